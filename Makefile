@@ -1,0 +1,40 @@
+# Each target sets up everything it needs: make demo, make test. Nothing is installed outside .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+# One thread each: on a busy machine two threads of a small model can be eight times slower than one.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: .venv/core
+	$(BIN)/fedkeep run
+
+test: .venv/dev lint
+	$(BIN)/python -m pytest -n 2
+
+test-slow: .venv/dev
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/dev
+	$(BIN)/python benchmarks/engine_overhead.py
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("FedKeep needs Python 3.11 or newer; set PYTHON=python3.x")'
+	$(PYTHON) -m venv .venv
+
+.venv/core: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/dev: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@ .venv/core
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,58 @@
+"""FedKeep from Python: run a recipe, read what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeep.experiment.recipe import Recipe, load_recipe, with_methods
+from fedkeep.experiment.run import Machine, OnProgress, begin, carry_out
+from fedkeep.interface import Algorithm
+from fedkeep.reporting.finish import finish
+from fedkeep.reporting.run_folder import Run
+
+
+def run(
+    recipe: str | Recipe = "demo",
+    *,
+    methods: Iterable[Algorithm[Any, Any]] | None = None,
+    seeds: Sequence[int] | None = None,
+    rounds: int | None = None,
+    settings: Sequence[str] = (),
+    out: str | Path | None = None,
+    machine: Machine | None = None,
+    on_progress: OnProgress | None = None,
+) -> Run:
+    """Run a recipe to its end and return the run, with its report written beside its records.
+
+    Parameters
+    ----------
+    recipe : a recipe's name, a path to a .toml file, or a `Recipe`.
+    methods : methods to run instead of the recipe's, such as ``[FedSeq(), SFedKD(teachers=3)]``.
+    seeds, rounds, settings : changes to the recipe; settings are written as ``"training.lr=0.05"``.
+    out : the run folder, which must not exist or be empty; default: a new one under ``runs/``.
+    machine : device, threads and workers; default: this process, one thread, on the CPU.
+    on_progress : called after every round.
+
+    Raises
+    ------
+    FedKeepError
+        For anything that cannot be carried out, before any training starts; the message says what to do.
+    """
+    if isinstance(recipe, str):
+        recipe = load_recipe(recipe, settings=settings, seeds=seeds, rounds=rounds)
+    elif seeds is not None or rounds is not None or settings:
+        raise ValueError("seeds, rounds and settings change a recipe given by name; change a Recipe with dataclasses.replace")
+    if methods is not None:
+        recipe = with_methods(recipe, methods)
+    machine = machine or Machine(workers=1)
+    folder = begin(recipe, out, machine, ["fedkeep.run", recipe.name])
+    carry_out(folder, machine, on_progress)
+    return finish(folder)
+
+
+def resume(folder: str | Path, *, machine: Machine | None = None, on_progress: OnProgress | None = None) -> Run:
+    """Continue a run that was stopped, to the same result as if it had not been, and return it."""
+    carry_out(Path(folder), machine or Machine(workers=1), on_progress)
+    return finish(folder)

@@ -1,0 +1,168 @@
+"""``fedkeep``: its commands and their arguments."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from fedkeep.errors import FedKeepError
+
+Command = Callable[[argparse.Namespace, Console], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0, 1 for an error that it explains, 130 when interrupted."""
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    options = parser().parse_args(arguments)
+    console = Console(stderr=False)
+    command: Command = options.command
+    try:
+        return command(options, console)
+    except FedKeepError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped.")
+        return 130
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser; commands are imported when they run, so that ``--help`` is quick."""
+    top = argparse.ArgumentParser(
+        prog="fedkeep",
+        description="Federated learning that keeps what it has learned: compare methods against forgetting.",
+        epilog="Start with: fedkeep run",
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="run a recipe: methods side by side on the same partition and seeds"))
+    _add_resume(commands.add_parser("resume", help="continue a run that was stopped, to the identical result"))
+    _add_methods(commands.add_parser("methods", help="list the methods: paper, schedule, options, what leaves a client"))
+    _add_datasets(commands.add_parser("datasets", help="list the known data sets and where they were found"))
+    _add_partition(commands.add_parser("partition", help="split a data set over clients; show statistics and a heat map"))
+    _add_compare(commands.add_parser("compare", help="show several runs in one table"))
+    _add_report(commands.add_parser("report", help="write the table and the HTML report of a run again"))
+    _add_recipes(commands.add_parser("recipes", help="list the recipes that come with the package, or print one"))
+    return top
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("fedkeep")
+
+
+def _lazily(module: str, name: str) -> Command:
+    def command(options: argparse.Namespace, console: Console) -> int:
+        from importlib import import_module
+
+        found: Command = getattr(import_module(f"fedkeep.cli.{module}"), name)
+        return found(options, console)
+
+    return command
+
+
+def _add_machine(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("machine (changes no result on the same device)")
+    group.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    group.add_argument("--workers", type=_natural, default=0, help="processes that share the runs (default: one per core)")
+    group.add_argument("--threads", type=_positive, default=1, help="PyTorch threads in each process (default: 1)")
+    _add_data(group)
+    group.add_argument("--allow-code", action="store_true", help="let a recipe import its model as package.module:function")
+    group.add_argument("--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file")
+    group.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _add_data(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--data-dir", metavar="DIR", help="folder of local data sets (default: $FEDKEEP_DATA)")
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("recipe", nargs="?", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)")
+    command.add_argument("--set", action="append", default=[], metavar="SECTION.OPTION=VALUE", dest="settings",
+                         help="change an option, such as training.lr=0.05 or algorithm.teachers=3; may be repeated")  # fmt: skip
+    command.add_argument("--methods", type=_names, metavar="A,B", help="methods to run instead of the recipe's")
+    command.add_argument("--seeds", type=_numbers, metavar="0,1", help="seeds to run instead of the recipe's")
+    command.add_argument("--rounds", type=_positive, help="rounds to run instead of the recipe's")
+    command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
+    _add_machine(command)
+    command.set_defaults(command=_lazily("run", "run"))
+
+
+def _add_resume(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", help="the run folder")
+    _add_machine(command)
+    command.set_defaults(command=_lazily("run", "resume"))
+
+
+def _add_methods(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", nargs="?", help="show one method with its options")
+    command.add_argument("--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file")
+    command.set_defaults(command=_lazily("show", "methods"))
+
+
+def _add_datasets(command: argparse.ArgumentParser) -> None:
+    _add_data(command)
+    command.set_defaults(command=_lazily("show", "datasets"))
+
+
+def _add_recipes(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", nargs="?", help="print this recipe with every option written out")
+    command.set_defaults(command=_lazily("show", "recipes"))
+
+
+def _add_partition(command: argparse.ArgumentParser) -> None:
+    command.add_argument("dataset", help="a known data set, a Hub id or a path")
+    command.add_argument("scheme", help="iid, exdir, dirichlet, dirichlet-per-client, shards, hybrid or column")
+    command.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="options of the scheme, such as alpha=0.5")
+    command.add_argument("--clients", type=_positive, help="how many clients (the same as clients=N)")
+    command.add_argument("--seed", type=_natural, default=0)
+    command.add_argument("--out", metavar="FILE", help="write the heat map here, as .svg, or the manifest, as .json")
+    _add_data(command)
+    command.set_defaults(command=_lazily("partition", "partition"))
+
+
+def _add_compare(command: argparse.ArgumentParser) -> None:
+    command.add_argument("runs", nargs="+", help="run folders")
+    command.add_argument("--against", metavar="METHOD", help="show paired differences over seeds to this method")
+    command.add_argument("--format", choices=("table", "markdown", "csv"), default="table")
+    command.set_defaults(command=_lazily("show", "compare"))
+
+
+def _add_report(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", help="the run folder")
+    command.add_argument("--png", metavar="FILE", help="also draw the accuracy curves as a picture")
+    command.set_defaults(command=_lazily("show", "report"))
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _natural(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, low: int) -> int:
+    if not text.isdecimal() or int(text) < low:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} on")
+    return int(text)
+
+
+def _numbers(text: str) -> list[int]:
+    return [_natural(part.strip()) for part in text.split(",")]
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

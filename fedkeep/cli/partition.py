@@ -1,0 +1,55 @@
+"""``fedkeep partition``: split a data set and look at the result."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedkeep.data import load
+from fedkeep.data.partition import schemes
+from fedkeep.data.partition.statistics import statistics
+from fedkeep.engine.files import write_whole
+from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.experiment.recipe import parsed
+from fedkeep.options import build
+from fedkeep.reporting.heatmap import class_heatmap
+
+
+def partition(options: Namespace, console: Console) -> int:
+    """Split a data set over clients; print the statistics and write the heat map and the manifest."""
+    if options.scheme not in schemes():
+        raise ConfigError(f"there is no partition scheme {options.scheme!r}.{did_you_mean(options.scheme, schemes())}")
+    table = {}
+    for setting in options.options:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"cannot read {setting!r}: write option=value, such as alpha=0.5.")
+        table[name] = parsed(value)
+    if options.clients:
+        table["clients"] = options.clients
+    scheme = build(schemes()[options.scheme], table, f"scheme {options.scheme}")
+    dataset = load(options.dataset, data_dir=options.data_dir)
+    split = scheme.split(dataset.train, dataset.classes, options.seed)
+    counts = split.counts(dataset.train["label"], dataset.classes)
+
+    shown = Table("statistic", "value", box=box.SIMPLE_HEAD, pad_edge=False)
+    manifest = split.manifest()
+    for name in ("scheme", "clients", "rows", "attempts", "hash"):
+        shown.add_row(name, str(manifest[name]))
+    for name, value in statistics(counts).items():
+        shown.add_row(name.replace("_", " "), f"{value:.4g}")
+    console.print(shown)
+
+    out = Path(options.out or f"{dataset.name.replace('/', '-')}-{options.scheme}-seed{options.seed}.svg")
+    if out.suffix == ".json":
+        write_whole(out, json.dumps(manifest | {"counts": counts.tolist()}))
+    else:
+        title = f"{dataset.name}, {options.scheme}, {len(split)} clients"
+        write_whole(out, class_heatmap(counts.numpy(), dataset.label_names, title))
+    console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+    return 0

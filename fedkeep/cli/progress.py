@@ -1,0 +1,71 @@
+"""Live progress of a run: a bar for each cell at work and one for all, or plain lines where nobody watches."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedkeep.experiment.run import Progress as Step
+
+
+class Display:
+    """Shows steps as they come; a context manager.
+
+    On a terminal: bars with rounds, the last accuracy and the time left. Elsewhere (a file, a CI log): a line now and then.
+    """
+
+    def __init__(self, console: Console, cells: dict[str, int], test_total: int) -> None:
+        self.console = console
+        self.cells = cells  # cell name to its rounds
+        self.test_total = test_total
+        self.live = console.is_terminal
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            disable=not self.live,
+        )
+        self.done = dict.fromkeys(cells, 0)
+        self.tasks: dict[str, TaskID] = {}
+        self.all = self.bars.add_task("all rounds", total=sum(cells.values()), note="")
+        self.began = self.said = time.monotonic()
+        self.started_with = 0
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bars.stop()
+
+    def __call__(self, step: Step) -> None:
+        """Take notice of one step."""
+        first = step.cell not in self.tasks
+        if first:
+            self.tasks[step.cell] = self.bars.add_task(step.cell, total=step.rounds, note="")
+            self.started_with += max(0, step.done - 1)  # a resumed cell's earlier rounds say nothing about the pace
+        self.done[step.cell] = step.done
+        note = "" if step.record is None else f"accuracy {sum(step.record['correct']) / self.test_total:.3f}"
+        self.bars.update(self.tasks[step.cell], completed=step.done, note=note, visible=step.done < step.rounds)
+        self.bars.update(self.all, completed=sum(self.done.values()))
+        if not self.live and (step.done == step.rounds or time.monotonic() - self.said > 15):
+            self._say(step, note)
+
+    def _say(self, step: Step, note: str) -> None:
+        self.said = time.monotonic()
+        done, total = sum(self.done.values()), sum(self.cells.values())
+        fresh = done - self.started_with
+        left = (time.monotonic() - self.began) * (total - done) / fresh if fresh > 0 else float("nan")
+        rest = f"about {left:.0f} s left" if left == left else ""
+        self.console.print(
+            f"{step.cell}: round {step.done}/{step.rounds}  {note}  ({done}/{total} rounds in all, {rest})",
+            highlight=False,
+            soft_wrap=True,
+        )

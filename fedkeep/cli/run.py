@@ -1,0 +1,104 @@
+"""``fedkeep run`` and ``fedkeep resume``."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
+
+from fedkeep.cli.progress import Display
+from fedkeep.experiment.plugins import use
+from fedkeep.experiment.recipe import Recipe, load_recipe
+from fedkeep.experiment.run import Machine, begin, carry_out, cell_name
+from fedkeep.experiment.setup import federate
+from fedkeep.reporting.finish import finish
+from fedkeep.reporting.table import print_table
+from fedkeep.reporting.rows import summary
+
+
+def run(options: Namespace, console: Console) -> int:
+    """Run a recipe and show what it found."""
+    machine = _machine(options)
+    use(machine.use)
+    recipe = load_recipe(
+        options.recipe,
+        settings=options.settings,
+        methods=options.methods,
+        seeds=options.seeds,
+        rounds=options.rounds,
+        allow_code=machine.allow_code,
+    )
+    folder = begin(recipe, options.out, machine, ["fedkeep", *sys.argv[1:]])
+    console.print(f"[bold]{recipe.title}[/]", highlight=False)
+    console.print(_what(recipe), highlight=False)
+    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+    return _carry_out(folder, recipe, machine, options.quiet, console)
+
+
+def resume(options: Namespace, console: Console) -> int:
+    """Continue a run and show what it found."""
+    machine = _machine(options)
+    use(machine.use)
+    folder = Path(options.run)
+    if (folder / "recipe.toml").is_file():
+        recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
+        return _carry_out(folder, recipe, machine, options.quiet, console)
+    carry_out(folder, machine)  # says what is wrong with the folder
+    return 1
+
+
+def _carry_out(folder: Path, recipe: Recipe, machine: Machine, quiet: bool, console: Console) -> int:
+    cells = {cell_name(method, seed): recipe.run.rounds for seed in recipe.seeds for method in recipe.methods}
+    test_total = len(federate(recipe, recipe.seeds[0], machine.data_dir).dataset.test["label"])
+    display = None if quiet else Display(console, cells, test_total)
+    try:
+        with display or nullcontext():
+            carry_out(folder, machine, display)
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; the last finished rounds are saved. Continue with: fedkeep resume {folder}", soft_wrap=True)
+        return 130
+    rows = summary(finish(folder))
+    console.print()
+    console.print(print_table(rows))
+    console.print(_next(folder, recipe), highlight=False, soft_wrap=True)
+    return 0
+
+
+def _machine(options: Namespace) -> Machine:
+    return Machine(
+        device=options.device,
+        threads=options.threads,
+        workers=options.workers,
+        data_dir=options.data_dir,
+        allow_code=options.allow_code,
+        use=tuple(options.use),
+    )
+
+
+def _what(recipe: Recipe) -> str:
+    methods = ", ".join(method.label for method in recipe.methods)
+    plan = recipe.run
+    return (
+        f"{methods} on {recipe.data}, {recipe.partition.clients} clients ({recipe.partition.name}), {plan.cohort} a round, "
+        f"{plan.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
+    )
+
+
+def _next(folder: Path, recipe: Recipe) -> str:
+    report = (folder / "report.html").resolve()
+    lines = [f"\nreport: {report.as_uri()}", "", "what to try next:"]
+    if recipe.name == "demo":
+        lines += [
+            "  fedkeep run --set partition.alpha=10 --set partition.classes=5     clients that differ less",
+            "  fedkeep run --set sfedkd.teachers=2 --seeds 0                      fewer teachers",
+            "  fedkeep run sfedkd/fashion-mnist-exdir-2-0.5 --rounds 20           the paper's setting (needs the data set)",
+        ]
+    lines += [
+        "  fedkeep methods sfedkd                                             what a method does, and its options",
+        f"  fedkeep run {folder / 'recipe.toml'}      this run again",
+    ]
+    return "\n".join(lines)
+

@@ -1,0 +1,143 @@
+"""Commands that only show: methods, data sets, recipes, comparisons and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedkeep.data import known
+from fedkeep.errors import RunError
+from fedkeep.experiment.plugins import use
+from fedkeep.experiment.recipe import load_recipe, recipe_names
+from fedkeep.interface import Algorithm, algorithm, algorithms
+from fedkeep.interface.algorithm import client_steps, signature
+from fedkeep.options import describe_type, options_of
+from fedkeep.reporting.finish import finish
+from fedkeep.reporting.plots import curves, save_png
+from fedkeep.reporting.rows import METRICS, paired, summary
+from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.table import markdown, print_table, rows_csv, show
+
+
+def methods(options: Namespace, console: Console) -> int:
+    """List all methods, or show one whole."""
+    use(options.use)
+    if options.name:
+        _method(algorithm(options.name), console)
+        return 0
+    table = _table("method", "schedule", "what leaves a client", "paper")
+    for name, cls in algorithms().items():
+        table.add_row(name, cls.schedule, escape("; ".join(_leaves(cls))), escape(cls.paper))
+    console.print(table)
+    console.print("options of one: fedkeep methods NAME", highlight=False)
+    return 0
+
+
+def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
+    console.print(f"[bold]{cls.name()}[/]  ({cls.schedule})", highlight=False)
+    console.print(escape(f"{cls.paper}\n\n{_docstring(cls)}\n"), highlight=False)
+    console.print("[bold]what leaves a client[/]", highlight=False)
+    for line in _leaves(cls):
+        console.print(f"  {escape(line)}", highlight=False)
+    known = options_of(cls)
+    if known:
+        hints = {name: describe_type(hint) for name, hint in _hints(cls).items()}
+        table = _table("option", "default", "values", "meaning")
+        for name, field in known.items():
+            table.add_row(name, escape(str(field.default)), escape(hints[name]), escape(field.metadata["doc"]))
+        console.print(table)
+
+
+def _docstring(cls: type) -> str:
+    import inspect
+
+    return inspect.cleandoc(cls.__doc__ or "")
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    import typing
+
+    return typing.get_type_hints(cls)
+
+
+def _leaves(cls: type[Algorithm[Any, Any]]) -> list[str]:
+    """Say what each client step returns, from its annotation, and why, from its docstring."""
+    lines = []
+    for name, step in client_steps(cls).items():
+        result = signature(step)["return"]
+        if result is type(None):
+            continue
+        if dataclasses.is_dataclass(result):
+            sent = ", ".join(field.name for field in dataclasses.fields(result))
+        else:
+            sent = (step.__doc__ or "").strip().splitlines()[0] if step.__doc__ else getattr(result, "__name__", str(result))
+        lines.append(f"{name}: {sent}")
+    return lines
+
+
+def datasets(options: Namespace, console: Console) -> int:
+    """List the known data sets."""
+    table = _table("data set", "classes", "image", "Hub", "found locally", "note")
+    for name, entry in known(options.data_dir).items():
+        image = "x".join(map(str, entry.shape))
+        table.add_row(name, str(entry.classes), image, entry.hub, escape(entry.where) or "-", escape(entry.note))
+    console.print(table)
+    console.print("also: any Hub id, a folder of Parquet splits, or a folder of images per class", highlight=False)
+    return 0
+
+
+def recipes(options: Namespace, console: Console) -> int:
+    """List the recipes, or print one."""
+    if options.name:
+        console.print(load_recipe(options.name).to_toml(), highlight=False, markup=False, soft_wrap=True)
+        return 0
+    table = _table("recipe", "what it runs")
+    for name in recipe_names():
+        table.add_row(name, escape(load_recipe(name).title))
+    console.print(table)
+    return 0
+
+
+def compare(options: Namespace, console: Console) -> int:
+    """Show several runs in one table."""
+    rows = summary([read_run(run) for run in options.runs])
+    if not rows:
+        raise RunError("there is nothing to compare: these runs have no cell with a finished round.")
+    if options.format != "table":
+        text = markdown(rows) if options.format == "markdown" else rows_csv(rows)
+        console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
+        return 0
+    console.print(print_table(rows))
+    if options.against:
+        table = _table("method", "mean of last 10", "forgetting", "seeds", title=f"paired difference to {options.against}")
+        gains = zip(paired(rows, options.against, "tail"), paired(rows, options.against, "forgetting"), strict=True)
+        for accuracy, forgetting in gains:
+            texts = (show(gain.spread, METRICS[name].unit, signed=True)
+                     for gain, name in ((accuracy, "tail"), (forgetting, "forgetting")))  # fmt: skip
+            table.add_row(escape(accuracy.label), *texts, ", ".join(map(str, accuracy.seeds)))
+        console.print(table)
+    return 0
+
+
+def report(options: Namespace, console: Console) -> int:
+    """Write a run's table and report again."""
+    done = finish(options.run)
+    if options.png:
+        cells = [cell for row in summary(done) for cell in row.cells]
+        save_png(curves(cells, "accuracy"), options.png)
+        console.print(f"wrote {options.png}", highlight=False, soft_wrap=True)
+    console.print(f"report: {(done.path / 'report.html').resolve().as_uri()}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    table = Table(*columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for column in table.columns:
+        column.overflow = "fold"
+    return table

@@ -1,0 +1,132 @@
+"""Decoded data sets on disk, so that images are decoded once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fedkeep.data.dataset import DataSet
+from fedkeep.errors import DataError
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Raised when the same source would be decoded to something else."""
+
+
+def cache_folder() -> Path:
+    """Return where decoded data sets are kept: ``FEDKEEP_CACHE``, or ``fedkeep`` in the user's cache folder."""
+    if chosen := os.environ.get("FEDKEEP_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "fedkeep"
+
+
+def stamps(files: Iterable[Path], root: Path) -> list[tuple[str, int, int]]:
+    """Return what tells whether files have changed: relative name, size and time of change of each."""
+    found = []
+    for path in files:
+        stat = path.stat()
+        found.append((path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns))
+    return found
+
+
+def entry(name: str, how: Any, version: Any) -> Path:
+    """Return the file of a cache entry.
+
+    Parameters
+    ----------
+    name : the data set's name or Hub id.
+    how : how it is read; with another way of reading there is another entry.
+    version : which version of the source, such as `stamps` or a commit.
+    """
+    return cache_folder() / f"{_stem(name, how)}-{_digest(version)}.safetensors"
+
+
+def latest(name: str, how: Any) -> Path | None:
+    """Return the newest entry of any version, for when the source cannot be asked which is current."""
+    found = sorted(cache_folder().glob(f"{_stem(name, how)}-*.safetensors"), key=lambda path: path.stat().st_mtime)
+    return found[-1] if found else None
+
+
+def remembered(path: Path, build: Callable[[], DataSet]) -> DataSet:
+    """Return the data set of a cache entry; build and keep it where there is none that can be read.
+
+    A cache that cannot be written to costs a warning and time, nothing else.
+    """
+    if (dataset := recall(path)) is not None:
+        return dataset
+    dataset = build()
+    try:
+        _keep(path, dataset)
+    except (OSError, SafetensorError) as error:
+        log.warning(
+            "The decoded data set %s cannot be kept in %s (%s) and is decoded again next time. Set FEDKEEP_CACHE to a "
+            "folder that can be written to.",
+            dataset.name,
+            path.parent,
+            error,
+        )
+    return dataset
+
+
+def recall(path: Path) -> DataSet | None:
+    """Return a cache entry, or None where there is none that can be read."""
+    try:
+        if not path.is_file():
+            return None
+        with safe_open(path, framework="pt") as opened:
+            about = json.loads(opened.metadata()["dataset"])
+            columns: dict[str, dict[str, Any]] = {"train": {}, "test": {}}
+            for key in opened.keys():  # noqa: SIM118 - not a mapping
+                split, column = key.split(".", 1)
+                columns[split][column] = opened.get_tensor(key)
+        texts = {key: tuple(about[key]) for key in ("label_names", "mean", "std")}
+        return DataSet(about["name"], columns["train"], columns["test"], note=about["note"], **texts)
+    except (OSError, SafetensorError, DataError, ValueError, KeyError, TypeError) as error:
+        log.warning("The cache entry %s cannot be read (%s); it is made again.", path, error)
+        return None
+
+
+def _keep(path: Path, dataset: DataSet) -> None:
+    tensors = {
+        f"{split}.{column}": values.contiguous()
+        for split, data in (("train", dataset.train), ("test", dataset.test))
+        for column, values in data.items()
+    }
+    about = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Another process may write the same entry: each writes its own file, and the last rename wins.
+    handle, temporary = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata={"dataset": json.dumps(about)})
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _stem(name: str, how: Any) -> str:
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "--", name)[-60:].strip("-.") or "data"
+    return f"{readable}-{_digest([VERSION, name, how])}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:16]

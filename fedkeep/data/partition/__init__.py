@@ -1,0 +1,43 @@
+"""Partitions: which client holds which rows of the training set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fedkeep.data.partition.base import Partition, Scheme
+from fedkeep.data.partition.clientwise import ClientwiseDirichlet
+from fedkeep.data.partition.column import ByColumn
+from fedkeep.data.partition.dirichlet import ClasswiseDirichlet
+from fedkeep.data.partition.exdir import ExDir
+from fedkeep.data.partition.hybrid import Hybrid
+from fedkeep.data.partition.iid import IID
+from fedkeep.data.partition.shards import Sharding
+
+__all__ = [
+    "IID",
+    "ByColumn",
+    "ClasswiseDirichlet",
+    "ClientwiseDirichlet",
+    "ExDir",
+    "Hybrid",
+    "Partition",
+    "Scheme",
+    "Sharding",
+    "schemes",
+]
+
+_SCHEMES: tuple[type[Scheme], ...] = (
+    IID,
+    ExDir,
+    ClasswiseDirichlet,
+    ClientwiseDirichlet,
+    Sharding,
+    Hybrid,
+    ByColumn,
+)
+
+
+def schemes() -> Mapping[str, type[Scheme]]:
+    """Return every partition scheme by the name that recipes and the command line use."""
+    return MappingProxyType({scheme.name: scheme for scheme in _SCHEMES})

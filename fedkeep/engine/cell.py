@@ -1,0 +1,75 @@
+"""One cell of a run: a method with a seed, recorded in a folder of its own, that a kill cannot hurt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from fedkeep.engine.checkpoint import Checkpoint
+from fedkeep.engine.embedded import Embedded, Finished
+from fedkeep.engine.files import write_whole
+
+OnRound = Callable[[Finished], None]
+
+
+class Log:
+    """A file of JSON lines that can be cut back to where a checkpoint left it."""
+
+    def __init__(self, path: Path, position: int) -> None:
+        path.touch()
+        self.file = path.open("r+b")
+        self.file.truncate(position)
+        self.file.seek(position)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line and hand it to the operating system, so that a killed process has told all it did."""
+        self.file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self.file.flush()
+
+    @property
+    def position(self) -> int:
+        """How long the file is, in bytes."""
+        return self.file.tell()
+
+
+def play(engine: Embedded, folder: Path, on_round: OnRound | None = None, checkpoint_share: float = 0.05) -> None:
+    """Play an engine to its last round inside a folder, from its checkpoint if it has one.
+
+    Writes ``rounds.jsonl`` (equal for equal seeds, however often killed), ``timings.jsonl``, ``checkpoint/``, and at the end
+    ``model.safetensors`` (the served model, tensors by name) and ``result.json``. Stopped by an exception or Ctrl-C it
+    saves the last finished round first.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = Checkpoint(folder / "checkpoint", checkpoint_share)
+    positions = checkpoint.restore(engine)
+    records = Log(folder / "rounds.jsonl", positions.get("rounds", 0))
+    timings = Log(folder / "timings.jsonl", positions.get("timings", 0))
+
+    def save_state() -> None:
+        checkpoint.save(engine, {"rounds": records.position, "timings": timings.position})
+
+    saved = settled = engine.finished
+    spent = 0.0
+    with records.file, timings.file:
+        try:
+            while engine.finished < engine.plan.rounds:
+                finished = engine.advance()
+                records.write(finished.record)
+                timings.write(finished.timings | {"checkpoint": spent})
+                settled, spent = engine.finished, 0.0
+                if checkpoint.due():
+                    save_state()
+                    saved, spent = engine.finished, checkpoint.cost
+                if on_round is not None:
+                    on_round(finished)
+        finally:
+            # An exception may have struck between a round and its record; then the last checkpoint stands.
+            if engine.finished == settled > saved:
+                save_state()
+    model = {name: tensor.detach().cpu().contiguous() for name, tensor in engine.server.model.items()}
+    write_whole(folder / "model.safetensors", save(model, {"format": "pt"}))
+    write_whole(folder / "result.json", json.dumps({"rounds": engine.finished}))

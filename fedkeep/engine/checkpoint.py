@@ -1,0 +1,125 @@
+"""Checkpoints between rounds: the whole state of a run, written so that a kill at any moment loses nothing older.
+
+A checkpoint is a folder with one file for the server, one for each client that keeps something, and a manifest that names
+them. Files are never overwritten: new ones are written beside the old, then the manifest is renamed into place, then
+what it no longer names is removed. Randomness needs no saving, since every draw is derived from its name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.files import write_whole
+from fedkeep.errors import RunError, ValueRefused
+from fedkeep.interface.algorithm import state_types
+from fedkeep.interface.codec import decode, encode
+from fedkeep.models import Weights
+from fedkeep.models.weights import same_form
+
+FORMAT = 1
+
+
+@dataclass
+class Checkpoint:
+    """The checkpoint folder of one run.
+
+    Parameters
+    ----------
+    folder : where it lives.
+    share : the largest share of the run's time that saving may take; what `due` goes by.
+    cost : seconds that the last save took.
+    """
+
+    folder: Path
+    share: float = 0.05
+    cost: float = 0.0
+    _saved_at: float = field(default_factory=time.perf_counter)
+
+    @property
+    def manifest(self) -> Path:
+        """The file whose presence makes a checkpoint."""
+        return self.folder / "manifest.json"
+
+    def due(self) -> bool:
+        """Tell whether enough time has passed for another checkpoint to stay within the share."""
+        return time.perf_counter() - self._saved_at >= self.cost / self.share
+
+    def save(self, engine: Embedded, positions: dict[str, int]) -> None:
+        """Save the engine as it is between rounds; ``positions`` is stored with it (how far the logs had come)."""
+        began = time.perf_counter()
+        old = self._read()["clients"] if self.manifest.exists() else {}
+        empty = encode(engine.client_state())
+        clients: dict[str, str] = {client: name for client, name in old.items() if client not in engine.changed}
+        for client in sorted(engine.changed):
+            content = encode(engine.states[client])
+            if content == empty:
+                del engine.states[client]  # a client that keeps nothing is not kept
+            else:
+                clients[client] = f"client-{quote(client, safe='')}-{engine.finished}.safetensors"
+                write_whole(self.folder / clients[client], content)
+        server, model = f"server-{engine.finished}.safetensors", f"model-{engine.finished}.safetensors"
+        write_whole(self.folder / server, encode(engine.server.state))
+        write_whole(self.folder / model, encode(engine.server.model))
+        manifest = {
+            "format": FORMAT,
+            "round": engine.finished,
+            "server": server,
+            "model": model,
+            "clients": clients,
+            "positions": positions,
+        }
+        write_whole(self.manifest, json.dumps(manifest))
+        engine.changed.clear()
+        for file in self.folder.glob("*.safetensors"):
+            if file.name not in (server, model, *clients.values()):
+                file.unlink()
+        self._saved_at = time.perf_counter()
+        self.cost = self._saved_at - began
+
+    def restore(self, engine: Embedded) -> dict[str, int]:
+        """Put the engine where the checkpoint was taken, and return the positions; an empty dict without a checkpoint.
+
+        Raises
+        ------
+        RunError
+            If a file is missing or damaged, or belongs to another method or model.
+        """
+        if not self.manifest.exists():
+            return {}
+        manifest = self._read()
+        server_state, client_state = state_types(type(engine.algorithm))
+        model = self._load(manifest["model"], Weights, engine)
+        mismatch = same_form(model, engine.place.networks.initial)
+        if mismatch is not None:
+            raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
+        engine.server.model = model
+        engine.server.state = self._load(manifest["server"], server_state, engine)
+        engine.states = {client: self._load(name, client_state, engine) for client, name in manifest["clients"].items()}
+        engine.finished = manifest["round"]
+        return dict(manifest["positions"])
+
+    def _load(self, name: str, hint: Any, engine: Embedded) -> Any:
+        try:
+            return decode((self.folder / name).read_bytes(), hint, engine.device)
+        except (OSError, ValueRefused) as error:
+            raise RunError(
+                f"cannot read the checkpoint file {name} in {self.folder}: {error} Remove that folder to start this part "
+                "of the run again."
+            ) from error
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            manifest: dict[str, Any] = json.loads(self.manifest.read_text())
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"cannot read {self.manifest}: {error}. Remove that folder to start this part of the run again."
+            ) from error
+        if manifest.get("format") != FORMAT:
+            raise RunError(f"{self.manifest} was written by another version of FedKeep (format {manifest.get('format')}).")
+        return manifest

@@ -1,0 +1,153 @@
+"""The embedded engine: server and clients in this process, one client after another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedkeep import seeds
+from fedkeep.data import Augmentation, Federation
+from fedkeep.engine.evaluation import Counts, count
+from fedkeep.engine.networks import Factory, Networks
+from fedkeep.engine.plan import Plan
+from fedkeep.engine.round import LocalCohort, RoundInFlight, TooFewClients
+from fedkeep.engine.toolbox import Clock, LocalServer, Workplace
+from fedkeep.interface import Algorithm, Fit, NoState, Training
+from fedkeep.interface.algorithm import state_types
+from fedkeep.interface.values import copied
+from fedkeep.models import Weights
+
+Lose = Callable[[int, str, str], str | None]
+"""Decides on demand whether a call fails: (round, client, step) to the reason, or None."""
+
+
+@dataclass
+class Finished:
+    """What one round left: its record, equal on every machine, and its timings, which are not."""
+
+    record: dict[str, Any]
+    timings: dict[str, float]
+
+
+@dataclass
+class Embedded:
+    """One method with one seed on one federation; `advance` plays the next round.
+
+    Parameters
+    ----------
+    algorithm, federation, training, plan, augmentation : what is run.
+    factory : builds the network, with PyTorch's default initial weights.
+    seed : of everything random (see `fedkeep.seeds`).
+    device : where networks and data live.
+    lose : for tests, lets calls fail on demand.
+    through_codec : for tests, sends every message through the codec instead of passing it by reference.
+    """
+
+    algorithm: Algorithm[Any, Any]
+    federation: Federation
+    factory: Factory
+    training: Training = field(default_factory=Training)
+    plan: Plan = field(default_factory=Plan)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    lose: Lose | None = None
+    through_codec: bool = False
+
+    def __post_init__(self) -> None:
+        dataset = self.federation.dataset
+        self.federation = self.federation.to(self.device)
+        self.place = Workplace(
+            Networks(self.factory, self.seed, self.device),
+            dataset.normalise,
+            self.augmentation,
+            self.training,
+            self.seed,
+            dataset.classes,
+        )
+        server_state, self.client_state = state_types(type(self.algorithm))
+        self.server = LocalServer(self.place, {}, server_state(), self.place.networks.initial)
+        self.states: dict[str, Any] = {}
+        self.changed: set[str] = set()  # clients whose state is newer than the last checkpoint
+        self.finished = 0  # rounds
+        self._test: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def advance(self) -> Finished:
+        """Play the next round and return its record. An exception leaves everything as after the last round."""
+        began = time.perf_counter()
+        number = self.finished + 1
+        before = self.server.model, copied(self.server.state)
+        self.place.clock = Clock()
+        self.server.logged = {}
+        flight = RoundInFlight(self, number, self.draw_cohort(number))
+        undone = False
+        try:
+            self._play(flight)
+            self.finished = number
+        except TooFewClients:
+            undone = True
+            self.finished = number
+            self.server.model, self.server.state = before
+        except BaseException:
+            self.server.model, self.server.state = before
+            raise
+        if not undone and self.client_state is not NoState:
+            self.states |= flight.states
+            self.changed |= set(flight.states)
+        record = flight.record() | {"undone": undone, "log": self.server.logged}
+        timings = {"round": number, "train": self.place.clock.train, "teachers": self.place.clock.teachers}
+        evaluating = time.perf_counter()
+        if self.plan.is_due(number):
+            counts = self.evaluate(self.server.model)
+            record |= {"correct": counts.correct, "test_loss": counts.loss}
+        timings["evaluate"] = time.perf_counter() - evaluating + flight.evaluating
+        timings["round_seconds"] = time.perf_counter() - began
+        return Finished(record, timings)
+
+    def _play(self, flight: RoundInFlight) -> None:
+        everyone = range(len(self.federation.clients))
+        last = flight.number == self.plan.rounds
+        self.server.begin(task=1, round=flight.number)
+        if flight.number == 1 and type(self.algorithm).begin_task is not Algorithm.begin_task:
+            self.algorithm.begin_task(self.server, LocalCohort(flight, [self.federation.clients[i] for i in everyone]))
+        self.algorithm.round(self.server, LocalCohort(flight, flight.cohort))
+        flight.settle()
+        if last and type(self.algorithm).end_task is not Algorithm.end_task:
+            self.algorithm.end_task(self.server, LocalCohort(flight, [self.federation.clients[i] for i in everyone]))
+            flight.settle()
+
+    def draw_cohort(self, round: int) -> list[str]:
+        """Return the ordered cohort of a round: a function of seed and round alone, the same for every method."""
+        population, wanted = len(self.federation.clients), min(self.plan.cohort, len(self.federation.clients))
+        generator = seeds.generator(self.seed, "cohort", round=round)
+        if population <= 100_000:
+            drawn = torch.randperm(population, generator=generator)[:wanted].tolist()
+        else:
+            # A permutation of millions to draw a handful: draw with replacement and keep first occurrences instead.
+            first: dict[int, None] = {}
+            while len(first) < wanted:
+                first |= dict.fromkeys(torch.randint(population, (2 * wanted,), generator=generator).tolist())
+            drawn = list(first)[:wanted]
+        return [self.federation.clients[i] for i in drawn]
+
+    def evaluate(self, model: Weights) -> Counts:
+        """Count the model's hits on the whole test set."""
+        if self._test is None:
+            test = self.federation.dataset.test
+            images = torch.cat([self.place.normalise(part.to(self.device)) for part in test["image"].split(4096)])
+            self._test = images, test["label"].to(self.device)
+        return count(self.place.networks, model, *self._test, self.place.classes)
+
+    def evaluate_on(self, client: str, fit: Fit) -> list[int]:
+        """Return [correct, total] of a model on a client's own examples, without augmentation."""
+        data = self.federation.data(client)
+        if not len(data["label"]):
+            return [0, 0]
+        counts = count(
+            self.place.networks, fit.model, self.place.normalise(data["image"]), data["label"], self.place.classes
+        )
+        return [sum(counts.correct), sum(counts.total)]

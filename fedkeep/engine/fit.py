@@ -1,0 +1,136 @@
+"""Local training: the one loop in which the recipe's network learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedkeep import seeds
+from fedkeep.data import Augmentation
+from fedkeep.engine.networks import Networks
+from fedkeep.interface import Data, Fit, Training
+from fedkeep.models import Weights
+from fedkeep.models.custom import split
+from fedkeep.models.weights import load_into, weights_of
+from fedkeep.objectives import Batch, Objective
+
+Normalise = Callable[[Tensor], Tensor]
+
+
+class Pupil:
+    """The network in training as objectives see it (`fedkeep.objectives.Student`), for one step."""
+
+    def __init__(self, networks: Networks, weights: Mapping[str, Tensor]) -> None:
+        self.networks = networks
+        self.weights = weights
+        self._answers: list[tuple[Tensor, Tensor]] = []
+
+    def logits(self, batch: Batch) -> Tensor:
+        # A sum of objectives asks several times for the same images; a list of one or two is quicker than hashing.
+        for images, answer in self._answers:
+            if images is batch.data["image"]:
+                return answer
+        answer = self.networks.trained(batch.data["image"])
+        self._answers.append((batch.data["image"], answer))
+        return answer
+
+    def features(self, batch: Batch) -> Tensor:
+        return split(self.networks.trained)[0](batch.data["image"])
+
+    def frozen(self, model: Weights, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            answer: Tensor = functional_call(self.networks.answering, dict(model), (batch.data["image"],))
+        return answer
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set as `fit` draws it: rows in a new random order every pass, images normalised once or augmented."""
+
+    data: Data
+    normalise: Normalise
+    augmentation: Augmentation
+    order: torch.Generator
+    noise: torch.Generator
+
+    def batches(self, size: int, merge_last: bool) -> list[Batch]:
+        """Return one pass over the data. ``merge_last`` joins a last batch of one to the one before it."""
+        count = len(self.data["label"])
+        order = torch.randperm(count, generator=self.order).to(self.data["label"].device)
+        # Gathering a pass at once leaves only views to the steps, which is quicker than a gather in each.
+        rows = {name: column[order] for name, column in self.data.items()}
+        starts = list(range(0, count, size))
+        if merge_last and len(starts) > 1 and count - starts[-1] == 1:
+            starts.pop()
+        ends = [*starts[1:], count]
+        return [self._batch(rows, order, a, b) for a, b in zip(starts, ends, strict=True)]
+
+    def _batch(self, rows: Mapping[str, Tensor], order: Tensor, start: int, end: int) -> Batch:
+        data = {name: column[start:end] for name, column in rows.items()}
+        if data["image"].dtype == torch.uint8:
+            if self.augmentation:
+                data["image"] = self.augmentation(data["image"], self.normalise, self.noise)
+            else:
+                data["image"] = self.normalise(data["image"])
+        return Batch(data, order[start:end])
+
+
+def fit(
+    networks: Networks,
+    model: Weights,
+    objective: Objective,
+    sources: Sequence[Source],
+    training: Training,
+    *,
+    round: int,
+    passes: int,
+    seed: int,
+) -> Fit:
+    """Train a copy of ``model`` on the first source, with one batch of every other source beside each of its own.
+
+    Parameters
+    ----------
+    round : for the learning rate of the round.
+    passes : over the first source.
+    seed : of what the network itself draws, such as dropout.
+    """
+    count = len(sources[0].data["label"])
+    merge_last = networks.has_batch_norm
+    if count == 0 or (merge_last and count == 1):
+        return Fit(model, count, 0, 0.0)  # nothing to learn from; batch norm cannot learn from one example
+    network = networks.trained.train()
+    load_into(network, model)
+    weights = dict(network.named_parameters())
+    parameters = list(weights.values())
+    optimiser = torch.optim.SGD(
+        parameters,
+        training.lr_at(round),
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        fused=True,
+    )
+    losses = torch.zeros((), device=networks.device)
+    steps = 0
+    others = [_endless(source, training.batch_size, merge_last) for source in sources[1:]]
+    with seeds.borrowed(seed, networks.device):
+        for _ in range(passes):
+            for batch in sources[0].batches(training.batch_size, merge_last):
+                batches = [batch, *(next(other) for other in others)]
+                loss = objective(Pupil(networks, weights), batches)
+                optimiser.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                if training.clip is not None:
+                    nn.utils.clip_grad_norm_(parameters, training.clip)
+                optimiser.step()
+                losses += loss.detach()
+                steps += 1
+    return Fit(weights_of(network), count, steps, losses.item() / steps)
+
+
+def _endless(source: Source, size: int, merge_last: bool) -> Iterator[Batch]:
+    while True:
+        yield from source.batches(size, merge_last)

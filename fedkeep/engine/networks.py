@@ -1,0 +1,55 @@
+"""The recipe's network on one device: a copy that is trained, and a copy that answers for frozen models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedkeep import seeds
+from fedkeep.models import Weights
+from fedkeep.models.custom import split
+from fedkeep.models.weights import weights_of
+
+Factory = Callable[[], nn.Module]
+BATCH = 1024  # rows per forward pass without gradient; larger ones fall out of the cache of small machines
+
+
+class Networks:
+    """Builds the recipe's network and runs it for any weights.
+
+    Two modules are made once and refilled, instead of one per client: memory does not grow with the cohort.
+    """
+
+    def __init__(self, factory: Factory, seed: int, device: torch.device) -> None:
+        self.factory = factory
+        self.device = device
+        # The factory draws initial weights from PyTorch's default generator, which is lent to it for the purpose.
+        with seeds.borrowed(seeds.derive(seed, "initial weights")):
+            built = factory()
+        self.initial: Weights = weights_of(built.to(device))
+        self.trained = built
+        self.answering = self.build()
+        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in built.modules())
+
+    def build(self) -> nn.Module:
+        """Return another network of the same form, with weights of no meaning."""
+        with seeds.borrowed(0):
+            return self.factory().to(self.device).eval()
+
+    def logits(self, model: Weights, images: Tensor) -> Tensor:
+        """Return a model's logits [n, classes] on normalised images, without gradient, in evaluation mode."""
+        return self._run(lambda part: functional_call(self.answering, dict(model), (part,)), images)
+
+    def features(self, model: Weights, images: Tensor) -> Tensor:
+        """Return what a model's classifier reads, [n, width], likewise."""
+        network = self.build()
+        network.load_state_dict(dict(model))
+        return self._run(split(network)[0], images)
+
+    def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        with torch.no_grad():
+            parts = [function(part.to(self.device)) for part in images.split(BATCH)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -1,0 +1,23 @@
+"""How a run is laid out: rounds, cohorts, and what is evaluated when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedkeep.options import Options, option
+
+
+@dataclass(frozen=True)
+class Plan(Options):
+    """Rounds, cohorts and evaluation of a run."""
+
+    rounds: int = option(100, "communication rounds", low=1)
+    cohort: int = option(10, "clients drawn for each round, without replacement", low=1)
+    min_clients: int = option(1, "a round with fewer answering clients is undone", low=1)
+    dropout: float = option(0.0, "share of clients that fail to answer in a round, at random", low=0.0, high=1.0)
+    evaluate_every: int = option(1, "rounds between evaluations; the last round is always evaluated", low=1)
+    evaluate_visits: bool = option(False, "also evaluate every client's model as it comes back (slow)")
+
+    def is_due(self, round: int) -> bool:
+        """Tell whether the model is evaluated after this round."""
+        return round % self.evaluate_every == 0 or round == self.rounds

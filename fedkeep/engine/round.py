@@ -1,0 +1,236 @@
+"""A round in flight: who was asked, who was lost, what travelled, and the states that stand only if the round does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from fedkeep import seeds
+from fedkeep.engine.toolbox import LocalClient
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Cohort, Fit, Remote
+from fedkeep.interface.algorithm import is_client_step, signature
+from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.values import Each, copied, not_finite, payload
+from fedkeep.models.weights import same_form
+
+if TYPE_CHECKING:
+    from fedkeep.engine.embedded import Embedded
+
+Step = Callable[..., Any]
+LOST: Final = object()
+
+
+class TooFewClients(Exception):
+    """Fewer clients answered than the recipe's minimum; the engine undoes the round."""
+
+
+@dataclass
+class Call:
+    """One call that waits for its turn."""
+
+    step: Step
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class RoundInFlight:
+    """Performs the calls of one round and keeps its books."""
+
+    def __init__(self, engine: Embedded, number: int, cohort: list[str]) -> None:
+        self.engine = engine
+        self.number = number
+        self.cohort = cohort
+        self.lost: dict[str, str] = {}
+        self.states: dict[str, Any] = {}
+        self.uses: dict[str, dict[str, int]] = {}
+        self.waiting: dict[str, list[Call]] = {}
+        self.down = self.up = 0
+        self.fits: list[tuple[str, Fit]] = []
+        self.visits: list[dict[str, Any]] = []
+        self.evaluating = 0.0
+
+    def start(self, client: str, call: Call) -> None:
+        """Queue a call; it is performed just before the client's next one, which gives the same result as at once."""
+        if client not in self.lost:
+            self.down += payload([call.args, call.kwargs])
+            self.waiting.setdefault(client, []).append(self._received(call))
+
+    def ask(self, client: str, call: Call) -> Any:
+        """Perform a call after those that wait before it; return the reply, or LOST."""
+        self.start(client, call)
+        reply: Any = LOST
+        for waiting in self.waiting.pop(client, []):
+            if client in self.lost:
+                break
+            reply = self._perform(client, waiting)
+        return LOST if client in self.lost else reply
+
+    def settle(self) -> None:
+        """Perform what still waits: every step that was asked is done by the end of the round."""
+        for client in list(self.waiting):
+            for call in self.waiting.pop(client):
+                if client not in self.lost:
+                    self._perform(client, call)
+
+    def record(self) -> dict[str, Any]:
+        """Return the round's record, without what only the engine knows."""
+        examples = sum(fit.examples for _, fit in self.fits)
+        loss = sum(fit.loss * fit.examples for _, fit in self.fits) / examples if examples else None
+        books: dict[str, Any] = {
+            "task": 1,
+            "round": self.number,
+            "cohort": self.cohort,
+            "lost": self.lost,
+            "loss": loss,
+            "examples": examples,
+            "down": self.down,
+            "up": self.up,
+        }
+        return books | ({"visits": self.visits} if self.engine.plan.evaluate_visits else {})
+
+    def _perform(self, client: str, call: Call) -> Any:
+        engine = self.engine
+        reason = self._fails(client, call.step.__name__)
+        if reason is None:
+            state = self.states.get(client, engine.states.get(client))
+            party = LocalClient(
+                engine.place,
+                client,
+                engine.federation.data(client),
+                engine.client_state() if state is None else copied(state),
+                task=1,
+                round=self.number,
+                uses=self.uses.setdefault(client, {}),
+            )
+            try:
+                reply = call.step(party, *call.args, **call.kwargs)
+            except Exception as error:
+                error.add_note(f"This happened in step {call.step.__name__!r} of client {client}, round {self.number}.")
+                raise
+            reason = self._refused(reply)
+        if reason is not None:
+            self._lose(client, reason)
+            return LOST
+        self.states[client] = party.state
+        self.up += payload(reply)
+        if engine.through_codec:
+            reply = decode(encode(reply), signature(_function(call.step))["return"], engine.device)
+        if isinstance(reply, Fit):
+            self._came_back(client, reply)
+        return reply
+
+    def _fails(self, client: str, step: str) -> str | None:
+        plan, seed = self.engine.plan, self.engine.seed
+        if plan.dropout:
+            luck = torch.rand((), generator=seeds.generator(seed, "dropout", round=self.number, client=client))
+            if luck < plan.dropout:
+                return "dropped out"
+        return self.engine.lose(self.number, client, step) if self.engine.lose else None
+
+    def _refused(self, reply: Any) -> str | None:
+        """Return why the border does not let a reply through, or None."""
+        where = not_finite(reply)
+        if where is not None:
+            return f"answered with a {where} that is not finite"
+        if isinstance(reply, Fit):
+            mismatch = same_form(reply.model, self.engine.place.networks.initial)
+            return None if mismatch is None else f"answered with another model: {mismatch}"
+        return None
+
+    def _lose(self, client: str, reason: str) -> None:
+        self.lost[client] = reason
+        self.waiting.pop(client, None)
+        if len(self.cohort) - len(self.lost) < min(self.engine.plan.min_clients, len(self.cohort)):
+            raise TooFewClients
+
+    def _came_back(self, client: str, fit: Fit) -> None:
+        if self.engine.plan.evaluate_visits:
+            began = time.perf_counter()
+            previous = self.engine.evaluate_on(self.fits[-1][0], fit) if self.fits else None
+            self.visits.append(
+                {
+                    "client": client,
+                    "correct": self.engine.evaluate(fit.model).correct,
+                    "own": self.engine.evaluate_on(client, fit),
+                    "previous": previous,
+                }
+            )
+            self.evaluating += time.perf_counter() - began
+        self.fits.append((client, fit))
+
+    def _received(self, call: Call) -> Call:
+        """Return the call as it arrives at the client."""
+        if not self.engine.through_codec:
+            return call
+        hints = signature(_function(call.step))
+        names = [name for name in hints if name not in ("self", "client", "return")]
+        args = tuple(
+            decode(encode(arg), hints[name], self.engine.device) for name, arg in zip(names, call.args, strict=False)
+        )
+        kwargs = {name: decode(encode(arg), hints[name], self.engine.device) for name, arg in call.kwargs.items()}
+        return Call(call.step, args, kwargs)
+
+
+class LocalRemote(Remote):
+    """One client of a round in flight."""
+
+    def __init__(self, flight: RoundInFlight, client: str) -> None:
+        self.flight = flight
+        self.id = client
+
+    def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
+        calls = _calls(step, [self.id], args, kwargs)
+        reply = self.flight.ask(self.id, calls[self.id]) if self.id in calls else LOST
+        return None if reply is LOST else reply
+
+
+class LocalCohort(Cohort):
+    """The clients of a round in flight."""
+
+    def __init__(self, flight: RoundInFlight, clients: Sequence[str]) -> None:
+        self.flight = flight
+        self.clients = clients
+
+    def __iter__(self) -> Iterator[Remote]:
+        return (LocalRemote(self.flight, client) for client in self.clients)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+        calls = _calls(step, self.clients, args, kwargs)
+        replies = {client: self.flight.ask(client, call) for client, call in calls.items()}
+        return {client: reply for client, reply in replies.items() if reply is not LOST}
+
+    def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
+        for client, call in _calls(step, self.clients, args, kwargs).items():
+            self.flight.start(client, call)
+
+    def without(self, known: Container[str]) -> Cohort:
+        return LocalCohort(self.flight, [client for client in self.clients if client not in known])
+
+
+def _calls(step: Step, clients: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Call]:
+    """Return each client's call: `each` arguments unpacked, and only clients that all of them name."""
+    if not is_client_step(step):
+        name = getattr(step, "__qualname__", repr(step))
+        raise ConfigError(f"{name} is no client step: only methods marked with @on_client can be asked of a client.")
+    named = [value.values for value in (*args, *kwargs.values()) if isinstance(value, Each)]
+    reached = [client for client in clients if all(client in values for values in named)]
+    return {
+        client: Call(
+            step,
+            tuple(arg.values[client] if isinstance(arg, Each) else arg for arg in args),
+            {name: arg.values[client] if isinstance(arg, Each) else arg for name, arg in kwargs.items()},
+        )
+        for client in reached
+    }
+
+
+def _function(step: Step) -> Step:
+    return getattr(step, "__func__", step)

@@ -1,0 +1,178 @@
+"""The toolbox of `fedkeep.interface.Party`, implemented once for clients and the server of every engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import log_softmax
+
+from fedkeep import seeds
+from fedkeep.data import Augmentation
+from fedkeep.engine.fit import Source, fit
+from fedkeep.engine.networks import Networks
+from fedkeep.interface import Client, Data, Fit, Server, Training
+from fedkeep.interface.party import Party
+from fedkeep.models import Weights
+from fedkeep.models.weights import load_into
+from fedkeep.objectives import Objective
+
+
+@dataclass
+class Clock:
+    """Seconds spent in local training and in asking teachers, summed over a round."""
+
+    train: float = 0.0
+    teachers: float = 0.0
+
+
+@dataclass
+class Workplace:
+    """What all parties on one device share: the network, the data's normalisation, the settings, and a clock."""
+
+    networks: Networks
+    normalise: Callable[[Tensor], Tensor]
+    augmentation: Augmentation
+    training: Training
+    seed: int
+    classes: int
+    clock: Clock = field(default_factory=Clock)
+
+
+class LocalParty(Party[Any]):
+    """A party whose computing happens in this process."""
+
+    def __init__(
+        self, place: Workplace, name: str, data: Data, state: Any, *, task: int, round: int, uses: dict[str, int]
+    ) -> None:
+        self.place = place
+        self.name = name
+        self.data = data
+        self.state = state
+        self.task = task
+        self.round = round
+        self.classes = place.classes
+        self.training = place.training
+        self._uses = uses  # how often each purpose drew randomness in this round, over all of the party's calls
+
+    def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
+        data = data or (self.data,)
+        objective = self.settle(objective, *data)
+        began = time.perf_counter()
+        sources = [self._source(columns) for columns in data]
+        result = fit(
+            self.place.networks,
+            model,
+            objective,
+            sources,
+            self.training,
+            round=self.round,
+            passes=self.training.epochs if passes is None else passes,
+            seed=self._derive("network noise"),
+        )
+        self.place.clock.train += time.perf_counter() - began
+        return result
+
+    def settle(self, objective: Objective, *data: Data) -> Objective:
+        began = time.perf_counter()
+        for number, columns in enumerate(data or (self.data,)):
+            if self.place.augmentation and columns["image"].dtype == torch.uint8:
+                continue  # teachers must see the images that the student sees, which differ from pass to pass
+            if len(columns["image"]):
+                objective = objective.settle(_Answers(self, columns), columns, number)
+        self.place.clock.teachers += time.perf_counter() - began
+        return objective
+
+    def predict(self, model: Weights, data: Data | None = None) -> Tensor:
+        return self.place.networks.logits(model, self._images(data))
+
+    def features(self, model: Weights, data: Data | None = None) -> Tensor:
+        return self.place.networks.features(model, self._images(data))
+
+    def fisher(self, model: Weights, examples: int | None = None) -> Weights:
+        images, labels = self._images(None), self.data["label"]
+        if examples is not None and examples < len(labels):
+            chosen = torch.randperm(len(labels), generator=self.rng("fisher"))[:examples].to(labels.device)
+            images, labels = images[chosen], labels[chosen]
+        network = self.place.networks.answering
+        parameters = {name: model[name] for name, _ in network.named_parameters()}
+        buffers = {name: model[name] for name, _ in network.named_buffers()}
+
+        def log_likelihood(weights: Weights, image: Tensor, label: Tensor) -> Tensor:
+            logits: Tensor = functional_call(network, {**weights, **buffers}, (image.unsqueeze(0),))
+            return log_softmax(logits, -1).squeeze(0).gather(0, label.unsqueeze(0)).squeeze(0)
+
+        gradients = vmap(grad(log_likelihood), (None, 0, 0))
+        total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
+        for some, said in zip(images.split(64), labels.split(64), strict=True):
+            for name, gradient in gradients(parameters, some, said).items():
+                total[name] += gradient.square().sum(0)
+        return {name: value / max(len(labels), 1) for name, value in total.items()}
+
+    def network(self, model: Weights) -> nn.Module:
+        network = self.place.networks.build()
+        load_into(network, model)
+        return network
+
+    def rng(self, purpose: str) -> torch.Generator:
+        named = torch.Generator()
+        named.manual_seed(self._derive(purpose))
+        return named
+
+    def _derive(self, purpose: str) -> int:
+        use = self._uses.get(purpose, 0)
+        self._uses[purpose] = use + 1
+        return seeds.derive(
+            self.place.seed, purpose, task=self.task, round=self.round, client=self.name, use=use
+        )
+
+    def _source(self, data: Data) -> Source:
+        if data["image"].dtype == torch.uint8 and not self.place.augmentation:
+            data = {**data, "image": self.place.normalise(data["image"])}
+        return Source(data, self.place.normalise, self.place.augmentation, self.rng("batches"), self.rng("augmentation"))
+
+    def _images(self, data: Data | None) -> Tensor:
+        return self.place.normalise((self.data if data is None else data)["image"])
+
+
+class _Answers:
+    """Answers of frozen models about one data set, images normalised once for all of them."""
+
+    def __init__(self, party: LocalParty, data: Data) -> None:
+        self.party = party
+        self.data = data
+        self.images: Tensor | None = None
+
+    def __call__(self, model: Weights) -> Tensor:
+        if self.images is None:
+            self.images = self.party.place.normalise(self.data["image"])
+        return self.party.place.networks.logits(model, self.images)
+
+
+class LocalClient(LocalParty, Client[Any]):
+    """A client in this process."""
+
+    @property
+    def id(self) -> str:  # type: ignore[override]
+        return self.name
+
+
+class LocalServer(LocalParty, Server[Any]):
+    """The server in this process."""
+
+    def __init__(self, place: Workplace, data: Data, state: Any, model: Weights) -> None:
+        super().__init__(place, "", data, state, task=1, round=0, uses={})
+        self.model = model
+        self.logged: dict[str, float | list[float]] = {}
+
+    def begin(self, task: int, round: int) -> None:
+        """Set the clock of the server to a round."""
+        self.task, self.round, self._uses = task, round, {}
+
+    def log(self, name: str, value: float | list[float]) -> None:
+        self.logged[name] = value

@@ -1,0 +1,1 @@
+"""An experiment: a recipe, carried out in a run folder."""

@@ -1,0 +1,49 @@
+"""Methods, models and schemes of the user's own: import the files and modules that he names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedkeep.errors import ConfigError
+
+
+def use(names: Iterable[str]) -> None:
+    """Import each file (``folder/method.py``) or module (``package.module``): classes in it are then known by name.
+
+    Only what the user typed gets here, never a recipe.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file or module. An error inside it comes through as it is.
+    """
+    for name in names:
+        path = Path(name)
+        if path.suffix == ".py":
+            _use_file(path)
+        else:
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if error.name is not None and not name.startswith(error.name):
+                    raise
+                raise ConfigError(f"--use {name}: there is no such module. Give a path to a .py file, or install it.") from error
+
+
+def _use_file(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(f"--use {path}: there is no such file.")
+    name = f"fedkeep_used_{path.stem}"
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(path.resolve()):
+        return
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--use {path}: this is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)

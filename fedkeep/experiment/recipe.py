@@ -1,0 +1,291 @@
+"""Recipes: an experiment as a TOML file, checked word by word before anything runs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedkeep.data import Augmentation
+from fedkeep.data.partition import Scheme, schemes
+from fedkeep.engine.plan import Plan
+from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.interface import Algorithm, Training, algorithm, algorithms
+from fedkeep.models import Architecture, architecture
+from fedkeep.models.custom import from_path
+from fedkeep.options import as_table, build, options_of
+
+SECTIONS = ("data", "augmentation", "partition", "model", "training", "run")
+KEYS = ("title", "extends", "seeds", "methods", "paper", *SECTIONS)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as one row of a comparison: its label and its options."""
+
+    label: str
+    algorithm: Algorithm[Any, Any]
+
+    @property
+    def slug(self) -> str:
+        """The label as a folder name."""
+        return re.sub(r"[^a-z0-9.]+", "-", self.label.lower()).strip("-.") or "method"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a run's results, apart from the machine.
+
+    Attributes
+    ----------
+    name : how it was asked for. title : a line for people.
+    data : a known data set, a Hub id or a path (see `fedkeep.data.load`).
+    methods : compared on the same partitions, initial weights, cohorts and batch orders. seeds : one run of each for each.
+    paper : the numbers that a paper printed for it, if it is a paper's experiment.
+    """
+
+    name: str
+    title: str
+    data: str
+    partition: Scheme
+    model: Architecture
+    training: Training
+    run: Plan
+    methods: tuple[Method, ...]
+    seeds: tuple[int, ...] = (0,)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    paper: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_toml(self) -> str:
+        """Return the recipe with every option written out, as a file that `load_recipe` reads."""
+        table: dict[str, Any] = {
+            "title": self.title,
+            "seeds": list(self.seeds),
+            "data": {"name": self.data},
+            "partition": {"scheme": self.partition.name, **as_table(self.partition)},
+            "model": {"name": self.model.name, **as_table(self.model)},
+            "training": as_table(self.training),
+            "run": as_table(self.run),
+            "augmentation": as_table(self.augmentation),
+            "methods": [
+                {"label": m.label, "algorithm": m.algorithm.name(), **as_table(m.algorithm)} for m in self.methods
+            ],
+        }
+        if self.paper:
+            table["paper"] = dict(self.paper)
+        return tomli_w.dumps(table)
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with the package, such as ``sfedkd/fashion-mnist-exdir-2-0.5``."""
+    root = Path(str(files("fedkeep") / "recipes"))
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.toml"))
+
+
+def load_recipe(
+    name: str,
+    *,
+    settings: Sequence[str] = (),
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    rounds: int | None = None,
+    allow_code: bool = False,
+) -> Recipe:
+    """Read a recipe by name or path, change it, and check all of it.
+
+    Parameters
+    ----------
+    settings : changes such as ``"training.lr=0.05"``, ``"algorithm.teachers=3"`` (all methods that have the option) or
+        ``"sfedkd.tau=1"`` (that method, by name or label).
+    methods : methods to run instead of the recipe's; those that the recipe lists keep its options.
+    allow_code : let the recipe name a model as ``package.module:function``, which is then imported.
+
+    Raises
+    ------
+    ConfigError
+        For anything that cannot be carried out as written, with the nearest valid name.
+    """
+    table, where = _read(name, ())
+    if rounds is not None:
+        table.setdefault("run", {})["rounds"] = rounds
+    if seeds is not None:
+        table["seeds"] = list(seeds)
+    if methods is not None:
+        table["methods"] = _pick(table.get("methods", []), methods)
+    _apply(table, settings)
+    return _build(name, table, where, allow_code)
+
+
+def _read(name: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+    """Return a recipe's table with what it extends merged in, and how to call it in errors."""
+    path = Path(name)
+    if path.suffix != ".toml":
+        path = Path(str(files("fedkeep") / "recipes")) / f"{name}.toml"
+        if name not in recipe_names():
+            raise ConfigError(f"there is no recipe {name!r}.{did_you_mean(name, recipe_names())} Or give a path to a .toml file.")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {name!r}. Give a path to a recipe, or one of: {', '.join(recipe_names())}.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the recipe {name!r}: {error}") from error
+    parent = table.pop("extends", None)
+    if parent is None:
+        return table, f"recipe {name!r}"
+    if parent in chain:
+        raise ConfigError(f"recipe {name!r} extends {parent!r}, which extends it in turn.")
+    base, _ = _read(str(parent), (*chain, name))
+    return _merged(base, table), f"recipe {name!r}"
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with the entries of ``over``, tables merged. A changed scheme, model or data set starts afresh."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        kind = "scheme" if key == "partition" else "name"
+        same_kind = isinstance(value, dict) and (kind not in value or not old or value[kind] == old.get(kind))
+        result[key] = _merged(old, value) if isinstance(old, dict) and same_kind else value
+    return result
+
+
+def _pick(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str, Any]]:
+    picked = []
+    for name in wanted:
+        found = [m for m in listed if name.lower() in (str(m.get("algorithm", "")).lower(), str(m.get("label", "")).lower())]
+        picked.extend(found or [{"algorithm": name}])
+    return picked
+
+
+def _apply(table: dict[str, Any], settings: Iterable[str]) -> None:
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        parts = path.strip().split(".")
+        if not equals or len(parts) < 2 or not all(parts):
+            raise ConfigError(f"cannot read --set {setting!r}: write section.option=value, such as training.lr=0.05.")
+        section, name = ".".join(parts[:-1]), parts[-1]
+        value = parsed(text.strip())
+        if section in SECTIONS:
+            current = table.setdefault(section, {})
+            kind = "scheme" if section == "partition" else "name"
+            if name == kind and value != current.get(kind) and section in ("partition", "model"):
+                current.clear()  # another scheme or model has other options
+            current[name] = value
+        else:
+            _apply_to_methods(table, section, name, value)
+
+
+def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any) -> None:
+    entries = table.get("methods", [])
+    if section == "algorithm":
+        chosen = [e for e in entries if name in options_of(algorithm(str(e.get("algorithm"))))]
+        if entries and not chosen:
+            known = {n for e in entries for n in options_of(algorithm(str(e.get("algorithm"))))}
+            raise ConfigError(f"--set algorithm.{name}: no method of this recipe has the option.{did_you_mean(name, known)}")
+    else:
+        keys = {str(e.get(key, "")).lower() for e in entries for key in ("algorithm", "label")} - {""}
+        chosen = [e for e in entries if section.lower() in (str(e.get("algorithm")).lower(), str(e.get("label")).lower())]
+        if not chosen:
+            raise ConfigError(f"--set {section}.{name}: unknown section.{did_you_mean(section, {*SECTIONS, 'algorithm', *keys})}")
+    for entry in chosen:
+        entry[name] = value
+
+
+def parsed(text: str) -> Any:
+    """Read a value as TOML would; what is no TOML value is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Recipe:
+    for key in table:
+        if key not in KEYS:
+            raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
+    sections = {section: dict(_table(table, section, where)) for section in SECTIONS}
+    data = sections["data"].pop("name", None)
+    if not isinstance(data, str) or sections["data"]:
+        raise ConfigError(f"{where}: [data] needs exactly one option, name: a known data set, a Hub id or a path.")
+    scheme = sections["partition"].pop("scheme", "iid")
+    if scheme not in schemes():
+        raise ConfigError(f"{where}: there is no partition scheme {scheme!r}.{did_you_mean(str(scheme), schemes())}")
+    partition = build(schemes()[scheme], sections["partition"], f"{where}, [partition]")
+    recipe = Recipe(
+        name=name,
+        title=str(table.get("title", name)),
+        data=data,
+        partition=partition,
+        model=_model(sections["model"], where, allow_code),
+        training=build(Training, sections["training"], f"{where}, [training]"),
+        run=build(Plan, sections["run"], f"{where}, [run]"),
+        methods=_methods(table.get("methods", []), where),
+        seeds=_seeds(table.get("seeds", [0]), where),
+        augmentation=build(Augmentation, sections["augmentation"], f"{where}, [augmentation]"),
+        paper=_table(table, "paper", where),
+    )
+    clients = partition.clients
+    if clients and recipe.run.cohort > clients:
+        raise ConfigError(f"{where}: a cohort of {recipe.run.cohort} cannot be drawn from {clients} clients. Change run.cohort.")
+    if recipe.run.min_clients > recipe.run.cohort:
+        raise ConfigError(f"{where}: run.min_clients {recipe.run.min_clients} exceeds run.cohort {recipe.run.cohort}.")
+    return recipe
+
+
+def _table(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
+    value = table.get(section, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {section} must be a table, [{section}].")
+    return value
+
+
+def _model(table: dict[str, Any], where: str, allow_code: bool) -> Architecture:
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: [model] needs a name.")
+    if ":" in name:
+        return from_path(name, allow_code=allow_code)
+    return build(architecture(name), table, f"{where}, [model]")
+
+
+def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ConfigError(f"{where}: seeds must be a list of integers from 0 on, such as [0, 1, 2], not {seeds!r}.")
+    return tuple(dict.fromkeys(seeds))
+
+
+def _methods(entries: Any, where: str) -> tuple[Method, ...]:
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{where}: there is no method to run. Add [[methods]] with algorithm = one of: {', '.join(algorithms())}.")
+    methods = []
+    for entry in entries:
+        options = dict(entry)
+        name, label = options.pop("algorithm", None), options.pop("label", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"{where}: each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
+        cls = algorithm(name)
+        if cls.needs:
+            raise ConfigError(f"{where}: {name} needs {', '.join(cls.needs)}, which this recipe does not give.")
+        built = build(cls, options, f"{where}, method {name}")
+        methods.append(Method(str(label or cls.title or cls.__name__), built))
+    slugs = [method.slug for method in methods]
+    for method in methods:
+        if slugs.count(method.slug) > 1:
+            raise ConfigError(f"{where}: two methods are labelled {method.label!r}. Give each its own label.")
+    return tuple(methods)
+
+
+def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Recipe:
+    """Return a recipe that runs these methods, as configured in Python, instead of its own."""
+    methods = []
+    for instance in instances:
+        label = type(instance).title or type(instance).__name__
+        taken = sum(m.label == label or m.label.startswith(f"{label} ") for m in methods)
+        methods.append(Method(f"{label} {taken + 1}" if taken else label, instance))
+    return replace(recipe, methods=tuple(methods))

@@ -1,0 +1,78 @@
+"""From a recipe to an engine: data set, partition, network, and one method with one seed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeep.data import DataSet, Federation, load
+from fedkeep.engine.embedded import Embedded
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.options import as_table
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, data_dir: str | None) -> DataSet:
+    return load(name, data_dir=data_dir)
+
+
+def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
+    """Load a recipe's data set and split it over its clients, as this seed has it."""
+    dataset = _load(recipe.data, None if data_dir is None else str(data_dir))
+    return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed))
+
+
+def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation, device: str = "cpu") -> Embedded:
+    """Return the embedded engine of one method with one seed, at round 0."""
+    dataset = federation.dataset
+    if recipe.run.cohort > len(federation.clients):
+        raise ConfigError(
+            f"a cohort of {recipe.run.cohort} cannot be drawn from {len(federation.clients)} clients. Change run.cohort."
+        )
+    return Embedded(
+        algorithm=method.algorithm,
+        federation=federation,
+        factory=lambda: recipe.model.build(dataset.shape, dataset.classes),
+        training=recipe.training,
+        plan=recipe.run,
+        augmentation=recipe.augmentation,
+        seed=seed,
+        device=checked_device(device),
+    )
+
+
+def checked_device(name: str) -> torch.device:
+    """Return a device by name; raise `ConfigError` if this machine does not have it."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        has = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        raise ConfigError(f"cannot use device {name!r} here. This machine offers: {', '.join(has)}.") from error
+    return device
+
+
+def describe_cell(recipe: Recipe, method: Method, seed: int, federation: Federation) -> dict[str, Any]:
+    """Return what a report needs to know about one method with one seed."""
+    dataset = federation.dataset
+    return {
+        "label": method.label,
+        "algorithm": method.algorithm.name(),
+        "options": as_table(method.algorithm),
+        "seed": seed,
+        "rounds": recipe.run.rounds,
+        "schedule": method.algorithm.schedule,
+        "paper": method.algorithm.paper,
+        "clients": len(federation.clients),
+        "cohort": recipe.run.cohort,
+        "classes": dataset.classes,
+        "label_names": list(dataset.label_names),
+        "dataset": dataset.name,
+        "dataset_note": dataset.note,
+        "test_total": torch.bincount(dataset.test["label"], minlength=dataset.classes).tolist(),
+    }
+

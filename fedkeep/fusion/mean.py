@@ -1,0 +1,18 @@
+"""The mean of models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedkeep.interface import Fit
+from fedkeep.models import Weights
+from fedkeep.models.weights import mean
+
+
+def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
+    """Return sum_i n_i w_i / sum_i n_i over the replies, n_i the examples (McMahan et al., 2017).
+
+    The whole state dict is averaged; integer buffers are the first reply's. If nobody had an example, all count alike.
+    """
+    examples = [float(reply.examples) for reply in replies.values()]
+    return mean([reply.model for reply in replies.values()], examples if any(examples) else None)

@@ -1,0 +1,111 @@
+"""A method: one class in one file, its server half and its client half side by side."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Generic, Literal, get_args, get_origin
+
+from typing_extensions import TypeVar
+
+from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.interface.cohort import Cohort
+from fedkeep.interface.party import NoState, S, Server
+from fedkeep.options import Options
+
+C = TypeVar("C", default=NoState)
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "_fedkeep_client_step"
+
+
+def on_client(function: F) -> F:
+    """Mark a method as a client step: what `round` may ask of a client, and all that it may."""
+    setattr(function, _MARK, True)
+    return function
+
+
+def is_client_step(function: Any) -> bool:
+    """Tell whether a function or bound method was marked with `on_client`."""
+    return bool(getattr(function, _MARK, False))
+
+
+@dataclass(frozen=True)
+class Algorithm(Options, ABC, Generic[S, C]):
+    """Base of all methods. ``S`` is the dataclass that the server keeps, ``C`` the one that each client keeps.
+
+    A subclass is a frozen dataclass whose fields are its options (see `fedkeep.options.option`), with one `round` and at
+    least one `on_client` step. It holds no state of its own. `round` depends on nothing but the server and the replies.
+    """
+
+    title: ClassVar[str] = ""  # as papers write it; default: the class's name
+    paper: ClassVar[str] = ""
+    schedule: ClassVar[Literal["parallel", "sequential"]] = "parallel"
+    needs: ClassVar[tuple[str, ...]] = ()  # what it needs of a recipe, such as "auxiliary"
+
+    @abstractmethod
+    def round(self, server: Server[S], cohort: Cohort) -> None:
+        """Carry out one communication round: ask clients, and leave in ``server.model`` what they learned."""
+
+    def begin_task(self, server: Server[S], clients: Cohort) -> None:
+        """Prepare for a task, before its first round, with all clients at hand. Without tasks there is one."""
+
+    def end_task(self, server: Server[S], clients: Cohort) -> None:
+        """Finish a task, after its last round."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name in recipes and on the command line: the title in lower case, or the class's name."""
+        return (cls.title or cls.__name__).lower().replace("+", "-").replace(" ", "-")
+
+
+def state_types(cls: type[Algorithm[Any, Any]]) -> tuple[type[Any], type[Any]]:
+    """Return the dataclasses (server's, client's) that a method's base ``Algorithm[S, C]`` names."""
+    for base in cls.__mro__:
+        for written in getattr(base, "__orig_bases__", ()):
+            if get_origin(written) is Algorithm:
+                found = [NoState if isinstance(a, typing.TypeVar | TypeVar) else a for a in get_args(written)]
+                return found[0], (found[1] if len(found) > 1 else NoState)
+    return NoState, NoState
+
+
+def client_steps(cls: type[Algorithm[Any, Any]]) -> dict[str, Callable[..., Any]]:
+    """Return a method's client steps by name."""
+    names = (name for name in dir(cls) if not name.startswith("__"))
+    return {name: getattr(cls, name) for name in names if is_client_step(getattr(cls, name, None))}
+
+
+@cache
+def signature(step: Callable[..., Any]) -> dict[str, Any]:
+    """Return a client step's annotations by parameter, and its result's under ``return``."""
+    return typing.get_type_hints(step)
+
+
+def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
+    """Return all methods by name: those of `fedkeep.algorithms`, found by looking, and any that have been imported."""
+    package = importlib.import_module("fedkeep.algorithms")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"fedkeep.algorithms.{module.name}")
+    found: dict[str, type[Algorithm[Any, Any]]] = {}
+    pending: list[type[Algorithm[Any, Any]]] = list(Algorithm.__subclasses__())
+    for cls in pending:
+        pending.extend(cls.__subclasses__())
+        if not getattr(cls, "__abstractmethods__", None):
+            found[cls.name()] = cls
+    return dict(sorted(found.items()))
+
+
+def algorithm(name: str) -> type[Algorithm[Any, Any]]:
+    """Return a method by name, case ignored; raise `ConfigError` with the nearest name for an unknown one."""
+    known = algorithms()
+    if name.lower() not in known:
+        raise ConfigError(
+            f"there is no method {name!r}.{did_you_mean(name.lower(), known)} A method of your own is found when its file is "
+            "named with --use FILE."
+        )
+    return known[name.lower()]

@@ -1,0 +1,157 @@
+"""One codec for messages and states: values to safetensors and back, guided by type annotations. Never pickle.
+
+The tensors of a value are stored under numbered names, and its structure as JSON in a byte tensor beside them, so that one
+blob holds all. Decoding follows the annotation of the step's parameter, its result or the state: what does not fit it is
+refused, and only dataclasses that the annotation names, or their subclasses, are ever constructed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedkeep.errors import ValueRefused
+
+_STRUCTURE = "structure"
+
+
+def encode(value: Any) -> bytes:
+    """Return a value as bytes; raise TypeError for what is not a value (see `fedkeep.interface.values`)."""
+    tensors: dict[str, Tensor] = {}
+    seen: dict[int, str] = {}
+    structure = json.dumps(_flatten(value, tensors, seen), separators=(",", ":"))
+    tensors[_STRUCTURE] = torch.frombuffer(bytearray(structure.encode()), dtype=torch.uint8)
+    return save(tensors)
+
+
+def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
+    """Return the value that `encode` wrote, checked against a type annotation.
+
+    Raises
+    ------
+    ValueRefused
+        If the bytes are damaged, or hold something that the annotation does not allow.
+    """
+    try:
+        tensors = load(blob)
+        structure = json.loads(bytes(tensors.pop(_STRUCTURE).tolist()))
+    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
+        raise ValueRefused(f"damaged message or file: {error}. Ask for it again, or restore it from a copy.") from error
+    if device is not None:
+        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    return _restore(structure, tensors, hint, "the value")
+
+
+def _flatten(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, Tensor):
+        # The same tensor twice in a message travels once.
+        if id(value) not in seen:
+            seen[id(value)] = str(len(tensors))
+            tensors[seen[id(value)]] = _standalone(value)
+        return {"tensor": seen[id(value)]}
+    if isinstance(value, tuple | list):
+        return {type(value).__name__: [_flatten(item, tensors, seen) for item in value]}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _flatten(item, tensors, seen)] for key, item in value.items()]}
+    if is_dataclass(value) and not isinstance(value, type):
+        content = {field.name: _flatten(getattr(value, field.name), tensors, seen) for field in fields(value)}
+        return {"class": type(value).__name__, "fields": content}
+    raise TypeError(
+        f"a {type(value).__name__} cannot travel or be kept in a state: use tensors, numbers, text, lists, dicts and "
+        "dataclasses of these"
+    )
+
+
+def _standalone(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _restore(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(hint, TypeVar):
+        return _restore(node, tensors, hint.__bound__ or Any, where)
+    if origin in (Union, types.UnionType):
+        return _restore_union(node, tensors, arguments, where)
+    if origin is Literal:
+        if node in arguments:
+            return node
+    elif hint is None or hint is type(None):
+        if node is None:
+            return None
+    elif hint is float and isinstance(node, dict) and node.get("float") in ("inf", "-inf", "nan"):
+        return float(node["float"])
+    elif hint is Tensor and isinstance(node, dict) and node.get("tensor") in tensors:
+        return tensors[node["tensor"]]
+    elif hint in (bool, int, float, str) and isinstance(node, (int, float) if hint is float else hint):
+        if hint is bool or not isinstance(node, bool):
+            return hint(node)
+    elif origin in (list, tuple, Sequence) and isinstance(node, dict):
+        items = node.get("list", node.get("tuple"))
+        if isinstance(items, list):
+            return _restore_sequence(items, tensors, origin, arguments, where)
+    elif origin in (dict, Mapping) and isinstance(node, dict) and isinstance(node.get("dict"), list):
+        return {
+            _restore(key, tensors, arguments[0], f"a key of {where}"): _restore(
+                item, tensors, arguments[1], f"{where}.{key}"
+            )
+            for key, item in node["dict"]
+        }
+    elif isinstance(origin or hint, type) and isinstance(node, dict) and "class" in node:
+        return _restore_dataclass(node, tensors, origin or hint, where)
+    raise ValueRefused(f"{where} is not {_words(hint)}. Both sides must run the same method and version of FedKeep.")
+
+
+def _restore_union(node: Any, tensors: Mapping[str, Tensor], alternatives: tuple[Any, ...], where: str) -> Any:
+    for alternative in alternatives:
+        try:
+            return _restore(node, tensors, alternative, where)
+        except ValueRefused as error:
+            refusal = error
+    raise refusal
+
+
+def _restore_sequence(
+    items: list[Any], tensors: Mapping[str, Tensor], origin: Any, arguments: tuple[Any, ...], where: str
+) -> Any:
+    if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+        if len(items) != len(arguments):
+            raise ValueRefused(f"{where} has {len(items)} items instead of {len(arguments)}.")
+        return tuple(_restore(i, tensors, a, f"{where}[{n}]") for n, (i, a) in enumerate(zip(items, arguments, strict=True)))
+    restored = [_restore(item, tensors, arguments[0], f"{where}[{number}]") for number, item in enumerate(items)]
+    return tuple(restored) if origin is tuple else restored
+
+
+def _restore_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint: type, where: str) -> Any:
+    allowed = {cls.__name__: cls for cls in _with_subclasses(hint) if is_dataclass(cls)}
+    cls: Any = allowed.get(str(node["class"]))
+    content = node.get("fields")
+    if cls is None or not isinstance(content, dict):
+        raise ValueRefused(f"{where} is a {str(node['class'])[:80]!r} where {_words(hint)} is expected.")
+    names = {field.name for field in fields(cls)}
+    if set(content) != names:
+        raise ValueRefused(f"{where} has the fields {sorted(content)} instead of {sorted(names)}.")
+    hints = typing.get_type_hints(cls)
+    return cls(**{name: _restore(item, tensors, hints[name], f"{where}.{name}") for name, item in content.items()})
+
+
+def _with_subclasses(cls: type) -> list[type]:
+    return [cls, *(found for child in cls.__subclasses__() for found in _with_subclasses(child))]
+
+
+def _words(hint: Any) -> str:
+    return getattr(hint, "__name__", str(hint)) if get_origin(hint) is None else str(hint)

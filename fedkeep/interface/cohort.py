@@ -1,0 +1,47 @@
+"""Whom a method can ask, and how: the verbs of every schedule, parallel or sequential."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from fedkeep.interface.party import Client
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Step = Callable[Concatenate[Client[Any], P], R]
+"""A bound client step of a method, such as ``self.train``: takes the client, then what the server sends."""
+
+
+class Remote(ABC):
+    """One client, as `round` sees it: a name that can be asked."""
+
+    id: str
+
+    @abstractmethod
+    def ask(self, step: Step[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """Let the client do a step and return its reply; None if it was lost, now or earlier in the round."""
+
+
+class Cohort(ABC):
+    """The clients of a round, in the order of the schedule. Iterating yields `Remote`s."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Remote]: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def ask(self, step: Step[P, R], *args: P.args, **kwargs: P.kwargs) -> Mapping[str, R]:
+        """Let all clients do a step at once; return the replies by client id, in cohort order, lost clients left out."""
+
+    @abstractmethod
+    def start(self, step: Step[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Ask all clients without waiting. A client does its steps in the order asked, and this one by the round's end."""
+
+    @abstractmethod
+    def without(self, known: Container[str]) -> Cohort:
+        """Return the cohort of those clients whose id ``known`` does not contain."""

@@ -1,0 +1,120 @@
+"""What a method's two halves can do: one toolbox for clients and the server.
+
+Every name here is implemented once, in the engine, and used by all engines; methods see only this file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import TypeVar
+
+from fedkeep.interface.training import Training
+from fedkeep.models import Weights
+from fedkeep.objectives import Data, Objective
+
+
+@dataclass
+class NoState:
+    """The state of a party that keeps nothing."""
+
+
+S = TypeVar("S", default=NoState)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What a training returns: the trained weights, and what it took.
+
+    Attributes
+    ----------
+    model : the whole state dict after training.
+    examples : rows of the first data set.
+    steps : optimiser steps taken.
+    loss : mean objective over the steps; 0.0 without any.
+    """
+
+    model: Weights
+    examples: int
+    steps: int
+    loss: float
+
+
+class Party(ABC, Generic[S]):
+    """A client or the server during one call.
+
+    Attributes
+    ----------
+    state : what this party keeps from call to call; assign to its fields, never change a tensor in place.
+    data : a client's examples of the task, as columns; on the server, what the recipe gives it (empty without).
+    task, round : where the run is, both counted from 1.
+    classes : how many classes the model knows now.
+    training : the recipe's settings of local training.
+    """
+
+    state: S
+    data: Data
+    task: int
+    round: int
+    classes: int
+    training: Training
+
+    @abstractmethod
+    def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
+        """Train a copy of ``model``: the only training of the recipe's network.
+
+        Several data sets are drawn side by side, one batch of each per step; a pass ends with the first, the others start
+        over as often as needed. Without ``data`` it is the party's own; without ``passes``, the recipe's epochs. Frozen
+        teachers of the objective are settled first. A party without examples gets its model back after 0 steps.
+        """
+
+    @abstractmethod
+    def settle(self, objective: Objective, *data: Data) -> Objective:
+        """Replace an objective's frozen teachers by what they say about the data, once and for all passes.
+
+        With random augmentation teachers must see what the student sees; the objective is then returned as it is.
+        """
+
+    @abstractmethod
+    def predict(self, model: Weights, data: Data | None = None) -> Tensor:
+        """Return a model's logits [n, classes] on the data (default: the party's own), in evaluation mode."""
+
+    @abstractmethod
+    def features(self, model: Weights, data: Data | None = None) -> Tensor:
+        """Return what a model's classifier reads, [n, width], in evaluation mode."""
+
+    @abstractmethod
+    def fisher(self, model: Weights, examples: int | None = None) -> Weights:
+        """Return the diagonal Fisher information of each parameter at ``model``.
+
+        The mean over the party's examples (the first ``examples`` in a random order) of the squared gradient of
+        ln p(label | image), sample by sample.
+        """
+
+    @abstractmethod
+    def network(self, model: Weights) -> nn.Module:
+        """Return a fresh network with these weights, in evaluation mode, for what this toolbox does not offer."""
+
+    @abstractmethod
+    def rng(self, purpose: str) -> torch.Generator:
+        """Return this party's generator for a purpose in this round; asked again, the next one of that purpose."""
+
+
+class Client(Party[S]):
+    """A client during one step. ``id`` is its name in the recipe."""
+
+    id: str
+
+
+class Server(Party[S]):
+    """The server during a round. Assign to ``model`` what shall travel next and be evaluated."""
+
+    model: Weights
+
+    @abstractmethod
+    def log(self, name: str, value: float | list[float]) -> None:
+        """Write a number, or a list of them, into this round's record under a name of the method's choice."""

@@ -1,0 +1,24 @@
+"""How a client trains: the settings of local SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedkeep.options import Options, option
+
+
+@dataclass(frozen=True)
+class Training(Options):
+    """Local stochastic gradient descent, with a fresh optimiser at every visit; the last short batch is kept."""
+
+    epochs: int = option(5, "passes over a client's data at each visit", low=1)
+    batch_size: int = option(64, "examples a step", low=1)
+    lr: float = option(0.01, "learning rate in round one", low=0.0)
+    lr_decay: float = option(1.0, "factor on the learning rate after every round", low=0.0, high=1.0)
+    momentum: float = option(0.0, "SGD momentum; starts at zero at every visit", low=0.0, high=1.0)
+    weight_decay: float = option(0.0, "L2 penalty of SGD, on all parameters", low=0.0)
+    clip: float | None = option(None, "largest gradient norm; none: no clipping", low=0.0)
+
+    def lr_at(self, round: int) -> float:
+        """Return the learning rate of a round, counted from 1."""
+        return self.lr * self.lr_decay ** (round - 1)

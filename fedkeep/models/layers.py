@@ -1,0 +1,97 @@
+"""Convolutional networks from a table of their layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, pairwise
+
+from torch import nn
+
+from fedkeep.errors import ConfigError
+from fedkeep.models.base import Network, Shape
+from fedkeep.models.pooling import MaxPool2
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A square convolution with ReLU, and the max-pooling after it.
+
+    Attributes
+    ----------
+    maps : output channels. kernel, stride, padding : in pixels.
+    pool : window and stride of the max-pooling in pixels; None for none.
+    """
+
+    maps: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    pool: tuple[int, int] | None = (2, 2)
+
+    def shrink(self, side: int) -> int:
+        """Return the side of the output, in pixels, for a side of the input; 0 if nothing is left."""
+        side = _windows(side + 2 * self.padding, self.kernel, self.stride)
+        return side if self.pool is None else _windows(side, *self.pool)
+
+
+def convolutional(
+    name: str,
+    shape: Shape,
+    classes: int,
+    *,
+    convolutions: Sequence[Convolution],
+    hidden: Sequence[int],
+    dropout: float = 0.0,
+) -> Network:
+    """Return a network of convolutions, hidden layers with ReLU, and a classifier, sized for the images.
+
+    Parameters
+    ----------
+    name : of the architecture, for the error.
+    shape : channels, height and width of an image. classes : number of classes.
+    hidden : units of each fully connected layer before the classifier; at least one.
+    dropout : probability of dropping an input of a hidden layer.
+
+    Raises
+    ------
+    ConfigError
+        If the images are too small; the message gives the smallest side that works.
+    """
+    maps, height, width = shape
+    rows, columns = (flattened_side(convolutions, side) for side in (height, width))
+    if min(rows, columns) < 1:
+        smallest = next(side for side in count(1) if flattened_side(convolutions, side))
+        raise ConfigError(
+            f"{name} needs images of at least {smallest}x{smallest} pixels, and these are {height}x{width}. "
+            "Use a model with less pooling, or mlp, which takes any size."
+        )
+    layers: dict[str, nn.Module] = {}
+    for number, layer in enumerate(convolutions, start=1):
+        layers[f"conv{number}"] = nn.Conv2d(maps, layer.maps, layer.kernel, layer.stride, layer.padding)
+        layers[f"relu{number}"] = nn.ReLU()
+        if layer.pool is not None:
+            layers[f"pool{number}"] = MaxPool2() if layer.pool == (2, 2) else nn.MaxPool2d(*layer.pool)
+        maps = layer.maps
+    layers["flatten"] = nn.Flatten()
+    for number, (before, after) in enumerate(pairwise([maps * rows * columns, *hidden]), start=len(convolutions) + 1):
+        if dropout:
+            layers[f"dropout{number}"] = nn.Dropout(dropout)
+        layers[f"full{number}"] = nn.Linear(before, after)
+        layers[f"relu{number}"] = nn.ReLU()
+    body = nn.Sequential()
+    for label, module in layers.items():
+        body.add_module(label, module)
+    return Network(body, hidden[-1], classes)
+
+
+def flattened_side(convolutions: Sequence[Convolution], side: int) -> int:
+    """Return the side of the last feature map, in pixels, for a side of the image; 0 if nothing is left."""
+    for layer in convolutions:
+        side = layer.shrink(side)
+    return side
+
+
+def _windows(side: int, kernel: int, stride: int) -> int:
+    """Return how many windows fit into a side; none fit into nothing, whatever the padding adds later."""
+    return (side - kernel) // stride + 1 if side >= kernel else 0

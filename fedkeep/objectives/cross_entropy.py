@@ -1,0 +1,23 @@
+"""Cross-entropy with the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedkeep.objectives.base import Batch, Objective, Student
+from fedkeep.objectives.decoupled import raised
+
+
+@dataclass(frozen=True, eq=False)
+class CrossEntropy(Objective):
+    """Mean over the batch of -ln p(label), at temperature 1; ``on`` numbers the data set that it reads."""
+
+    on: int = 0
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[self.on]
+        return cross_entropy(raised(student.logits(batch)), batch.data["label"])

@@ -1,0 +1,79 @@
+"""Distillation from frozen teachers, asked in every batch or once and for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.models import Weights
+from fedkeep.objectives.base import NOTHING, Batch, Data, Objective, Student
+from fedkeep.objectives.decoupled import Folded, decoupled_loss, fold
+from fedkeep.objectives.weighting import WeightRule
+
+Scale = Literal["tau2", "none"]
+
+
+@dataclass(frozen=True, eq=False)
+class Distillation(Objective):
+    """Mean over the batch of s * sum_k (a_k TC_k + b_k NT_k), for teachers given as weights.
+
+    Attributes
+    ----------
+    teachers : the frozen models; without any, nothing is distilled.
+    rule : gives a and b.
+    tau : the softmax temperature of teachers and student.
+    scale : ``tau2`` multiplies by tau squared, so that the gradient keeps its size when tau changes (Hinton et al., 2015).
+    on : the number of the data set that it reads.
+    """
+
+    teachers: tuple[Weights, ...]
+    rule: WeightRule
+    tau: float = 1.0
+    scale: Scale = "tau2"
+    on: int = 0
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        # Only reached when images change from pass to pass (augmentation); otherwise `fit` settles the teachers first.
+        batch = batches[self.on]
+        if not self.teachers:
+            return student.logits(batch).new_zeros(())
+        said = torch.stack([student.frozen(teacher, batch) for teacher in self.teachers])
+        folded = self._fold(said, batch.data["label"])
+        return self._factor * decoupled_loss(student.logits(batch), batch.data["label"], folded, self.tau).mean()
+
+    def settle(self, answer: Callable[[Weights], Tensor], data: Data, on: int) -> Objective:
+        if on != self.on:
+            return self
+        if not self.teachers:
+            return NOTHING
+        said = torch.stack([answer(teacher) for teacher in self.teachers])
+        return Lesson(self._fold(said, data["label"]), self.tau, self._factor, self.on)
+
+    def _fold(self, said: Tensor, labels: Tensor) -> Folded:
+        target, nontarget = self.rule(said, labels)
+        return fold(said, labels, target, nontarget, self.tau)
+
+    @property
+    def _factor(self) -> float:
+        return self.tau**2 if self.scale == "tau2" else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson(Objective):
+    """A distillation whose teachers have spoken: columns over the n examples of data set ``on``, times ``factor``."""
+
+    folded: Folded
+    tau: float
+    factor: float
+    on: int = 0
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[self.on]
+        said = Folded(
+            self.folded.target[batch.index], self.folded.others[batch.index], self.folded.constant[batch.index]
+        )
+        return self.factor * decoupled_loss(student.logits(batch), batch.data["label"], said, self.tau).mean()

@@ -1,0 +1,27 @@
+"""What stands in a run folder at the end: the results as CSV, the table as Markdown, the report as HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedkeep.reporting.html import write_report, write_text
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.table import cells_csv, markdown, summary
+
+
+def finish(run_path: str | Path) -> Run:
+    """Write results.csv, table.md and report.html into a run folder, each whole or not at all, and return the run.
+
+    An unfinished run gets them too, with its unfinished cells marked; calling it again replaces them.
+
+    Raises
+    ------
+    RunError
+        If `run_path` is no run folder or is damaged.
+    """
+    run = read_run(run_path)
+    rows = summary(run)
+    write_text(run.path / "results.csv", cells_csv(rows))
+    write_text(run.path / "table.md", markdown(rows))
+    write_report(run, run.path / "report.html")
+    return run

@@ -1,0 +1,281 @@
+"""The report: one HTML file that opens offline, in light or dark, on a wide or a narrow screen, without scripts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.errors import MissingExtra
+from fedkeep.reporting.heatmap import class_heatmap
+from fedkeep.reporting.plots import COLOURS, CurveMetric, Style, curves, history, smoothing, styles
+from fedkeep.reporting.rows import COLUMNS, METRICS, Row, Spread, leaders, paired, summary
+from fedkeep.reporting.run_folder import Cell, Run
+from fedkeep.reporting.svg import embed, inline
+from fedkeep.reporting.table import NOTHING, caption, human_bytes, show
+
+LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
+WIDE = 20  # with more classes than this, the class-wise table has a row per class
+SEEDS = ("seed", "seeds")
+
+
+def write_report(run: Run, path: str | Path) -> Path:
+    """Write the report of a run as one self-contained HTML file and return its path.
+
+    The same run folder gives the same bytes. An older file is replaced only once the new one is complete.
+
+    Raises
+    ------
+    MissingExtra
+        If Jinja2 or matplotlib is not installed.
+    """
+    return write_text(path, render(run))
+
+
+def render(run: Run) -> str:
+    """Return the report of a run as HTML text."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError:
+        raise MissingExtra("The HTML report", "dev") from None
+    source = files("fedkeep.reporting").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(source).render(context(run))
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a text file whole or not at all, and return its path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def context(run: Run) -> dict[str, Any]:
+    """Return everything that the page shows, as plain values and finished SVG."""
+    rows = summary(run)
+    looks = styles(cell.label for row in rows for cell in row.cells)
+    finished = [row for row in rows if row.finished]
+    return {
+        "run": run,
+        "facts": _facts(run),
+        "findings": _findings(finished),
+        "rows": rows,
+        "swatches": {label: _swatch(style) for label, style in looks.items()},
+        "note": caption(rows),
+        "window": smoothing(cell for row in rows for cell in row.cells),
+        "unfinished": not all(row.finished for row in rows),
+        "results": _results(rows),
+        "differences": _differences(finished),
+        "figures": [_figure(rows, looks, metric) for metric in ("accuracy", "forgetting")],
+        "partition": _partition(run),
+        "classes": _classes(rows),
+        "costs": _costs(rows),
+        "lost": _lost(rows),
+        "methods": _methods(rows),
+        "repeat": _repeat(run),
+    }
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """Return what was run, in a few words each."""
+    if not run.cells:
+        return [("state", "no method has started yet")]
+    info = run.cells[0].info
+    scheme = run.cells[0].partition.get("scheme")
+    settings = run.cells[0].partition.get("settings") or {}
+    split = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "clients")
+    cohorts = {cell.info.get("cohort") for cell in run.cells}
+    seeds = list(dict.fromkeys(str(cell.seed) for cell in run.cells))
+    rounds = sorted({cell.rounds_planned for cell in run.cells})
+    facts = [
+        ("data", " ".join(str(info[key]) for key in ("dataset", "dataset_note") if info.get(key))),
+        ("clients", f"{info['clients']}" + (f", {info['cohort']} a round" if len(cohorts) == 1 else "")),
+        ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
+        ("rounds", ", ".join(map(str, rounds))),
+        (SEEDS[len(seeds) > 1], ", ".join(seeds)),
+        ("device", " ".join(_device(run))),
+        ("started", _moment(run.info.get("started"))),
+    ]
+    return [(name, text) for name, text in facts if text]
+
+
+def _device(run: Run) -> list[str]:
+    threads = run.info.get("threads")
+    words = [str(run.info.get("device", ""))]
+    return words + [f"({threads} {'thread' if threads == 1 else 'threads'})"] * bool(threads)
+
+
+def _moment(text: Any) -> str:
+    try:
+        moment = datetime.fromisoformat(str(text))
+        return f"{moment.day} {moment:%B %Y, %H:%M %Z}".strip()
+    except ValueError:
+        return str(text or "")
+
+
+def _findings(rows: Sequence[Row]) -> list[str]:
+    """Say who leads in accuracy and who forgets least, with the numbers and nothing more."""
+    said = []
+    for name, words in (("tail", "Highest mean of the last ten evaluations"), ("forgetting", "Least forgetting")):
+        for i in sorted(leaders(rows, name))[:1]:
+            spread = rows[i].value(name)
+            over = f" over {spread.n} seeds" if spread.n > 1 else ""
+            number = show(spread, "%").replace(" ", "\u00a0")
+            said.append(f"{words}: {rows[i].label}, {number}\u00a0%{over}.")
+    return said
+
+
+def _swatch(style: Style) -> dict[str, Any]:
+    """Return a sample of the line: the number of its colour, and its dashes at a width of two pixels."""
+    return {"colour": style.index % len(COLOURS), "dashes": " ".join(f"{2 * length:g}" for length in style.dashes)}
+
+
+def _results(rows: Sequence[Row]) -> dict[str, Any]:
+    columns = [*COLUMNS[:1], METRICS["swing"], *COLUMNS[1:]]
+    best = [leaders(rows, metric) for metric in columns]
+    lines = [
+        {"row": row, "values": [(show(row.value(m), m.unit), i in best[j]) for j, m in enumerate(columns)]}
+        for i, row in enumerate(rows)
+    ]
+    return {"columns": columns, "lines": lines}
+
+
+def _differences(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the gains of each method on every other that comes before it, paired by seed."""
+    labels = [row.label for row in rows]
+    lines = []
+    for place, label in enumerate(labels[1:], start=1):
+        gains: list[tuple[str, str]] = []
+        for reference in labels[:place]:
+            found = next(d for d in paired(rows, reference) if d.label == label)
+            each = ", ".join(f"{100 * value:+.2f}" for value in found.values)
+            gains.append((show(found.spread, "%", signed=True), each if len(found.values) > 1 else ""))
+        lines.append({"label": label, "gains": gains})
+    return {"references": labels[:-1], "lines": lines}
+
+
+def _figure(rows: Sequence[Row], looks: Mapping[str, Style], metric: CurveMetric) -> dict[str, str]:
+    cells = [cell for row in rows for cell in row.cells]
+    ends = []
+    for row in rows:
+        rounds, values = history(row.cells, metric)
+        if len(rounds):
+            ends.append(f"{row.name} {values.mean(axis=0)[-1]:.1f} at round {rounds[-1]}")
+    alt = (
+        f"Line chart of {metric} in percent over rounds, one line per method. Last values: {'; '.join(ends) or 'none'}."
+    )
+    title = {"accuracy": "Accuracy over rounds", "forgetting": "Forgetting over rounds"}[metric]
+    return {"title": title, "svg": inline(curves(cells, metric, looks), metric, alt)}
+
+
+def _partition(run: Run) -> dict[str, Any]:
+    """Return the heat map of the first partition, and how many different ones there are."""
+    drawn = next((cell for cell in run.cells if cell.partition.get("counts")), None)
+    if drawn is None:
+        return {"svg": "", "others": 0, "seed": None}
+    counts = np.asarray(drawn.partition["counts"], dtype=np.int64)
+    names = list(map(str, drawn.info.get("label_names") or range(counts.shape[1])))
+    held = (counts > 0).sum(axis=1).mean()
+    alt = (
+        f"Heat map of the examples per client and class: {len(counts)} clients, {len(names)} classes; "
+        f"a client holds {held:.1f} classes and {counts.sum(axis=1).mean():.0f} examples on average."
+    )
+    hashes = {str(cell.partition.get("hash", cell.seed)) for cell in run.cells if cell.partition}
+    svg = embed(class_heatmap(counts, names, ""), "partition", alt)
+    return {"svg": svg, "others": len(hashes) - 1, "seed": drawn.seed}
+
+
+def _classes(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the class-wise accuracies of the last evaluation, in percent, averaged over seeds."""
+    shown = [row for row in rows if any(len(cell.evaluated) for cell in row.cells)]
+    lines: list[dict[str, Any]] = []
+    for row in shown:
+        lasts = np.asarray([cell.class_history[-1] for cell in row.cells if len(cell.evaluated)])
+        values = [100 * Spread.of(column).mean for column in lasts.T]
+        lines.append({"row": row, "values": values, "mean": 100 * row.value("balanced").mean})
+    names = [str(name) for name in shown[0].cells[0].info.get("label_names", [])] if shown else []
+    if shown and len(names) != len(lines[0]["values"]):
+        names = [str(number) for number in range(len(lines[0]["values"]))]
+    return {"names": names, "lines": lines, "wide": len(names) > WIDE}
+
+
+def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
+    costs = []
+    for row in rows:
+        cells = row.cells
+
+        def seconds(part: str, cells: tuple[Cell, ...] = cells) -> str:
+            return show(Spread.of(cell.seconds(part) for cell in cells), "s")
+
+        rounds = Spread.of(cell.train_seconds / cell.rounds_done for cell in cells if cell.rounds_done)
+        costs.append(
+            {
+                "label": row.label,
+                "note": row.note,
+                "training": seconds("train"),
+                "teachers": seconds("teachers"),
+                "round": f"{rounds.mean:.2f}" if rounds.n else NOTHING,
+                "evaluate": seconds("evaluate"),
+                "down": human_bytes(row.value("down").mean),
+                "up": human_bytes(row.value("up").mean),
+                "total": human_bytes(Spread.of(cell.traffic for cell in cells).mean),
+            }
+        )
+    return costs
+
+
+def _lost(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the rounds in which clients were lost or that were undone."""
+    lines = []
+    for cell in (cell for row in rows for cell in row.cells):
+        undone = set(cell.undone)
+        by_round = {number: list(lost) for number, lost in groupby(cell.lost, key=lambda lost: lost.round)}
+        for number in sorted(undone | set(by_round)):
+            who = ", ".join(f"{lost.client} ({lost.reason})" for lost in by_round.get(number, []))
+            lines.append(
+                {"label": cell.label, "seed": cell.seed, "round": number, "who": who, "undone": number in undone}
+            )
+    cells = [cell for row in rows for cell in row.cells]
+    clients, undone_rounds = sum(len(cell.lost) for cell in cells), sum(len(cell.undone) for cell in cells)
+    return {"clients": clients, "undone": undone_rounds, "lines": lines[:LOST_SHOWN], "more": len(lines[LOST_SHOWN:])}
+
+
+def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:
+    firsts = {row.label: row.cells[0] for row in reversed(rows)}
+    return [
+        {
+            "label": label,
+            "algorithm": firsts[label].algorithm,
+            "schedule": firsts[label].schedule,
+            "options": ", ".join(f"{key} = {value}" for key, value in firsts[label].options.items()),
+            "paper": str(firsts[label].info.get("paper") or ""),
+        }
+        for label in dict.fromkeys(row.label for row in rows)
+    ]
+
+
+def _repeat(run: Run) -> dict[str, Any]:
+    command = [str(word) for word in run.info.get("command") or []]
+    versions = {"fedkeep": run.info.get("fedkeep")} | dict(run.info.get("versions") or {})
+    if run.info.get("git"):
+        versions["git commit"] = run.info["git"]
+    return {
+        "again": f"fedkeep run {shlex.quote(str(Path(run.path.name) / 'recipe.toml'))}",
+        # Where a program lies on the machine of the run helps nobody else.
+        "command": shlex.join([Path(command[0]).name, *command[1:]]) if command else "",
+        "versions": [(name, str(version)) for name, version in versions.items() if version],
+        "recipe": run.recipe,
+    }

@@ -1,0 +1,265 @@
+"""Curves over rounds: one line per method, a band over its seeds, colours that stay the same from figure to figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.errors import MissingExtra, RunError
+from fedkeep.reporting.run_folder import Cell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+CurveMetric = Literal["accuracy", "forgetting", "balanced"]
+TITLES: Mapping[str, str] = {
+    "accuracy": "Accuracy on the global test set, %",
+    "forgetting": "Forgetting, percentage points",
+    "balanced": "Mean class-wise accuracy, %",
+}
+HISTORIES = {"accuracy": "accuracies", "forgetting": "forgetting_history", "balanced": "balanced_history"}
+
+INK, MUTED, GRID, PAPER = "#1c2530", "#5c6773", "#dde2e7", "#ffffff"
+# Each at least 4.5:1 on white, of different lightness or hue for every common colour blindness; line styles differ too.
+COLOURS = ("#0065a8", "#c24a00", "#007d5c", "#9b3d86", "#7a5d00", "#4a5560", "#b0203c", "#23788c")
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.6), (1.2, 1.4), (6, 1.5, 1.2, 1.5), (3, 1, 1.2, 1, 1.2, 1))
+FONT_SIZE = 10.0
+LETTER = 0.6  # a generous mean width of a letter, in font sizes
+DIRECT_LABELS = 8  # more lines than this get a legend instead of a label each
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method looks in every figure and table."""
+
+    index: int
+
+    @property
+    def colour(self) -> str:
+        """Return the line's colour on a white ground."""
+        return COLOURS[self.index % len(COLOURS)]
+
+    @property
+    def dashes(self) -> tuple[float, ...]:
+        """Return on and off lengths in line widths; empty for a solid line; with the colour, unique up to 40."""
+        return DASHES[self.index % len(DASHES)]
+
+
+def styles(labels: Iterable[str]) -> dict[str, Style]:
+    """Return a style for every label, in the order of first appearance."""
+    return {label: Style(index) for index, label in enumerate(dict.fromkeys(labels))}
+
+
+def theme() -> AbstractContextManager[None]:
+    """Return the context in which figures are made and written: small deterministic SVG with real text.
+
+    Raises
+    ------
+    MissingExtra
+        If matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtra("Drawing", "dev") from None
+    settings: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "fedkeep",
+        "font.family": ["DejaVu Sans"],
+        "font.size": FONT_SIZE,
+        "text.color": INK,
+        "axes.edgecolor": GRID,
+        "axes.labelcolor": MUTED,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "path.simplify": True,
+    }
+    context: AbstractContextManager[None] = matplotlib.rc_context(settings)
+    return context
+
+
+def smoothing(cells: Iterable[Cell]) -> int:
+    """Return over how many evaluations `curves` averages: one for every twenty that there are, at most ten.
+
+    The last model of a sequence swings from one evaluation to the next; many such lines over each other show nothing.
+    """
+    return max(1, min(10, max((len(cell.evaluated) for cell in cells), default=0) // 20))
+
+
+def curves(
+    cells: Sequence[Cell], metric: CurveMetric, looks: Mapping[str, Style] | None = None, window: int | None = None
+) -> Figure:
+    """Draw one metric over rounds: per label the mean of its finished seeds, and a band from lowest to highest.
+
+    An unfinished cell is a thin line of its own that ends in a cross and enters no mean.
+
+    Parameters
+    ----------
+    cells
+        Cells of any number of labels and seeds; those of one label are taken as comparable.
+    metric
+        ``"accuracy"``, ``"forgetting"`` or ``"balanced"``.
+    looks
+        The styles by label, where several figures show different cells; from `styles`.
+    window
+        How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title names it.
+    """
+    if metric not in HISTORIES:
+        raise RunError(f"There are no curves of {metric!r}; known: {', '.join(HISTORIES)}.")
+    looks = looks or styles(cell.label for cell in cells)
+    window = window or smoothing(cells)
+    with theme():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5.6, 3.7), facecolor=PAPER)
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none")
+        ends: dict[str, tuple[float, float]] = {}
+        for label in dict.fromkeys(cell.label for cell in cells):
+            end = _draw_label(axes, [cell for cell in cells if cell.label == label], metric, looks[label], window)
+            if end is not None:
+                ends[label] = end
+        _dress(axes, TITLES[metric] + (f" (running mean of {window} evaluations)" if window > 1 else ""))
+        if not ends:
+            axes.text(0.5, 0.5, "nothing was evaluated yet", transform=axes.transAxes, ha="center", color=MUTED)
+        _place(figure, axes, ends, looks)
+    return figure
+
+
+def history(cells: Sequence[Cell], metric: CurveMetric, window: int = 1) -> tuple[NDArray[np.int64], Floats]:
+    """Return the rounds that all cells evaluated, int64 [T], and the values in percent there, float64 [cells, T].
+
+    With a window, each value is the mean of the last so many evaluations, or of as many as there were.
+    """
+    rounds = sorted(set.intersection(*(set(map(int, cell.evaluated)) for cell in cells))) if cells else []
+    tables = [dict(zip(map(int, cell.evaluated), getattr(cell, HISTORIES[metric]), strict=True)) for cell in cells]
+    values = np.asarray([[100 * table[r] for r in rounds] for table in tables], dtype=np.float64)
+    values = values.reshape(len(cells), len(rounds))
+    measured = np.isfinite(values).all(axis=0)  # forgetting has no value at the first evaluation
+    values = values[:, measured]
+    means = [values[:, max(0, t + 1 - window) : t + 1].mean(axis=1) for t in range(values.shape[1])]
+    return np.asarray(rounds, dtype=np.int64)[measured], np.stack(means, axis=1) if means else values
+
+
+def save_png(figure: Figure, path: str | Path, *, dpi: int = 160) -> Path:
+    """Write a figure as PNG, the same bytes for the same figure, and return the path."""
+    path = Path(path)
+    with theme():
+        figure.savefig(path, format="png", dpi=dpi, metadata={"Software": None})
+    return path
+
+
+def _draw_label(
+    axes: Axes, cells: Sequence[Cell], metric: CurveMetric, style: Style, window: int
+) -> tuple[float, float] | None:
+    """Draw the cells of one label; return where its line ends."""
+    line: dict[str, Any] = {"color": style.colour, "solid_capstyle": "round"}
+    if style.dashes:
+        line["dashes"] = style.dashes
+    end = None
+    for cell in (cell for cell in cells if not cell.finished):
+        rounds, values = history([cell], metric, window)
+        if len(rounds):
+            axes.plot(rounds, values[0], linewidth=0.9, alpha=0.75, marker="x", markevery=[len(rounds) - 1], **line)
+            end = (float(rounds[-1]), float(values[0, -1]))
+    rounds, values = history([cell for cell in cells if cell.finished], metric, window)
+    if len(rounds):
+        if len(values) > 1:
+            low, high = values.min(axis=0), values.max(axis=0)
+            axes.fill_between(rounds, low, high, color=style.colour, alpha=0.13, linewidth=0)
+        if len(rounds) == 1:
+            line |= {"marker": "o", "markersize": 4}
+        axes.plot(rounds, values.mean(axis=0), linewidth=1.9, **line)
+        end = (float(rounds[-1]), float(values.mean(axis=0)[-1]))
+    return end
+
+
+def _dress(axes: Axes, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(title, loc="left", fontsize=FONT_SIZE, color=INK, pad=10)
+    axes.set_xlabel("round")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, pad=5)
+    axes.margins(x=0.0, y=0.06)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+
+
+def _place(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, Style]) -> None:
+    """Give the axes the room that the labels leave: at the line ends where they fit, or below in a legend."""
+    width, height = (float(inches) * 72 for inches in figure.get_size_inches())
+    widest = max((len(label) for label in ends), default=0) * LETTER * FONT_SIZE
+    left, right, top, bottom = 38.0, 12.0, 30.0, 38.0
+    if len(ends) <= DIRECT_LABELS and widest < 0.3 * width:
+        right += widest + 10
+        axes.set_position(
+            (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
+        )
+        _label_ends(axes, ends, looks, height - top - bottom)
+        return
+    columns = max(1, min(len(ends), int(width // (0.9 * widest + 47))))
+    lines = -(-len(ends) // columns)
+    taller = height + lines * 1.5 * FONT_SIZE
+    figure.set_size_inches(width / 72, taller / 72)
+    bottom += taller - height
+    axes.set_position((left / width, bottom / taller, (width - left - right) / width, (taller - top - bottom) / taller))
+    handles = [_sample(looks[label]) for label in ends]
+    figure.legend(
+        handles, [_plain(label) for label in ends], loc="lower left", bbox_to_anchor=(0.0, 0.0), ncols=columns,
+        frameon=False,
+        fontsize=0.9 * FONT_SIZE, handlelength=2.5, borderaxespad=0.2, columnspacing=1.4, labelcolor=INK,
+    )  # fmt: skip
+
+
+def _plain(label: str) -> str:
+    """Keep a label from being read as mathematics."""
+    return label.replace("$", r"\$")
+
+
+def _sample(style: Style) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=style.colour, linewidth=1.9, linestyle=(0, style.dashes) if style.dashes else "-")
+
+
+def _label_ends(axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, Style], points: float) -> None:
+    """Write each label beside the end of its line, moved apart where they meet, then tied to it by a thin line."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    axes.set(xlim=(left, right), ylim=(low, high))
+    percent, scale = (right - left) / 100, points / ((high - low) or 1.0)
+    places = spread_out([(y - low) * scale for _, y in ends.values()], 1.25 * FONT_SIZE, points)
+    for (label, (x, y)), place in zip(ends.items(), places, strict=True):
+        colour, text_y = looks[label].colour, low + place / scale
+        axes.text(right + 3 * percent, text_y, _plain(label), va="center_baseline", color=colour, fontsize=FONT_SIZE)
+        if abs(text_y - y) * scale > 0.3 * FONT_SIZE or x < right:
+            start = x + 0.6 * percent
+            axes.plot((start, right + 2.4 * percent), (y, text_y), color=colour, linewidth=0.7, clip_on=False)
+
+
+def spread_out(wanted: Sequence[float], gap: float, size: float) -> list[float]:
+    """Move places apart to at least `gap` within 0..`size`, each as near as it can stay to where it wants to be."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    blocks: list[tuple[float, list[int]]] = []  # where the first of the block wants to be, and its members
+    for i in order:
+        start, members = min(max(wanted[i], 0.0), size), [i]
+        while blocks and blocks[-1][0] + gap * len(blocks[-1][1]) > start:
+            before, others = blocks.pop()
+            start = (before * len(others) + (start - gap * len(others)) * len(members)) / (len(others) + len(members))
+            members = others + members
+            start = max(0.0, min(start, size - gap * (len(members) - 1)))
+        blocks.append((start, members))
+    placed = [0.0] * len(wanted)
+    for start, members in blocks:
+        for step, i in enumerate(members):
+            placed[i] = start + gap * step
+    return placed

@@ -1,0 +1,249 @@
+"""One row per method: the cells of one or several runs, grouped by label and settings, summed up over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from fedkeep.errors import RunError, did_you_mean
+from fedkeep.reporting.run_folder import Cell, Run
+
+# What of a recipe says nothing about a method's result, or is already in the cell itself.
+NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "data"})
+NO_EFFECT = frozenset({"recipe.run.evaluate_visits"})
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds, its sample standard deviation (ddof=1; NaN below two seeds) and the number of seeds."""
+
+    mean: float
+    std: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Sum up the values that were measured (not NaN)."""
+        known = np.asarray([value for value in values if not math.isnan(value)], dtype=np.float64)
+        mean = float(known.mean()) if len(known) else float("nan")
+        return cls(mean, float(known.std(ddof=1)) if len(known) > 1 else float("nan"), len(known))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column: what it is called, how a cell gives it, its unit, and which direction is better."""
+
+    name: str
+    title: str
+    unit: str  # "%": a fraction shown in percent; "s"; "bytes"
+    better: int = 0  # 1: higher, -1: lower, 0: no ranking
+
+    def of(self, cell: Cell) -> float:
+        """Return the value of one cell."""
+        value: Callable[[Cell], float] = attrgetter(self.name)
+        return value(cell)
+
+
+COLUMNS = (
+    Metric("tail", "mean of last 10 evaluations", "%", better=1),
+    Metric("last", "last", "%", better=1),
+    Metric("best", "best", "%", better=1),
+    Metric("forgetting", "forgetting", "%", better=-1),
+    Metric("train_seconds", "train s", "s"),
+    Metric("down", "down / client / round", "bytes"),
+    Metric("up", "up / client / round", "bytes"),
+)
+MORE = (Metric("swing", "swing in last 10", "%"), Metric("balanced", "mean over classes", "%", better=1))
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COLUMNS, *MORE)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The finished cells of one method with one set of settings, or one unfinished cell."""
+
+    label: str
+    cells: tuple[Cell, ...]
+    finished: bool = True
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Return the seeds behind the row."""
+        return tuple(cell.seed for cell in self.cells)
+
+    @property
+    def note(self) -> str:
+        """Return how far an unfinished cell got; empty for a finished row."""
+        if self.finished:
+            return ""
+        cell = self.cells[0]
+        return f"seed {cell.seed}, {cell.rounds_done} of {cell.rounds_planned} rounds"
+
+    @property
+    def name(self) -> str:
+        """Return the label, with the note if there is one."""
+        return f"{self.label} ({self.note})" if self.note else self.label
+
+    def value(self, metric: str | Metric) -> Spread:
+        """Return one column of the row.
+
+        Raises
+        ------
+        RunError
+            For a name that is no metric.
+        """
+        return Spread.of(_metric(metric).of(cell) for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a method gained on the reference, seed by seed, on the seeds that both have."""
+
+    label: str
+    reference: str
+    seeds: tuple[int, ...]
+    values: tuple[float, ...]
+
+    @property
+    def spread(self) -> Spread:
+        """Return mean and standard deviation of the differences."""
+        return Spread.of(self.values)
+
+
+def summary(runs: Run | Iterable[Run]) -> list[Row]:
+    """Return one row per method over its finished seeds, and one per unfinished cell right after.
+
+    Across runs, cells of one label merge if their settings agree and their seeds differ; a seed that was repeated with
+    the identical result counts once. Where settings differ, the label says in what; where only results differ, it names
+    the run.
+
+    Parameters
+    ----------
+    runs
+        One run or several, in the order in which their methods are to appear.
+    """
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    by_label: dict[str, list[tuple[Run, Cell]]] = {}
+    for run in runs:
+        for cell in run.cells:
+            by_label.setdefault(cell.label, []).append((run, cell))
+    rows: list[Row] = []
+    for label, members in by_label.items():
+        for name, cells in _distinguish(label, members).items():
+            named = [replace(cell, label=name) for cell in sorted(cells, key=attrgetter("seed"))]
+            if finished := tuple(cell for cell in named if cell.finished):
+                rows.append(Row(name, finished))
+            rows += [Row(name, (cell,), finished=False) for cell in named if not cell.finished]
+    return rows
+
+
+def paired(rows: Sequence[Row], reference: str, metric: str | Metric = "tail") -> list[Difference]:
+    """Return each other finished method's gain on the reference, paired by seed.
+
+    Pairing takes out what the seeds have in common (partition, initial weights, cohorts), so fewer seeds tell more.
+
+    Raises
+    ------
+    RunError
+        If no finished row is labelled `reference`, or `metric` is unknown.
+    """
+    metric = _metric(metric)
+    table = {row.label: {cell.seed: metric.of(cell) for cell in row.cells} for row in rows if row.finished}
+    if reference not in table:
+        raise RunError(f"There is no finished method {reference!r} to compare with.{did_you_mean(reference, table)}")
+    base = table[reference]
+    differences = []
+    for label, values in table.items():
+        if label != reference:
+            seeds = tuple(seed for seed in values if seed in base)
+            gains = tuple(values[seed] - base[seed] for seed in seeds)
+            differences.append(Difference(label, reference, seeds, gains))
+    return differences
+
+
+def leaders(rows: Sequence[Row], metric: str | Metric) -> set[int]:
+    """Return the indices of the finished rows with the best mean; empty where there is nothing to rank."""
+    metric = _metric(metric)
+    means = {i: metric.better * row.value(metric).mean for i, row in enumerate(rows) if row.finished}
+    means = {i: round(mean, 5) for i, mean in means.items() if not math.isnan(mean)}
+    if not metric.better or len(means) < 2 or len(set(means.values())) < 2:
+        return set()
+    return {i for i, mean in means.items() if mean == max(means.values())}
+
+
+def _metric(metric: str | Metric) -> Metric:
+    if isinstance(metric, Metric):
+        return metric
+    if metric not in METRICS:
+        raise RunError(f"There is no metric {metric!r}.{did_you_mean(metric, METRICS)}")
+    return METRICS[metric]
+
+
+def _distinguish(label: str, members: Sequence[tuple[Run, Cell]]) -> dict[str, list[Cell]]:
+    """Split the cells of one label into groups that may be averaged, each with a name that says what sets it apart."""
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Run, Cell]]] = {}
+    for run, cell in members:
+        groups.setdefault(tuple(sorted(_settings(run, cell).items())), []).append((run, cell))
+    tables = [dict(key) for key in groups]
+    differing = sorted(
+        {key for table in tables for key in table if any(other.get(key) != table[key] for other in tables)},
+        key=lambda key: (key.count("."), key),
+    )
+    words_of = {key: _word(key) for key in differing}
+    shown = [key for i, key in enumerate(differing) if words_of[key] not in [words_of[k] for k in differing[:i]]]
+    named: dict[str, list[Cell]] = {}
+    for table, group in zip(tables, groups.values(), strict=True):
+        words = [f"{words_of[key]}={table.get(key, 'unset')}" for key in shown]
+        for run_name, cells in _without_clashes(group).items():
+            said = ", ".join(words + [f"run {run_name}"] * bool(run_name))
+            named[f"{label} ({said})" if said else label] = cells
+    return named
+
+
+def _without_clashes(group: Sequence[tuple[Run, Cell]]) -> dict[str, list[Cell]]:
+    """Return the group whole, repeated seeds once, or by run if a seed has two different results."""
+    cells: dict[int, Cell] = {}
+    for _, cell in group:
+        same = cells.setdefault(cell.seed, cell)
+        if same is not cell and (same.rounds, same.finished) != (cell.rounds, cell.finished):
+            break
+    else:
+        return {"": list(cells.values())}
+    paths = {run.path for run, _ in group}
+    unique = len({path.name for path in paths}) == len(paths)
+    split: dict[str, list[Cell]] = {}
+    for run, cell in group:
+        split.setdefault(run.path.name if unique else str(run.path), []).append(cell)
+    return split
+
+
+def _settings(run: Run, cell: Cell) -> dict[str, str]:
+    """Return what a result depends on, apart from the seed, as flat texts."""
+    partition = {key: cell.partition.get(key) for key in ("scheme", "settings") if key in cell.partition}
+    of_cell = {key: cell.info[key] for key in ("rounds", "dataset", "clients", "cohort") if key in cell.info}
+    recipe = {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
+    own = {"algorithm": cell.algorithm, "schedule": cell.schedule} | of_cell | dict(cell.options)
+    flat = _flat(own) | _flat({"partition": partition})
+    # A recipe repeats what the cell says, in its own place: the cell's word counts.
+    flat = {f"recipe.{key}": text for key, text in _flat(recipe).items()} | flat
+    return {key: text for key, text in flat.items() if key not in NO_EFFECT}
+
+
+def _word(key: str) -> str:
+    """Return what a setting is called: ``lr`` for ``recipe.training.lr``, ``model`` for ``recipe.model.name``."""
+    *before, last = key.split(".")
+    return before[-1] if before and last in {"name", "scheme"} else last
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat

@@ -1,0 +1,164 @@
+"""The result table: as a rich table for the terminal, as Markdown, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedkeep.reporting.rows import COLUMNS, METRICS, Difference, Metric, Row, Spread, leaders, paired, summary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = [
+    "COLUMNS", "METRICS", "Difference", "Metric", "Row", "Spread", "cells_csv", "human_bytes", "leaders", "markdown",
+    "paired", "print_table", "rows_csv", "show", "summary",
+]  # fmt: skip
+
+NOTHING = "–"
+
+
+def human_bytes(count: float) -> str:
+    """Return a number of bytes in at most four characters and a decimal unit: ``"244 kB"``, ``"1.24 MB"``."""
+    if math.isnan(count):
+        return NOTHING
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while abs(value) >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    digits = 0 if units[0] == "B" or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {units[0]}"
+
+
+def show(spread: Spread, unit: str, *, signed: bool = False) -> str:
+    """Return a value with its standard deviation over seeds, if there is one, in few characters.
+
+    Fractions (unit ``"%"``) are shown in percent, without the sign; a spread of bytes is left out, since what a client
+    sends hardly varies.
+    """
+    if math.isnan(spread.mean):
+        return NOTHING
+    if unit == "bytes":
+        return human_bytes(spread.mean)
+    scale, digits = (100, 2) if unit == "%" else (1, 1)
+    text = f"{scale * spread.mean:{'+' if signed else ''},.{digits}f}"
+    return (
+        text
+        if math.isnan(spread.std) or spread.mean == spread.std == 0
+        else f"{text} ±{scale * spread.std:,.{digits}f}"
+    )
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """Say in one or two sentences what the numbers are."""
+    counts = sorted({len(row.seeds) for row in rows if row.finished})
+    if not counts:
+        seeds = "No method is finished yet: the rows are single seeds, as far as they got."
+    else:
+        number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        spread = "Mean ± standard deviation over" if counts[-1] > 1 else "From"
+        seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, accuracy and forgetting in %."
+    short = any(len(cell.accuracies) < 10 for row in rows for cell in row.cells if row.finished)
+    few = " Where there were fewer than ten evaluations, the mean is over all of them." if short else ""
+    rest = " Unfinished seeds stand in rows of their own." if counts and not all(row.finished for row in rows) else ""
+    return seeds + few + rest
+
+
+def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
+    """Return the table for a terminal, to be given to a `rich.console.Console`; nothing is printed here."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", caption=caption(rows), caption_justify="left")
+    table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
+    table.add_column("method", overflow="fold")
+    for metric in COLUMNS:
+        # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
+        # has its deviation on a second line.
+        words = textwrap.wrap(metric.title.removesuffix(" evaluations").replace("tting", "t- ting"), 7)
+        table.add_column("\n".join(words), justify="right", overflow="fold", no_wrap=metric.unit != "%")
+    best = [leaders(rows, metric) for metric in COLUMNS]
+    uneven = len({len(row.seeds) for row in rows if row.finished}) > 1  # otherwise the caption says how many
+    for i, row in enumerate(rows):
+        values = [show(row.value(metric), metric.unit) for metric in COLUMNS]
+        marked = [f"[bold]{text}[/]" if i in best[j] else text for j, text in enumerate(values)]
+        notes = row.note.split(", ") if row.note else [f"{len(row.seeds)} seeds"] * uneven
+        name = "\n  ".join([escape(row.label), *notes])
+        table.add_row(name, *marked, style=None if row.finished else "dim")
+    return table
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the table as Markdown, with its caption below; the best mean of a column is bold."""
+    best = [leaders(rows, metric) for metric in COLUMNS]
+    lines = [
+        "| method | seeds | " + " | ".join(metric.title for metric in COLUMNS) + " |",
+        "|:--|--:|" + "--:|" * len(COLUMNS),
+    ]
+    for i, row in enumerate(rows):
+        values = [show(row.value(metric), metric.unit) for metric in COLUMNS]
+        marked = [f"**{text}**" if i in best[j] else text for j, text in enumerate(values)]
+        seeds = str(len(row.seeds)) if row.finished else NOTHING
+        lines.append("| " + " | ".join([_markdown_text(row.name), seeds, *marked]) + " |")
+    return "\n".join([*lines, "", caption(rows), ""])
+
+
+def rows_csv(rows: Sequence[Row]) -> str:
+    """Return the table as CSV: one line per row, each metric's mean, standard deviation and number of seeds.
+
+    Numbers are at full precision: fractions, seconds, bytes; what was not measured is empty.
+    """
+    header = ["method", "finished", "seeds", "rounds", "rounds_planned"]
+    header += [f"{name}{part}" for name in METRICS for part in ("", "_std", "_n")]
+    lines: list[list[str]] = [header]
+    for row in rows:
+        rounds = [_range(cell.rounds_done for cell in row.cells), _range(cell.rounds_planned for cell in row.cells)]
+        line = [row.label, _yes(row.finished), " ".join(map(str, row.seeds)), *rounds]
+        for metric in METRICS.values():
+            spread = row.value(metric)
+            line += [_number(spread.mean), _number(spread.std), str(spread.n)]
+        lines.append(line)
+    return _csv(lines)
+
+
+def cells_csv(rows: Sequence[Row]) -> str:
+    """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
+    header = ["method", "algorithm", "schedule", "seed", "finished", "rounds", "rounds_planned", *METRICS]
+    lines: list[list[str]] = [[*header, "evaluations", "lost_clients", "undone_rounds", "total_bytes"]]
+    for cell in (cell for row in rows for cell in row.cells):
+        line = [cell.label, cell.algorithm, cell.schedule, str(cell.seed), _yes(cell.finished)]
+        line += [str(cell.rounds_done), str(cell.rounds_planned)]
+        line += [_number(metric.of(cell)) for metric in METRICS.values()]
+        line += [str(len(cell.evaluated)), str(len(cell.lost)), str(len(cell.undone)), str(cell.traffic)]
+        lines.append(line)
+    return _csv(lines)
+
+
+def _csv(lines: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else repr(float(value))
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _range(values: object) -> str:
+    known = sorted(set(values))  # type: ignore[call-overload]
+    return str(known[0]) if len(known) == 1 else f"{known[0]}-{known[-1]}"
+
+
+def _markdown_text(text: str) -> str:
+    """Keep a label from being read as Markdown or HTML."""
+    for character in "\\`*_[]|":
+        text = text.replace(character, "\\" + character)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")

@@ -1,0 +1,118 @@
+"""What a DataSet accepts, refuses and computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedkeep.data.dataset import DataSet, channel_statistics
+from fedkeep.data.digits import digits
+from fedkeep.data.holdout import hold_out
+from fedkeep.errors import DataError
+
+
+def small(**changes: Any) -> DataSet:
+    train = {"image": torch.zeros(6, 3, 4, 4, dtype=torch.uint8), "label": torch.tensor([0, 1, 2, 0, 1, 2])}
+    test = {"image": torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "label": torch.tensor([0, 2])}
+    fields: dict[str, Any] = {
+        "name": "small", "train": train, "test": test, "label_names": ("a", "b", "c"),
+        "mean": (0.5, 0.4, 0.3), "std": (0.1, 0.2, 0.4),
+    }  # fmt: skip
+    return DataSet(**{**fields, **changes})
+
+
+def test_properties() -> None:
+    dataset = small()
+    assert dataset.classes == 3
+    assert dataset.shape == (3, 4, 4)
+    assert dataset.note == ""
+
+
+def test_normalise_per_channel_in_float32_and_leaves_its_input() -> None:
+    images = torch.full((2, 3, 4, 4), 51, dtype=torch.uint8)  # 0.2
+    result = small().normalise(images)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result[1, :, 0, 0], torch.tensor([-3.0, -1.0, -0.25]))
+    assert int(images.min()) == 51
+
+
+def test_normalise_returns_floats_as_they_are() -> None:
+    images = torch.rand(2, 3, 4, 4)
+    assert small().normalise(images) is images
+
+
+def test_channel_statistics_agree_with_torch_over_several_chunks() -> None:
+    images = torch.randint(256, (5000, 2, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    images[:, 1] //= 3
+    mean, std = channel_statistics(images)
+    scaled = images.double() / 255
+    assert mean == pytest.approx(scaled.mean(dim=(0, 2, 3)).tolist())
+    assert std == pytest.approx(scaled.std(dim=(0, 2, 3), correction=0).tolist())
+
+
+def test_constant_channel_can_be_divided_by() -> None:
+    mean, std = channel_statistics(torch.full((3, 1, 2, 2), 255, dtype=torch.uint8))
+    assert mean == (1.0,)
+    assert std == (1.0,)
+
+
+def columns(**changes: Any) -> dict[str, Any]:
+    return {**small().train, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"label_names": ("a", "b", "a")}, "same name: 'a'"),
+        ({"label_names": ("a", "b")}, "0..2, but 2 classes"),
+        ({"label_names": ("a",)}, "at least 2 classes"),
+        ({"mean": (0.5,)}, "3 channel"),
+        ({"mean": (float("nan"), 0.1, 0.1)}, "finite"),
+        ({"std": (0.1, 0.0, 0.1)}, "above 0"),
+        ({"train": {"images": torch.zeros(1)}}, "'image' is missing. Did you mean 'images'"),
+        ({"train": columns(image=torch.zeros(6, 4, 4, dtype=torch.uint8))}, "[6, 4, 4]"),
+        ({"train": columns(image=torch.full((6, 3, 4, 4), torch.nan))}, "NaN"),
+        ({"train": columns(label=torch.zeros(5, dtype=torch.int64))}, "has 5 rows but there are 6"),
+        ({"train": columns(label=torch.zeros(6))}, "one integer a row"),
+        ({"train": columns(label=torch.zeros(6, dtype=torch.int32))}, "int64"),
+        ({"train": columns(label=torch.full((6,), -1))}, "-1..-1"),
+        ({"train": columns(writer=torch.zeros(6, dtype=torch.int64))}, "both need the same"),
+        ({"train": columns(image=torch.zeros(6, 3, 5, 4, dtype=torch.uint8))}, "one size"),
+        (
+            {"test": {"image": torch.zeros(0, 3, 4, 4, dtype=torch.uint8), "label": torch.zeros(0, dtype=torch.int64)}},
+            "no images",
+        ),
+    ],
+)
+def test_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError) as caught:
+        small(**changes)
+    assert says in str(caught.value)
+
+
+def test_to_the_same_device_is_itself() -> None:
+    dataset = small()
+    assert dataset.to("cpu") is dataset
+    assert replace(dataset, name="other").to(torch.device("cpu")).name == "other"
+
+
+def test_digits_are_stratified_and_always_the_same() -> None:
+    first, second = digits(), digits()
+    assert first.shape == (1, 8, 8)
+    assert (len(first.train["label"]), len(first.test["label"])) == (1438, 359)
+    share = first.test["label"].bincount() / torch.cat([first.test["label"], first.train["label"]]).bincount()
+    assert float((share - 0.2).abs().max()) < 0.005
+    assert int(first.train["image"].max()) == 255
+    assert set(first.train["image"].flatten().tolist()) <= {round(v * 255 / 16) for v in range(17)}
+    assert torch.equal(first.test["image"], second.test["image"])
+
+
+def test_hold_out_takes_the_share_of_each_group_and_leaves_one() -> None:
+    groups = torch.tensor([0] * 10 + [7] * 25 + [3])
+    chosen = hold_out(groups, 0.2)
+    assert [int(chosen[groups == group].sum()) for group in (0, 7, 3)] == [2, 5, 0]
+    # A group's choice is drawn, not its first rows.
+    assert chosen[groups == 7].nonzero().flatten().tolist() != [0, 1, 2, 3, 4]

@@ -1,0 +1,190 @@
+"""Loading from the Hub, decoding once, and what is said without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from small_sources import image, own_folders, pillow, write_femnist, write_mnist
+
+from fedkeep.data import cache, hub, sources
+from fedkeep.data.sources import load
+from fedkeep.data.splits import Split
+from fedkeep.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_folders(tmp_path, monkeypatch)
+
+
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(hub_id: str) -> str:
+        raise hub.Unreachable("no route to host")
+
+    monkeypatch.setattr(sources, "revision", fail)
+
+
+# --- the cache -----------------------------------------------------------------------------------------------------
+
+
+def refuse(*arguments: Any) -> Any:
+    raise AssertionError("decoded again")
+
+
+def test_second_load_does_not_decode_and_is_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_femnist(tmp_path, {"train": 62, "test": 4})
+    first = load("femnist", data_dir=tmp_path)
+    monkeypatch.setattr(sources, "assemble", refuse)
+    second = load("femnist", data_dir=tmp_path)
+    for split in ("train", "test"):
+        mine, theirs = getattr(first, split), getattr(second, split)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    about = ("name", "label_names", "mean", "std", "note")
+    assert [getattr(first, name) for name in about] == [getattr(second, name) for name in about]
+
+
+def test_changed_files_are_decoded_again(tmp_path: Path) -> None:
+    write_mnist(tmp_path, train=(0, 1, 2, 3))
+    assert load("mnist", data_dir=tmp_path).train["label"].tolist() == [0, 1, 2, 3]
+    write_mnist(tmp_path, train=(3, 2, 1, 0))
+    assert load("mnist", data_dir=tmp_path).train["label"].tolist() == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "other metadata"])
+def test_damaged_entry_is_made_again(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    write_mnist(tmp_path)
+    first = load("mnist", data_dir=tmp_path)
+    (entry,) = (tmp_path / "cache").iterdir()
+    if damage == "truncated":
+        entry.write_bytes(entry.read_bytes()[:-7])
+    elif damage == "garbage":
+        entry.write_bytes(b"x" * 100)
+    else:
+        save_file({"train.image": torch.zeros(1)}, entry)
+    again = load("mnist", data_dir=tmp_path)
+    assert torch.equal(first.train["image"], again.train["image"])
+    assert "is made again" in caplog.text
+    caplog.clear()
+    load("mnist", data_dir=tmp_path)
+    assert not caplog.text
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".safetensors"]
+
+
+def test_cache_that_cannot_be_written_only_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("a file where a folder should be")
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "file" / "cache"))
+    write_mnist(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert load("mnist", data_dir=tmp_path).classes == 4
+    assert "Set FEDKEEP_CACHE" in caplog.text
+
+
+def test_cache_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FEDKEEP_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert cache.cache_folder() == tmp_path / "fedkeep"
+
+
+# --- the Hub -------------------------------------------------------------------------------------------------------
+
+
+def test_unreachable_hub_names_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_hub(monkeypatch)
+    with pytest.raises(DataError) as caught:
+        load("tiny-imagenet")
+    message = str(caught.value)
+    assert "zh-plus/tiny-imagenet/train.parquet and zh-plus/tiny-imagenet/valid.parquet" in message
+    for part in ("--data-dir", "FEDKEEP_DATA", "connect", "no route to host"):
+        assert part in message
+
+
+def test_forbidden_hub_fails_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets.config")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    started = time.perf_counter()
+    with pytest.raises(DataError, match="HF_HUB_OFFLINE is set, which forbids it: unset it"):
+        load("cinic10")
+    assert time.perf_counter() - started < 5
+
+
+def test_set_that_the_hub_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"emnist_letters_a_to_j/train\.parquet"):
+        load("emnist-letters-a-to-j")
+
+
+def test_hub_data_are_cached_by_commit_and_used_when_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = pytest.importorskip("datasets")
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    asked: list[str | None] = []
+
+    def fake(hub_id: str, revision: str | None = None) -> Any:
+        asked.append(revision)
+        features = library.Features(
+            img=library.Image(),
+            fine_label=library.ClassLabel(names=["apple", "bee", "cup"]),
+            other=library.Value("string"),
+        )
+        splits = {}
+        for split, labels in (("train", [0, 1, 2]), ("test", [2, 1, 0])):
+            pictures = [pillow.fromarray(np.full((4, 4, 3), 9 * label, np.uint8)) for label in labels]
+            rows = {"img": pictures, "fine_label": labels, "other": ["x"] * 3}
+            splits[split] = library.Dataset.from_dict(rows, features=features)
+        return library.DatasetDict(splits)
+
+    monkeypatch.setattr(library, "load_dataset", fake)
+    monkeypatch.setattr(sources, "revision", lambda hub_id: "abc")
+    dataset = load("cifar100")
+    assert dataset.label_names == ("apple", "bee", "cup")
+    assert dataset.train["image"][:, 1, 0, 0].tolist() == [0, 9, 18]
+    load("uoft-cs/cifar100")
+    assert asked == ["abc"]  # the second came from the cache
+    monkeypatch.setattr(sources, "revision", lambda hub_id: "def")
+    load("cifar100")
+    assert asked == ["abc", "def"]
+    no_hub(monkeypatch)
+    assert load("cifar100").classes == 3
+    assert "is the copy that was loaded last" in caplog.text
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
+
+
+def test_ham10000_from_the_hub_repeats_no_image_and_shares_no_lesion(monkeypatch: pytest.MonkeyPatch) -> None:
+    def split(name: str, numbers: Sequence[int]) -> Split:
+        columns: dict[str, list[Any]] = {
+            "image": [image(number, (60, 45), "RGB") for number in numbers],
+            "image_id": [f"ISIC_{number}" for number in numbers],
+            "lesion_id": [f"HAM_{number // 2}" for number in numbers],
+            "dx": [("melanoma", "melanocytic_Nevi", "bcc")[number % 3] for number in numbers],
+        }
+        features = {"image": {"_type": "Image"}, **{c: {"_type": "Value"} for c in ("image_id", "lesion_id", "dx")}}
+        return Split(name, len(numbers), features, lambda column: iter([columns[column][:7], columns[column][7:]]))
+
+    monkeypatch.setattr(sources, "revision", lambda hub_id: "abc")
+    both = {"train": split("train", range(60)), "test": split("test", range(40, 80))}
+    monkeypatch.setattr(sources, "hub_splits", lambda hub_id, commit: both)
+    dataset = load("ham10000")
+    expected = {n for n in range(80) if hashlib.sha256(f"HAM_{n // 2}".encode()).digest()[0] < 51}
+    assert 0 < len(expected) < 40
+    assert set(dataset.test["image"][:, 0, 0, 0].tolist()) == expected
+    assert sorted(dataset.train["image"][:, 0, 0, 0].tolist()) == sorted(set(range(80)) - expected)
+    assert dataset.shape == (3, 32, 32)
+    assert dataset.label_names == ("bcc", "mel", "nv")
+    wanted = [(1, 2, 0)[number % 3] for number in dataset.train["image"][:, 0, 0, 0].tolist()]
+    assert dataset.train["label"].tolist() == wanted

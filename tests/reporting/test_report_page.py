@@ -1,0 +1,234 @@
+"""The page and its figures: what they show, that they open offline, and that a label stays a label."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_run import write_cell, write_demo, write_run
+
+from fedkeep.errors import RunError
+from fedkeep.reporting.finish import finish
+from fedkeep.reporting.html import render, write_report
+from fedkeep.reporting.plots import curves, history, save_png, smoothing, spread_out, styles
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.svg import inline
+
+VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "image", "circle"}
+
+
+class Page(HTMLParser):
+    """Every tag with its attributes, the text, and the tags that were closed out of order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID and (not self.open or self.open.pop() != tag):
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def page(demo: Run) -> Page:
+    return Page(render(demo))
+
+
+def test_page_is_well_formed_with_unique_ids_and_alt_texts(page: Page) -> None:
+    assert page.wrong == []
+    assert page.open == []
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = [str(a["href"])[1:] for _, a in page.tags if str(a.get("href", "")).startswith("#")]
+    targets += [str(a["aria-labelledby"]) for _, a in page.tags if "aria-labelledby" in a]
+    assert targets
+    assert set(targets) <= set(ids)
+    pictures = [a for tag, a in page.tags if tag == "svg" and a.get("aria-hidden") != "true"]
+    assert [a["role"] for a in pictures] == ["img"] * 3
+    alts = [str(a["aria-label"]) for a in pictures]
+    assert "accuracy" in alts[0]
+    assert "FedSeq" in alts[0]
+    assert "forgetting" in alts[1]
+    assert "20 clients, 10 classes" in alts[2]
+
+
+def test_page_opens_offline_and_runs_nothing(demo: Run) -> None:
+    text = render(demo)
+    page = Page(text)
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in page.tags}
+    for tag, attributes in page.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in {"href", "src", "xlink:href", "srcset", "data"}:
+                assert str(value).startswith(("#", "data:image/png")), (tag, name, value)
+    assert not re.search(r"https?:|@import|url\((?!#)|javascript:|//[a-z]+\.", text)
+
+
+def test_page_shows_what_was_run_and_what_came_out(page: Page) -> None:
+    for part in (
+        "Digits: what is kept", "Highest mean of the last ten evaluations: SFedKD", "Least forgetting: FedAvg",
+        "20, 10 a round", "exdir (C 2, alpha 0.5)", "4 March 2026, 05:06 UTC", "unfinished: seed 2, 20 of 40 rounds",
+        "10 clients were lost and 2 rounds were undone", "3 (too late), 7 (not finite: classifier.weight)",
+        "2 more draws", "minus FedAvg", "teachers = 5, temperature = 4.0", "Xu et al., SFedKD",
+        "fedkeep run demo/recipe.toml", "fedkeep run demo --seeds 0,1", "torch 2.13.0", "[[methods]]",
+    ):  # fmt: skip
+        assert part in page.text, part
+    assert "/home/me" not in page.text
+
+
+def test_class_wise_table_holds_the_mean_over_seeds(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for seed, last in enumerate([[9, 2, 0], [4, 3, 0]]):
+        write_cell(run, "FedAvg", seed, [[1, 1, 0], last], total=[10, 10, 0], counts=[[1, 0, 0], [0, 2, 1]])
+    text = render(read_run(run))
+    assert re.findall(r'<td style="--v:([\d.]+)">([\d.]+)</td>', text) == [("0.650", "65.0"), ("0.250", "25.0")]
+    assert '<td class="mean">45.0</td>' in text
+
+
+def test_many_classes_turn_the_class_wise_table(tmp_path: Path) -> None:
+    text = render(read_run(write_demo(tmp_path / "run", classes=25, rounds=4)))
+    assert "last row is the mean over classes" in text
+    assert Page(text).wrong == []
+
+
+def test_a_label_cannot_become_markup(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", title="<script>alert(1)</script>", recipe="# </code><img src=x>\n")
+    label = '<b>x</b> $a$ & "quoted" \''
+    write_cell(run, label, 0, [[1, 1], [2, 2]], paper="<i>p</i>", rows={1: {"lost": {"<u>3</u>": "<s>r</s>"}}},
+               dataset="<em>d</em>", label_names=["<q>0</q>", "<q>1</q>"])  # fmt: skip
+    text = render(read_run(run))
+    page = Page(text)
+    assert not {"script", "b", "i", "u", "s", "em", "q", "img"} & {tag for tag, _ in page.tags}
+    assert page.wrong == []
+    assert page.text.count(label) >= 4  # tables and the figure
+    assert "&lt;b&gt;x&lt;/b&gt;" in text
+
+
+def test_unstarted_and_unevaluated_runs_have_a_page(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert "no method has started yet" in render(read_run(run))
+    write_cell(run, "FedAvg", 0, [None], finished=False, planned=9)
+    page = Page(render(read_run(run)))
+    assert "nothing was evaluated yet" in page.text
+    assert "seed 0, 1 of 9 rounds" in page.text
+
+
+def test_finish_writes_everything_whole_and_the_same_each_time(tmp_path: Path) -> None:
+    path = write_demo(tmp_path / "run", rounds=6)
+    finish(path)
+    names = ("results.csv", "table.md", "report.html")
+    first = [(path / name).read_bytes() for name in names]
+    finish(path)
+    assert [(path / name).read_bytes() for name in names] == first
+    assert first[0].count(b"\n") == 10
+    assert sorted(p.name for p in path.iterdir()) == sorted([*names, "cells", "run.json", "recipe.toml"])
+
+
+def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = read_run(write_demo(tmp_path / "run", rounds=2))
+    report = tmp_path / "report.html"
+    report.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_report(run, report)
+    assert report.read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "run"]
+
+
+def test_history_averages_only_what_all_seeds_have(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_cell(run, "FedAvg", 0, [[2, 2], None, [4, 4], [6, 6]])
+    write_cell(run, "FedAvg", 1, [[4, 4], [9, 9], [6, 6], [8, 8]])
+    cells = read_run(run).cells
+    rounds, values = history(cells, "accuracy")
+    np.testing.assert_array_equal(rounds, [1, 3, 4])
+    np.testing.assert_allclose(values, [[20, 40, 60], [40, 60, 80]])
+    np.testing.assert_allclose(history(cells, "accuracy", window=2)[1], [[20, 30, 50], [40, 50, 70]])
+    rounds, values = history(cells[:1], "forgetting")  # none at the first evaluation
+    np.testing.assert_array_equal(rounds, [3, 4])
+    np.testing.assert_allclose(values, [[-20, -20]])
+
+
+def test_curves_draw_the_mean_of_finished_seeds_and_each_unfinished_one(demo: Run) -> None:
+    figure = curves(demo.cells, "accuracy")
+    lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
+    assert len(lines) == 4
+    fedavg = [cell for cell in demo.cells if cell.label == "FedAvg"]
+    np.testing.assert_allclose(lines[0].get_ydata(), 100 * np.mean([c.accuracies for c in fedavg], axis=0))
+    assert max(lines[2].get_xdata()) == 20  # the unfinished seed of SFedKD, ahead of the mean of the other two
+    assert [text.get_text() for text in figure.axes[0].texts] == ["FedAvg", "FedSeq", "SFedKD"]
+    assert len({line.get_color() for line in lines}) == 3
+    with pytest.raises(RunError, match="no curves of 'los'"):
+        curves(demo.cells, "los")  # type: ignore[arg-type]
+
+
+def test_smoothing_grows_with_the_number_of_evaluations(demo: Run) -> None:
+    assert smoothing(demo.cells) == 1
+    figure = curves(demo.cells, "accuracy", window=4)
+    assert "running mean of 4 evaluations" in figure.axes[0].get_title(loc="left")
+
+
+def test_a_method_looks_the_same_in_every_figure(demo: Run) -> None:
+    looks = styles(demo.labels)
+    assert looks["SFedKD"] == styles(demo.labels)["SFedKD"]
+    only = [cell for cell in demo.cells if cell.label == "SFedKD"]
+    colour = curves(only, "forgetting", looks).axes[0].lines[0].get_color()
+    assert colour == looks["SFedKD"].colour
+    assert len({(style.colour, style.dashes) for style in styles(map(str, range(40))).values()}) == 40
+
+
+def test_direct_labels_keep_apart_within_the_axes() -> None:
+    assert spread_out([10, 50], 12, 100) == [10, 50]
+    assert spread_out([50, 50], 12, 100) == pytest.approx([44, 56])
+    assert spread_out([100, 99, 98], 12, 100) == pytest.approx([100, 88, 76])
+    placed = sorted(spread_out([0, 1, 2, 3, 50, 55], 10, 100))
+    assert placed[0] == 0
+    assert min(np.diff(placed)) >= 10 - 1e-9
+
+
+def test_figures_are_deterministic_and_take_the_colours_of_the_page(demo: Run, tmp_path: Path) -> None:
+    first, second = (inline(curves(demo.cells, "accuracy"), "a", "alt") for _ in range(2))
+    assert first == second
+    assert "var(--m0)" in first
+    assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r"#a-\w+", "", first))
+    assert "<text" in first
+    paths = [save_png(curves(demo.cells, "accuracy"), tmp_path / f"{i}.png") for i in range(2)]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert paths[0].read_bytes().startswith(b"\x89PNG")
+
+
+def test_many_long_labels_get_a_legend_inside_the_figure(tmp_path: Path) -> None:
+    labels = {f"Method number {i} (teachers={i})": 0.8 for i in range(9)}
+    figure = curves(read_run(write_demo(tmp_path / "run", rounds=2, labels=labels)).cells, "accuracy")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(labels)
+    figure.canvas.draw()
+    box = legend.get_window_extent()
+    assert box.x1 <= figure.bbox.x1
+    assert box.y1 <= figure.axes[0].get_tightbbox().y0 + 1

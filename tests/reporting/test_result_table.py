@@ -1,0 +1,191 @@
+"""The rows of the result table: what merges, what stays apart, and every rendering of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from synthetic_run import RECIPE, write_cell, write_run
+
+from fedkeep.errors import RunError
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.table import (
+    Spread,
+    cells_csv,
+    human_bytes,
+    leaders,
+    markdown,
+    paired,
+    print_table,
+    rows_csv,
+    show,
+    summary,
+)
+
+
+@pytest.fixture
+def two_methods(tmp_path: Path) -> Run:
+    """FedAvg 50, 60 % and SFedKD 70, 65, 90 % in their only evaluation, seeds 0 to 2; FedAvg's third is unfinished."""
+    run = write_run(tmp_path / "run")
+    write_cell(run, "FedAvg", 0, [[5, 5]], planned=40)
+    write_cell(run, "FedAvg", 1, [[6, 6]], planned=40)
+    write_cell(run, "FedAvg", 2, [[1, 1]], finished=False, planned=40)
+    for seed, (one, two) in enumerate([(7, 7), (7, 6), (9, 9)]):
+        write_cell(run, "SFedKD", seed, [[one, two]])
+    return read_run(run)
+
+
+def test_means_and_deviations_over_seeds(two_methods: Run) -> None:
+    fedavg, unfinished, sfedkd = summary(two_methods)
+    assert fedavg.value("last").mean == pytest.approx(0.55)
+    assert fedavg.value("last").std == pytest.approx(0.1 / math.sqrt(2))
+    assert (fedavg.value("last").n, fedavg.seeds) == (2, (0, 1))
+    assert sfedkd.value("last").mean == pytest.approx(0.75)
+    assert sfedkd.value("last").std == pytest.approx(math.sqrt((0.05**2 + 0.1**2 + 0.15**2) / 2))
+    assert not unfinished.finished
+    assert unfinished.name == "FedAvg (seed 2, 1 of 40 rounds)"
+    assert unfinished.value("last").mean == pytest.approx(0.1)
+
+
+def test_differences_are_paired_by_seed(two_methods: Run) -> None:
+    (difference,) = paired(summary(two_methods), "FedAvg")
+    assert (difference.label, difference.seeds) == ("SFedKD", (0, 1))
+    assert difference.values == pytest.approx((0.2, 0.05))
+    assert difference.spread.mean == pytest.approx(0.125)
+    assert difference.spread.std == pytest.approx(0.15 / math.sqrt(2))
+    with pytest.raises(RunError, match="Did you mean 'FedAvg'"):
+        paired(summary(two_methods), "fedavg")
+    with pytest.raises(RunError, match="no metric 'taill'"):
+        paired(summary(two_methods), "FedAvg", "taill")
+
+
+def test_leaders_are_finished_and_forgetting_is_better_low(two_methods: Run, demo: Run) -> None:
+    assert leaders(summary(two_methods), "last") == {2}
+    assert leaders(summary(two_methods), "forgetting") == set()  # one evaluation: not measured
+    assert leaders(summary(demo), "forgetting") == {0}
+    assert leaders(summary(demo), "train_seconds") == set()
+
+
+def test_seeds_of_several_runs_merge_and_a_repeated_seed_counts_once(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name, recipe=RECIPE.replace("[0, 1]", seeds)) for name, seeds in
+             (("a", "[0, 1]"), ("b", "[1, 2]"))]  # fmt: skip
+    for path, seeds in zip(paths, ((0, 1), (1, 2)), strict=True):
+        for seed in seeds:
+            write_cell(path, "FedAvg", seed, [[seed, seed]])
+    (row,) = summary(map(read_run, paths))
+    assert (row.label, row.seeds) == ("FedAvg", (0, 1, 2))
+
+
+def test_different_options_under_one_label_stay_apart_and_say_so(tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    write_cell(one, "SFedKD", 0, [[1, 1]], options={"teachers": 3, "temperature": 4.0})
+    write_cell(two, "SFedKD", 0, [[2, 2]], options={"teachers": 5, "temperature": 4.0})
+    write_cell(two, "FedAvg", 0, [[2, 2]])
+    rows = summary([read_run(one), read_run(two)])
+    assert [row.label for row in rows] == ["SFedKD (teachers=3)", "SFedKD (teachers=5)", "FedAvg"]
+    assert [cell.label for row in rows for cell in row.cells] == [row.label for row in rows]
+
+
+def test_different_recipes_rounds_and_partitions_stay_apart(tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "a"), write_run(tmp_path / "b", recipe=RECIPE.replace("= 0.1", "= 0.5"))
+    write_cell(one, "FedAvg", 0, [[1, 1]])
+    write_cell(two, "FedAvg", 1, [[2, 2]])
+    labels = [row.label for row in summary([read_run(one), read_run(two)])]
+    assert labels == ["FedAvg (lr=0.1)", "FedAvg (lr=0.5)"]
+    other = RECIPE.replace('"mlp"', '"lenet5"').replace("evaluate_visits = false", "evaluate_visits = true")
+    four = write_run(tmp_path / "d", recipe=other)
+    write_cell(four, "FedAvg", 3, [[1, 1]])
+    labels = [row.label for row in summary([read_run(one), read_run(four)])]
+    assert labels == ["FedAvg (model=mlp)", "FedAvg (model=lenet5)"]
+    three = write_run(tmp_path / "c", recipe=RECIPE.replace("rounds = 4", "rounds = 2"))
+    write_cell(three, "FedAvg", 2, [[1, 1], [1, 1]])
+    labels = [row.label for row in summary([read_run(one), read_run(three)])]
+    assert labels == ["FedAvg (rounds=1)", "FedAvg (rounds=2)"]
+
+
+def test_two_results_of_one_seed_are_told_apart_by_run(tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "monday"), write_run(tmp_path / "tuesday")
+    write_cell(one, "FedAvg", 0, [[1, 1]])
+    write_cell(two, "FedAvg", 0, [[2, 2]])
+    labels = [row.label for row in summary([read_run(one), read_run(two)])]
+    assert labels == ["FedAvg (run monday)", "FedAvg (run tuesday)"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (9996, "10.0 kB"), (99960, "100 kB"), (244_000, "244 kB"),
+     (999_600, "1.00 MB"), (1_240_000, "1.24 MB"), (3.2e9, "3.20 GB"), (5e15, "5000 TB"), (float("nan"), "–")],
+)  # fmt: skip
+def test_bytes_in_units_that_read_at_a_glance(count: float, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_values_are_shown_in_the_unit_of_their_column() -> None:
+    assert show(Spread(0.83664, 0.0142, 3), "%") == "83.66 ±1.42"
+    assert show(Spread(0.83664, float("nan"), 1), "%") == "83.66"
+    assert show(Spread(-0.0125, 0.01, 2), "%", signed=True) == "-1.25 ±1.00"
+    assert show(Spread(0.0125, 0.01, 2), "%", signed=True) == "+1.25 ±1.00"
+    assert show(Spread(1234.56, 7.0, 2), "s") == "1,234.6 ±7.0"
+    assert show(Spread(float("nan"), float("nan"), 0), "%") == "–"
+
+
+def test_terminal_table_has_every_number_and_prints_nothing(
+    two_methods: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = print_table(summary(two_methods), title="Digits")
+    assert capsys.readouterr().out == ""
+    console = Console(width=140, file=io.StringIO(), color_system=None)
+    console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in (
+        "55.00 ±7.07",
+        "75.00 ±13.23",
+        "1 of 40 rounds",
+        "last 10",
+        "Unfinished seeds",
+        "1.00 kB",
+        "500 B",
+    ):
+        assert part in text
+    narrow = Console(width=70, file=io.StringIO(), color_system=None)
+    narrow.print(table)
+    assert max(map(len, narrow.file.getvalue().splitlines())) <= 70  # type: ignore[attr-defined]
+
+
+def test_labels_are_not_read_as_markup(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_cell(run, "[bold]a|b*<b>", 0, [[1, 1]])
+    rows = summary(read_run(run))
+    console = Console(width=140, file=io.StringIO(), color_system=None)
+    console.print(print_table(rows))
+    assert "[bold]a|b*<b>" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "| \\[bold\\]a\\|b\\*&lt;b> | 1 |" in markdown(rows)
+
+
+def test_markdown_marks_the_best(two_methods: Run) -> None:
+    text = markdown(summary(two_methods))
+    lines = text.splitlines()
+    assert lines[0].startswith("| method | seeds | mean of last 10 evaluations | last | best | forgetting | train s |")
+    assert {line.count("|") for line in lines[:5]} == {10}
+    assert "| FedAvg | 2 | 55.00 ±7.07 |" in text
+    assert "| SFedKD | 3 | **75.00 ±13.23** |" in text
+    assert "| FedAvg (seed 2, 1 of 40 rounds) | – | 10.00 |" in text
+
+
+def test_csv_keeps_full_precision(two_methods: Run) -> None:
+    rows = list(csv.DictReader(io.StringIO(rows_csv(summary(two_methods)))))
+    assert [row["method"] for row in rows] == ["FedAvg", "FedAvg", "SFedKD"]
+    assert [row["finished"] for row in rows] == ["yes", "no", "yes"]
+    assert float(rows[0]["last_std"]) == pytest.approx(0.1 / math.sqrt(2), rel=1e-12)
+    assert rows[0]["forgetting"] == ""
+    cells = list(csv.DictReader(io.StringIO(cells_csv(summary(two_methods)))))
+    assert [(row["method"], row["seed"], row["last"]) for row in cells][:2] == [
+        ("FedAvg", "0", "0.5"),
+        ("FedAvg", "1", "0.6"),
+    ]
+    assert cells[2]["finished"] == "no"
+    assert (cells[2]["rounds"], cells[2]["rounds_planned"]) == ("1", "40")
