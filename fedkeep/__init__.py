@@ -60,6 +60,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("fedkeep")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedkeep' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -43,7 +43,9 @@ def run(
     if isinstance(recipe, str):
         recipe = load_recipe(recipe, settings=settings, seeds=seeds, rounds=rounds)
     elif seeds is not None or rounds is not None or settings:
-        raise ValueError("seeds, rounds and settings change a recipe given by name; change a Recipe with dataclasses.replace")
+        raise ValueError(
+            "seeds, rounds and settings change a recipe given by name; change a Recipe with dataclasses.replace"
+        )
     if methods is not None:
         recipe = with_methods(recipe, methods)
     machine = machine or Machine(workers=1)

@@ -31,7 +31,9 @@ class Options:
         for field in dataclasses.fields(self):
             if "doc" in field.metadata:
                 where = f"{type(self).__name__}.{field.name}"
-                object.__setattr__(self, field.name, _checked(getattr(self, field.name), hints[field.name], field, where))
+                object.__setattr__(
+                    self, field.name, _checked(getattr(self, field.name), hints[field.name], field, where)
+                )
         self.check()
 
     def check(self) -> None:
@@ -102,7 +104,12 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         return tuple(_typed(item, get_args(hint)[0], where) for item in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if origin is None and isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+    if (
+        origin is None
+        and isinstance(hint, type)
+        and isinstance(value, hint)
+        and (hint is bool or not isinstance(value, bool))
+    ):
         if hint is float and value != value:
             raise ConfigError(f"{where} must be a number, not NaN.")
         return value

@@ -2,7 +2,8 @@
 
 Every random draw comes from a generator derived from the run's seed and the name of what it is for. So the order of
 work, a restart, the number of workers and the engine change no result, and two methods with one seed share their
-partition, initial weights, cohorts and batch orders. Nothing here, or anywhere in the package, seeds a global generator.
+partition, initial weights, cohorts and batch orders. Nothing here, or anywhere in the package, seeds a global
+generator.
 """
 
 from __future__ import annotations

@@ -48,15 +48,17 @@ class SFedKD(Algorithm[Kept, Prepared]):
         CE + s * (w_nontarget * sum_k g_k NT_k + w_target * sum_k h_k TC_k)
         g_k = d_k / sum_j d_j      h_k = (d_k + epsilon)^-1 / sum_j (d_j + epsilon)^-1      d_k = d(D_k, D_S)
 
-    Teachers are models of the previous round, each caught right after its client had trained, chosen by greedy complementary
-    selection (algorithm 1). The first round has none. With ``teachers=0`` this is FedSeq, bit for bit.
+    Teachers are models of the previous round, each caught right after its client had trained, chosen by greedy
+    complementary selection (algorithm 1). The first round has none. With ``teachers=0`` this is FedSeq, bit for bit.
 
     What the paper leaves open, and what is done here:
 
-    - the temperature has no value and tau^2 is not printed: 4 with tau^2, as in decoupled distillation, on which it builds;
+    - the temperature has no value and tau^2 is not printed: 4 with tau^2, as in decoupled distillation, on which it
+    builds;
     - KL(D_k || D_S) is infinite where the student lacks a class: both are smoothed by 1e-4;
     - the direction of d is not said: teacher first, as written in d(D^T, D^S);
-    - the aggregate of selected distributions is a sum compared with a distribution: it is normalised (no effect for KL);
+    - the aggregate of selected distributions is a sum compared with a distribution: it is normalised (no effect for
+    KL);
     - all distances zero leave g undefined: uniform;
     - nobody is said to hold D: each client uploads its label counts once, and the server learns them.
     """
@@ -79,7 +81,9 @@ class SFedKD(Algorithm[Kept, Prepared]):
     epsilon: float = option(1e-4, "added to distances before they are inverted", low=1e-12)
     g_zero: Literal["uniform", "off"] = option("uniform", "non-target weights when all distances are zero")
     selection: Literal["greedy", "random"] = option("greedy", "how teachers are chosen among the last round's clients")
-    agg: Literal["normalised", "sum"] = option("normalised", "what greedy selection compares with the uniform distribution")
+    agg: Literal["normalised", "sum"] = option(
+        "normalised", "what greedy selection compares with the uniform distribution"
+    )
     exclude_self: bool = option(False, "leave a client's own earlier model out of its teachers")
 
     label_counts = label_counts

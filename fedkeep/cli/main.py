@@ -48,9 +48,13 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="run a recipe: methods side by side on the same partition and seeds"))
     _add_resume(commands.add_parser("resume", help="continue a run that was stopped, to the identical result"))
-    _add_methods(commands.add_parser("methods", help="list the methods: paper, schedule, options, what leaves a client"))
+    _add_methods(
+        commands.add_parser("methods", help="list the methods: paper, schedule, options, what leaves a client")
+    )
     _add_datasets(commands.add_parser("datasets", help="list the known data sets and where they were found"))
-    _add_partition(commands.add_parser("partition", help="split a data set over clients; show statistics and a heat map"))
+    _add_partition(
+        commands.add_parser("partition", help="split a data set over clients; show statistics and a heat map")
+    )
     _add_compare(commands.add_parser("compare", help="show several runs in one table"))
     _add_report(commands.add_parser("report", help="write the table and the HTML report of a run again"))
     _add_recipes(commands.add_parser("recipes", help="list the recipes that come with the package, or print one"))
@@ -76,11 +80,17 @@ def _lazily(module: str, name: str) -> Command:
 def _add_machine(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("machine (changes no result on the same device)")
     group.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    group.add_argument("--workers", type=_natural, default=0, help="processes that share the runs (default: one per core)")
+    group.add_argument(
+        "--workers", type=_natural, default=0, help="processes that share the runs (default: one per core)"
+    )
     group.add_argument("--threads", type=_positive, default=1, help="PyTorch threads in each process (default: 1)")
     _add_data(group)
-    group.add_argument("--allow-code", action="store_true", help="let a recipe import its model as package.module:function")
-    group.add_argument("--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file")
+    group.add_argument(
+        "--allow-code", action="store_true", help="let a recipe import its model as package.module:function"
+    )
+    group.add_argument(
+        "--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file"
+    )
     group.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -89,9 +99,17 @@ def _add_data(group: argparse._ActionsContainer) -> None:
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
-    command.add_argument("recipe", nargs="?", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)")
-    command.add_argument("--set", action="append", default=[], metavar="SECTION.OPTION=VALUE", dest="settings",
-                         help="change an option, such as training.lr=0.05 or algorithm.teachers=3; may be repeated")  # fmt: skip
+    command.add_argument(
+        "recipe", nargs="?", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)"
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.OPTION=VALUE",
+        dest="settings",
+        help="change an option, such as training.lr=0.05 or algorithm.teachers=3; may be repeated",
+    )
     command.add_argument("--methods", type=_names, metavar="A,B", help="methods to run instead of the recipe's")
     command.add_argument("--seeds", type=_numbers, metavar="0,1", help="seeds to run instead of the recipe's")
     command.add_argument("--rounds", type=_positive, help="rounds to run instead of the recipe's")
@@ -108,7 +126,9 @@ def _add_resume(command: argparse.ArgumentParser) -> None:
 
 def _add_methods(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", nargs="?", help="show one method with its options")
-    command.add_argument("--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file")
+    command.add_argument(
+        "--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file"
+    )
     command.set_defaults(command=_lazily("show", "methods"))
 
 

@@ -15,7 +15,8 @@ from fedkeep.experiment.run import Progress as Step
 class Display:
     """Shows steps as they come; a context manager.
 
-    On a terminal: bars with rounds, the last accuracy and the time left. Elsewhere (a file, a CI log): a line now and then.
+    On a terminal: bars with rounds, the last accuracy and the time left. Elsewhere (a file, a CI log): a line now and
+    then.
     """
 
     def __init__(self, console: Console, cells: dict[str, int], test_total: int) -> None:
@@ -42,7 +43,9 @@ class Display:
         self.bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.bars.stop()
 
     def __call__(self, step: Step) -> None:

@@ -15,8 +15,8 @@ from fedkeep.experiment.recipe import Recipe, load_recipe
 from fedkeep.experiment.run import Machine, begin, carry_out, cell_name
 from fedkeep.experiment.setup import federate
 from fedkeep.reporting.finish import finish
-from fedkeep.reporting.table import print_table
 from fedkeep.reporting.rows import summary
+from fedkeep.reporting.table import print_table
 
 
 def run(options: Namespace, console: Console) -> int:
@@ -58,7 +58,9 @@ def _carry_out(folder: Path, recipe: Recipe, machine: Machine, quiet: bool, cons
         with display or nullcontext():
             carry_out(folder, machine, display)
     except KeyboardInterrupt:
-        console.print(f"\nstopped; the last finished rounds are saved. Continue with: fedkeep resume {folder}", soft_wrap=True)
+        console.print(
+            f"\nstopped; the last finished rounds are saved. Continue with: fedkeep resume {folder}", soft_wrap=True
+        )
         return 130
     rows = summary(finish(folder))
     console.print()
@@ -82,8 +84,8 @@ def _what(recipe: Recipe) -> str:
     methods = ", ".join(method.label for method in recipe.methods)
     plan = recipe.run
     return (
-        f"{methods} on {recipe.data}, {recipe.partition.clients} clients ({recipe.partition.name}), {plan.cohort} a round, "
-        f"{plan.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
+        f"{methods} on {recipe.data}, {recipe.partition.clients} clients ({recipe.partition.name}), "
+        f"{plan.cohort} a round, {plan.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
     )
 
 
@@ -92,13 +94,13 @@ def _next(folder: Path, recipe: Recipe) -> str:
     lines = [f"\nreport: {report.as_uri()}", "", "what to try next:"]
     if recipe.name == "demo":
         lines += [
-            "  fedkeep run --set partition.alpha=10 --set partition.classes=5     clients that differ less",
-            "  fedkeep run --set sfedkd.teachers=2 --seeds 0                      fewer teachers",
-            "  fedkeep run sfedkd/fashion-mnist-exdir-2-0.5 --rounds 20           the paper's setting (needs the data set)",
+            "  fedkeep run --set partition.classes=5              clients that differ less",
+            "  fedkeep run --set sfedkd.teachers=2 --seeds 0      fewer teachers",
+            "  fedkeep run fedkeep/fashion-mnist-200 --rounds 20  the paper's setting; needs Fashion-MNIST",
+            "  fedkeep recipes                                    what else there is to run",
         ]
     lines += [
-        "  fedkeep methods sfedkd                                             what a method does, and its options",
-        f"  fedkeep run {folder / 'recipe.toml'}      this run again",
+        "  fedkeep methods sfedkd                             what a method does, and its options",
+        f"  fedkeep run {folder / 'recipe.toml'}  this run again",
     ]
     return "\n".join(lines)
-

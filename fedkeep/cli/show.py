@@ -76,7 +76,11 @@ def _leaves(cls: type[Algorithm[Any, Any]]) -> list[str]:
         if dataclasses.is_dataclass(result):
             sent = ", ".join(field.name for field in dataclasses.fields(result))
         else:
-            sent = (step.__doc__ or "").strip().splitlines()[0] if step.__doc__ else getattr(result, "__name__", str(result))
+            sent = (
+                (step.__doc__ or "").strip().splitlines()[0]
+                if step.__doc__
+                else getattr(result, "__name__", str(result))
+            )
         lines.append(f"{name}: {sent}")
     return lines
 
@@ -115,7 +119,9 @@ def compare(options: Namespace, console: Console) -> int:
         return 0
     console.print(print_table(rows))
     if options.against:
-        table = _table("method", "mean of last 10", "forgetting", "seeds", title=f"paired difference to {options.against}")
+        table = _table(
+            "method", "mean of last 10", "forgetting", "seeds", title=f"paired difference to {options.against}"
+        )
         gains = zip(paired(rows, options.against, "tail"), paired(rows, options.against, "forgetting"), strict=True)
         for accuracy, forgetting in gains:
             texts = (show(gain.spread, METRICS[name].unit, signed=True)

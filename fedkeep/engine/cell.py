@@ -39,9 +39,9 @@ class Log:
 def play(engine: Embedded, folder: Path, on_round: OnRound | None = None, checkpoint_share: float = 0.05) -> None:
     """Play an engine to its last round inside a folder, from its checkpoint if it has one.
 
-    Writes ``rounds.jsonl`` (equal for equal seeds, however often killed), ``timings.jsonl``, ``checkpoint/``, and at the end
-    ``model.safetensors`` (the served model, tensors by name) and ``result.json``. Stopped by an exception or Ctrl-C it
-    saves the last finished round first.
+    Writes ``rounds.jsonl`` (equal for equal seeds, however often killed), ``timings.jsonl``, ``checkpoint/``, and at
+    the end ``model.safetensors`` (the served model, tensors by name) and ``result.json``. Stopped by an exception or
+    Ctrl-C it saves the last finished round first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = Checkpoint(folder / "checkpoint", checkpoint_share)

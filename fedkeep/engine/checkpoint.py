@@ -1,8 +1,8 @@
 """Checkpoints between rounds: the whole state of a run, written so that a kill at any moment loses nothing older.
 
-A checkpoint is a folder with one file for the server, one for each client that keeps something, and a manifest that names
-them. Files are never overwritten: new ones are written beside the old, then the manifest is renamed into place, then
-what it no longer names is removed. Randomness needs no saving, since every draw is derived from its name.
+A checkpoint is a folder with one file for the server, one for each client that keeps something, and a manifest that
+names them. Files are never overwritten: new ones are written beside the old, then the manifest is renamed into place,
+then what it no longer names is removed. Randomness needs no saving, since every draw is derived from its name.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Checkpoint:
             return decode((self.folder / name).read_bytes(), hint, engine.device)
         except (OSError, ValueRefused) as error:
             raise RunError(
-                f"cannot read the checkpoint file {name} in {self.folder}: {error} Remove that folder to start this part "
-                "of the run again."
+                f"cannot read the checkpoint file {name} in {self.folder}: {error} Remove that folder to start this "
+                "part of the run again."
             ) from error
 
     def _read(self) -> dict[str, Any]:
@@ -121,5 +121,7 @@ class Checkpoint:
                 f"cannot read {self.manifest}: {error}. Remove that folder to start this part of the run again."
             ) from error
         if manifest.get("format") != FORMAT:
-            raise RunError(f"{self.manifest} was written by another version of FedKeep (format {manifest.get('format')}).")
+            raise RunError(
+                f"{self.manifest} was written by another version of FedKeep (format {manifest.get('format')})."
+            )
         return manifest

@@ -138,7 +138,9 @@ class Embedded:
         """Count the model's hits on the whole test set."""
         if self._test is None:
             test = self.federation.dataset.test
-            images = torch.cat([self.place.normalise(part.to(self.device)) for part in test["image"].split(4096)])
+            images = torch.cat(
+                [self.place.normalise(part.to(self.device)) for part in torch.split(test["image"], 4096)]
+            )
             self._test = images, test["label"].to(self.device)
         return count(self.place.networks, model, *self._test, self.place.classes)
 

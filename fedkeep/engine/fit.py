@@ -34,7 +34,7 @@ class Pupil:
         for images, answer in self._answers:
             if images is batch.data["image"]:
                 return answer
-        answer = self.networks.trained(batch.data["image"])
+        answer: Tensor = self.networks.trained(batch.data["image"])
         self._answers.append((batch.data["image"], answer))
         return answer
 

@@ -51,5 +51,5 @@ class Networks:
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         with torch.no_grad():
-            parts = [function(part.to(self.device)) for part in images.split(BATCH)]
+            parts = [function(part.to(self.device)) for part in torch.split(images, BATCH)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]

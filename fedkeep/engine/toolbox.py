@@ -109,7 +109,7 @@ class LocalParty(Party[Any]):
 
         gradients = vmap(grad(log_likelihood), (None, 0, 0))
         total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
-        for some, said in zip(images.split(64), labels.split(64), strict=True):
+        for some, said in zip(torch.split(images, 64), torch.split(labels, 64), strict=True):
             for name, gradient in gradients(parameters, some, said).items():
                 total[name] += gradient.square().sum(0)
         return {name: value / max(len(labels), 1) for name, value in total.items()}
@@ -127,14 +127,14 @@ class LocalParty(Party[Any]):
     def _derive(self, purpose: str) -> int:
         use = self._uses.get(purpose, 0)
         self._uses[purpose] = use + 1
-        return seeds.derive(
-            self.place.seed, purpose, task=self.task, round=self.round, client=self.name, use=use
-        )
+        return seeds.derive(self.place.seed, purpose, task=self.task, round=self.round, client=self.name, use=use)
 
     def _source(self, data: Data) -> Source:
         if data["image"].dtype == torch.uint8 and not self.place.augmentation:
             data = {**data, "image": self.place.normalise(data["image"])}
-        return Source(data, self.place.normalise, self.place.augmentation, self.rng("batches"), self.rng("augmentation"))
+        return Source(
+            data, self.place.normalise, self.place.augmentation, self.rng("batches"), self.rng("augmentation")
+        )
 
     def _images(self, data: Data | None) -> Tensor:
         return self.place.normalise((self.data if data is None else data)["image"])

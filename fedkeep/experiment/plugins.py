@@ -31,7 +31,9 @@ def use(names: Iterable[str]) -> None:
             except ModuleNotFoundError as error:
                 if error.name is not None and not name.startswith(error.name):
                     raise
-                raise ConfigError(f"--use {name}: there is no such module. Give a path to a .py file, or install it.") from error
+                raise ConfigError(
+                    f"--use {name}: there is no such module. Give a path to a .py file, or install it."
+                ) from error
 
 
 def _use_file(path: Path) -> None:

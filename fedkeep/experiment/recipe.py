@@ -46,7 +46,8 @@ class Recipe:
     ----------
     name : how it was asked for. title : a line for people.
     data : a known data set, a Hub id or a path (see `fedkeep.data.load`).
-    methods : compared on the same partitions, initial weights, cohorts and batch orders. seeds : one run of each for each.
+    methods : compared on the same partitions, initial weights, cohorts and batch orders. seeds : one run of each for
+    each.
     paper : the numbers that a paper printed for it, if it is a paper's experiment.
     """
 
@@ -128,11 +129,15 @@ def _read(name: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], str]:
     if path.suffix != ".toml":
         path = Path(str(files("fedkeep") / "recipes")) / f"{name}.toml"
         if name not in recipe_names():
-            raise ConfigError(f"there is no recipe {name!r}.{did_you_mean(name, recipe_names())} Or give a path to a .toml file.")
+            raise ConfigError(
+                f"there is no recipe {name!r}.{did_you_mean(name, recipe_names())} Or give a path to a .toml file."
+            )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {name!r}. Give a path to a recipe, or one of: {', '.join(recipe_names())}.") from None
+        raise ConfigError(
+            f"there is no file {name!r}. Give a path to a recipe, or one of: {', '.join(recipe_names())}."
+        ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the recipe {name!r}: {error}") from error
     parent = table.pop("extends", None)
@@ -145,7 +150,8 @@ def _read(name: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], str]:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the entries of ``over``, tables merged. A changed scheme, model or data set starts afresh."""
+    """Return ``base`` with the entries of ``over``, tables merged. A changed scheme, model or data set starts
+    afresh."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
@@ -158,7 +164,9 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _pick(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str, Any]]:
     picked = []
     for name in wanted:
-        found = [m for m in listed if name.lower() in (str(m.get("algorithm", "")).lower(), str(m.get("label", "")).lower())]
+        found = [
+            m for m in listed if name.lower() in (str(m.get("algorithm", "")).lower(), str(m.get("label", "")).lower())
+        ]
         picked.extend(found or [{"algorithm": name}])
     return picked
 
@@ -187,12 +195,18 @@ def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any
         chosen = [e for e in entries if name in options_of(algorithm(str(e.get("algorithm"))))]
         if entries and not chosen:
             known = {n for e in entries for n in options_of(algorithm(str(e.get("algorithm"))))}
-            raise ConfigError(f"--set algorithm.{name}: no method of this recipe has the option.{did_you_mean(name, known)}")
+            raise ConfigError(
+                f"--set algorithm.{name}: no method of this recipe has the option.{did_you_mean(name, known)}"
+            )
     else:
         keys = {str(e.get(key, "")).lower() for e in entries for key in ("algorithm", "label")} - {""}
-        chosen = [e for e in entries if section.lower() in (str(e.get("algorithm")).lower(), str(e.get("label")).lower())]
+        chosen = [
+            e for e in entries if section.lower() in (str(e.get("algorithm")).lower(), str(e.get("label")).lower())
+        ]
         if not chosen:
-            raise ConfigError(f"--set {section}.{name}: unknown section.{did_you_mean(section, {*SECTIONS, 'algorithm', *keys})}")
+            raise ConfigError(
+                f"--set {section}.{name}: unknown section.{did_you_mean(section, {*SECTIONS, 'algorithm', *keys})}"
+            )
     for entry in chosen:
         entry[name] = value
 
@@ -232,7 +246,9 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
     )
     clients = partition.clients
     if clients and recipe.run.cohort > clients:
-        raise ConfigError(f"{where}: a cohort of {recipe.run.cohort} cannot be drawn from {clients} clients. Change run.cohort.")
+        raise ConfigError(
+            f"{where}: a cohort of {recipe.run.cohort} cannot be drawn from {clients} clients. Change run.cohort."
+        )
     if recipe.run.min_clients > recipe.run.cohort:
         raise ConfigError(f"{where}: run.min_clients {recipe.run.min_clients} exceeds run.cohort {recipe.run.cohort}.")
     return recipe
@@ -262,7 +278,9 @@ def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
 
 def _methods(entries: Any, where: str) -> tuple[Method, ...]:
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{where}: there is no method to run. Add [[methods]] with algorithm = one of: {', '.join(algorithms())}.")
+        raise ConfigError(
+            f"{where}: there is no method to run. Add [[methods]] with algorithm = one of: {', '.join(algorithms())}."
+        )
     methods = []
     for entry in entries:
         options = dict(entry)
@@ -283,7 +301,7 @@ def _methods(entries: Any, where: str) -> tuple[Method, ...]:
 
 def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Recipe:
     """Return a recipe that runs these methods, as configured in Python, instead of its own."""
-    methods = []
+    methods: list[Method] = []
     for instance in instances:
         label = type(instance).title or type(instance).__name__
         taken = sum(m.label == label or m.label.startswith(f"{label} ") for m in methods)

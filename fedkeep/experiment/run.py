@@ -70,7 +70,9 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
     """
     checked_device(machine.device)
     for seed in recipe.seeds:
-        federate(recipe, seed, machine.data_dir)  # a missing data set or an impossible partition shows before any training
+        federate(
+            recipe, seed, machine.data_dir
+        )  # a missing data set or an impossible partition shows before any training
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(
@@ -94,9 +96,12 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
 
 
 def carry_out(folder: Path, machine: Machine, on_progress: OnProgress | None = None) -> None:
-    """Play all cells of a run folder that are not finished, each from its checkpoint. Safe to call again after a kill."""
+    """Play all cells of a run folder that are not finished, each from its checkpoint. Safe to call again after a
+    kill."""
     if not (folder / "recipe.toml").is_file() or not (folder / "run.json").is_file():
-        raise RunError(f"{folder} is no run folder: it holds no recipe.toml and run.json. Give the folder that a run printed.")
+        raise RunError(
+            f"{folder} is no run folder: it holds no recipe.toml and run.json. Give the folder that a run printed."
+        )
     recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
     cells = [(method, seed) for seed in recipe.seeds for method in recipe.methods]
     pending = [(method, seed) for method, seed in cells if not (_cell(folder, method, seed) / "result.json").exists()]
@@ -206,7 +211,8 @@ class _Watcher:
 
 @contextmanager
 def pinned_threads(threads: int) -> Iterator[None]:
-    """Let PyTorch use this many threads for the block: results depend on the number, and small models suffer from more."""
+    """Let PyTorch use this many threads for the block: results depend on the number, and small models suffer from
+    more."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -75,4 +75,3 @@ def describe_cell(recipe: Recipe, method: Method, seed: int, federation: Federat
         "dataset_note": dataset.note,
         "test_total": torch.bincount(dataset.test["label"], minlength=dataset.classes).tolist(),
     }
-

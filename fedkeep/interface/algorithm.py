@@ -39,8 +39,9 @@ def is_client_step(function: Any) -> bool:
 class Algorithm(Options, ABC, Generic[S, C]):
     """Base of all methods. ``S`` is the dataclass that the server keeps, ``C`` the one that each client keeps.
 
-    A subclass is a frozen dataclass whose fields are its options (see `fedkeep.options.option`), with one `round` and at
-    least one `on_client` step. It holds no state of its own. `round` depends on nothing but the server and the replies.
+    A subclass is a frozen dataclass whose fields are its options (see `fedkeep.options.option`), with one `round` and
+    at least one `on_client` step. It holds no state of its own. `round` depends on nothing but the server and the
+    replies.
     """
 
     title: ClassVar[str] = ""  # as papers write it; default: the class's name

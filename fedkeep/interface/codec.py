@@ -1,8 +1,8 @@
 """One codec for messages and states: values to safetensors and back, guided by type annotations. Never pickle.
 
-The tensors of a value are stored under numbered names, and its structure as JSON in a byte tensor beside them, so that one
-blob holds all. Decoding follows the annotation of the step's parameter, its result or the state: what does not fit it is
-refused, and only dataclasses that the annotation names, or their subclasses, are ever constructed.
+The tensors of a value are stored under numbered names, and its structure as JSON in a byte tensor beside them, so that
+one blob holds all. Decoding follows the annotation of the step's parameter, its result or the state: what does not fit
+it is refused, and only dataclasses that the annotation names, or their subclasses, are ever constructed.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ def _restore_sequence(
     if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
         if len(items) != len(arguments):
             raise ValueRefused(f"{where} has {len(items)} items instead of {len(arguments)}.")
-        return tuple(_restore(i, tensors, a, f"{where}[{n}]") for n, (i, a) in enumerate(zip(items, arguments, strict=True)))
+        return tuple(
+            _restore(i, tensors, a, f"{where}[{n}]") for n, (i, a) in enumerate(zip(items, arguments, strict=True))
+        )
     restored = [_restore(item, tensors, arguments[0], f"{where}[{number}]") for number, item in enumerate(items)]
     return tuple(restored) if origin is tuple else restored
 
@@ -150,7 +152,8 @@ def _restore_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint
 
 
 def _with_subclasses(cls: type) -> list[type]:
-    return [cls, *(found for child in cls.__subclasses__() for found in _with_subclasses(child))]
+    children: list[type] = cls.__subclasses__()
+    return [cls, *(found for child in children for found in _with_subclasses(child))]
 
 
 def _words(hint: Any) -> str:

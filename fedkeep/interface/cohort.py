@@ -36,11 +36,13 @@ class Cohort(ABC):
 
     @abstractmethod
     def ask(self, step: Step[P, R], *args: P.args, **kwargs: P.kwargs) -> Mapping[str, R]:
-        """Let all clients do a step at once; return the replies by client id, in cohort order, lost clients left out."""
+        """Let all clients do a step at once; return the replies by client id, in cohort order, lost clients left
+        out."""
 
     @abstractmethod
     def start(self, step: Step[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Ask all clients without waiting. A client does its steps in the order asked, and this one by the round's end."""
+        """Ask all clients without waiting. A client does its steps in the order asked, and this one by the round's
+        end."""
 
     @abstractmethod
     def without(self, known: Container[str]) -> Cohort:

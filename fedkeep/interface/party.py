@@ -67,9 +67,9 @@ class Party(ABC, Generic[S]):
     def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
         """Train a copy of ``model``: the only training of the recipe's network.
 
-        Several data sets are drawn side by side, one batch of each per step; a pass ends with the first, the others start
-        over as often as needed. Without ``data`` it is the party's own; without ``passes``, the recipe's epochs. Frozen
-        teachers of the objective are settled first. A party without examples gets its model back after 0 steps.
+        Several data sets are drawn side by side, one batch of each per step; a pass ends with the first, the others
+        start over as often as needed. Without ``data`` it is the party's own; without ``passes``, the recipe's epochs.
+        Frozen teachers of the objective are settled first. A party without examples gets its model back after 0 steps.
         """
 
     @abstractmethod

@@ -42,7 +42,7 @@ class AlexNet8USFC(Architecture):
     Papers of SFedKD's university describe an "8-layer AlexNet" in these words and as about 130 MB large. Kernel sizes
     and the number of layers are theirs. All else is a reconstruction: the maps (96, 256, 384, 384, 256), the 4096 units
     of the hidden layers, dropout, and the 3x3 max-pooling with stride 2 after the first, second and fifth convolution
-    are those of Krizhevsky et al. (2012); stride 1 and paddings that keep the size (5, 3, 1, 1, 1) make 32x32 images fit.
+    are those of Krizhevsky et al. (2012); stride 1 and paddings that keep the size (5, 3, 1, 1, 1) let 32x32 images in.
     30,600,586 parameters (122 MB) for 3x32x32 and 10 classes; images from 15x15 pixels.
     """
 

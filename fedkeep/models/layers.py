@@ -31,6 +31,8 @@ class Convolution:
 
     def shrink(self, side: int) -> int:
         """Return the side of the output, in pixels, for a side of the input; 0 if nothing is left."""
+        if side < 1:
+            return 0  # padding must not make something of nothing
         side = _windows(side + 2 * self.padding, self.kernel, self.stride)
         return side if self.pool is None else _windows(side, *self.pool)
 
@@ -93,5 +95,5 @@ def flattened_side(convolutions: Sequence[Convolution], side: int) -> int:
 
 
 def _windows(side: int, kernel: int, stride: int) -> int:
-    """Return how many windows fit into a side; none fit into nothing, whatever the padding adds later."""
+    """Return how many windows of `kernel` pixels, `stride` apart, fit into a side."""
     return (side - kernel) // stride + 1 if side >= kernel else 0

@@ -10,8 +10,8 @@ from torch.nn.functional import max_pool2d
 class MaxPool2(nn.Module):
     """Max-pooling of 2x2 windows with stride 2; a last odd row or column is left out.
 
-    PyTorch's CPU kernel walks the windows one by one, which is most of a small network's forward pass. Where no gradient
-    is needed (teachers, evaluation), the maximum of four strided views is the same numbers, vectorised.
+    PyTorch's CPU kernel walks the windows one by one, which is most of a small network's forward pass. Where no
+    gradient is needed (teachers, evaluation), the maximum of four strided views is the same numbers, vectorised.
     """
 
     def forward(self, images: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
     for name, tensor in module.state_dict().items():
         if not isinstance(tensor, Tensor):
             raise ConfigError(
-                f"{type(module).__name__} keeps {name!r}, a {type(tensor).__name__}, in its state dict. A model is sent "
-                "and averaged as tensors: keep it in a buffer, or out of the state dict."
+                f"{type(module).__name__} keeps {name!r}, a {type(tensor).__name__}, in its state dict. A model is "
+                "sent and averaged as tensors: keep it in a buffer, or out of the state dict."
             )
         weights[name] = tensor.detach().clone()
     return weights

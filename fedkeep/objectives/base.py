@@ -16,7 +16,8 @@ from torch import Tensor
 from fedkeep.models import Weights
 
 Data = Mapping[str, Tensor]
-"""Columns of one length: ``image`` (uint8, or float32 if already normalised), ``label`` (int64), and what a method adds."""
+"""Columns of one length: ``image`` (uint8, or float32 if already normalised), ``label`` (int64), and what a method
+adds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,5 @@ NOTHING: Objective = Sum()
 
 def _terms(*objectives: Objective) -> tuple[Objective, ...]:
     return tuple(
-        term
-        for objective in objectives
-        for term in (objective.terms if isinstance(objective, Sum) else (objective,))
+        term for objective in objectives for term in (objective.terms if isinstance(objective, Sum) else (objective,))
     )

@@ -1,15 +1,15 @@
 """The one distillation kernel: target part and non-target part, several teachers folded into one.
 
-With a label y, temperature tau and p = softmax(z / tau), split a distribution into p_y, q_y = 1 - p_y, and p~, the softmax
-over the other classes. The Kullback-Leibler divergence from teacher T to student S then falls apart (Zhao et al., 2022,
-"Decoupled knowledge distillation", eq. 5):
+With a label y, temperature tau and p = softmax(z / tau), split a distribution into p_y, q_y = 1 - p_y, and p~, the
+softmax over the other classes. The Kullback-Leibler divergence from teacher T to student S then falls apart (Zhao et
+al., 2022, "Decoupled knowledge distillation", eq. 5):
 
     KL(p^T || p^S) = TC + q_y^T NT,   TC = p_y^T ln(p_y^T / p_y^S) + q_y^T ln(q_y^T / q_y^S)
                                       NT = sum_{c != y} p~_c^T ln(p~_c^T / p~_c^S)
 
-and every distillation loss of this library is  s * sum_k (a_k TC_k + b_k NT_k)  for teachers k, with weights per example.
-Since TC and NT are linear in the student's log-probabilities, teachers fold into sums of their probabilities: three columns
-hold everything that any number of teachers has to say, with the same gradient and the same value.
+and every distillation loss of this library is  s * sum_k (a_k TC_k + b_k NT_k)  for teachers k, with weights per
+example. Since TC and NT are linear in the student's log-probabilities, teachers fold into sums of their probabilities:
+three columns hold everything that any number of teachers has to say, with the same gradient and the same value.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Folded:
 def fold(teachers: Tensor, labels: Tensor, target: Tensor, nontarget: Tensor, tau: float) -> Folded:
     """Fold teachers' logits [k, n, classes] with weights a = ``target`` and b = ``nontarget``, both [k, n].
 
-    Teachers are frozen: no gradient flows into their logits or weights. Folding is exact: sum_k b_k NT_k differs from (sum_k b_k) KL(mean_b p~^T || p~^S) by a constant of the student.
+    Teachers are frozen: no gradient flows into their logits or weights. Folding is exact: sum_k b_k NT_k differs from
+    (sum_k b_k) KL(mean_b p~^T || p~^S) by a constant of the student.
     """
     said = log_split(teachers, labels, tau)
     p, q = said.target.exp(), said.rest.exp()

@@ -19,9 +19,9 @@ Smoothing = Literal["both", "student_only", "count_laplace"]
 def divergence(first: Tensor, second: Tensor, metric: Metric) -> Tensor:
     """Return d(first, second) over the last dimension.
 
-    ``kl`` is KL(first || second) in nats, with 0 ln 0 = 0, and infinite where only ``second`` is zero; ``l1`` the sum of
-    absolute differences, 0 to 2; ``l2`` the Euclidean distance; ``js`` the mean of the two divergences to the midpoint, at
-    most ln 2 (no square root).
+    ``kl`` is KL(first || second) in nats, with 0 ln 0 = 0, and infinite where only ``second`` is zero; ``l1`` the sum
+    of absolute differences, 0 to 2; ``l2`` the Euclidean distance; ``js`` the mean of the two divergences to the
+    midpoint, at most ln 2 (no square root).
     """
     if metric == "l1":
         return (first - second).abs().sum(-1)
@@ -52,9 +52,10 @@ def discrepancies(
 ) -> Tensor:
     """Return d(D_teacher, D_student), [k], from label counts: teachers [k, classes], student [classes].
 
-    Only the KL divergence is smoothed, which is infinite for classes that its second argument lacks: ``both`` smooths both
-    distributions by ``amount`` (the default: equal distributions stay at distance 0), ``student_only`` only the second
-    argument, which is the student's unless ``student_first`` turns them round, ``count_laplace`` adds ``amount`` examples of each class to both counts.
+    Only the KL divergence is smoothed, which is infinite for classes that its second argument lacks: ``both`` smooths
+    both distributions by ``amount`` (the default: equal distributions stay at distance 0), ``student_only`` only the
+    second argument, which is the student's unless ``student_first`` turns them round, ``count_laplace`` adds ``amount``
+    examples of each class to both counts.
     """
     first, second = (student, teachers) if student_first else (teachers, student)
     if metric == "kl" and smoothing == "count_laplace":
@@ -67,12 +68,14 @@ def discrepancies(
     return divergence(first, second, metric).clamp(min=0.0)
 
 
-def teacher_weights(distances: Tensor, epsilon: float, zero: Literal["uniform", "off"] = "uniform") -> tuple[Tensor, Tensor]:
+def teacher_weights(
+    distances: Tensor, epsilon: float, zero: Literal["uniform", "off"] = "uniform"
+) -> tuple[Tensor, Tensor]:
     """Return (g, h), each [k] and summing to one: weights of the teachers at distances d >= 0, [k].
 
     g_k = d_k / sum_j d_j (eq. 5: far teachers know what the student does not, and lead on the non-target part);
-    h_k = (d_k + epsilon)^-1 / sum_j (d_j + epsilon)^-1 (near teachers lead on the target part). If all distances are zero,
-    g is undefined: 1/k (``uniform``) or 0 (``off``).
+    h_k = (d_k + epsilon)^-1 / sum_j (d_j + epsilon)^-1 (near teachers lead on the target part). If all distances are
+    zero, g is undefined: 1/k (``uniform``) or 0 (``off``).
     """
     if not len(distances):
         return distances, distances
@@ -95,8 +98,8 @@ def select_complementary(
     """Choose ``count`` of the candidates, one after another, so that together they cover the classes evenly.
 
     Each step takes the candidate whose proportions, added to those chosen so far, come nearest to the uniform
-    distribution (algorithm 1). ``normalised`` divides the sum by its mass first; ``sum`` compares it as it is, which changes
-    the choice for ``l1`` and ``js`` only. Distances within 1e-12 of the least are ties, and the
+    distribution (algorithm 1). ``normalised`` divides the sum by its mass first; ``sum`` compares it as it is, which
+    changes the choice for ``l1`` and ``js`` only. Distances within 1e-12 of the least are ties, and the
     earliest candidate wins.
     """
     chosen: list[str] = []

@@ -26,7 +26,8 @@ class Distillation(Objective):
     teachers : the frozen models; without any, nothing is distilled.
     rule : gives a and b.
     tau : the softmax temperature of teachers and student.
-    scale : ``tau2`` multiplies by tau squared, so that the gradient keeps its size when tau changes (Hinton et al., 2015).
+    scale : ``tau2`` multiplies by tau squared, so that the gradient keeps its size when tau changes (Hinton et al.,
+    2015).
     on : the number of the data set that it reads.
     """
 
