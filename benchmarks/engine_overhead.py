@@ -136,7 +136,8 @@ def report(seconds: dict[str, list[float]], gap: float, dataset: str, rounds: in
     lines = [
         "# Engine overhead",
         "",
-        f"`python benchmarks/engine_overhead.py --rounds {rounds}`, {datetime.now(UTC):%Y-%m-%d}; {dataset}; recipe `{RECIPE}`;",
+        f"`python benchmarks/engine_overhead.py --rounds {rounds}`, {datetime.now(UTC):%Y-%m-%d}; {dataset};",
+        f"recipe `{RECIPE}`;",
         f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
         "",
         "| what | median seconds per round |",

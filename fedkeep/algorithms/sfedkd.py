@@ -53,12 +53,10 @@ class SFedKD(Algorithm[Kept, Prepared]):
 
     What the paper leaves open, and what is done here:
 
-    - the temperature has no value and tau^2 is not printed: 4 with tau^2, as in decoupled distillation, on which it
-    builds;
+    - the temperature has no value and tau^2 is not printed: 4 with tau^2, the setting of decoupled distillation;
     - KL(D_k || D_S) is infinite where the student lacks a class: both are smoothed by 1e-4;
     - the direction of d is not said: teacher first, as written in d(D^T, D^S);
-    - the aggregate of selected distributions is a sum compared with a distribution: it is normalised (no effect for
-    KL);
+    - the sum of selected distributions is compared with a distribution: it is normalised first (no effect for KL);
     - all distances zero leave g undefined: uniform;
     - nobody is said to hold D: each client uploads its label counts once, and the server learns them.
     """

@@ -31,9 +31,9 @@ class Pupil:
 
     def logits(self, batch: Batch) -> Tensor:
         # A sum of objectives asks several times for the same images; a list of one or two is quicker than hashing.
-        for images, answer in self._answers:
+        for images, known in self._answers:
             if images is batch.data["image"]:
-                return answer
+                return known
         answer: Tensor = self.networks.trained(batch.data["image"])
         self._answers.append((batch.data["image"], answer))
         return answer

@@ -159,8 +159,8 @@ def _spread(
                     future.result()
         except BrokenProcessPool as error:
             raise RunError(
-                f"a worker process died, perhaps for lack of memory (there were {workers}). What is finished is kept: fedkeep "
-                f"resume {folder} --workers {max(1, workers // 2)}"
+                f"a worker process died, perhaps for lack of memory (there were {workers}). What is finished is kept: "
+                f"fedkeep resume {folder} --workers {max(1, workers // 2)}"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)

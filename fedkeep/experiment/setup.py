@@ -31,7 +31,8 @@ def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation
     dataset = federation.dataset
     if recipe.run.cohort > len(federation.clients):
         raise ConfigError(
-            f"a cohort of {recipe.run.cohort} cannot be drawn from {len(federation.clients)} clients. Change run.cohort."
+            f"a cohort of {recipe.run.cohort} cannot be drawn from {len(federation.clients)} clients. "
+            "Change run.cohort."
         )
     return Embedded(
         algorithm=method.algorithm,

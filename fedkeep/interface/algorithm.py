@@ -106,7 +106,7 @@ def algorithm(name: str) -> type[Algorithm[Any, Any]]:
     known = algorithms()
     if name.lower() not in known:
         raise ConfigError(
-            f"there is no method {name!r}.{did_you_mean(name.lower(), known)} A method of your own is found when its file is "
-            "named with --use FILE."
+            f"there is no method {name!r}.{did_you_mean(name.lower(), known)} A method of your own is found when its "
+            "file is named with --use FILE."
         )
     return known[name.lower()]

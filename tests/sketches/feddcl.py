@@ -113,7 +113,7 @@ class FedDCL(Algorithm[Bank, Own]):
 
     @on_client
     def keep(self, client: Client[Own], start: Weights, current: Data, previous: Data, known: int) -> None:
-        """Keep the task's images, and what the own old model says of earlier tasks'; a newcomer starts from ``start``."""
+        """Keep the task's images, and what the own old model says of those before; a newcomer begins at ``start``."""
         kept = client.state
         kept.model = kept.model or start  # an architecture of its own would have an initial model of its own
         kept.current, kept.previous, kept.known = current, previous, known

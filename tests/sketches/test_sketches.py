@@ -1,0 +1,286 @@
+"""The sketches run: six methods to come, on the interface as it is, without a special case in the engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.data import DataSet, Federation, load
+from fedkeep.data.partition import schemes
+from fedkeep.engine.checkpoint import Checkpoint
+from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.plan import Plan
+from fedkeep.experiment.plugins import use
+from fedkeep.interface import Algorithm, Cohort, Server, Training, algorithm
+from fedkeep.interface.codec import decode, encode
+from fedkeep.models import Weights
+from fedkeep.models.mlp import MLP
+from fedkeep.models.weights import mean
+
+HERE = Path(__file__).parent
+SKETCHES = ("fedcad", "fedadkd", "scaffold", "moon", "fedskf", "feddcl")
+FILES = [str(HERE / f"{name}.py") for name in SKETCHES]
+CLIENTS, ROUNDS = 6, 3
+
+
+class UniformFedAvg(FedAvg):
+    """FedAvg in which all clients count alike."""
+
+    title = "Sketch uniform FedAvg"
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        server.model = mean([reply.model for reply in cohort.ask(self.train, server.model).values()])
+
+
+def sketch(name: str, **options: Any) -> Algorithm[Any, Any]:
+    # As a user's own file would be, and only when a test runs: other tests list all methods when they are collected.
+    use([str(HERE / f"{name}.py")])
+    return algorithm(f"sketch-{name}")(**options)
+
+
+@cache
+def digits() -> DataSet:
+    return load("digits")
+
+
+@cache
+def federation(classes: range = range(10)) -> Federation:
+    """Give six clients unequal shares of the digits of some classes."""
+    dataset = digits()
+    chosen = (dataset.train["label"] >= classes.start) & (dataset.train["label"] < classes.stop)
+    dataset = replace(dataset, train={name: column[chosen] for name, column in dataset.train.items()})
+    scheme = schemes()["dirichlet"](clients=CLIENTS)
+    return Federation(dataset, scheme.split(dataset.train, dataset.classes, seed=3))
+
+
+def engine(method: Algorithm[Any, Any], classes: range = range(10), **settings: Any) -> Embedded:
+    built = Embedded(
+        method,
+        federation(classes),
+        lambda: MLP(hidden=(16,)).build((1, 8, 8), 10),
+        Training(epochs=1, batch_size=32, lr=0.1, momentum=0.5),
+        settings.pop("plan", Plan(rounds=ROUNDS, cohort=4)),
+        **settings,
+    )
+    built.place.classes = (
+        classes.stop
+    )  # as a growing classifier would have it; this one has all its rows from the start
+    if "auxiliary" in method.needs:
+        rows = torch.cat([(digits().test["label"] == label).nonzero()[:4, 0] for label in range(10)])
+        built.server.data = {name: column[rows] for name, column in digits().test.items()}
+    return built
+
+
+def play(played: Embedded, rounds: int = ROUNDS) -> Embedded:
+    played.records = [played.advance().record for _ in range(rounds)]  # type: ignore[attr-defined]
+    return played
+
+
+def same(first: Any, second: Any) -> bool:
+    """Tell whether two values are equal bit for bit."""
+    if isinstance(first, Tensor):
+        return isinstance(second, Tensor) and first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, Mapping):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if is_dataclass(first):
+        names = [field.name for field in fields(first)]
+        return type(first) is type(second) and all(same(getattr(first, n), getattr(second, n)) for n in names)
+    return bool(first == second)
+
+
+def moved(played: Embedded) -> bool:
+    return not same(played.server.model, played.place.networks.initial)
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_codec_changes_no_bit(name: str) -> None:
+    direct, coded = (play(engine(sketch(name), through_codec=through)) for through in (False, True))
+    assert moved(direct)
+    assert direct.records == coded.records
+    assert same(direct.server.model, coded.server.model)
+    assert same(direct.server.state, coded.server.state)
+    assert same(direct.states, coded.states)
+    for state in direct.states.values():
+        assert same(decode(encode(state), direct.client_state), state)
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_resume_changes_no_bit(name: str, tmp_path: Path) -> None:
+    whole = play(engine(sketch(name)))
+    first = play(engine(sketch(name)), ROUNDS - 1)
+    Checkpoint(tmp_path).save(first, {})
+    second = engine(sketch(name))
+    Checkpoint(tmp_path).restore(second)
+    play(second, 1)
+    assert second.records == whole.records[-1:]
+    assert same(second.server.model, whole.server.model)
+    assert same(second.states, whole.states)
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_lost_clients_are_survived(name: str) -> None:
+    def lose(round: int, client: str, step: str) -> str | None:
+        return "too late" if round == 2 and client in ("1", "4") else None
+
+    played = play(engine(sketch(name), lose=lose, plan=Plan(rounds=ROUNDS, cohort=CLIENTS)))
+    assert [len(record["lost"]) for record in played.records] == [0, 2, 0]
+    assert not any(record["undone"] for record in played.records)
+
+
+def test_fedcad_that_trusts_nothing_is_fedavg() -> None:
+    plain = play(engine(FedAvg()))
+    assert same(play(engine(sketch("fedcad", low=0.0, high=0.0))).server.model, plain.server.model)
+    assert not same(play(engine(sketch("fedcad"))).server.model, plain.server.model)
+
+
+def test_fedcad_trusts_between_its_bounds() -> None:
+    trust = torch.tensor(play(engine(sketch("fedcad"))).records[-1]["log"]["trust"])
+    assert trust.shape == (10,)
+    assert 0.3 < trust.min() < trust.max() < 0.7
+
+
+def test_fedadkd_without_weights_is_uniform_fedavg() -> None:
+    uniform = play(engine(UniformFedAvg()))
+    without = play(engine(sketch("fedadkd", w_target=0.0, w_nontarget=0.0)))
+    assert same(without.server.model, uniform.server.model)
+    assert not same(play(engine(FedAvg())).server.model, uniform.server.model)
+    assert not same(play(engine(sketch("fedadkd"))).server.model, uniform.server.model)
+
+
+def test_fedadkd_hears_how_balanced_clients_are() -> None:
+    played = play(engine(sketch("fedadkd")))
+    for client, gini in played.server.state.gini.items():
+        counts = played.federation.data(client)["label"].bincount(minlength=10).double()
+        assert gini == pytest.approx(1 - float((counts / counts.sum()).square().sum()))
+
+
+def test_first_round_of_scaffold_is_fedavg() -> None:
+    plain, controlled = engine(FedAvg()), engine(sketch("scaffold"))
+    play(plain, 1)
+    play(controlled, 1)
+    assert same(controlled.server.model, plain.server.model)
+    assert any(bool(tensor.any()) for tensor in controlled.server.state.c.values())
+    assert not same(play(controlled, 1).server.model, play(plain, 1).server.model)
+
+
+def test_scaffold_keeps_the_mean_of_its_clients() -> None:
+    played = play(engine(sketch("scaffold"), plan=Plan(rounds=ROUNDS, cohort=CLIENTS)))
+    expected = mean([state.c for state in played.states.values()])
+    for name, tensor in played.server.state.c.items():
+        assert torch.allclose(tensor, expected[name], atol=1e-5)
+
+
+def test_second_visit_of_moon_differs_from_the_first() -> None:
+    plan = Plan(rounds=ROUNDS, cohort=CLIENTS)
+    remembering, forgetful = (play(engine(sketch("moon"), plan=plan), 1) for _ in range(2))
+    assert same(remembering.server.model, forgetful.server.model)
+    forgetful.states.clear()
+    assert not same(play(remembering, 1).server.model, play(forgetful, 1).server.model)
+
+
+@pytest.mark.parametrize(("name", "without"), [("fedskf", {"w_local": 0.0, "w_global": 0.0}), ("feddcl", {})])
+def test_second_task_remembers_the_first(name: str, without: dict[str, float]) -> None:
+    """Tasks do not exist yet: a second engine takes over what the first left, on the other classes."""
+    plan = Plan(rounds=ROUNDS, cohort=CLIENTS)
+    first = play(engine(sketch(name), range(5), plan=plan))
+    both = []
+    for forget in (False, True):
+        second = engine(sketch(name, **without) if forget else sketch(name), range(5, 10), plan=plan)
+        second.states |= {} if forget and not without else first.states
+        second.server.model = first.server.model
+        second.server.state = first.server.state
+        if without:  # FedSKF's weights are in what its clients keep
+            for state in second.states.values():
+                state.lesson = replace(state.lesson, weights=(0.0, 0.0)) if forget else state.lesson
+        both.append(sum(play(second).records[-1]["correct"][:5]))
+    assert both[0] > both[1]
+
+
+def test_fedskf_finds_back_permuted_neurons() -> None:
+    played = play(engine(sketch("fedskf")))
+    base = played.server.model
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(5))
+    shuffled = {name: tensor[order] if name.startswith("body") else tensor for name, tensor in base.items()}
+    shuffled["classifier.weight"] = base["classifier.weight"][:, order]
+    projected = sys.modules["fedkeep_used_fedskf"].projected
+    found: Weights = projected(shuffled, base, played.server.network(base))
+    for name, tensor in base.items():
+        assert torch.allclose(found[name], tensor, atol=1e-5)
+
+
+def test_models_of_feddcl_stay_at_home() -> None:
+    played = play(engine(sketch("feddcl")))
+    model = sum(tensor.nbytes for tensor in played.server.model.values())
+    newcomers = [len(played.server.state.welcomed)]
+    assert newcomers[0] > 4
+    assert played.records[-1]["up"] < model
+    assert len({id(state.model) for state in played.states.values() if state.model}) == newcomers[0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
+def test_sketches_are_typed_and_mistakes_are_found(tmp_path: Path) -> None:
+    """Check the six files strictly, together with one that is wrong, so that silence means something."""
+    wrong = tmp_path / "wrong_sketch.py"
+    wrong.write_text(WRONG)
+    root = HERE.parents[1]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file",
+        str(root / "pyproject.toml"),
+        *FILES,
+        str(wrong),
+    ]
+    found = subprocess.run(command, cwd=root, env={**os.environ}, capture_output=True, text=True, check=False)
+    lines = [line for line in found.stdout.splitlines() if ": error:" in line]
+    assert not [line for line in lines if "tests/sketches" in line]
+    expected = [number for number, line in enumerate(WRONG.splitlines(), start=1) if "# wrong" in line]
+    assert [int(line.split(":")[1]) for line in lines if "wrong_sketch" in line] == expected, (
+        found.stdout + found.stderr
+    )
+
+
+WRONG = """\
+from dataclasses import dataclass, field
+
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
+from fedkeep.models import Weights
+from fedkeep.objectives import CrossEntropy
+
+
+@dataclass
+class Kept:
+    seen: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wrong(Algorithm[Kept]):
+    def round(self, server: Server[Kept], cohort: Cohort) -> None:
+        cohort.ask(self.train, server.model)  # wrong: an argument is missing
+        cohort.ask(self.train, server.model, each({"0": "half"}))  # wrong: a text for a number
+        server.state.seen = cohort.ask(self.train, server.model, 1.0)  # wrong: fits for numbers
+        server.state.unseen = {}  # wrong: the state has no such field
+        for client in cohort:
+            server.model = client.ask(self.train, server.model, 1.0).model  # wrong: a lost client
+
+    @on_client
+    def train(self, client: Client, model: Weights, share: float) -> Fit:
+        client.state.seen = {}  # wrong: that is the server's
+        return client.fit(model, CrossEntropy() + share)  # wrong: a number is no objective
+"""
