@@ -46,7 +46,9 @@ class SFedKD(Algorithm[Kept, Prepared]):
     The loss of student S with teachers k (eqs. 3 to 5, written with the two parts of `fedkeep.objectives.decoupled`):
 
         CE + s * (w_nontarget * sum_k g_k NT_k + w_target * sum_k h_k TC_k)
-        g_k = d_k / sum_j d_j      h_k = (d_k + epsilon)^-1 / sum_j (d_j + epsilon)^-1      d_k = d(D_k, D_S)
+        d_k = d(D_k, D_S)
+        g_k = d_k / sum_j d_j
+        h_k = (d_k + epsilon)^-1 / sum_j (d_j + epsilon)^-1
 
     Teachers are models of the previous round, each caught right after its client had trained, chosen by greedy
     complementary selection (algorithm 1). The first round has none. With ``teachers=0`` this is FedSeq, bit for bit.

@@ -39,11 +39,12 @@ def partition(options: Namespace, console: Console) -> int:
 
     shown = Table("statistic", "value", box=box.SIMPLE_HEAD, pad_edge=False)
     manifest = split.manifest()
-    for name in ("scheme", "clients", "rows", "attempts", "hash"):
+    for name in ("scheme", "attempts"):
         shown.add_row(name, str(manifest[name]))
     for name, value in statistics(counts).items():
-        shown.add_row(name.replace("_", " "), f"{value:.4g}")
+        shown.add_row(name.replace("_", " "), f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
     console.print(shown)
+    console.print(f"hash {manifest['hash']}", highlight=False, soft_wrap=True)
 
     out = Path(options.out or f"{dataset.name.replace('/', '-')}-{options.scheme}-seed{options.seed}.svg")
     if out.suffix == ".json":

@@ -41,7 +41,7 @@ def methods(options: Namespace, console: Console) -> int:
 
 def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     console.print(f"[bold]{cls.name()}[/]  ({cls.schedule})", highlight=False)
-    console.print(escape(f"{cls.paper}\n\n{_docstring(cls)}\n"), highlight=False)
+    console.print(escape(f"{cls.paper}\n\n{_docstring(cls)}\n"), highlight=False, soft_wrap=True)
     console.print("[bold]what leaves a client[/]", highlight=False)
     for line in _leaves(cls):
         console.print(f"  {escape(line)}", highlight=False)
@@ -87,11 +87,14 @@ def _leaves(cls: type[Algorithm[Any, Any]]) -> list[str]:
 
 def datasets(options: Namespace, console: Console) -> int:
     """List the known data sets."""
-    table = _table("data set", "classes", "image", "Hub", "found locally", "note")
+    table = _table("data set", "classes", "image", "here", "Hub", "note")
     for name, entry in known(options.data_dir).items():
         image = "x".join(map(str, entry.shape))
-        table.add_row(name, str(entry.classes), image, entry.hub, escape(entry.where) or "-", escape(entry.note))
+        held = entry.local_classes
+        here = "-" if not entry.where else "yes" if held in (None, entry.classes) else f"{held} classes"
+        table.add_row(name, str(entry.classes), image, here, entry.hub or "-", escape(entry.note))
     console.print(table)
+    console.print("here: found in --data-dir or FEDKEEP_DATA; others are fetched from the Hub when used", highlight=False)
     console.print("also: any Hub id, a folder of Parquet splits, or a folder of images per class", highlight=False)
     return 0
 

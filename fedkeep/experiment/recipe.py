@@ -21,6 +21,7 @@ from fedkeep.models import Architecture, architecture
 from fedkeep.models.custom import from_path
 from fedkeep.options import as_table, build, options_of
 
+_ROOT = Path(str(files("fedkeep"))) / "recipes"
 SECTIONS = ("data", "augmentation", "partition", "model", "training", "run")
 KEYS = ("title", "extends", "seeds", "methods", "paper", *SECTIONS)
 
@@ -84,9 +85,12 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with the package, such as ``sfedkd/fashion-mnist-exdir-2-0.5``."""
-    root = Path(str(files("fedkeep") / "recipes"))
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.toml"))
+    """Return the names of the recipes that come with the package, such as ``sfedkd/fashion-mnist-exdir-2-0.5``.
+
+    Files whose names begin with an underscore are there to be extended, and are left out.
+    """
+    paths = (path for path in _ROOT.rglob("*.toml") if not path.name.startswith("_"))
+    return sorted(path.relative_to(_ROOT).as_posix().removesuffix(".toml") for path in paths)
 
 
 def load_recipe(
@@ -127,8 +131,8 @@ def _read(name: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], str]:
     """Return a recipe's table with what it extends merged in, and how to call it in errors."""
     path = Path(name)
     if path.suffix != ".toml":
-        path = Path(str(files("fedkeep") / "recipes")) / f"{name}.toml"
-        if name not in recipe_names():
+        path = _ROOT / f"{name}.toml"
+        if not path.is_file():
             raise ConfigError(
                 f"there is no recipe {name!r}.{did_you_mean(name, recipe_names())} Or give a path to a .toml file."
             )
@@ -145,6 +149,8 @@ def _read(name: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], str]:
         return table, f"recipe {name!r}"
     if parent in chain:
         raise ConfigError(f"recipe {name!r} extends {parent!r}, which extends it in turn.")
+    if str(parent).endswith(".toml"):
+        parent = str(path.parent / str(parent))  # as seen from the file that names it
     base, _ = _read(str(parent), (*chain, name))
     return _merged(base, table), f"recipe {name!r}"
 

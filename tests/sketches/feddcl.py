@@ -131,7 +131,7 @@ class FedDCL(Algorithm[Bank, Own]):
             loss = loss + Slice(0, kept.known, on=1) + Slice(0, kept.known, on=1, tau=self.tau)
             sets.append(kept.previous)
         kept.model = client.fit(kept.model, loss, *sets).model
-        return client.predict(kept.model, kept.current)[:, kept.known :]
+        return client.predict(kept.model, kept.current)[:, kept.known : client.classes]
 
     @on_client
     def feedback(self, client: Client[Own], answer: Tensor, old: Tensor | None) -> None:

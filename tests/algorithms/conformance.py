@@ -1,0 +1,453 @@
+"""What every method must keep, whatever it does. A new method is tested here without a line of its own.
+
+Subclass `Conformance` with a fixture or parameter ``method`` that gives the method, configured.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from fedkeep.engine.cell import play
+from fedkeep.engine.checkpoint import Checkpoint
+from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.fit import Source
+from fedkeep.engine.round import LocalCohort, RoundInFlight
+from fedkeep.engine.toolbox import LocalClient, LocalParty
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Algorithm, Cohort, Fit, Server
+from fedkeep.interface.algorithm import client_steps
+from fedkeep.interface.codec import encode
+
+Method = Algorithm[Any, Any]
+ROUNDS = 4
+
+
+class Killed(BaseException):
+    """Stands for whatever stops a process."""
+
+
+class Conformance:
+    """The suite; each test takes ``method``, a configured `Algorithm`."""
+
+    # Same in, same out
+
+    def test_two_runs_are_equal_bit_for_bit(self, method: Method) -> None:
+        one, two = tiny.engine(method), tiny.engine(method)
+        assert tiny.played(one) == tiny.played(two)
+        assert tiny.equal(one.server.model, two.server.model)
+        assert encode(one.server.state) == encode(two.server.state)
+        assert not tiny.equal(one.server.model, one.place.networks.initial), "nothing was learned"
+
+    def test_another_seed_differs(self, method: Method) -> None:
+        one, two = tiny.engine(method), tiny.engine(method, seed=1)
+        assert tiny.played(one) != tiny.played(two)
+        assert not tiny.equal(one.server.model, two.server.model)
+
+    def test_the_method_changes_no_cohort_initial_weight_example_or_batch_order(
+        self, method: Method, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        own, reference = seen(method, monkeypatch), seen(Reference(), monkeypatch)
+        assert own["cohorts"] == reference["cohorts"]
+        assert tiny.equal(own["initial"], reference["initial"])
+        assert own["labels"] == reference["labels"]
+        assert own["orders"] and own["orders"].keys() <= reference["orders"].keys()
+        for place, orders in own["orders"].items():
+            # A method may train more than once in a round; its first training sees what every other method sees.
+            assert orders[: len(reference["orders"][place])] == reference["orders"][place], place
+
+    def test_results_do_not_depend_on_how_often_is_evaluated(self, method: Method) -> None:
+        often, seldom = tiny.engine(method, evaluate_every=1), tiny.engine(method, evaluate_every=3)
+        assert unevaluated(tiny.played(often)) == unevaluated(tiny.played(seldom))
+        assert tiny.equal(often.server.model, seldom.server.model)
+
+    def test_results_do_not_depend_on_whether_visits_are_evaluated(self, method: Method) -> None:
+        without, watched = tiny.engine(method), tiny.engine(method, evaluate_visits=True)
+        records = tiny.played(watched)
+        visits = [record.pop("visits") for record in records]
+        assert tiny.played(without) == records
+        assert tiny.equal(without.server.model, watched.server.model)
+        assert all(visit["client"] in record["cohort"] for record, each in zip(records, visits, strict=True) for visit in each)
+        assert any(visits)
+
+    def test_results_do_not_depend_on_the_codec(self, method: Method) -> None:
+        reference, coded = tiny.engine(method), tiny.engine(method, through_codec=True)
+        assert tiny.played(reference) == tiny.played(coded)
+        assert tiny.equal(reference.server.model, coded.server.model)
+        assert encode(reference.server.state) == encode(coded.server.state)
+
+    def test_results_do_not_depend_on_the_order_of_work(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+        forward = tiny.engine(method, cohort=6)
+        records = tiny.played(forward)
+        work_backwards(monkeypatch)
+        backward = tiny.engine(method, cohort=6)
+        assert tiny.played(backward) == records
+        assert tiny.equal(forward.server.model, backward.server.model)
+        assert encode(forward.server.state) == encode(backward.server.state)
+
+    def test_global_randomness_is_neither_read_nor_moved(self, method: Method) -> None:
+        torch.manual_seed(11)
+        before, first = torch.get_rng_state(), tiny.engine(method)
+        records = tiny.played(first)
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(12)
+        assert tiny.played(tiny.engine(method)) == records
+
+    def test_the_record_is_strict_json(self, method: Method) -> None:
+        for record in tiny.played(tiny.engine(method)):
+            assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+    # Kill and resume
+
+    @pytest.mark.parametrize("at", range(1, ROUNDS + 1))
+    def test_stopped_after_any_round_it_resumes_to_the_same_bytes(self, method: Method, at: int, tmp_path: Path) -> None:
+        play(tiny.engine(method), tmp_path / "whole")
+        with pytest.raises(Killed):
+            play(tiny.engine(method), tmp_path / "cut", raise_at(at))
+        assert not (tmp_path / "cut" / "result.json").exists()
+        play(tiny.engine(method), tmp_path / "cut")
+        for name in ("rounds.jsonl", "model.safetensors", "result.json"):
+            assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+    @pytest.mark.parametrize("at", range(1, ROUNDS + 1))
+    def test_killed_behind_its_last_checkpoint_it_replays_the_rounds(self, method: Method, at: int, tmp_path: Path) -> None:
+        def on_round(finished: Any) -> None:
+            if finished.record["round"] == at:
+                shutil.copytree(tmp_path / "whole", tmp_path / "cut")  # the folder as a kill would leave it
+
+        play(tiny.engine(method), tmp_path / "whole", on_round, checkpoint_share=1e-12)  # one after round 1, then never
+        manifest = json.loads((tmp_path / "cut" / "checkpoint" / "manifest.json").read_text())
+        assert manifest["round"] == 1
+        assert len((tmp_path / "cut" / "rounds.jsonl").read_bytes().splitlines()) == at
+        play(tiny.engine(method), tmp_path / "cut")
+        for name in ("rounds.jsonl", "model.safetensors"):
+            assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+    def test_a_checkpoint_restores_every_state(self, method: Method, tmp_path: Path) -> None:
+        first = tiny.engine(method)
+        tiny.played(first, 2)
+        Checkpoint(tmp_path).save(first, {"rounds": 5})
+        second = tiny.engine(method)
+        assert Checkpoint(tmp_path).restore(second) == {"rounds": 5}
+        assert condition(second) == condition(first)
+        assert tiny.played(second) == tiny.played(first)
+
+    # What may go wrong
+
+    def test_a_client_may_be_lost_in_each_step(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(method, monkeypatch)
+        for step in client_steps(type(method)):
+            made = [(number, client) for number, client, name in calls if name == step]
+            for number, victim in dict(reversed(made)).items():  # the first of each round
+                engine = tiny.engine(method, lose=failing(number, victim, step))
+                records = tiny.played(engine)
+                assert [r["lost"] for r in records] == [{victim: "lost it"} if r["round"] == number else {} for r in records]
+                assert not any(record["undone"] for record in records)
+                assert tiny.finite(engine.server.model)
+
+    @pytest.mark.parametrize(("fault", "said"), [("nan", "finite"), ("inf", "finite"), ("loss", "finite"), ("shape", "shape"),
+                                                 ("name", "lacks"), ("type", "float64")])  # fmt: skip
+    def test_a_bad_model_is_refused_by_name_and_the_round_goes_on(
+        self, method: Method, fault: str, said: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = tiny.engine(method, cohort=6)
+        break_fits(monkeypatch, {(2, "4")}, fault)
+        records = tiny.played(engine)
+        assert [list(record["lost"]) for record in records] == [[], ["4"], [], []]
+        assert said in records[1]["lost"]["4"]
+        assert not records[1]["undone"]
+        assert tiny.finite(engine.server.model)
+
+    def test_a_lost_client_leaves_no_trace_but_its_absence(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A refused model changes the server exactly as one that never came."""
+        step = last_step(method, monkeypatch)
+        lost = tiny.engine(method, lose=failing(2, "4", step), cohort=6)
+        tiny.played(lost)
+        break_fits(monkeypatch, {(2, "4")}, "nan")
+        refused = tiny.engine(method, cohort=6)
+        tiny.played(refused)
+        assert tiny.equal(lost.server.model, refused.server.model)
+
+    def test_a_round_with_too_few_clients_is_undone(self, method: Method) -> None:
+        engine = tiny.engine(method, min_clients=3, lose=lambda number, client, step: "gone" if number == 2 else None)
+        tiny.played(engine, 1)
+        before = condition(engine)
+        (record,) = tiny.played(engine, 1)
+        assert record["undone"] is True
+        assert record["lost"]
+        assert condition(engine) == before | {"finished": 2}
+        assert [r["undone"] for r in tiny.played(engine)] == [False, False]
+
+    def test_an_undone_round_late_in_its_work_is_undone_too(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+        step = last_step(method, monkeypatch)
+        last = tiny.engine(method).draw_cohort(2)[-1]
+        engine = tiny.engine(method, min_clients=3, lose=failing(2, last, step))
+        tiny.played(engine, 1)
+        before = condition(engine)
+        (record,) = tiny.played(engine, 1)
+        assert record["undone"]
+        assert condition(engine) == before | {"finished": 2}
+
+    def test_an_exception_in_a_step_stops_the_run_and_leaves_the_last_round(
+        self, method: Method, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = calls_of(method, monkeypatch)
+        undisturbed = tiny.played(tiny.engine(method))
+        for step, function in client_steps(type(method)).items():
+            number, victim = next((number, client) for number, client, name in reversed(calls) if name == step)
+            engine = tiny.engine(method)
+            records = tiny.played(engine, number - 1)
+            before = condition(engine)
+            with monkeypatch.context() as patch:
+                patch.setattr(type(method), step, raising(function, number, victim))
+                with pytest.raises(ZeroDivisionError) as caught:
+                    engine.advance()
+            (note,) = caught.value.__notes__
+            assert step in note
+            assert f"client {victim}," in note
+            assert f"round {number}" in note
+            assert condition(engine) == before
+            assert records + tiny.played(engine) == undisturbed
+
+    def test_only_steps_can_be_asked(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+        def round(self: Method, server: Server[Any], cohort: Cohort) -> None:
+            cohort.ask(self.name)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(type(method), "round", round)
+        with pytest.raises(ConfigError, match="name is no client step.*@on_client"):
+            tiny.engine(method).advance()
+
+    # Odd federations
+
+    def test_a_cohort_of_one(self, method: Method) -> None:
+        settled(tiny.engine(method, cohort=1, rounds=8))
+
+    def test_more_rounds_than_clients(self, method: Method) -> None:
+        settled(tiny.engine(method, federation=tiny.federation((8, 9)), cohort=1, rounds=7))
+
+    def test_a_cohort_of_everybody(self, method: Method) -> None:
+        settled(tiny.engine(method, cohort=6))
+
+    def test_a_client_with_one_example(self, method: Method) -> None:
+        settled(tiny.engine(method, federation=tiny.federation((1, 6, 1)), cohort=3))
+
+    def test_clients_with_one_class_each(self, method: Method) -> None:
+        data = tiny.dataset(30)
+        clients = [torch.nonzero(data.train["label"] == c).flatten().tolist() for c in range(tiny.CLASSES)]
+        settled(tiny.engine(method, federation=tiny.by_hand(data, clients), cohort=3))
+
+    @pytest.mark.parametrize("through_codec", [False, True])
+    def test_a_client_without_examples(self, method: Method, through_codec: bool) -> None:
+        federation = tiny.federation((6, 0, 9, 0))
+        settled(tiny.engine(method, federation=federation, cohort=3, evaluate_visits=True, through_codec=through_codec, rounds=6))
+
+    def test_nobody_with_examples(self, method: Method) -> None:
+        federation = tiny.by_hand(tiny.dataset(9), [[], []])
+        engine = tiny.engine(method, federation=federation, cohort=2)
+        records = tiny.played(engine)
+        assert [record["loss"] for record in records] == [None] * ROUNDS
+        assert tiny.finite(engine.server.model)
+
+    def test_a_dropout_rate(self, method: Method) -> None:
+        engine = tiny.engine(method, cohort=4, rounds=8, dropout=0.4)
+        records = tiny.played(engine)
+        lost = sum(len(record["lost"]) for record in records)
+        assert 4 <= lost <= 24  # 12.8 expected of 32
+        assert tiny.finite(engine.server.model)
+        assert tiny.played(tiny.engine(method, cohort=4, rounds=8, dropout=0.4)) == records
+
+    def test_memory_is_flat_over_200_rounds(self, method: Method) -> None:
+        """Living tensors and objects after 200 rounds are those after 40, within a model and 2 % of the objects."""
+        engine = tiny.engine(method, cohort=2, rounds=200, evaluate_every=20, federation=tiny.federation((4, 4, 5)))
+        tiny.played(engine, 40)
+        before = living()
+        tiny.played(engine)
+        after = living()
+        model = sum(tensor.nbytes for tensor in engine.server.model.values())
+        assert after[0] - before[0] <= model
+        assert after[1] - before[1] <= before[1] * 0.02
+
+
+class Reference(Algorithm):
+    """Plain training of everybody, in cohort order: what all methods' clients have in common."""
+
+    title = "conformance reference"
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        from fedkeep.algorithms.fedseq import FedSeq
+
+        FedSeq.round(FedSeq(), server, cohort)
+
+
+def seen(method: Method, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Play a method and return what its clients saw."""
+    if isinstance(method, Reference):
+        from fedkeep.algorithms.fedseq import FedSeq
+
+        method = FedSeq()
+    orders: dict[tuple[int, str], list[list[int]]] = defaultdict(list)
+    labels: dict[str, list[int]] = {}
+    fitting: list[tuple[int, str]] = []
+    fit, batches, init = LocalParty.fit, Source.batches, LocalClient.__init__
+
+    def spy_fit(self: LocalParty, *args: Any, **kwargs: Any) -> Fit:
+        fitting.append((self.round, self.name))
+        try:
+            return fit(self, *args, **kwargs)
+        finally:
+            fitting.pop()
+
+    def spy_batches(self: Source, *args: Any) -> Any:
+        drawn = batches(self, *args)
+        if fitting and fitting[-1][1]:
+            orders[fitting[-1]].append([row for batch in drawn for row in batch.index.tolist()])
+        return drawn
+
+    def spy_init(self: LocalClient, place: Any, name: str, data: Any, *args: Any, **kwargs: Any) -> None:
+        labels[name] = data["label"].tolist()
+        init(self, place, name, data, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalParty, "fit", spy_fit)
+        patch.setattr(Source, "batches", spy_batches)
+        patch.setattr(LocalClient, "__init__", spy_init)
+        engine = tiny.engine(method)
+        initial = engine.server.model
+        cohorts = [record["cohort"] for record in tiny.played(engine)]
+    return {"cohorts": cohorts, "initial": initial, "labels": labels, "orders": dict(orders)}
+
+
+def work_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine serve a cohort last first, and do at once what it would put off."""
+
+    def ask(self: LocalCohort, step: Any, *args: Any, **kwargs: Any) -> Any:
+        backwards = LocalCohort(self.flight, list(reversed(list(self.clients))))
+        replies = original_ask(backwards, step, *args, **kwargs)
+        return {client: replies[client] for client in self.clients if client in replies}
+
+    def start(self: RoundInFlight, client: str, call: Any) -> None:
+        original_start(self, client, call)
+        if not asking:
+            self.settle()
+
+    def ask_one(self: RoundInFlight, client: str, call: Any) -> Any:
+        asking.append(client)
+        try:
+            return original_ask_one(self, client, call)
+        finally:
+            asking.pop()
+
+    asking: list[str] = []
+    original_ask, original_start, original_ask_one = LocalCohort.ask, RoundInFlight.start, RoundInFlight.ask
+    monkeypatch.setattr(LocalCohort, "ask", ask)
+    monkeypatch.setattr(RoundInFlight, "start", start)
+    monkeypatch.setattr(RoundInFlight, "ask", ask_one)
+
+
+def calls_of(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
+    """Return every call of a run: (round, client, step)."""
+    calls: list[tuple[int, str, str]] = []
+
+    def note(number: int, client: str, step: str) -> None:
+        calls.append((number, client, step))
+
+    tiny.played(tiny.engine(method, lose=note))
+    assert {step for _, _, step in calls} == set(client_steps(type(method))), "a step is never asked in four rounds"
+    return calls
+
+
+def last_step(method: Method, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the step that a round asks last."""
+    return calls_of(method, monkeypatch)[-1][2]
+
+
+def failing(number: int, victim: str, step: str) -> Callable[[int, str, str], str | None]:
+    return lambda n, client, name: "lost it" if (n, client, name) == (number, victim, step) else None
+
+
+def raising(function: Callable[..., Any], number: int, victim: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def step(self: Method, client: Any, *args: Any, **kwargs: Any) -> Any:
+        if (client.round, client.id) == (number, victim):
+            raise ZeroDivisionError("on purpose")
+        return function(self, client, *args, **kwargs)
+
+    return step
+
+
+def raise_at(number: int) -> Callable[[Any], None]:
+    def on_round(finished: Any) -> None:
+        if finished.record["round"] == number:
+            raise Killed
+
+    return on_round
+
+
+def break_fits(monkeypatch: pytest.MonkeyPatch, places: set[tuple[int, str]], fault: str) -> None:
+    """Let the trainings of (round, client) return a model with a fault."""
+    fit = LocalParty.fit
+
+    def broken(self: LocalParty, *args: Any, **kwargs: Any) -> Fit:
+        result = fit(self, *args, **kwargs)
+        if (self.round, self.name) not in places:
+            return result
+        if fault == "loss":
+            return replace(result, loss=float("nan"))
+        model = dict(result.model)
+        name, tensor = list(model.items())[-1]
+        faults: dict[str, Callable[[], Tensor]] = {
+            "nan": lambda: torch.full_like(tensor, float("nan")),
+            "inf": lambda: torch.cat([torch.full_like(tensor[:1], float("inf")), tensor[1:]]),
+            "shape": lambda: torch.cat([tensor, tensor]),
+            "type": lambda: tensor.double(),
+        }
+        if fault == "name":
+            del model[name]
+        else:
+            model[name] = faults[fault]()
+        return replace(result, model=model)
+
+    monkeypatch.setattr(LocalParty, "fit", broken)
+
+
+def condition(engine: Embedded) -> dict[str, Any]:
+    """Return all that a later round can depend on, comparable."""
+    empty = encode(engine.client_state())
+    states = {client: encode(state) for client, state in engine.states.items()}
+    return {
+        "finished": engine.finished,
+        "model": encode(engine.server.model),
+        "server": encode(engine.server.state),
+        "clients": {client: state for client, state in sorted(states.items()) if state != empty},
+    }
+
+
+def settled(engine: Embedded) -> None:
+    """Play to the end: nothing is lost or undone, and the model is finite."""
+    for record in tiny.played(engine):
+        assert record["lost"] == {}
+        assert not record["undone"]
+    assert tiny.finite(engine.server.model)
+
+
+def unevaluated(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name not in ("correct", "test_loss")} for record in records]
+
+
+def living() -> tuple[int, int]:
+    """Return the bytes of all living tensors, and the number of all living objects."""
+    gc.collect()
+    objects = gc.get_objects()
+    return sum(o.nbytes for o in objects if type(o) is Tensor), len(objects)

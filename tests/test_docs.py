@@ -1,0 +1,77 @@
+"""What README and CONTRIBUTING show works as written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import fedkeep
+from fedkeep.cli import main
+from fedkeep.cli.main import parser
+from fedkeep.experiment.recipe import load_recipe
+from fedkeep.reporting.rows import summary
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def blocks(name: str, language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / name).read_text(), flags=re.S | re.M)
+    return [text for written, text in found if written == language]
+
+
+def commands() -> list[str]:
+    lines = [
+        line for name in ("README.md", "CONTRIBUTING.md") for block in blocks(name, "") for line in block.splitlines()
+    ]
+    return [line for line in lines if line.startswith("fedkeep ")]
+
+
+def test_the_lines_of_python_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("README.md", "python")
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - the repository's own text
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed[:2]] == ["FedSeq", "SFedKD"]
+    assert Path(printed[-1]).is_file()
+
+
+def test_the_method_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("CONTRIBUTING.md", "python")
+    file = tmp_path / "fedprox_sketch.py"
+    file.write_text(code)
+    out = tmp_path / "run"
+    arguments = ["run", "--use", str(file), "--methods", "fedavg,prox", "--set", "prox.strength=0.1"]
+    assert main([*arguments, "--rounds", "2", "--seeds", "0", "--workers", "1", "--out", str(out)]) == 0
+    assert "Prox" in capsys.readouterr().out
+    fedavg, prox = ((out / "cells" / f"{name}-seed0" / "model.safetensors").read_bytes() for name in ("fedavg", "prox"))
+    assert fedavg != prox
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_can_be_read(command: str) -> None:
+    words = shlex.split(command, comments=True)[1:]
+    options = parser().parse_args(words)
+    recipe = getattr(options, "recipe", None)
+    if recipe is not None and not options.use:
+        load_recipe(
+            recipe, settings=options.settings, methods=options.methods, seeds=options.seeds, rounds=options.rounds
+        )
+
+
+def test_there_are_commands() -> None:
+    assert len(commands()) >= 6
+
+
+def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
+    """The quickest row of the README's table comes out again; processors round differently, so within a point."""
+    table = (ROOT / "README.md").read_text().split("<!-- demo table", 1)[1].split("<!-- end", 1)[0]
+    rows = {cells[1].strip(): cells for line in table.splitlines() if len(cells := line.split("|")) > 4}
+    assert [method.label for method in load_recipe("demo").methods] == list(rows)[2:]
+    printed = float(rows["FedSeq"][3].split("±")[0].strip(" *"))
+    (cell_row,) = summary(fedkeep.run("demo", methods=[fedkeep.FedSeq()], out=tmp_path / "run"))
+    assert 100 * cell_row.value("tail").mean == pytest.approx(printed, abs=1.0)

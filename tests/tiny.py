@@ -1,0 +1,132 @@
+"""A federation so small that a round takes milliseconds, and how to play on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.data import DataSet, Federation
+from fedkeep.data.partition import Partition
+from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.plan import Plan
+from fedkeep.interface import Algorithm, Training
+from fedkeep.models import Weights, architecture
+
+CLASSES = 3
+SHAPE = (1, 4, 4)
+SIZES = (7, 9, 12, 5, 17, 10)
+RECIPE = """
+title = "tiny"
+seeds = [0]
+
+[data]
+name = "digits"
+
+[partition]
+scheme = "exdir"
+clients = 8
+classes = 2
+alpha = 0.5
+
+[model]
+name = "mlp"
+hidden = [8]
+
+[training]
+epochs = 1
+batch_size = 64
+lr = 0.05
+
+[run]
+rounds = 2
+cohort = 2
+
+[[methods]]
+algorithm = "fedavg"
+
+[[methods]]
+algorithm = "fedseq"
+
+[[methods]]
+algorithm = "sfedkd"
+teachers = 2
+"""
+
+
+def dataset(train: int = sum(SIZES), test: int = 31, seed: int = 0) -> DataSet:
+    """Return noisy pictures of three classes, each bright in rows of its own; labels in blocks of uneven length."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(count: int) -> dict[str, Tensor]:
+        label = torch.arange(count) * CLASSES // count
+        image = torch.randint(0, 120, (count, *SHAPE), generator=generator, dtype=torch.int64)
+        for number, c in enumerate(label.tolist()):
+            image[number, 0, c] += 90
+        return {"image": image.to(torch.uint8), "label": label}
+
+    return DataSet("tiny", draw(train), draw(test), tuple("abc"[:CLASSES]), (0.3,), (0.2,))
+
+
+def by_hand(data: DataSet, clients: Sequence[Sequence[int]]) -> Federation:
+    """Return a federation whose clients hold exactly these rows."""
+    rows = torch.tensor([row for rows in clients for row in rows], dtype=torch.int64)
+    offsets = torch.tensor([0, *(len(rows) for rows in clients)], dtype=torch.int64).cumsum(0)
+    return Federation(data, Partition("by hand", {}, 0, 1, rows, offsets))
+
+
+def federation(sizes: Sequence[int] = SIZES) -> Federation:
+    """Return clients with these numbers of examples, dealt from a fixed shuffle, so that their classes differ."""
+    data = dataset(max(sum(sizes), CLASSES))
+    order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(5)).tolist()
+    # Half sorted: clients lean towards one class without holding only it.
+    order = sorted(order[: len(order) // 2]) + order[len(order) // 2 :]
+    starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    return by_hand(data, [order[a:b] for a, b in zip(starts, starts[1:], strict=False)])
+
+
+def network() -> nn.Module:
+    return architecture("mlp")(hidden=(8,)).build(SHAPE, CLASSES)  # type: ignore[call-arg]
+
+
+TRAINING = Training(epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=1e-3)
+
+
+def engine(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort: int = 3, **changes: Any) -> Embedded:
+    """Return an engine at round 0. ``plan`` fields may be given by name."""
+    plan = Plan(rounds=rounds, cohort=cohort)
+    named = {name: changes.pop(name) for name in list(changes) if name in plan.__dataclass_fields__}
+    settings: dict[str, Any] = {"federation": federation(), "factory": network, "training": TRAINING}
+    return Embedded(algorithm=algorithm, plan=replace(plan, **named), **(settings | changes))
+
+
+def played(engine: Embedded, rounds: int | None = None) -> list[dict[str, Any]]:
+    """Play an engine to its end, or some rounds, and return the records."""
+    until = engine.plan.rounds if rounds is None else engine.finished + rounds
+    records = []
+    while engine.finished < until:
+        records.append(engine.advance().record)
+    return records
+
+
+def equal(a: Weights, b: Weights) -> bool:
+    """Tell whether two models are equal bit for bit, names in any order."""
+    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and bits(a[name]) == bits(b[name]) for name in a)
+
+
+def bits(tensor: Tensor) -> bytes:
+    return bytes(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).tolist()) if tensor.numel() else b""
+
+
+def finite(model: Weights) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in model.values())
+
+
+def write_recipe(folder: Path, text: str = RECIPE, name: str = "recipe.toml") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
