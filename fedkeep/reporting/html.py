@@ -16,7 +16,7 @@ import numpy as np
 from fedkeep.errors import MissingExtra
 from fedkeep.reporting.heatmap import class_heatmap
 from fedkeep.reporting.plots import COLOURS, CurveMetric, Style, curves, history, smoothing, styles
-from fedkeep.reporting.rows import COLUMNS, METRICS, Row, Spread, leaders, paired, summary
+from fedkeep.reporting.rows import COLUMNS, METRICS, VISITS, Metric, Row, Spread, leaders, paired, summary
 from fedkeep.reporting.run_folder import Cell, Run
 from fedkeep.reporting.svg import embed, inline
 from fedkeep.reporting.table import NOTHING, caption, human_bytes, show
@@ -78,6 +78,7 @@ def context(run: Run) -> dict[str, Any]:
         "window": smoothing(cell for row in rows for cell in row.cells),
         "unfinished": not all(row.finished for row in rows),
         "results": _results(rows),
+        "visits": _columns([row for row in rows if any(cell.visits for cell in row.cells)], VISITS),
         "differences": _differences(finished),
         "figures": [_figure(rows, looks, metric) for metric in ("accuracy", "forgetting")],
         "partition": _partition(run),
@@ -144,7 +145,10 @@ def _swatch(style: Style) -> dict[str, Any]:
 
 
 def _results(rows: Sequence[Row]) -> dict[str, Any]:
-    columns = [*COLUMNS[:1], METRICS["swing"], *COLUMNS[1:]]
+    return _columns(rows, [*COLUMNS[:1], METRICS["swing"], *COLUMNS[1:]])
+
+
+def _columns(rows: Sequence[Row], columns: Sequence[Metric]) -> dict[str, Any]:
     best = [leaders(rows, metric) for metric in columns]
     lines = [
         {"row": row, "values": [(show(row.value(m), m.unit), i in best[j]) for j, m in enumerate(columns)]}

@@ -59,7 +59,12 @@ COLUMNS = (
     Metric("up", "up / client / round", "bytes"),
 )
 MORE = (Metric("swing", "swing in last 10", "%"), Metric("balanced", "mean over classes", "%", better=1))
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COLUMNS, *MORE)}
+VISITS = (  # only where every visit was evaluated
+    Metric("visit_forgetting", "forgetting over visits", "%", better=-1),
+    Metric("consistency", "consistency", "%", better=1),
+    Metric("drift", "drift", "%", better=-1),
+)
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COLUMNS, *MORE, *VISITS)}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,40 @@ class Cell:
     def balanced(self) -> float:
         """Return the mean of the class-wise accuracies at the last evaluation."""
         return float(self.balanced_history[-1]) if len(self.evaluated) else float("nan")
+
+    @cached_property
+    def visits(self) -> list[dict[str, Any]]:
+        """Return what was recorded of every client's model as it came back; empty unless the recipe asked for it.
+
+        Only of a sequence, where each model continues the one before.
+        """
+        rounds = self.rounds if self.schedule == "sequential" else []
+        return [visit for row in rounds for visit in row.get("visits") or []]
+
+    @cached_property
+    def visit_history(self) -> Floats:
+        """Return the class-wise test accuracy after each visit, float64 [visits, C]."""
+        values = [metrics.class_accuracy(_counts(visit), self._test_total) for visit in self.visits]
+        return np.asarray(values, dtype=np.float64).reshape(len(values), len(self._test_total))
+
+    @property
+    def visit_forgetting(self) -> float:
+        """Return the class-wise forgetting over visits instead of rounds; NaN with fewer than two visits."""
+        return float(metrics.forgetting(self.visit_history)) if len(self.visits) > 1 else float("nan")
+
+    @property
+    def consistency(self) -> float:
+        """Return the mean cosine of class-wise accuracies after two visits in a row; NaN with fewer than two."""
+        return _mean([metrics.consistency(a, b) for a, b in pairwise(self.visit_history)])
+
+    @property
+    def drift(self) -> float:
+        """Return how much accuracy a client's own data lose by the next visit of the round, on average.
+
+        NaN where no two visits of a round followed each other.
+        """
+        pairs = [(a["own"], b["previous"]) for a, b in pairwise(self.visits) if b["previous"] and a["own"][1]]
+        return _mean([metrics.drift(own[0] / own[1], after[0] / after[1]) for own, after in pairs])
 
     @property
     def train_seconds(self) -> float:
@@ -286,6 +321,10 @@ def _by_round(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Keep one record a round, the latest: a resumed run may write a round again."""
     latest = {(row.get("task", 1), row["round"]): row for row in rows}
     return [latest[key] for key in sorted(latest)]
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
 
 
 def _counts(row: Mapping[str, Any]) -> Floats:

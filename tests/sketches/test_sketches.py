@@ -35,6 +35,12 @@ FILES = [str(HERE / f"{name}.py") for name in SKETCHES]
 CLIENTS, ROUNDS = 6, 3
 
 
+class Played(Embedded):
+    """An engine that remembers its last records."""
+
+    records: list[dict[str, Any]]
+
+
 class UniformFedAvg(FedAvg):
     """FedAvg in which all clients count alike."""
 
@@ -65,8 +71,8 @@ def federation(classes: range = range(10)) -> Federation:
     return Federation(dataset, scheme.split(dataset.train, dataset.classes, seed=3))
 
 
-def engine(method: Algorithm[Any, Any], classes: range = range(10), **settings: Any) -> Embedded:
-    built = Embedded(
+def engine(method: Algorithm[Any, Any], classes: range = range(10), **settings: Any) -> Played:
+    built = Played(
         method,
         federation(classes),
         lambda: MLP(hidden=(16,)).build((1, 8, 8), 10),
@@ -82,8 +88,8 @@ def engine(method: Algorithm[Any, Any], classes: range = range(10), **settings: 
     return built
 
 
-def play(played: Embedded, rounds: int = ROUNDS) -> Embedded:
-    played.records = [played.advance().record for _ in range(rounds)]  # type: ignore[attr-defined]
+def play(played: Played, rounds: int = ROUNDS) -> Played:
+    played.records = [played.advance().record for _ in range(rounds)]
     return played
 
 
@@ -101,7 +107,7 @@ def same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def moved(played: Embedded) -> bool:
+def moved(played: Played) -> bool:
     return not same(played.server.model, played.place.networks.initial)
 
 
@@ -191,12 +197,12 @@ def test_second_visit_of_moon_differs_from_the_first() -> None:
     assert not same(play(remembering, 1).server.model, play(forgetful, 1).server.model)
 
 
-@pytest.mark.parametrize("name", ["fedskf", "feddcl"])
-def test_second_task_remembers_the_first(name: str) -> None:
+@pytest.mark.parametrize(("name", "options"), [("fedskf", {}), ("feddcl", {"images": 60})])
+def test_second_task_remembers_the_first(name: str, options: dict[str, int]) -> None:
     """Tasks do not exist yet: a second engine takes over what the first left, on the other classes."""
     plan = Plan(rounds=ROUNDS, cohort=CLIENTS)
-    first = play(engine(sketch(name), range(5), plan=plan))
-    remembering, forgetful = (engine(sketch(name), range(5, 10), plan=plan) for _ in range(2))
+    first = play(engine(sketch(name, **options), range(5), plan=plan))
+    remembering, forgetful = (engine(sketch(name, **options), range(5, 10), plan=plan) for _ in range(2))
     remembering.server.model = forgetful.server.model = first.server.model
     remembering.server.state, remembering.states = first.server.state, first.states
     old = [sum(play(second).records[-1]["correct"][:5]) for second in (remembering, forgetful)]

@@ -1,0 +1,281 @@
+"""SFedKD: what its paper says about teachers, beside what every method must keep (`conformance`)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.algorithms.sfedkd import Kept, SFedKD
+from fedkeep.data import Augmentation
+from fedkeep.engine.toolbox import LocalParty
+from fedkeep.interface import Fit
+from fedkeep.models import Weights
+
+MODEL = 4 * (16 * 8 + 8 + 8 * 3 + 3)  # bytes of `tiny.network`
+FIT = 3 * 8  # examples, steps and loss of a reply
+COUNTS = 4 * tiny.CLASSES
+
+
+class Spy:
+    """Who taught whom, and what every client left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.teachers: dict[tuple[int, str], list[Weights]] = {}
+        self.weights: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+        self.incoming: dict[tuple[int, str], Weights] = {}
+        self.left: dict[tuple[int, str], Weights] = {}
+        prepare, fit = SFedKD.prepare, LocalParty.fit
+
+        @functools.wraps(prepare)
+        def spy_prepare(method: SFedKD, client: Any, plan: tuple[list[Weights], Tensor, Tensor]) -> None:
+            self.teachers[client.round, client.id] = plan[0]
+            self.weights[client.round, client.id] = plan[1:]
+            prepare(method, client, plan)
+
+        def spy_fit(party: LocalParty, model: Weights, *args: Any, **kwargs: Any) -> Fit:
+            result = fit(party, model, *args, **kwargs)
+            self.incoming[party.round, party.name] = model
+            self.left[party.round, party.name] = result.model
+            return result
+
+        monkeypatch.setattr(SFedKD, "prepare", spy_prepare)
+        monkeypatch.setattr(LocalParty, "fit", spy_fit)
+
+
+def names_of(teachers: list[Weights], left: dict[tuple[int, str], Weights], round: int) -> list[str]:
+    """Return whose models of a round these are: the very objects, not equal ones."""
+    return [next(name for (r, name), model in left.items() if r == round and model is teacher) for teacher in teachers]
+
+
+def test_without_teachers_it_is_fedseq_bit_for_bit() -> None:
+    one, two = tiny.engine(SFedKD(teachers=0), rounds=6), tiny.engine(FedSeq(), rounds=6)
+    assert tiny.played(one) == tiny.played(two)
+    assert tiny.equal(one.server.model, two.server.model)
+
+
+def test_its_first_round_is_fedseqs_first_round() -> None:
+    taught, plain = tiny.engine(SFedKD()), tiny.engine(FedSeq())
+    ours, theirs = tiny.played(taught, 1)[0], tiny.played(plain, 1)[0]
+    assert tiny.equal(taught.server.model, plain.server.model)
+    assert ours | {"up": 0} == theirs | {"up": 0}
+    assert ours["up"] == theirs["up"] + 3 * COUNTS
+    tiny.played(taught, 1)
+    tiny.played(plain, 1)
+    assert not tiny.equal(taught.server.model, plain.server.model), "the second round has teachers"
+
+
+def test_teachers_are_the_last_rounds_graduates_throughout_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(monkeypatch)
+    engine = tiny.engine(SFedKD(teachers=2), rounds=5, cohort=4)
+    cohorts = [record["cohort"] for record in tiny.played(engine)]
+    assert all(spy.teachers[1, client] == [] for client in cohorts[0])
+    for number, cohort in enumerate(cohorts[1:], start=2):
+        chosen = [names_of(spy.teachers[number, client], spy.left, number - 1) for client in cohort]
+        assert len(chosen[0]) == len(set(chosen[0])) == 2
+        assert set(chosen[0]) <= set(cohorts[number - 2])
+        assert all(names == chosen[0] for names in chosen), "one teacher set serves the whole round"
+
+
+def test_a_graduate_is_caught_right_after_its_client_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(monkeypatch)
+    engine = tiny.engine(SFedKD(teachers=9), cohort=4)
+    (record,) = tiny.played(engine, 1)
+    kept: Kept = engine.server.state
+    assert list(kept.graduates) == record["cohort"]
+    for before, after in zip(record["cohort"], record["cohort"][1:], strict=False):
+        assert kept.graduates[before] is spy.left[1, before]
+        assert spy.incoming[1, after] is kept.graduates[before]
+    assert engine.server.model is kept.graduates[record["cohort"][-1]]
+    tiny.played(engine, 1)
+    assert len(spy.teachers[2, engine.draw_cohort(2)[0]]) == 4, "no more teachers than graduates"
+
+
+def test_lost_clients_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(monkeypatch)
+    victim = tiny.engine(SFedKD(), cohort=4).draw_cohort(1)[1]
+    lose = lambda number, client, step: "gone" if (number, client, step) == (1, victim, "train") else None  # noqa: E731
+    engine = tiny.engine(SFedKD(teachers=9), cohort=4, lose=lose)
+    tiny.played(engine, 2)
+    taught = names_of(spy.teachers[2, engine.draw_cohort(2)[0]], spy.left, 1)
+    assert len(taught) == 3
+    assert victim not in taught
+
+
+def test_clients_without_examples_do_not_teach() -> None:
+    engine = tiny.engine(SFedKD(), federation=tiny.federation((6, 0, 9)), cohort=3)
+    tiny.played(engine)
+    assert set(engine.server.state.graduates) == {"0", "2"}
+
+
+def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CE + tau^2 (sum_k g_k NT_k + 3 sum_k h_k TC_k), teachers asked in every batch, nothing folded, in a plain loop."""
+    spy = Spy(monkeypatch)
+    method = SFedKD(teachers=2, tau=2.0)
+    engine = tiny.engine(method, cohort=4)
+    tiny.played(engine, 2)
+    student = engine.draw_cohort(2)[0]
+    teachers, (target, nontarget) = spy.teachers[2, student], spy.weights[2, student]
+    assert target.sum().item() == pytest.approx(3)
+    assert nontarget.sum().item() == pytest.approx(1)
+    data = engine.federation.data(student)
+    images, labels = engine.place.normalise(data["image"]), data["label"]
+
+    def parts(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (ln [p_y, q_y], ln p~), of float64 logits."""
+        p = (logits.double() / method.tau).softmax(-1)
+        own = p.gather(1, y[:, None])
+        others = p[torch.arange(tiny.CLASSES) != y[:, None]].view(len(y), -1)
+        return torch.cat([own, 1 - own], 1).log(), (others / others.sum(1, keepdim=True)).log()
+
+    def loss(network: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        logits = network(x)
+        total = cross_entropy(logits, y).double()
+        binary, others = parts(logits, y)
+        for teacher, h, g in zip(teachers, target.tolist(), nontarget.tolist(), strict=True):
+            with torch.no_grad():
+                told = parts(torch.func.functional_call(answering, dict(teacher), (x,)), y)
+            tc = kl_div(binary, told[0], log_target=True, reduction="batchmean")
+            nt = kl_div(others, told[1], log_target=True, reduction="batchmean")
+            total = total + method.tau**2 * (h * tc + g * nt)
+        return total
+
+    network, answering = engine.place.networks.build().train(), engine.place.networks.build()
+    network.load_state_dict(dict(spy.incoming[2, student]))
+    training = tiny.TRAINING
+    optimiser = torch.optim.SGD(
+        network.parameters(), training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+    from fedkeep import seeds
+
+    order = seeds.generator(0, "batches", task=1, round=2, client=student)
+    for _ in range(training.epochs):
+        for rows in torch.randperm(len(labels), generator=order).split(training.batch_size):
+            optimiser.zero_grad()
+            loss(network, images[rows], labels[rows]).backward()
+            optimiser.step()
+    for name, tensor in network.state_dict().items():
+        torch.testing.assert_close(spy.left[2, student][name], tensor, rtol=1e-4, atol=2e-6)
+    # The same loop without teachers ends elsewhere.
+    assert not torch.allclose(log_softmax(network(images), 1), log_softmax(logits_of(engine, spy, student), 1), atol=1e-2)
+
+
+def logits_of(engine: Any, spy: Spy, student: str) -> Tensor:
+    """Return what the model that came in says: far from what the trained one says."""
+    return engine.place.networks.logits(spy.incoming[2, student], engine.place.normalise(engine.federation.data(student)["image"]))
+
+
+@pytest.mark.parametrize(("changes", "target", "nontarget"), [
+    ({"g": "uniform"}, None, 0.5),
+    ({"h": "uniform"}, 1.5, None),
+    ({"g": "uniform", "h": "uniform", "w_target": 4.0, "w_nontarget": 2.0}, 2.0, 1.0),
+])  # fmt: skip
+def test_uniform_ablations(
+    changes: dict[str, Any], target: float | None, nontarget: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = Spy(monkeypatch)
+    reference = tiny.engine(SFedKD(teachers=2), cohort=4)
+    tiny.played(reference, 2)
+    student = reference.draw_cohort(2)[0]
+    default = spy.weights[2, student]
+    changed = tiny.engine(SFedKD(teachers=2, **changes), cohort=4)
+    tiny.played(changed, 2)
+    for got, wanted, before in zip(spy.weights[2, student], (target, nontarget), default, strict=True):
+        assert not torch.allclose(before, before.mean()), "the two teachers differ in distance"
+        torch.testing.assert_close(got, before if wanted is None else torch.full((2,), wanted))
+    assert not tiny.equal(reference.server.model, changed.server.model)
+
+
+def test_one_teacher_weighs_the_same_in_every_ablation() -> None:
+    models = []
+    for changes in ({}, {"g": "uniform"}, {"h": "uniform"}, {"g": "uniform", "h": "uniform"}):
+        engine = tiny.engine(SFedKD(teachers=1, **changes))
+        tiny.played(engine)
+        models.append(engine.server.model)
+    assert all(tiny.equal(model, models[0]) for model in models)
+
+
+@pytest.mark.parametrize("exclude", [True, False])
+def test_exclude_self(exclude: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(monkeypatch)
+    engine = tiny.engine(SFedKD(teachers=6, exclude_self=exclude), cohort=6)
+    tiny.played(engine, 2)
+    for student in engine.draw_cohort(2):
+        names = names_of(spy.teachers[2, student], spy.left, 1)
+        assert len(names) == (5 if exclude else 6)
+        assert (student in names) is not exclude
+        assert len(spy.weights[2, student][0]) == len(names)
+
+
+def test_exclude_self_with_one_client_leaves_nobody_to_teach() -> None:
+    alone, plain = (tiny.engine(m, federation=tiny.federation((9,)), cohort=1) for m in (SFedKD(exclude_self=True), FedSeq()))
+    tiny.played(alone)
+    tiny.played(plain)
+    assert tiny.equal(alone.server.model, plain.server.model)
+
+
+def test_random_selection_differs_and_is_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(**changes: Any) -> list[list[str]]:
+        with monkeypatch.context() as patch:
+            spy = Spy(patch)
+            seed = changes.pop("seed", 0)
+            engine = tiny.engine(SFedKD(teachers=2, **changes), cohort=5, rounds=7, seed=seed)
+            tiny.played(engine)
+            return [names_of(spy.teachers[r, engine.draw_cohort(r)[0]], spy.left, r - 1) for r in range(2, 8)]
+
+    drawn = chosen(selection="random")
+    assert drawn == chosen(selection="random")
+    assert drawn != chosen(selection="greedy")
+    assert drawn != chosen(selection="random", seed=1)
+    assert all(len(set(names)) == 2 for names in drawn)
+    assert len({tuple(names) for names in drawn}) > 2, "drawn anew in every round"
+
+
+@pytest.mark.parametrize("teachers", [1, 2, 5])
+def test_bytes_are_those_counted_by_hand(teachers: int) -> None:
+    """Down: one model, K teachers and K weights for each part. Up: one model; label counts once in a client's life."""
+    engine = tiny.engine(SFedKD(teachers=teachers), cohort=4, rounds=5)
+    told: set[str] = set()
+    for number, record in enumerate(tiny.played(engine), start=1):
+        k = 0 if number == 1 else min(teachers, 4)
+        new = set(record["cohort"]) - told
+        told |= new
+        assert record["down"] == 4 * (MODEL + k * MODEL + 2 * k * 4)
+        assert record["up"] == 4 * (MODEL + FIT) + len(new) * COUNTS
+
+
+def test_with_both_parts_weighing_nothing_it_trains_like_fedseq() -> None:
+    muted, plain = tiny.engine(SFedKD(w_target=0.0, w_nontarget=0.0)), tiny.engine(FedSeq())
+    tiny.played(muted)
+    tiny.played(plain)
+    for name, tensor in plain.server.model.items():
+        torch.testing.assert_close(muted.server.model[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unsettled teachers, under an augmentation that happens to change nothing, teach what settled ones teach."""
+    settled = tiny.engine(SFedKD(teachers=2))
+    tiny.played(settled, 2)
+    monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, generator: normalise(images))
+    asked = []
+    frozen = torch.func.functional_call
+    monkeypatch.setattr("fedkeep.engine.fit.functional_call", lambda *args: asked.append(1) or frozen(*args))
+    unsettled = tiny.engine(SFedKD(teachers=2), augmentation=Augmentation(flip=True))
+    tiny.played(unsettled, 2)
+    assert asked, "the teachers answered in every batch"
+    for name, tensor in settled.server.model.items():
+        torch.testing.assert_close(unsettled.server.model[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_with_augmentation_runs_are_reproducible_and_differ_from_those_without() -> None:
+    engines = [tiny.engine(SFedKD(), augmentation=Augmentation(flip=on, crop=int(on)), through_codec=c) for on, c in
+               ((True, False), (True, True), (False, False))]  # fmt: skip
+    records = [tiny.played(engine) for engine in engines]
+    assert records[0] == records[1]
+    assert records[0] != records[2]

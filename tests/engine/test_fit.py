@@ -1,0 +1,357 @@
+"""The one training loop against loops written by hand, and the rest of the toolbox against the slow way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax
+
+from fedkeep import seeds
+from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.data import Augmentation
+from fedkeep.engine import networks as networks_module
+from fedkeep.engine.fit import Source, fit
+from fedkeep.engine.networks import Networks
+from fedkeep.errors import FedKeepError
+from fedkeep.interface import Fit, Training
+from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
+
+CPU = torch.device("cpu")
+
+
+class Normed(nn.Module):
+    """Batch norm, and a dropout that the other tests switch off."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(8, tiny.CLASSES)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.dropout(torch.relu(self.norm(self.first(images.flatten(1)))))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.features(images))
+
+
+class Forgetful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, tiny.CLASSES))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)
+
+
+@dataclass(frozen=True, eq=False)
+class Watching(Objective):
+    """Cross-entropy on all data sets that notes what it was given."""
+
+    seen: list[list[list[int]]] = field(default_factory=list)
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        self.seen.append([batch.index.tolist() for batch in batches])
+        return sum((CrossEntropy(on)(student, batches) for on in range(len(batches))), torch.zeros(()))
+
+
+def columns(count: int, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "image": torch.randn(count, *tiny.SHAPE, generator=generator),
+        "label": torch.randint(tiny.CLASSES, (count,), generator=generator),
+    }
+
+
+def source(data: dict[str, Tensor], order: int = 1) -> Source:
+    return Source(data, lambda images: images, Augmentation(), torch.Generator().manual_seed(order), torch.Generator())
+
+
+def trained(
+    networks: Networks, training: Training, *data: dict[str, Tensor], objective: Objective | None = None, round: int = 1, seed: int = 0
+) -> Fit:
+    sources = [source(d, order) for order, d in enumerate(data, start=1)]
+    objective = objective or CrossEntropy()
+    return fit(networks, networks.initial, objective, sources, training, round=round, passes=training.epochs, seed=seed)
+
+
+def by_hand(networks: Networks, training: Training, data: dict[str, Tensor], *, round: int = 1, fused: bool = False) -> dict[str, Tensor]:
+    """Train as a PyTorch tutorial would, on batches in the same order."""
+    network = networks.build()
+    network.load_state_dict(dict(networks.initial))
+    network.train()
+    lr = training.lr * training.lr_decay ** (round - 1)
+    optimiser = torch.optim.SGD(
+        network.parameters(), lr=lr, momentum=training.momentum, weight_decay=training.weight_decay, fused=fused
+    )
+    order = torch.Generator().manual_seed(1)
+    for _ in range(training.epochs):
+        rows = torch.randperm(len(data["label"]), generator=order)
+        for start in range(0, len(rows), training.batch_size):
+            batch = rows[start : start + training.batch_size]
+            optimiser.zero_grad()
+            cross_entropy(network(data["image"][batch]), data["label"][batch]).backward()
+            if training.clip is not None:
+                nn.utils.clip_grad_norm_(network.parameters(), training.clip)
+            optimiser.step()
+    return network.state_dict()
+
+
+SETTINGS = {
+    "plain": Training(epochs=3, batch_size=4, lr=0.1),
+    "momentum": Training(epochs=3, batch_size=4, lr=0.1, momentum=0.9),
+    "weight decay": Training(epochs=3, batch_size=4, lr=0.1, weight_decay=0.1),
+    "clipping": Training(epochs=3, batch_size=4, lr=0.1, clip=0.2),
+    "decay by round": Training(epochs=3, batch_size=4, lr=0.1, lr_decay=0.5),
+    "everything": Training(epochs=3, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.1, clip=0.2, lr_decay=0.9),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("count", [11, 12, 3, 1])
+def test_fit_is_a_plain_loop(name: str, count: int) -> None:
+    networks, training, data = Networks(tiny.network, 0, CPU), SETTINGS[name], columns(count)
+    result = trained(networks, training, data, round=3)
+    assert tiny.equal(result.model, by_hand(networks, training, data, round=3, fused=True))
+    for tensor, expected in zip(result.model.values(), by_hand(networks, training, data, round=3).values(), strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-7)
+    assert result.examples == count
+    assert result.steps == 3 * -(-count // 4)
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "plain"])
+def test_every_setting_matters(name: str) -> None:
+    networks, data = Networks(tiny.network, 0, CPU), columns(11)
+    plain, changed = (trained(networks, SETTINGS[n], data, round=3).model for n in ("plain", name))
+    assert not tiny.equal(plain, changed)
+
+
+def test_the_loss_is_the_mean_over_steps() -> None:
+    networks, data = Networks(tiny.network, 0, CPU), columns(6)
+    one = trained(networks, Training(epochs=1, batch_size=6, lr=0.1), data)
+    assert one.loss == pytest.approx(cross_entropy(networks.logits(networks.initial, data["image"]), data["label"]).item())
+    still = trained(networks, Training(epochs=1, batch_size=4, lr=0.0), data)
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
+    said = networks.logits(networks.initial, data["image"])
+    steps = [cross_entropy(said[rows], data["label"][rows]).item() for rows in order.split(4)]
+    assert still.loss == pytest.approx(sum(steps) / 2)
+
+
+def test_the_given_model_and_data_stay_as_they_were() -> None:
+    networks, data = Networks(tiny.network, 0, CPU), columns(9)
+    before = {name: tensor.clone() for name, tensor in networks.initial.items()}
+    pixels = data["image"].clone()
+    first = trained(networks, SETTINGS["everything"], data)
+    kept = {name: tensor.clone() for name, tensor in first.model.items()}
+    trained(networks, SETTINGS["plain"], columns(9, seed=4))
+    assert tiny.equal(networks.initial, before)
+    assert torch.equal(data["image"], pixels)
+    assert tiny.equal(first.model, kept), "the next training reuses the network, not the result"
+
+
+def test_every_pass_sees_each_example_once_in_a_new_order_and_the_short_batch_is_kept() -> None:
+    networks, watching = Networks(tiny.network, 0, CPU), Watching()
+    trained(networks, Training(epochs=2, batch_size=4, lr=0.1), columns(9), objective=watching)
+    seen = [step[0] for step in watching.seen]
+    assert [len(rows) for rows in seen] == [4, 4, 1, 4, 4, 1]
+    passes = [sum(seen[:3], []), sum(seen[3:], [])]
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(9))
+    assert passes[0] != passes[1] != sorted(passes[1])
+
+
+def test_several_data_sets_are_drawn_side_by_side() -> None:
+    networks, watching = Networks(tiny.network, 0, CPU), Watching()
+    training = Training(epochs=2, batch_size=4, lr=0.1)
+    trained(networks, training, columns(10), columns(6, seed=3), columns(50, seed=4), objective=watching)
+    first, short, long = zip(*watching.seen, strict=True)
+    assert [len(rows) for rows in first] == [4, 4, 2] * 2, "a pass ends with the first"
+    assert [len(rows) for rows in short] == [4, 2] * 3, "the others start over, in a new order"
+    assert sorted(sum(short[:2], [])) == sorted(sum(short[2:4], [])) == list(range(6))
+    assert sum(short[:2], []) != sum(short[2:4], [])
+    assert [len(rows) for rows in long] == [4] * 6
+    assert len(set(sum(long, []))) == 24, "a long one goes on where it stopped"
+
+
+def test_a_second_data_set_changes_nothing_about_the_first() -> None:
+    networks = Networks(tiny.network, 0, CPU)
+    alone, beside = trained(networks, SETTINGS["plain"], columns(10)), trained(networks, SETTINGS["plain"], columns(10), columns(6))
+    assert tiny.equal(alone.model, beside.model), "cross-entropy reads the first only"
+
+
+def test_an_empty_second_data_set_is_refused_in_words() -> None:
+    networks = Networks(tiny.network, 0, CPU)
+    with pytest.raises((FedKeepError, ValueError), match="data set 2.*no examples"):
+        trained(networks, SETTINGS["plain"], columns(10), columns(0))
+
+
+def test_no_examples_no_steps() -> None:
+    networks = Networks(tiny.network, 0, CPU)
+    result = trained(networks, SETTINGS["plain"], columns(0))
+    assert (result.examples, result.steps, result.loss) == (0, 0, 0.0)
+    assert tiny.equal(result.model, networks.initial)
+
+
+def test_batch_norm_never_sees_a_batch_of_one() -> None:
+    networks, watching = Networks(Normed, 0, CPU), Watching()
+    training = Training(epochs=2, batch_size=4, lr=0.1)
+    result = trained(networks, training, columns(9), columns(5), objective=watching)
+    assert [[len(rows) for rows in step] for step in watching.seen] == [[4, 5]] * 1 + [[5, 5]] + [[4, 5]] + [[5, 5]]
+    assert result.steps == 4
+    assert result.model["norm.num_batches_tracked"].item() == 8, "two data sets, four steps"
+    assert not torch.equal(result.model["norm.running_mean"], networks.initial["norm.running_mean"])
+    alone = trained(networks, training, columns(1))
+    assert alone.steps == 0
+    assert tiny.equal(alone.model, networks.initial)
+
+
+def test_batch_norm_state_starts_from_the_model_that_came_in() -> None:
+    networks, training = Networks(Normed, 0, CPU), Training(epochs=1, batch_size=4, lr=0.1)
+    first = trained(networks, training, columns(8))
+    assert tiny.equal(trained(networks, training, columns(8)).model, first.model)
+
+
+def test_dropout_is_deterministic_by_seed() -> None:
+    networks, training = Networks(Forgetful, 0, CPU), SETTINGS["plain"]
+    one, again, other = (trained(networks, training, columns(9), seed=seed).model for seed in (5, 5, 6))
+    assert tiny.equal(one, again)
+    assert not tiny.equal(one, other)
+
+
+def test_dropout_differs_between_rounds_and_clients_but_not_between_runs() -> None:
+    noise: list[int] = []
+
+    class Noted(Forgetful):
+        def forward(self, images: Tensor) -> Tensor:
+            if self.training:
+                noise.append(torch.default_generator.initial_seed())
+            return super().forward(images)
+
+    federation = tiny.federation((4, 4, 4))
+    first = tiny.played(tiny.engine(FedAvg(), factory=Noted, federation=federation, rounds=2))
+    run, noise = noise, []
+    assert len(set(run)) == 6, "three clients, two rounds"
+    assert tiny.played(tiny.engine(FedAvg(), factory=Forgetful, federation=federation, rounds=2)) == first
+
+
+@pytest.mark.parametrize("augmentation", [Augmentation(), Augmentation(flip=True, crop=1, cutout=1, rotation=5)])
+def test_a_whole_run_leaves_every_global_generator_alone(augmentation: Augmentation) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    tiny.played(tiny.engine(FedAvg(), factory=lambda: Normed(0.5), augmentation=augmentation, evaluate_visits=True))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[1], strict=True))  # noqa: NPY002
+    assert random.getstate() == before[2]
+
+
+def test_an_exception_in_training_gives_the_global_generator_back() -> None:
+    @dataclass(frozen=True, eq=False)
+    class Failing(Objective):
+        def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+            torch.rand(3)
+            raise ZeroDivisionError
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError):
+        trained(Networks(tiny.network, 0, CPU), SETTINGS["plain"], columns(4), objective=Failing())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# The rest of the toolbox, on the server, which has the same one as a client
+
+
+def server(factory: Callable[[], nn.Module] = tiny.network, count: int = 70) -> Any:
+    party = tiny.engine(FedAvg(), factory=factory).server
+    party.begin(task=1, round=2)
+    party.data = columns(count)
+    return party
+
+
+@pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
+def test_fisher_is_the_mean_of_squared_gradients_one_by_one(factory: Callable[[], nn.Module]) -> None:
+    party = server(factory)
+    got = party.fisher(party.model)
+    network = party.network(party.model).double()
+    expected = {name: torch.zeros_like(weight) for name, weight in network.named_parameters()}
+    for image, label in zip(party.data["image"].double(), party.data["label"], strict=True):
+        network.zero_grad()
+        log_softmax(network(image[None]), -1)[0, label].backward()
+        for name, weight in network.named_parameters():
+            expected[name] += weight.grad**2 / len(party.data["label"])
+    assert got.keys() == expected.keys()
+    for name, value in got.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-4, atol=1e-8)
+
+
+def test_fisher_of_some_examples_draws_them_by_name() -> None:
+    party = server()
+    got = party.fisher(party.model, 5)
+    chosen = torch.randperm(70, generator=seeds.generator(0, "fisher", task=1, round=2))[:5]
+    other = server()
+    other.data = {name: column[chosen] for name, column in other.data.items()}
+    for name, value in other.fisher(party.model, 99).items():
+        torch.testing.assert_close(got[name], value)
+    assert not torch.equal(party.fisher(party.model, 5)["classifier.bias"], got["classifier.bias"]), "the next five"
+
+
+def test_fisher_without_examples_is_zero() -> None:
+    party = server(count=0)
+    assert not any(value.any() for value in party.fisher(party.model).values())
+
+
+@pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
+def test_predicting_in_parts_is_predicting_the_whole(factory: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    party = server(factory)
+    logits, features = party.predict(party.model), party.features(party.model)
+    network = party.network(party.model)
+    assert not network.training
+    torch.testing.assert_close(logits, network(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(features, network.features(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr(networks_module, "BATCH", 7)
+    torch.testing.assert_close(party.predict(party.model), logits, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(party.features(party.model), features, rtol=1e-6, atol=1e-6)
+    assert not logits.requires_grad
+    assert party.predict(party.model, columns(0)).shape == (0, tiny.CLASSES)
+    assert party.features(party.model, columns(0)).shape == (0, 8)
+
+
+def test_predicting_moves_no_running_statistics() -> None:
+    party = server(Normed)
+    before = {name: tensor.clone() for name, tensor in party.model.items()}
+    party.predict(party.model)
+    party.features(party.model)
+    party.fisher(party.model)
+    assert tiny.equal(party.model, before)
+
+
+def test_a_network_with_tied_weights_can_be_evaluated() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, tiny.CLASSES)
+            self.b.weight = self.a.weight
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.c(self.b(torch.relu(self.a(images.flatten(1)))))
+
+    engine = tiny.engine(FedAvg(), factory=Tied)
+    assert not any(record["lost"] for record in tiny.played(engine))
+    assert torch.equal(engine.server.model["a.weight"], engine.server.model["b.weight"])
+
+
+def test_randomness_of_a_party_is_named() -> None:
+    party = server()
+    first, second = party.rng("x").initial_seed(), party.rng("x").initial_seed()
+    assert first == seeds.derive(0, "x", task=1, round=2)
+    assert second == seeds.derive(0, "x", task=1, round=2, use=1)
+    party.begin(task=1, round=2)
+    assert party.rng("x").initial_seed() == first
