@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-
+from fedkeep import metrics
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.reporting.run_folder import Cell, Run
 
@@ -29,9 +28,8 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
         """Sum up the values that were measured (not NaN)."""
-        known = np.asarray([value for value in values if not math.isnan(value)], dtype=np.float64)
-        mean = float(known.mean()) if len(known) else float("nan")
-        return cls(mean, float(known.std(ddof=1)) if len(known) > 1 else float("nan"), len(known))
+        known = [value for value in values if not math.isnan(value)]
+        return cls(*metrics.over_seeds(known), len(known))
 
 
 @dataclass(frozen=True)
@@ -164,9 +162,8 @@ def paired(rows: Sequence[Row], reference: str, metric: str | Metric = "tail") -
     differences = []
     for label, values in table.items():
         if label != reference:
-            seeds = tuple(seed for seed in values if seed in base)
-            gains = tuple(values[seed] - base[seed] for seed in seeds)
-            differences.append(Difference(label, reference, seeds, gains))
+            gains = metrics.paired(values, base)
+            differences.append(Difference(label, reference, tuple(gains), tuple(gains.values())))
     return differences
 
 

@@ -102,22 +102,22 @@ class Cell:
     @property
     def last(self) -> float:
         """Return the accuracy of the last evaluation."""
-        return float(self.accuracies[-1]) if len(self.accuracies) else float("nan")
+        return metrics.last(self.accuracies)
 
     @property
     def best(self) -> float:
         """Return the highest accuracy of any evaluation."""
-        return float(self.accuracies.max()) if len(self.accuracies) else float("nan")
+        return metrics.best(self.accuracies)
 
     @property
     def tail(self) -> float:
         """Return the mean accuracy of the last ten evaluations (of all, if there are fewer)."""
-        return float(metrics.tail(self.accuracies, TAIL)[0]) if len(self.accuracies) else float("nan")
+        return metrics.tail(self.accuracies, TAIL)[0]
 
     @property
     def swing(self) -> float:
         """Return the standard deviation of accuracy within the last ten evaluations."""
-        return float(metrics.tail(self.accuracies, TAIL)[1]) if len(self.accuracies) > 1 else float("nan")
+        return metrics.tail(self.accuracies, TAIL)[1]
 
     @property
     def forgetting(self) -> float:

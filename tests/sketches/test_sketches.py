@@ -197,7 +197,7 @@ def test_second_visit_of_moon_differs_from_the_first() -> None:
     assert not same(play(remembering, 1).server.model, play(forgetful, 1).server.model)
 
 
-@pytest.mark.parametrize(("name", "options"), [("fedskf", {}), ("feddcl", {"images": 60})])
+@pytest.mark.parametrize(("name", "options"), [("fedskf", {}), ("feddcl", {"images": 100})])
 def test_second_task_remembers_the_first(name: str, options: dict[str, int]) -> None:
     """Tasks do not exist yet: a second engine takes over what the first left, on the other classes."""
     plan = Plan(rounds=ROUNDS, cohort=CLIENTS)
@@ -206,7 +206,7 @@ def test_second_task_remembers_the_first(name: str, options: dict[str, int]) -> 
     remembering.server.model = forgetful.server.model = first.server.model
     remembering.server.state, remembering.states = first.server.state, first.states
     old = [sum(play(second).records[-1]["correct"][:5]) for second in (remembering, forgetful)]
-    assert old[0] > old[1] + 50
+    assert old[0] > old[1] + 30
 
 
 def test_fedskf_finds_back_permuted_neurons() -> None:
