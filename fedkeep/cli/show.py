@@ -94,8 +94,10 @@ def datasets(options: Namespace, console: Console) -> int:
         here = "-" if not entry.where else "yes" if held in (None, entry.classes) else f"{held} classes"
         table.add_row(name, str(entry.classes), image, here, entry.hub or "-", escape(entry.note))
     console.print(table)
-    console.print("here: found in --data-dir or FEDKEEP_DATA; others are fetched from the Hub when used", highlight=False)
-    console.print("also: any Hub id, a folder of Parquet splits, or a folder of images per class", highlight=False)
+    console.print(
+        "here: in --data-dir or FEDKEEP_DATA. What is not here is fetched from the Hub when used.", highlight=False
+    )
+    console.print("Also: any Hub id, a folder of Parquet splits, or a folder of images per class.", highlight=False)
     return 0
 
 
