@@ -1,0 +1,274 @@
+"""Recipes: read, changed, checked word by word, written out again."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.data.partition import ExDir
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.recipe import Recipe, load_recipe, parsed, recipe_names, with_methods
+from fedkeep.models.mlp import MLP
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Any:
+    def load(text: str = tiny.RECIPE, **changes: Any) -> Recipe:
+        return load_recipe(tiny.write_recipe(tmp_path, text), **changes)
+
+    return load
+
+
+HEAD = '[data]\nname = "digits"\n[model]\nname = "mlp"\n'
+METHOD = '[[methods]]\nalgorithm = "fedavg"\n'
+
+
+def test_a_recipe_is_what_its_file_says(load: Any) -> None:
+    recipe = load()
+    assert (recipe.title, recipe.data, recipe.seeds) == ("tiny", "digits", (0,))
+    assert recipe.partition == ExDir(clients=8, classes=2, alpha=0.5)
+    assert recipe.model == MLP(hidden=(8,))
+    assert (recipe.training.epochs, recipe.training.batch_size, recipe.training.lr) == (1, 64, 0.05)
+    assert (recipe.run.rounds, recipe.run.cohort) == (2, 2)
+    assert [(m.label, m.slug) for m in recipe.methods] == [("FedAvg", "fedavg"), ("FedSeq", "fedseq"), ("SFedKD", "sfedkd")]
+    assert recipe.methods[2].algorithm == SFedKD(teachers=2)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_packages_recipes_are_valid_and_survive_being_written(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    again = load_recipe(tiny.write_recipe(tmp_path, recipe.to_toml()))
+    assert replace(again, name=name) == recipe
+    assert again.to_toml() == recipe.to_toml()
+
+
+def test_every_option_is_written_out(load: Any) -> None:
+    changes = ["training.clip=5.0", "augmentation.flip=true", "run.evaluate_visits=true", "sfedkd.exclude_self=true", "model.hidden=[]",
+               "sfedkd.label=Ours (x)"]  # fmt: skip
+    recipe = load(settings=changes, seeds=[3, 1])
+    again = load(recipe.to_toml())
+    assert again == recipe
+    table = tomllib.loads(recipe.to_toml())
+    assert table["training"]["clip"] == 5.0
+    assert table["methods"][2]["label"] == "Ours (x)"
+    assert table["methods"][2]["epsilon"] == 1e-4, "defaults too: they may change in a later version"
+    assert "clip" not in tomllib.loads(load().to_toml())["training"]
+
+
+@pytest.mark.parametrize(("setting", "get", "value"), [
+    ("training.lr=0.5", lambda r: r.training.lr, 0.5),
+    ("training.lr=1", lambda r: r.training.lr, 1.0),
+    ("training.lr = 1e-3", lambda r: r.training.lr, 1e-3),
+    ("run.evaluate_visits=true", lambda r: r.run.evaluate_visits, True),
+    ("model.hidden=[3, 4]", lambda r: r.model.hidden, (3, 4)),
+    ("data.name=mnist", lambda r: r.data, "mnist"),
+    ('data.name="a=b"', lambda r: r.data, "a=b"),
+    ("algorithm.teachers=4", lambda r: r.methods[2].algorithm.teachers, 4),
+    ("sfedkd.tau=1", lambda r: r.methods[2].algorithm.tau, 1.0),
+    ("SFedKD.metric=js", lambda r: r.methods[2].algorithm.metric, "js"),
+    ("partition.alpha=3", lambda r: r.partition.alpha, 3.0),
+    ("augmentation.crop=1", lambda r: r.augmentation.crop, 1),
+])  # fmt: skip
+def test_one_setting(setting: str, get: Any, value: Any, load: Any) -> None:
+    assert get(load(settings=[setting])) == value
+
+
+def test_the_last_setting_wins_and_others_stay(load: Any) -> None:
+    recipe = load(settings=["training.lr=1", "training.lr=2", "run.cohort=3"])
+    assert (recipe.training.lr, recipe.training.epochs, recipe.run.cohort, recipe.run.rounds) == (2.0, 1, 3, 2)
+
+
+def test_another_scheme_or_model_starts_afresh(load: Any) -> None:
+    recipe = load(settings=["partition.scheme=iid", "partition.clients=5", "model.name=lenet5"])
+    assert (recipe.partition.name, recipe.partition.clients) == ("iid", 5)
+    assert recipe.model.name == "lenet5"
+
+
+def test_settings_reach_a_method_by_label(load: Any) -> None:
+    text = tiny.RECIPE + '\n[[methods]]\nalgorithm = "sfedkd"\nlabel = "Warm"\ntau = 9.0\n'
+    recipe = load(text, settings=["warm.teachers=1"])
+    assert [m.algorithm.teachers for m in recipe.methods[2:]] == [2, 1]
+    recipe = load(text, settings=["algorithm.teachers=3"])
+    assert [m.algorithm.teachers for m in recipe.methods[2:]] == [3, 3]
+
+
+def test_methods_seeds_and_rounds(load: Any) -> None:
+    recipe = load(methods=["SFedKD", "fedavg"], seeds=[4, 4, 2], rounds=7)
+    assert [m.label for m in recipe.methods] == ["SFedKD", "FedAvg"]
+    assert recipe.methods[0].algorithm == SFedKD(teachers=2), "methods that the recipe lists keep its options"
+    assert (recipe.seeds, recipe.run.rounds) == ((4, 2), 7)
+    assert load(HEAD + METHOD, methods=["fedseq"]).methods[0].algorithm == FedSeq()
+
+
+def test_methods_from_python(load: Any) -> None:
+    recipe = with_methods(load(), [SFedKD(), SFedKD(teachers=1), FedSeq()])
+    assert [m.label for m in recipe.methods] == ["SFedKD", "SFedKD 2", "FedSeq"]
+    assert [m.slug for m in recipe.methods] == ["sfedkd", "sfedkd-2", "fedseq"]
+
+
+# Inheritance
+
+
+def test_a_recipe_extends_another(load: Any) -> None:
+    recipe = load('extends = "demo"\ntitle = "mine"\n[training]\nlr = 0.125\n')
+    demo = load_recipe("demo")
+    assert recipe == replace(demo, name=recipe.name, title="mine", training=replace(demo.training, lr=0.125))
+
+
+def test_lists_are_replaced_and_another_scheme_starts_afresh(load: Any) -> None:
+    recipe = load('extends = "demo"\nseeds = [9]\n[partition]\nscheme = "iid"\nclients = 11\n' + METHOD)
+    assert recipe.seeds == (9,)
+    assert len(recipe.methods) == 1
+    assert (recipe.partition.name, recipe.partition.clients) == ("iid", 11)
+
+
+def test_a_file_extends_its_neighbour_wherever_one_stands(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deep").mkdir()
+    tiny.write_recipe(tmp_path, tiny.RECIPE, "base.toml")
+    tiny.write_recipe(tmp_path / "deep", 'extends = "../base.toml"\ntitle = "middle"\n', "middle.toml")
+    monkeypatch.chdir("/")
+    recipe = load('extends = "deep/middle.toml"\n[run]\nrounds = 9\n')
+    assert (recipe.title, recipe.run.rounds, recipe.run.cohort) == ("middle", 9, 2)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_circle_of_recipes_is_an_error(length: int, tmp_path: Path) -> None:
+    for number in range(length):
+        tiny.write_recipe(tmp_path, f'extends = "{(number + 1) % length}.toml"\n', f"{number}.toml")
+    with pytest.raises(ConfigError, match="extends"):
+        load_recipe(str(tmp_path / "0.toml"))
+
+
+# Errors: each names what was wrong, and the nearest valid name
+
+SETTING_ERRORS = [
+    ("trainin.lr=1", "unknown section.*'training'"),
+    ("sfedk.tau=1", "unknown section.*'sfedkd'"),
+    ("training.epoch=1", "there is no option 'epoch'.*'epochs'"),
+    ("run.round=1", "there is no option 'round'.*'rounds'"),
+    ("partition.alhpa=1", "there is no option 'alhpa'.*'alpha'"),
+    ("model.hiden=[1]", "there is no option 'hiden'.*'hidden'"),
+    ("augmentation.flp=true", "there is no option 'flp'.*'flip'"),
+    ("data.nam=x", r"\[data\] needs exactly one option, name"),
+    ("algorithm.teachres=1", "no method.*'teachers'"),
+    ("sfedkd.teachres=1", "there is no option 'teachres'.*'teachers'"),
+    ("fedavg.teachers=1", "there is no option 'teachers'"),
+    ("partition.scheme=exdri", "no partition scheme 'exdri'.*'exdir'"),
+    ("partition.scheme=[1]", "no partition scheme"),
+    ("model.name=lenet", "no model 'lenet'.*'lenet5'"),
+    ("model.name=os:system", "allow"),
+    ("training.lr=-1", "Training.lr must be at least 0.0, not -1"),
+    ("training.lr=fast", "Training.lr must be a number, not 'fast'"),
+    ("training.lr=1" + "0" * 400, "Training.lr must be a number"),
+    ("training.epochs=2.5", "Training.epochs must be an integer, not 2.5"),
+    ("training.epochs=true", "Training.epochs must be an integer"),
+    ("training.batch_size=0", "Training.batch_size must be at least 1"),
+    ("training.momentum=1.5", "0.0 to 1.0, not 1.5"),
+    ("run.cohort=9", "a cohort of 9 cannot be drawn from 8 clients"),
+    ("run.cohort=0", "at least 1"),
+    ("run.min_clients=3", "min_clients 3 exceeds run.cohort 2"),
+    ("run.evaluate_visits=1", "true or false"),
+    ("sfedkd.selection=gredy", "cannot be 'gredy'.*'greedy'"),
+    ("sfedkd.g=fra", "cannot be 'fra'.*'far'"),
+    ("training.lr", "cannot read --set 'training.lr'"),
+    ("lr=1", "cannot read --set"),
+    (".lr=1", "cannot read --set"),
+    ("training.=1", "cannot read --set"),
+    ("=", "cannot read --set"),
+    ("seeds=[1]", "cannot read --set"),
+]
+
+
+@pytest.mark.parametrize(("setting", "said"), SETTING_ERRORS, ids=[s[:30] for s, _ in SETTING_ERRORS])
+def test_errors_of_settings(setting: str, said: str, load: Any) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        load(settings=[setting])
+
+
+FILE_ERRORS = [
+    ("sede = [1]\n" + HEAD + METHOD, "unknown key 'sede'.*'seeds'"),
+    (HEAD + METHOD + "[trainings]\n", "unknown key 'trainings'.*'training'"),
+    (HEAD, "there is no method to run"),
+    ("methods = []\n" + HEAD, "there is no method to run"),
+    ("methods = 3\n" + HEAD, "there is no method to run"),
+    ('methods = ["fedavg"]\n' + HEAD, "methods"),
+    (HEAD + "[[methods]]\nlabel = 'x'\n", "needs algorithm"),
+    (HEAD + "[[methods]]\nalgorithm = 'fedsq'\n", "no method 'fedsq'.*'fedseq'"),
+    (HEAD + METHOD + METHOD, "two methods are labelled 'FedAvg'"),
+    (HEAD + METHOD + "[[methods]]\nalgorithm = 'fedseq'\nlabel = 'fed avg'\n[[methods]]\nalgorithm = 'fedseq'\nlabel='Fed-Avg'\n", "label"),
+    (HEAD + METHOD + "teachers = 3\n", "no option 'teachers'"),
+    ("[model]\nname = 'mlp'\n" + METHOD, r"\[data\] needs"),
+    ("[data]\nname = 3\n[model]\nname = 'mlp'\n" + METHOD, r"\[data\] needs"),
+    ("[data]\nname = 'digits'\n" + METHOD, r"\[model\] needs a name"),
+    ("training = 3\n" + HEAD + METHOD, "training must be a table"),
+    ("partition = []\n" + HEAD + METHOD, "partition must be a table"),
+    ("seeds = 3\n" + HEAD + METHOD, "seeds must be a list"),
+    ("seeds = [-1]\n" + HEAD + METHOD, "seeds must be a list"),
+    ("seeds = [true]\n" + HEAD + METHOD, "seeds must be a list"),
+    ("seeds = []\n" + HEAD + METHOD, "seeds must be a list"),
+    ("extends = 'dmeo'\n", "no recipe 'dmeo'.*'demo'"),
+    ("extends = 'missing.toml'\n", "missing.toml"),
+    ("this is no TOML", "cannot read the recipe"),
+    (HEAD + METHOD + "[run]\ncohort = 101\n", "a cohort of 101 cannot be drawn from 100 clients"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), FILE_ERRORS, ids=range(len(FILE_ERRORS)))
+def test_errors_of_files(text: str, said: str, load: Any) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        load(text)
+
+
+@pytest.mark.parametrize(("text", "changes"), [
+    ("training = 3\n" + HEAD + METHOD, {"settings": ["training.lr=1"]}),
+    ("run = 3\n" + HEAD + METHOD, {"rounds": 3}),
+    ("methods = 3\n" + HEAD, {"methods": ["fedavg"]}),
+    ("methods = ['fedavg']\n" + HEAD, {"methods": ["fedavg"]}),
+    ("methods = 3\n" + HEAD, {"settings": ["algorithm.tau=3"]}),
+    ("methods = ['fedavg']\n" + HEAD, {"settings": ["fedavg.tau=3"]}),
+    (HEAD + METHOD, {"rounds": 0}),
+    (HEAD + METHOD, {"seeds": []}),
+    (HEAD + METHOD, {"methods": []}),
+])  # fmt: skip
+def test_malformed_files_and_changes_together_are_errors_too(text: str, changes: Any, load: Any) -> None:
+    with pytest.raises(ConfigError):
+        load(text, **changes)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("demmo", "no recipe 'demmo'. Did you mean 'demo'.*toml file"), ("nowhere/x.toml", "no file 'nowhere/x.toml'.*demo"), ("", "no recipe"),
+])  # fmt: skip
+def test_errors_of_names(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        load_recipe(name)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "folder.toml").mkdir()
+    for name in ("x.toml", "folder.toml"):
+        with pytest.raises(ConfigError, match="cannot read"):
+            load_recipe(str(tmp_path / name))
+
+
+def test_a_method_that_needs_what_the_recipe_lacks(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedSeq, "needs", ("auxiliary",))
+    with pytest.raises(ConfigError, match="fedseq needs auxiliary"):
+        load()
+
+
+def test_values_are_read_as_toml_or_text() -> None:
+    assert [parsed(text) for text in ("1", "1.5", "true", "[1, 2]", "'x'", "exdir", "a b", "")] == [1, 1.5, True, [1, 2], "x", "exdir", "a b", ""]
+    assert parsed("1\nevil = 2") == "1\nevil = 2" or parsed("1\nevil = 2") == 1
+
+
+def test_a_recipe_is_json_free_of_surprises(load: Any) -> None:
+    assert json.loads(json.dumps(tomllib.loads(load().to_toml())))["methods"][0]["algorithm"] == "fedavg"

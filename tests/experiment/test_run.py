@@ -1,0 +1,351 @@
+"""Runs as a user has them: folders, workers, kills, resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from safetensors.torch import load_file
+
+import fedkeep
+from fedkeep.engine.embedded import Embedded
+from fedkeep.errors import ConfigError, FedKeepError, RunError
+from fedkeep.experiment import run as module
+from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.run import Machine, begin, carry_out
+
+ONE = Machine(workers=1)
+SLOW_METHOD = """
+import time
+from dataclasses import dataclass
+
+from fedkeep.algorithms.sfedkd import SFedKD
+
+
+@dataclass(frozen=True)
+class Slow(SFedKD):
+    title = "slow"
+
+    def round(self, server, cohort):
+        time.sleep(0.05)
+        super().round(server, cohort)
+"""
+CRASHING_METHOD = """
+import os
+from dataclasses import dataclass
+
+from fedkeep.algorithms.fedseq import FedSeq
+
+
+@dataclass(frozen=True)
+class Crashing(FedSeq):
+    title = "crashing"
+
+    def round(self, server, cohort):
+        if server.round == 2:
+            raise ArithmeticError("the crash of the test")
+        super().round(server, cohort)
+
+
+@dataclass(frozen=True)
+class Dying(FedSeq):
+    title = "dying"
+
+    def round(self, server, cohort):
+        os._exit(9)
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run in this process."""
+    folder = tmp_path_factory.mktemp("whole")
+    recipe = tiny.write_recipe(folder)
+    fedkeep.run(load_recipe(recipe, seeds=[0, 1], rounds=3), out=folder / "run")
+    return folder / "run"
+
+
+def contents(run: Path, *names: str) -> dict[str, bytes]:
+    names = names or ("rounds.jsonl", "model.safetensors", "partition.json", "cell.json", "result.json")
+    return {f"{cell.name}/{name}": (cell / name).read_bytes() for cell in sorted((run / "cells").iterdir()) for name in names}
+
+
+def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", "import sys; from fedkeep.cli import main; sys.exit(main())", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+    )  # fmt: skip
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None or time.monotonic() > end:
+            pytest.fail(f"it never came so far: {process.communicate(timeout=5)}")
+        time.sleep(0.01)
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
+    assert {path.name for path in whole.iterdir()} == {"run.json", "recipe.toml", "cells", "results.csv", "table.md", "report.html"}
+    cells = [f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd") for seed in (0, 1)]
+    assert sorted(path.name for path in (whole / "cells").iterdir()) == cells
+    told = json.loads((whole / "run.json").read_text())
+    assert {"fedkeep", "versions", "command", "started", "device", "threads", "title", "recipe", "git"} <= told.keys()
+    for cell in (whole / "cells").iterdir():
+        files = {path.name for path in cell.iterdir()}
+        assert files == {"cell.json", "partition.json", "rounds.jsonl", "timings.jsonl", "result.json", "model.safetensors", "checkpoint"}
+        records = [json.loads(line) for line in (cell / "rounds.jsonl").read_text().splitlines()]
+        assert [record["round"] for record in records] == [1, 2, 3]
+        assert all(len(record["correct"]) == 10 for record in records)
+        timings = [json.loads(line) for line in (cell / "timings.jsonl").read_text().splitlines()]
+        assert [timing["round"] for timing in timings] == [1, 2, 3]
+        assert {"train", "teachers", "evaluate", "checkpoint", "round_seconds"} <= timings[0].keys()
+        described = json.loads((cell / "cell.json").read_text())
+        assert (described["clients"], described["cohort"], described["rounds"], described["classes"]) == (8, 2, 3, 10)
+        assert sum(described["test_total"]) == 360
+        partition = json.loads((cell / "partition.json").read_text())
+        assert sum(map(sum, partition["counts"])) == 1437
+        assert json.loads((cell / "result.json").read_text())["rounds"] == 3
+        assert load_file(cell / "model.safetensors")["classifier.weight"].shape == (10, 8)
+
+
+def test_the_methods_share_partition_and_cohorts_and_the_seeds_do_not(whole: Path) -> None:
+    for seed in (0, 1):
+        cells = [whole / "cells" / f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd")]
+        assert len({(cell / "partition.json").read_bytes() for cell in cells}) == 1
+        cohorts = [[json.loads(line)["cohort"] for line in (cell / "rounds.jsonl").read_text().splitlines()] for cell in cells]
+        assert cohorts[0] == cohorts[1] == cohorts[2]
+    files = contents(whole, "partition.json", "rounds.jsonl")
+    assert files["fedavg-seed0/partition.json"] != files["fedavg-seed1/partition.json"]
+    assert files["fedavg-seed0/rounds.jsonl"] != files["fedavg-seed1/rounds.jsonl"]
+
+
+def test_a_run_repeats_from_its_own_recipe(whole: Path, tmp_path: Path) -> None:
+    fedkeep.run(str(whole / "recipe.toml"), out=tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(whole)
+
+
+def test_two_workers_give_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+    told: list[Any] = []
+    recipe = load_recipe(str(whole / "recipe.toml"))
+    fedkeep.run(recipe, out=tmp_path / "run", machine=Machine(workers=2), on_progress=told.append)
+    assert contents(tmp_path / "run") == contents(whole)
+    last = {step.cell: step for step in told}
+    assert len(last) == 6
+    assert all(step.done == step.rounds == 3 and "correct" in step.record for step in last.values())
+
+
+def test_progress_is_told_after_every_round(tmp_path: Path) -> None:
+    told: list[Any] = []
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.evaluate_every=2"], rounds=3)
+    fedkeep.run(recipe, out=tmp_path / "run", on_progress=told.append)
+    assert [(step.cell, step.done, step.rounds) for step in told] == [("fedavg-seed0", n, 3) for n in (1, 2, 3)]
+    assert [step.record and step.record["round"] for step in told] == [None, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["file", "full folder"])
+def test_a_folder_that_is_taken_is_refused(kind: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    if kind == "file":
+        out.write_text("mine")
+    else:
+        out.mkdir()
+        (out / "thesis.txt").write_text("mine")
+    with pytest.raises(RunError, match="not empty.*--out.*fedkeep resume"):
+        begin(load_recipe(tiny.write_recipe(tmp_path)), out, ONE)
+    assert (out if kind == "file" else out / "thesis.txt").read_text() == "mine"
+
+
+def test_an_empty_folder_is_fine_and_names_are_made_up_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    recipe = load_recipe(tiny.write_recipe(tmp_path))
+    assert begin(recipe, tmp_path / "run", ONE) == tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    folders = [begin(recipe, None, ONE) for _ in range(3)]
+    assert len(set(folders)) == 3
+    assert all(folder.parent == Path("runs") and folder.name.startswith("recipe-") for folder in folders)
+
+
+def test_what_cannot_be_carried_out_shows_before_a_folder_is_made(tmp_path: Path) -> None:
+    path = tiny.write_recipe(tmp_path)
+    for settings, machine in ((["partition.clients=2000"], ONE), (["data.name=digts"], ONE), ([], Machine(device="gpu")),
+                              (["partition.scheme=column", "partition.clients=0", "run.cohort=50"], ONE)):  # fmt: skip
+        with pytest.raises(FedKeepError):
+            begin(load_recipe(path, settings=settings), tmp_path / "run", machine)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_cohort_larger_than_the_natural_clients_shows_before_a_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path))
+    monkeypatch.setattr(module, "federate", lambda *args: tiny.federation((5,)))
+    with pytest.raises(ConfigError, match="a cohort of 2 cannot be drawn from 1"):
+        begin(recipe, tmp_path / "run", ONE)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_ones_own_runs_from_python(tmp_path: Path) -> None:
+    """The user gave the function himself: there is nothing to allow."""
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=1)
+    recipe = replace(recipe, model=fedkeep.custom(own_network))
+    run = fedkeep.run(recipe, out=tmp_path / "run")
+    assert run.cells[0].finished
+
+
+def own_network(shape: tuple[int, int, int], classes: int) -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+
+def test_resuming_a_finished_run_does_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (whole / "cells").rglob("*") if path.is_file()}
+    monkeypatch.setattr(Embedded, "advance", lambda self: pytest.fail("a round was played"))
+    fedkeep.resume(whole)
+    assert {path: path.stat().st_mtime_ns for path in (whole / "cells").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("files", [[], ["recipe.toml"], ["run.json"]])
+def test_what_is_no_run_folder_is_refused(files: list[str], tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(RunError, match="no run folder"):
+        carry_out(tmp_path, ONE)
+
+
+def test_one_interrupted_cell_resumes_and_finished_ones_stay(whole: Path, tmp_path: Path) -> None:
+    def on_progress(step: Any) -> None:
+        if (step.cell, step.done) == ("sfedkd-seed0", 2):
+            raise KeyboardInterrupt
+
+    recipe = load_recipe(str(whole / "recipe.toml"))
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.run(recipe, out=tmp_path / "run", on_progress=on_progress)
+    done = sorted(path.parent.name for path in (tmp_path / "run").rglob("result.json"))
+    assert done == ["fedavg-seed0", "fedseq-seed0"]
+    fedkeep.resume(tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_a_damaged_checkpoint_is_a_clear_error(whole: Path, tmp_path: Path) -> None:
+    test_one_interrupted_cell_resumes_and_finished_ones_stay(whole, tmp_path)
+    cell = tmp_path / "run" / "cells" / "sfedkd-seed0"
+    (cell / "result.json").unlink()
+    model = next((cell / "checkpoint").glob("model-*.safetensors"))
+    model.write_bytes(model.read_bytes()[:100])
+    with pytest.raises(RunError, match=r"cannot read the checkpoint file model-3.*sfedkd-seed0.*Remove that folder"):
+        fedkeep.resume(tmp_path / "run")
+    import shutil
+
+    shutil.rmtree(cell / "checkpoint")  # as the error says
+    fedkeep.resume(tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_a_resume_uses_the_threads_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results depend on the number of threads, and a resume promises the identical ones."""
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])
+    folder = begin(recipe, tmp_path / "run", Machine(threads=2, workers=1))
+    used: list[int] = []
+    monkeypatch.setattr(module, "pinned_threads", lambda threads: used.append(threads) or pytest.MonkeyPatch.context())
+    fedkeep.resume(folder)
+    assert used == [2]
+
+
+def test_threads_are_given_back() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    with module.pinned_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+# Other processes
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
+def test_killed_in_the_middle_it_resumes_to_the_same_bytes(how: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "slow_method.py").write_text(SLOW_METHOD)
+    recipe = tiny.write_recipe(tmp_path, tiny.RECIPE.split("[[methods]]")[0] + '[[methods]]\nalgorithm = "slow"\nteachers = 2\n')
+    use = ["--use", str(tmp_path / "slow_method.py"), "--workers", "1", "--quiet"]
+    run = ["run", recipe, "--rounds", "25", *use]
+    untouched = start([*run, "--out", str(tmp_path / "whole")])
+    process = start([*run, "--out", str(tmp_path / "cut")])
+    cell = tmp_path / "cut" / "cells" / "slow-seed0"
+    until(lambda: lines(cell / "rounds.jsonl") >= 8, process)
+    process.send_signal(how)
+    out, errors = process.communicate(timeout=30)
+    if how is signal.SIGINT:
+        assert process.returncode == 130
+        assert "fedkeep resume" in out
+        assert "Traceback" not in errors
+        saved = json.loads((cell / "checkpoint" / "manifest.json").read_text())["round"]
+        assert saved == lines(cell / "rounds.jsonl"), "every finished round is saved"
+    assert 8 <= lines(cell / "rounds.jsonl") < 25
+    assert not (cell / "result.json").exists()
+    resumed = start(["resume", str(tmp_path / "cut"), *use])
+    out, errors = resumed.communicate(timeout=60)
+    assert resumed.returncode == 0, errors
+    assert untouched.wait(timeout=60) == 0
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["from the keyboard", "to the first process only"])
+def test_workers_stop_on_an_interrupt(group: bool, tmp_path: Path) -> None:
+    (tmp_path / "slow_method.py").write_text(SLOW_METHOD)
+    text = tiny.RECIPE.split("[[methods]]")[0] + '[[methods]]\nalgorithm = "slow"\n'
+    recipe = tiny.write_recipe(tmp_path, text)
+    use = ["--use", str(tmp_path / "slow_method.py"), "--workers", "2", "--quiet"]
+    process = start(["run", recipe, "--seeds", "0,1,2", "--rounds", "2000", "--out", str(tmp_path / "run"), *use])
+    cells = tmp_path / "run" / "cells"
+    try:
+        until(lambda: all(lines(cells / f"slow-seed{seed}" / "rounds.jsonl") >= 2 for seed in (0, 1)), process)
+        os.killpg(process.pid, signal.SIGINT) if group else process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, errors = process.communicate(timeout=20)
+        assert time.monotonic() - began < 15
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 130
+    assert "fedkeep resume" in out
+    assert not (cells / "slow-seed2").exists()
+    for seed in (0, 1):
+        saved = json.loads((cells / f"slow-seed{seed}" / "checkpoint" / "manifest.json").read_text())["round"]
+        assert saved == lines(cells / f"slow-seed{seed}" / "rounds.jsonl")
+
+
+@pytest.mark.parametrize(("method", "said"), [("crashing", "the crash of the test"), ("dying", "a worker process died")])
+def test_a_crash_in_a_worker_is_reported_and_does_not_hang(method: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "crashing_method.py").write_text(CRASHING_METHOD)
+    (tmp_path / "slow_method.py").write_text(SLOW_METHOD)
+    text = tiny.RECIPE.split("[[methods]]")[0] + f'[[methods]]\nalgorithm = "slow"\n[[methods]]\nalgorithm = "{method}"\n'
+    use = ["--use", str(tmp_path / "crashing_method.py"), "--use", str(tmp_path / "slow_method.py"), "--workers", "2", "--quiet"]
+    process = start(["run", tiny.write_recipe(tmp_path, text), "--rounds", "2000", "--out", str(tmp_path / "run"), *use])
+    try:
+        _, errors = process.communicate(timeout=40)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail("the other worker was waited for: it would have taken minutes")
+    assert process.returncode == 1
+    assert said in errors
+    if method == "crashing":
+        assert "crashing_method.py" in errors, "the worker's traceback"
+        assert "ArithmeticError" in errors
