@@ -16,7 +16,7 @@ from fedkeep.engine.networks import Factory, Networks
 from fedkeep.engine.plan import Plan
 from fedkeep.engine.round import LocalCohort, RoundInFlight, TooFewClients
 from fedkeep.engine.toolbox import Clock, LocalServer, Workplace
-from fedkeep.interface import Algorithm, Fit, NoState, Training
+from fedkeep.interface import Algorithm, Data, Fit, NoState, Training
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.values import copied
 from fedkeep.models import Weights
@@ -43,6 +43,7 @@ class Embedded:
     factory : builds the network, with PyTorch's default initial weights.
     seed : of everything random (see `fedkeep.seeds`).
     device : where networks and data live.
+    server_data : what the server holds, such as an auxiliary set; none: empty.
     lose : for tests, lets calls fail on demand.
     through_codec : for tests, sends every message through the codec instead of passing it by reference.
     """
@@ -55,6 +56,7 @@ class Embedded:
     augmentation: Augmentation = field(default_factory=Augmentation)
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    server_data: Data = field(default_factory=dict)
     lose: Lose | None = None
     through_codec: bool = False
 
@@ -70,7 +72,8 @@ class Embedded:
             dataset.classes,
         )
         server_state, self.client_state = state_types(type(self.algorithm))
-        self.server = LocalServer(self.place, {}, server_state(), self.place.networks.initial)
+        given = {name: column.to(self.device) for name, column in self.server_data.items()}
+        self.server = LocalServer(self.place, given, server_state(), self.place.networks.initial)
         self.states: dict[str, Any] = {}
         self.changed: set[str] = set()  # clients whose state is newer than the last checkpoint
         self.finished = 0  # rounds
@@ -84,18 +87,13 @@ class Embedded:
         self.place.clock = Clock()
         self.server.logged = {}
         flight = RoundInFlight(self, number, self.draw_cohort(number))
-        undone = False
         try:
-            self._play(flight)
+            undone = self._play(flight)
             self.finished = number
-        except TooFewClients:
-            undone = True
-            self.finished = number
-            self.server.model, self.server.state = before
         except BaseException:
             self.server.model, self.server.state = before
             raise
-        if not undone and self.client_state is not NoState:
+        if self.client_state is not NoState:
             self.states |= flight.states
             self.changed |= set(flight.states)
         record = flight.record() | {"undone": undone, "log": self.server.logged}
@@ -108,17 +106,28 @@ class Embedded:
         timings["round_seconds"] = time.perf_counter() - began
         return Finished(record, timings)
 
-    def _play(self, flight: RoundInFlight) -> None:
-        everyone = range(len(self.federation.clients))
-        last = flight.number == self.plan.rounds
+    def _play(self, flight: RoundInFlight) -> bool:
+        """Play a round, and the task's beginning and end where they fall; return whether the round was undone."""
         self.server.begin(task=1, round=flight.number)
         if flight.number == 1 and type(self.algorithm).begin_task is not Algorithm.begin_task:
-            self.algorithm.begin_task(self.server, LocalCohort(flight, [self.federation.clients[i] for i in everyone]))
-        self.algorithm.round(self.server, LocalCohort(flight, flight.cohort))
-        flight.settle()
-        if last and type(self.algorithm).end_task is not Algorithm.end_task:
-            self.algorithm.end_task(self.server, LocalCohort(flight, [self.federation.clients[i] for i in everyone]))
+            with flight.with_everyone():
+                self.algorithm.begin_task(self.server, LocalCohort(flight, self.federation.clients))
+                flight.settle()
+        # What a task's beginning left stands even if its first round does not: it is done once.
+        kept = self.server.model, copied(self.server.state), dict(flight.states)
+        try:
+            self.algorithm.round(self.server, LocalCohort(flight, flight.cohort))
             flight.settle()
+            undone = False
+        except TooFewClients:
+            undone = True
+            flight.waiting.clear()
+            self.server.model, self.server.state, flight.states = kept
+        if flight.number == self.plan.rounds and type(self.algorithm).end_task is not Algorithm.end_task:
+            with flight.with_everyone():
+                self.algorithm.end_task(self.server, LocalCohort(flight, self.federation.clients))
+                flight.settle()
+        return undone
 
     def draw_cohort(self, round: int) -> list[str]:
         """Return the ordered cohort of a round: a function of seed and round alone, the same for every method."""

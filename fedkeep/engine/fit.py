@@ -28,6 +28,7 @@ class Pupil:
         self.networks = networks
         self.weights = weights
         self._answers: list[tuple[Tensor, Tensor]] = []
+        self._read: list[tuple[Tensor, Tensor]] = []
 
     def logits(self, batch: Batch) -> Tensor:
         # A sum of objectives asks several times for the same images; a list of one or two is quicker than hashing.
@@ -36,10 +37,17 @@ class Pupil:
                 return known
         answer: Tensor = self.networks.trained(batch.data["image"])
         self._answers.append((batch.data["image"], answer))
+        if self.networks.read is not None:
+            self._read.append((batch.data["image"], self.networks.read))
         return answer
 
     def features(self, batch: Batch) -> Tensor:
-        return split(self.networks.trained)[0](batch.data["image"])
+        split(self.networks.trained)  # says what is missing
+        self.logits(batch)
+        return next(read for images, read in self._read if images is batch.data["image"])
+
+    def frozen_features(self, model: Weights, batch: Batch) -> Tensor:
+        return self.networks.features(model, batch.data["image"])
 
     def frozen(self, model: Weights, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -59,8 +67,8 @@ class Source:
 
     def batches(self, size: int, merge_last: bool) -> list[Batch]:
         """Return one pass over the data. ``merge_last`` joins a last batch of one to the one before it."""
-        count = len(self.data["label"])
-        order = torch.randperm(count, generator=self.order).to(self.data["label"].device)
+        count = len(self.data["image"])
+        order = torch.randperm(count, generator=self.order).to(self.data["image"].device)
         # Gathering a pass at once leaves only views to the steps, which is quicker than a gather in each.
         rows = {name: column[order] for name, column in self.data.items()}
         starts = list(range(0, count, size))
@@ -98,7 +106,7 @@ def fit(
     passes : over the first source.
     seed : of what the network itself draws, such as dropout.
     """
-    count = len(sources[0].data["label"])
+    count = len(sources[0].data["image"])
     merge_last = networks.has_batch_norm
     if count == 0 or (merge_last and count == 1):
         return Fit(model, count, 0, 0.0)  # nothing to learn from; batch norm cannot learn from one example

@@ -17,6 +17,17 @@ Factory = Callable[[], nn.Module]
 BATCH = 1024  # rows per forward pass without gradient; larger ones fall out of the cache of small machines
 
 
+class _Features(nn.Module):
+    """What a network's classifier reads, as a module, so that it can be asked with any weights."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return split(self.network)[0](images)
+
+
 class Networks:
     """Builds the recipe's network and runs it for any weights.
 
@@ -31,6 +42,10 @@ class Networks:
             built = factory()
         self.initial: Weights = weights_of(built.to(device))
         self.trained = built
+        self.read: Tensor | None = None  # what the classifier in training was last given
+        classifier = getattr(built, "classifier", None)
+        if isinstance(classifier, nn.Linear):
+            classifier.register_forward_pre_hook(self._note)
         self.answering = self.build()
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in built.modules())
 
@@ -45,9 +60,12 @@ class Networks:
 
     def features(self, model: Weights, images: Tensor) -> Tensor:
         """Return what a model's classifier reads, [n, width], likewise."""
-        network = self.build()
-        network.load_state_dict(dict(model))
-        return self._run(split(network)[0], images)
+        features = _Features(self.answering)
+        weights = {f"network.{name}": tensor for name, tensor in model.items()}
+        return self._run(lambda part: functional_call(features, weights, (part,)), images)
+
+    def _note(self, classifier: nn.Module, read: tuple[Tensor]) -> None:
+        self.read = read[0]
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         with torch.no_grad():

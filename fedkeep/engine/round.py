@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +27,7 @@ Step = Callable[..., Any]
 LOST: Final = object()
 
 
-class TooFewClients(Exception):
+class TooFewClients(BaseException):  # not an Exception: a method that catches those must not swallow it
     """Fewer clients answered than the recipe's minimum; the engine undoes the round."""
 
 
@@ -46,6 +48,8 @@ class RoundInFlight:
         self.number = number
         self.cohort = cohort
         self.lost: dict[str, str] = {}
+        self.missed: dict[str, str] = {}  # lost at a task's beginning or end, but not for the round
+        self.counting = True
         self.states: dict[str, Any] = {}
         self.uses: dict[str, dict[str, int]] = {}
         self.waiting: dict[str, list[Call]] = {}
@@ -79,13 +83,16 @@ class RoundInFlight:
 
     def record(self) -> dict[str, Any]:
         """Return the round's record, without what only the engine knows."""
-        examples = sum(fit.examples for _, fit in self.fits)
-        loss = sum(fit.loss * fit.examples for _, fit in self.fits) / examples if examples else None
+        place = {client: number for number, client in enumerate(self.cohort)}
+        # In the cohort's order, so that the sum does not depend on who was quicker.
+        fits = [fit for _, fit in sorted(self.fits, key=lambda item: place.get(item[0], len(place)))]
+        examples = sum(fit.examples for fit in fits)
+        loss = sum(fit.loss * fit.examples for fit in fits) / examples if examples else None
         books: dict[str, Any] = {
             "task": 1,
             "round": self.number,
             "cohort": self.cohort,
-            "lost": self.lost,
+            "lost": self.missed | self.lost,
             "loss": loss,
             "examples": examples,
             "down": self.down,
@@ -119,7 +126,10 @@ class RoundInFlight:
         self.states[client] = party.state
         self.up += payload(reply)
         if engine.through_codec:
+            self.states[client] = decode(encode(party.state), engine.client_state, engine.device)
             reply = decode(encode(reply), signature(_function(call.step))["return"], engine.device)
+        else:
+            reply = copied(reply)
         if isinstance(reply, Fit):
             self._came_back(client, reply)
         return reply
@@ -145,8 +155,20 @@ class RoundInFlight:
     def _lose(self, client: str, reason: str) -> None:
         self.lost[client] = reason
         self.waiting.pop(client, None)
-        if len(self.cohort) - len(self.lost) < min(self.engine.plan.min_clients, len(self.cohort)):
+        if self.counting and self._answering() < min(self.engine.plan.min_clients, len(self.cohort)):
             raise TooFewClients
+
+    def _answering(self) -> int:
+        return sum(name not in self.lost for name in self.cohort)
+
+    @contextmanager
+    def with_everyone(self) -> Iterator[None]:
+        """Ask clients outside the round, at a task's beginning or end: none is out yet, and none's loss undoes a
+        round."""
+        lost, self.lost, self.counting = self.lost, {}, False
+        yield
+        self.missed |= self.lost
+        self.lost, self.counting = lost, True
 
     def _came_back(self, client: str, fit: Fit) -> None:
         if self.engine.plan.evaluate_visits:
@@ -166,9 +188,9 @@ class RoundInFlight:
     def _received(self, call: Call) -> Call:
         """Return the call as it arrives at the client."""
         if not self.engine.through_codec:
-            return call
+            return Call(call.step, copied(call.args), copied(call.kwargs))
         hints = signature(_function(call.step))
-        names = [name for name in hints if name not in ("self", "client", "return")]
+        names = list(inspect.signature(_function(call.step)).parameters)[2:]  # after self and the client
         args = tuple(
             decode(encode(arg), hints[name], self.engine.device) for name, arg in zip(names, call.args, strict=False)
         )
@@ -184,7 +206,7 @@ class LocalRemote(Remote):
         self.id = client
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
-        calls = _calls(step, [self.id], args, kwargs)
+        calls = _calls(step, self.flight, [self.id], args, kwargs)
         reply = self.flight.ask(self.id, calls[self.id]) if self.id in calls else LOST
         return None if reply is LOST else reply
 
@@ -203,24 +225,31 @@ class LocalCohort(Cohort):
         return len(self.clients)
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
-        calls = _calls(step, self.clients, args, kwargs)
+        calls = _calls(step, self.flight, self.clients, args, kwargs)
         replies = {client: self.flight.ask(client, call) for client, call in calls.items()}
         return {client: reply for client, reply in replies.items() if reply is not LOST}
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
-        for client, call in _calls(step, self.clients, args, kwargs).items():
+        for client, call in _calls(step, self.flight, self.clients, args, kwargs).items():
             self.flight.start(client, call)
 
     def without(self, known: Container[str]) -> Cohort:
         return LocalCohort(self.flight, [client for client in self.clients if client not in known])
 
 
-def _calls(step: Step, clients: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Call]:
+def _calls(
+    step: Step, flight: RoundInFlight, clients: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Call]:
     """Return each client's call: `each` arguments unpacked, and only clients that all of them name."""
     if not is_client_step(step):
         name = getattr(step, "__qualname__", repr(step))
         raise ConfigError(f"{name} is no client step: only methods marked with @on_client can be asked of a client.")
     named = [value.values for value in (*args, *kwargs.values()) if isinstance(value, Each)]
+    population = flight.engine.federation.clients
+    for stranger in (name for values in named for name in values if name not in population):
+        raise ConfigError(
+            f"each(...) names {stranger!r}, which is no client. Its keys are client ids, such as {population[0]!r}."
+        )
     reached = [client for client in clients if all(client in values for values in named)]
     return {
         client: Call(

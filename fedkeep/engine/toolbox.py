@@ -16,6 +16,7 @@ from fedkeep import seeds
 from fedkeep.data import Augmentation
 from fedkeep.engine.fit import Source, fit
 from fedkeep.engine.networks import Networks
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server, Training
 from fedkeep.interface.party import Party
 from fedkeep.models import Weights
@@ -62,6 +63,8 @@ class LocalParty(Party[Any]):
 
     def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
         data = data or (self.data,)
+        for columns in data:
+            self._check(columns)
         objective = self.settle(objective, *data)
         began = time.perf_counter()
         sources = [self._source(columns) for columns in data]
@@ -137,7 +140,19 @@ class LocalParty(Party[Any]):
         )
 
     def _images(self, data: Data | None) -> Tensor:
-        return self.place.normalise((self.data if data is None else data)["image"])
+        columns = self.data if data is None else data
+        self._check(columns)
+        return self.place.normalise(columns["image"])
+
+    def _check(self, data: Data) -> None:
+        if "image" not in data:
+            whose = f"client {self.name}" if self.name else "the server"
+            raise ConfigError(
+                f"{whose} has no images here, only {sorted(data) or 'nothing'}. Give it data, or pass some."
+            )
+        lengths = {name: len(column) for name, column in data.items()}
+        if len(set(lengths.values())) > 1:
+            raise ConfigError(f"the columns of a data set must be of one length, not {lengths}.")
 
 
 class _Answers:
@@ -149,9 +164,15 @@ class _Answers:
         self.images: Tensor | None = None
 
     def __call__(self, model: Weights) -> Tensor:
+        return self.party.place.networks.logits(model, self._normalised())
+
+    def features(self, model: Weights) -> Tensor:
+        return self.party.place.networks.features(model, self._normalised())
+
+    def _normalised(self) -> Tensor:
         if self.images is None:
             self.images = self.party.place.normalise(self.data["image"])
-        return self.party.place.networks.logits(model, self.images)
+        return self.images
 
 
 class LocalClient(LocalParty, Client[Any]):

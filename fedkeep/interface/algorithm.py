@@ -67,11 +67,15 @@ class Algorithm(Options, ABC, Generic[S, C]):
 
 def state_types(cls: type[Algorithm[Any, Any]]) -> tuple[type[Any], type[Any]]:
     """Return the dataclasses (server's, client's) that a method's base ``Algorithm[S, C]`` names."""
+    given: dict[Any, Any] = {}
     for base in cls.__mro__:
-        for written in getattr(base, "__orig_bases__", ()):
-            if get_origin(written) is Algorithm:
-                found = [NoState if isinstance(a, typing.TypeVar | TypeVar) else a for a in get_args(written)]
-                return found[0], (found[1] if len(found) > 1 else NoState)
+        for written in base.__dict__.get("__orig_bases__", ()):
+            origin = get_origin(written)
+            arguments = [given.get(a, NoState) if isinstance(a, typing.TypeVar) else a for a in get_args(written)]
+            if origin is Algorithm:
+                return arguments[0], (arguments[1] if len(arguments) > 1 else NoState)
+            if isinstance(origin, type) and issubclass(origin, Algorithm):
+                given |= dict(zip(origin.__parameters__, arguments, strict=False))  # type: ignore[attr-defined]
     return NoState, NoState
 
 
@@ -96,8 +100,15 @@ def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
     pending: list[type[Algorithm[Any, Any]]] = list(Algorithm.__subclasses__())
     for cls in pending:
         pending.extend(cls.__subclasses__())
-        if not getattr(cls, "__abstractmethods__", None):
-            found[cls.name()] = cls
+        if getattr(cls, "__abstractmethods__", None):
+            continue
+        other = found.get(cls.name())
+        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ConfigError(
+                f"{other.__module__}.{other.__qualname__} and {cls.__module__}.{cls.__qualname__} are both named "
+                f"{cls.name()!r}. Give your own another title."
+            )
+        found[cls.name()] = cls
     return dict(sorted(found.items()))
 
 

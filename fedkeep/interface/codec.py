@@ -28,8 +28,7 @@ _STRUCTURE = "structure"
 def encode(value: Any) -> bytes:
     """Return a value as bytes; raise TypeError for what is not a value (see `fedkeep.interface.values`)."""
     tensors: dict[str, Tensor] = {}
-    seen: dict[int, str] = {}
-    structure = json.dumps(_flatten(value, tensors, seen), separators=(",", ":"))
+    structure = json.dumps(_flatten(value, tensors, {}), separators=(",", ":"))
     tensors[_STRUCTURE] = torch.frombuffer(bytearray(structure.encode()), dtype=torch.uint8)
     return save(tensors)
 
@@ -44,12 +43,21 @@ def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
     """
     try:
         tensors = load(blob)
-        structure = json.loads(bytes(tensors.pop(_STRUCTURE).tolist()))
+        written = tensors.pop(_STRUCTURE)
+        if written.dtype != torch.uint8 or written.dim() != 1:
+            raise ValueError("its structure is not a text")
+        structure = json.loads(written.numpy().tobytes())
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise ValueRefused(f"damaged message or file: {error}. Ask for it again, or restore it from a copy.") from error
     if device is not None:
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
-    return _restore(structure, tensors, hint, "the value")
+    try:
+        return _restore(structure, tensors, hint, "the value")
+    except ValueRefused:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # What a stranger wrote may be malformed in any way; whatever trips over it, it is refused.
+        raise ValueRefused(f"damaged message or file: {error}. Ask for it again, or restore it from a copy.") from error
 
 
 def _flatten(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> Any:
@@ -61,24 +69,27 @@ def _flatten(value: Any, tensors: dict[str, Tensor], seen: dict[int, str]) -> An
         # The same tensor twice in a message travels once.
         if id(value) not in seen:
             seen[id(value)] = str(len(tensors))
-            tensors[seen[id(value)]] = _standalone(value)
+            tensors[seen[id(value)]] = _standalone(value, tensors)
         return {"tensor": seen[id(value)]}
     if isinstance(value, tuple | list):
         return {type(value).__name__: [_flatten(item, tensors, seen) for item in value]}
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
         return {"dict": [[key, _flatten(item, tensors, seen)] for key, item in value.items()]}
     if is_dataclass(value) and not isinstance(value, type):
         content = {field.name: _flatten(getattr(value, field.name), tensors, seen) for field in fields(value)}
-        return {"class": type(value).__name__, "fields": content}
+        return {"class": _name(type(value)), "fields": content}
     raise TypeError(
-        f"a {type(value).__name__} cannot travel or be kept in a state: use tensors, numbers, text, lists, dicts and "
-        "dataclasses of these"
+        f"a {type(value).__name__} cannot travel or be kept in a state: use tensors, numbers, text, lists, dicts whose "
+        "keys are text or integers, and dataclasses of these"
     )
 
 
-def _standalone(tensor: Tensor) -> Tensor:
+def _standalone(tensor: Tensor, others: Mapping[str, Tensor]) -> Tensor:
+    """Return a tensor that fills its storage and shares it with no other, as safetensors wants it."""
     tensor = tensor.detach().cpu().contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+    storage = tensor.untyped_storage()
+    shared = any(other.untyped_storage().data_ptr() == storage.data_ptr() for other in others.values())
+    return tensor.clone() if shared or storage.nbytes() != tensor.nbytes else tensor
 
 
 def _restore(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> Any:
@@ -88,8 +99,9 @@ def _restore(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) ->
     if origin in (Union, types.UnionType):
         return _restore_union(node, tensors, arguments, where)
     if origin is Literal:
-        if node in arguments:
-            return node
+        for choice in arguments:
+            if type(node) is type(choice) and node == choice:
+                return choice
     elif hint is None or hint is type(None):
         if node is None:
             return None
@@ -111,7 +123,7 @@ def _restore(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) ->
             )
             for key, item in node["dict"]
         }
-    elif isinstance(origin or hint, type) and isinstance(node, dict) and "class" in node:
+    elif isinstance(origin or hint, type) and hint is not object and isinstance(node, dict) and "class" in node:
         return _restore_dataclass(node, tensors, origin or hint, where)
     raise ValueRefused(f"{where} is not {_words(hint)}. Both sides must run the same method and version of FedKeep.")
 
@@ -139,7 +151,7 @@ def _restore_sequence(
 
 
 def _restore_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint: type, where: str) -> Any:
-    allowed = {cls.__name__: cls for cls in _with_subclasses(hint) if is_dataclass(cls)}
+    allowed = {_name(cls): cls for cls in _with_subclasses(hint) if is_dataclass(cls)}
     cls: Any = allowed.get(str(node["class"]))
     content = node.get("fields")
     if cls is None or not isinstance(content, dict):
@@ -149,6 +161,10 @@ def _restore_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint
         raise ValueRefused(f"{where} has the fields {sorted(content)} instead of {sorted(names)}.")
     hints = typing.get_type_hints(cls)
     return cls(**{name: _restore(item, tensors, hints[name], f"{where}.{name}") for name, item in content.items()})
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _with_subclasses(cls: type) -> list[type]:

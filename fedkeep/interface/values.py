@@ -72,7 +72,7 @@ def not_finite(value: Any) -> str | None:
     """Return the path of the first tensor or number that is not finite, or None."""
     for path, leaf in leaves(value):
         if isinstance(leaf, Tensor):
-            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            if (leaf.is_floating_point() or leaf.is_complex()) and not bool(torch.isfinite(leaf).all()):
                 return path or "the value"
         elif isinstance(leaf, float) and not math.isfinite(leaf):
             return path or "the value"

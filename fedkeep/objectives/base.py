@@ -7,7 +7,7 @@ and what is a value can be checkpointed, sent, and later stacked over clients; a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,10 +45,23 @@ class Student(Protocol):
         """Return the network's logits [b, classes]; computed once per batch, however many objectives ask."""
 
     def features(self, batch: Batch) -> Tensor:
-        """Return what the classifier reads, [b, width]."""
+        """Return what the classifier reads, [b, width], in the same forward pass as `logits`."""
 
     def frozen(self, model: Weights, batch: Batch) -> Tensor:
         """Return the logits of another model on the same images, in evaluation mode and without gradient."""
+
+    def frozen_features(self, model: Weights, batch: Batch) -> Tensor:
+        """Return what another model's classifier reads, likewise."""
+
+
+class Answer(Protocol):
+    """Frozen models, asked about all of one data set."""
+
+    def __call__(self, model: Weights) -> Tensor:
+        """Return a model's logits [n, classes]."""
+
+    def features(self, model: Weights) -> Tensor:
+        """Return what its classifier reads, [n, width]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +75,7 @@ class Objective(ABC):
         ``batches`` holds one batch for each data set that `fit` was given; most objectives read the first.
         """
 
-    def settle(self, answer: Callable[[Weights], Tensor], data: Data, on: int) -> Objective:
+    def settle(self, answer: Answer, data: Data, on: int) -> Objective:
         """Replace frozen teachers by a column of what they say about ``data``, the data set of number ``on``.
 
         ``answer(model)`` gives a model's logits [n, classes] on all of ``data``. Objectives without teachers, and those
@@ -89,7 +102,7 @@ class Sum(Objective):
             total = total + term(student, batches)
         return total
 
-    def settle(self, answer: Callable[[Weights], Tensor], data: Data, on: int) -> Objective:
+    def settle(self, answer: Answer, data: Data, on: int) -> Objective:
         return Sum(_terms(*(term.settle(answer, data, on) for term in self.terms)))
 
 

@@ -55,7 +55,7 @@ class Distillation(Objective):
         return Lesson(self._fold(said, data["label"]), self.tau, self._factor, self.on)
 
     def _fold(self, said: Tensor, labels: Tensor) -> Folded:
-        target, nontarget = self.rule(said, labels)
+        target, nontarget = self.rule(said, labels, self.tau)
         return fold(said, labels, target, nontarget, self.tau)
 
     @property

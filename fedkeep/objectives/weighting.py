@@ -13,8 +13,11 @@ class WeightRule(ABC):
     """A rule that weighs teachers, example by example."""
 
     @abstractmethod
-    def __call__(self, teachers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights (target, nontarget), both [k, n], from teachers' logits [k, n, classes] and labels [n]."""
+    def __call__(self, teachers: Tensor, labels: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        """Return the weights (target, nontarget), both [k, n].
+
+        From teachers' logits [k, n, classes], not yet divided by the temperature, and labels [n].
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +27,6 @@ class PerTeacher(WeightRule):
     target: Tensor
     nontarget: Tensor
 
-    def __call__(self, teachers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, teachers: Tensor, labels: Tensor, tau: float) -> tuple[Tensor, Tensor]:
         shape = teachers.shape[:2]
         return self.target.unsqueeze(-1).expand(shape), self.nontarget.unsqueeze(-1).expand(shape)

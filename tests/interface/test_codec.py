@@ -205,6 +205,8 @@ def test_what_is_no_value_is_not_encoded(value: Any) -> None:
 
 # Refusals
 
+INNER = f"{Inner.__module__}.{Inner.__qualname__}"
+
 BAD: list[tuple[Any, Any]] = [
     (1, str), ("1", int), (1.0, int), (True, int), (1, bool), (0, bool), (True, float), ("x", float), (None, int), (1, None),
     ("nan", float), ([1], int), (1, list[int]), ({"a": 1}, list[int]), ([1], dict[str, int]),
@@ -238,9 +240,9 @@ def test_a_refusal_says_where() -> None:
     ({"class": ["Inner"], "fields": {}}, "where Inner"),
     ({"class": "Inner", "fields": []}, "where Inner"),
     ({"class": "Inner"}, "where Inner"),
-    ({"class": "Inner", "fields": {"number": 1}}, "has the fields"),
-    ({"class": "Inner", "fields": {"number": 1, "text": None, "more": 2}}, "has the fields"),
-    ({"class": "Inner", "fields": {"number": 1, "txet": None}}, "has the fields"),
+    ({"class": INNER, "fields": {"number": 1}}, "has the fields"),
+    ({"class": INNER, "fields": {"number": 1, "text": None, "more": 2}}, "has the fields"),
+    ({"class": INNER, "fields": {"number": 1, "txet": None}}, "has the fields"),
 ])  # fmt: skip
 def test_only_what_the_annotation_names_is_constructed(structure: Any, said: str) -> None:
     with pytest.raises(ValueRefused, match=said):
@@ -326,8 +328,7 @@ def test_two_classes_of_one_name_are_not_mixed_up() -> None:
             extra: int = 2
 
     for cls in (Twin, Elsewhere.Twin):
-        with pytest.raises(ValueRefused, match="Twin"):
-            decode(encode(cls({}, 1, 1, 0.0)), Fit)
+        assert type(decode(encode(cls({}, 1, 1, 0.0)), Fit)) is cls
 
 
 def test_the_package_never_pickles_in_the_codec() -> None:

@@ -34,11 +34,10 @@ class ByClassFull(WeightRule):
     """The full divergence KL(teacher || student) = TC + q_y NT, times ``weight`` [classes] of the label."""
 
     weight: Tensor
-    tau: float  # once more, beside that of the distillation: a rule is not told the temperature
 
-    def __call__(self, teachers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, teachers: Tensor, labels: Tensor, tau: float) -> tuple[Tensor, Tensor]:
         weight = self.weight[labels].expand(teachers.shape[:2])
-        own = (teachers / self.tau).softmax(-1).gather(-1, labels.expand(weight.shape).unsqueeze(-1)).squeeze(-1)
+        own = (teachers / tau).softmax(-1).gather(-1, labels.expand(weight.shape).unsqueeze(-1)).squeeze(-1)
         return weight, weight * (1 - own)
 
 
@@ -73,5 +72,5 @@ class FedCAD(Algorithm):
     @on_client
     def train(self, client: Client, model: Weights, trust: Tensor) -> Fit:
         """Train on labels where the received model is not to be trusted, and on what it says where it is."""
-        teaching = Distillation((model,), ByClassFull(trust, self.tau), self.tau, scale="none")
+        teaching = Distillation((model,), ByClassFull(trust), self.tau, scale="none")
         return client.fit(model, ByClassCrossEntropy(1 - trust) + teaching)

@@ -1,0 +1,240 @@
+"""The command line, in this process: what each command shows, its exit code, and where its errors go."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+import fedkeep
+from fedkeep.cli import main
+
+
+class Told:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("COLUMNS", "250")
+
+    def call(*arguments: object) -> Told:
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+        return Told(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    fedkeep.run(fedkeep.load_recipe(tiny.write_recipe(folder), seeds=[0, 1], rounds=3), out=folder / "run")
+    return folder / "run"
+
+
+def records(cell: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (cell / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -> None:
+    recipe = tiny.write_recipe(tmp_path)
+    told = cli("run", recipe, "--out", tmp_path / "run", "--workers", 1, "--set", "sfedkd.tau=2", "--methods", "fedseq,SFedKD",
+               "--seeds", "3,5", "--rounds", 3, "--set", "run.evaluate_every=3")  # fmt: skip
+    assert (told.code, told.err) == (0, "")
+    for expected in ("tiny", "FedSeq, SFedKD on digits, 8 clients (exdir), 2 a round, 3 rounds, seeds 3, 5", "accuracy", "forgetting",
+                     "round 3/3", "report.html", "what to try next", str(tmp_path / "run")):  # fmt: skip
+        assert expected in told.out, expected
+    assert "FedAvg" not in told.out
+    cells = tmp_path / "run" / "cells"
+    assert sorted(path.name for path in cells.iterdir()) == ["fedseq-seed3", "fedseq-seed5", "sfedkd-seed3", "sfedkd-seed5"]
+    assert ["correct" in record for record in records(cells / "sfedkd-seed3")] == [False, False, True]
+    assert json.loads((cells / "sfedkd-seed3" / "cell.json").read_text())["options"]["tau"] == 2.0
+    assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["seeds"] == [3, 5]
+
+
+def test_quiet_shows_no_progress(cli: Any, tmp_path: Path) -> None:
+    told = cli("run", tiny.write_recipe(tmp_path), "--methods", "fedavg", "--out", tmp_path / "run", "--workers", 1, "--quiet")
+    assert told.code == 0
+    assert "round 2/2" not in told.out
+    assert "FedAvg" in told.out
+
+
+def test_resume_goes_on_and_shows_the_table(cli: Any, run: Path, tmp_path: Path) -> None:
+    recipe = fedkeep.load_recipe(str(run / "recipe.toml"))
+
+    def stop(step: Any) -> None:
+        if (step.cell, step.done) == ("fedseq-seed1", 2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.run(recipe, out=tmp_path / "run", on_progress=stop)
+    told = cli("resume", tmp_path / "run", "--workers", 1)
+    assert (told.code, told.err) == (0, "")
+    assert "SFedKD" in told.out
+    assert "forgetting" in told.out
+    for cell in (run / "cells").iterdir():
+        assert (tmp_path / "run" / "cells" / cell.name / "rounds.jsonl").read_bytes() == (cell / "rounds.jsonl").read_bytes()
+
+
+def test_an_interrupt_says_how_to_go_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeep.cli.run.carry_out", interrupt)
+    told = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run")
+    assert told.code == 130
+    assert f"fedkeep resume {tmp_path / 'run'}" in told.out
+
+
+def test_methods_lists_and_shows_one(cli: Any) -> None:
+    told = cli("methods")
+    assert told.code == 0
+    for expected in ("fedavg", "parallel", "fedseq", "sequential", "sfedkd", "McMahan", "examples of each class"):
+        assert expected in told.out, expected
+    told = cli("methods", "SFedKD")
+    assert told.code == 0
+    for expected in ("arXiv 2507.08508", "what leaves a client", "label_counts", "train: model, examples, steps, loss", "w_target", "3.0",
+                     "far | uniform", "softmax temperature"):  # fmt: skip
+        assert expected in told.out, expected
+
+
+def test_datasets(cli: Any, tmp_path: Path) -> None:
+    told = cli("datasets", "--data-dir", tmp_path)
+    assert told.code == 0
+    for name in ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cinic10", "femnist", "ham10000", "tiny-imagenet"):
+        assert name in told.out, name
+
+
+def test_recipes_lists_and_prints_one_that_can_be_run(cli: Any, tmp_path: Path) -> None:
+    assert "sfedkd/fashion-mnist-exdir-2-0.5" in cli("recipes").out
+    told = cli("recipes", "demo")
+    printed = fedkeep.load_recipe(tiny.write_recipe(tmp_path, told.out))
+    assert printed.to_toml() == fedkeep.load_recipe("demo").to_toml()
+
+
+def test_partition_prints_statistics_and_draws(cli: Any, tmp_path: Path) -> None:
+    told = cli("partition", "digits", "exdir", "classes=2", "alpha=0.5", "--clients", 20, "--seed", 1, "--out", tmp_path / "map.svg")
+    assert told.code == 0
+    assert "exdir" in told.out
+    assert "hash" in told.out
+    assert "<svg" in (tmp_path / "map.svg").read_text()
+    told = cli("partition", "digits", "exdir", "clients=20", "--seed", 1, "--out", tmp_path / "map.json")
+    manifest = json.loads((tmp_path / "map.json").read_text())
+    assert manifest["hash"] in told.out
+    assert sum(map(sum, manifest["counts"])) == 1437
+    assert len(manifest["counts"]) == 20
+    cli("partition", "digits", "exdir", "clients=20", "--seed", 2, "--out", tmp_path / "other.json")
+    assert json.loads((tmp_path / "other.json").read_text())["hash"] != manifest["hash"]
+
+
+def test_compare(cli: Any, run: Path) -> None:
+    told = cli("compare", run, "--against", "FedSeq")
+    assert told.code == 0
+    assert "paired difference to FedSeq" in told.out
+    assert "0, 1" in told.out
+    assert cli("compare", run, "--format", "markdown").out.startswith("|")
+    csv = cli("compare", run, run, "--format", "csv").out.splitlines()
+    assert len(csv) >= 4
+    assert "," in csv[0]
+
+
+def test_report_writes_again(cli: Any, run: Path, tmp_path: Path) -> None:
+    for name in ("report.html", "table.md", "results.csv"):
+        (run / name).unlink()
+    told = cli("report", run, "--png", tmp_path / "curves.png")
+    assert told.code == 0
+    assert "report.html" in told.out
+    assert all((run / name).stat().st_size > 100 for name in ("report.html", "table.md", "results.csv"))
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+ERRORS = [
+    (["run", "demmo"], "no recipe 'demmo'. Did you mean 'demo'?"),
+    (["run", "demo", "--methods", "fedsq"], "Did you mean 'fedseq'?"),
+    (["run", "demo", "--set", "trainig.lr=1"], "Did you mean 'training'?"),
+    (["run", "demo", "--set", "training.lr=-1"], "Training.lr must be at least 0.0"),
+    (["run", "demo", "--set", "training.lr"], "write section.option=value"),
+    (["run", "demo", "--device", "gpu"], "cannot use device 'gpu'"),
+    (["run", "demo", "--set", "data.name=digts"], "Did you mean 'digits'?"),
+    (["run", "demo", "--set", "partition.clients=1500"], "1500 clients"),
+    (["run", "demo", "--use", "nowhere.py"], "no such file"),
+    (["run", "demo", "--use", "no_such_module_here"], "no such module"),
+    (["run", "demo", "--set", "model.name=os:system"], "--allow-code"),
+    (["resume", "nowhere"], "no run folder"),
+    (["report", "nowhere"], "nowhere"),
+    (["compare", "nowhere"], "nowhere"),
+    (["methods", "sfedk"], "Did you mean 'sfedkd'?"),
+    (["recipes", "dem"], "Did you mean 'demo'?"),
+    (["partition", "digits", "exdri"], "Did you mean 'exdir'?"),
+    (["partition", "digits", "exdir", "alhpa=1"], "Did you mean 'alpha'?"),
+    (["partition", "digits", "exdir", "alpha"], "write option=value"),
+    (["partition", "digts", "iid"], "Did you mean 'digits'?"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), ERRORS, ids=[" ".join(arguments) for arguments, _ in ERRORS])
+def test_errors_go_to_stderr_with_code_1_before_anything_is_made(
+    arguments: list[str], said: str, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = cli(*arguments)
+    assert told.code == 1
+    assert told.err.startswith("error: ")
+    assert said in " ".join(told.err.split())
+    assert "Traceback" not in told.err
+    assert told.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [
+    [], ["fly"], ["run", "--rounds", "0"], ["run", "--rounds", "x"], ["run", "--seeds", "a"], ["run", "--seeds", ""], ["run", "--workers", "-1"],
+    ["compare"], ["run", "--nonsense"],
+])  # fmt: skip
+def test_wrong_usage_is_code_2(arguments: list[str], cli: Any) -> None:
+    told = cli(*arguments)
+    assert told.code == 2
+    assert "usage: fedkeep" in told.err
+
+
+def test_help_and_version(cli: Any) -> None:
+    told = cli("--help")
+    assert told.code == 0
+    for command in ("run", "resume", "methods", "datasets", "partition", "compare", "report", "recipes"):
+        assert command in told.out
+    assert cli("--version").out.split() == ["fedkeep", fedkeep.__version__]
+
+
+def test_a_full_folder_is_refused(cli: Any, run: Path) -> None:
+    told = cli("run", "demo", "--out", run)
+    assert told.code == 1
+    assert "fedkeep resume" in told.err
+
+
+def test_brackets_in_names_are_printed_as_they_are(cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "a [bold] [x]"
+    folder.mkdir()
+    text = tiny.RECIPE.replace('"tiny"', '"of [1] and [/b]"')
+    told = cli("run", tiny.write_recipe(folder, text), "--methods", "fedavg", "--out", folder / "run", "--workers", 1, "--quiet")
+    assert told.code == 0
+    assert "of [1] and [/b]" in told.out
+    assert f"run folder: {folder / 'run'}" in told.out
+    told = cli("run", folder / "[missing].toml")
+    assert told.code == 1
+    assert "[missing].toml" in told.err
+
+
+def test_python_in_five_lines(tmp_path: Path) -> None:
+    run = fedkeep.run(tiny.write_recipe(tmp_path), methods=[fedkeep.FedSeq(), fedkeep.SFedKD(teachers=1)], rounds=2, out=tmp_path / "run")
+    assert [(cell.label, cell.finished, len(cell.accuracies)) for cell in run.cells] == [("FedSeq", True, 2), ("SFedKD", True, 2)]
+    assert all(0 <= accuracy <= 1 for cell in run.cells for accuracy in cell.accuracies)
+    again = fedkeep.read_run(tmp_path / "run")
+    assert [list(cell.accuracies) for cell in again.cells] == [list(cell.accuracies) for cell in run.cells]

@@ -1,0 +1,128 @@
+"""Adding a method is one file: nothing else has to know of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+
+from fedkeep.interface import algorithms
+
+METHOD = '''
+from dataclasses import dataclass
+
+import torch
+
+from fedkeep.fusion import weighted_mean
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
+from fedkeep.models import Weights
+from fedkeep.objectives import CrossEntropy
+from fedkeep.options import option
+
+
+@dataclass
+class Diary:
+    visits: int = 0
+
+
+@dataclass
+class Sent:
+    trained: Fit
+    visits: int
+
+
+@dataclass(frozen=True)
+class OneFile(Algorithm[Diary, Diary]):
+    """Federated averaging that counts visits."""
+
+    title = "OneFile"
+    paper = "Nobody, 2026: A method in one file"
+
+    share: float = option(1.0, "share of the mean that is taken", low=0.0, high=1.0)
+
+    def round(self, server: Server[Diary], cohort: Cohort) -> None:
+        replies = cohort.ask(self.train, server.model)
+        server.model = weighted_mean({client: sent.trained for client, sent in replies.items()})
+        server.state.visits += sum(sent.visits for sent in replies.values())
+        server.log("visits", server.state.visits)
+
+    @on_client
+    def train(self, client: Client[Diary], model: Weights) -> Sent:
+        """Train, and tell how often."""
+        client.state.visits += 1
+        return Sent(client.fit(model, CrossEntropy()), client.state.visits)
+'''
+
+
+def fedkeep(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "import sys; from fedkeep.cli import main; sys.exit(main())", *map(str, arguments)],
+        cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )  # fmt: skip
+
+
+def test_a_new_method_is_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "one_file.py"
+    file.write_text(METHOD)
+    recipe = tiny.write_recipe(tmp_path)
+    ran = fedkeep("run", recipe, "--use", file, "--methods", "OneFile,fedavg", "--rounds", 2, "--set", "onefile.share=0.5",
+                  "--workers", 2, "--out", "run", folder=tmp_path)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "OneFile" in ran.stdout
+    cell = tmp_path / "run" / "cells" / "onefile-seed0"
+    records = [json.loads(line) for line in (cell / "rounds.jsonl").read_text().splitlines()]
+    assert [record["log"]["visits"] >= record["round"] * 2 for record in records] == [True, True]
+    assert json.loads((cell / "cell.json").read_text())["options"] == {"share": 0.5}
+    reference = tmp_path / "run" / "cells" / "fedavg-seed0"
+    assert (cell / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes(), "it is FedAvg, after all"
+
+
+def test_it_is_listed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedkeep.cli import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+    file = tmp_path / "one_file.py"
+    file.write_text(METHOD)
+    assert main(["methods", "--use", str(file)]) == 0
+    listed = capsys.readouterr().out
+    assert "onefile" in listed
+    assert "A method in one file" in listed
+    assert main(["methods", "onefile", "--use", str(file)]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("share of the mean", "train: trained, visits", "counts visits"):
+        assert expected in shown, expected
+
+
+def test_without_the_file_the_error_says_how(tmp_path: Path) -> None:
+    (tmp_path / "other_file.py").write_text(METHOD.replace("OneFile", "OtherFile"))
+    ran = fedkeep("run", tiny.write_recipe(tmp_path), "--methods", "otherfile", folder=tmp_path)
+    assert ran.returncode == 1
+    assert "--use" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:
+    from fedkeep.experiment.plugins import use
+
+    (tmp_path / "broken_file.py").write_text("import nothing_that_exists\n")
+    for _ in range(2):  # a failed import is not remembered as a success
+        with pytest.raises(ModuleNotFoundError, match="nothing_that_exists"):
+            use([str(tmp_path / "broken_file.py")])
+
+
+def test_a_method_that_builds_on_another_does_not_replace_it(tmp_path: Path) -> None:
+    from fedkeep.algorithms.sfedkd import SFedKD
+    from fedkeep.experiment.plugins import use
+
+    (tmp_path / "heir_file.py").write_text(
+        "from dataclasses import dataclass\nfrom fedkeep.algorithms.sfedkd import SFedKD\n"
+        "@dataclass(frozen=True)\nclass Heir(SFedKD):\n    '''Inherits all, the title too.'''\n"
+    )
+    use([str(tmp_path / "heir_file.py")])
+    assert algorithms()["sfedkd"] is SFedKD
+    assert algorithms()["heir"].__name__ == "Heir"
