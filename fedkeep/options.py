@@ -7,6 +7,7 @@ Methods, partitions, architectures and training settings all declare their optio
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -102,7 +103,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         raise reason
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_typed(item, get_args(hint)[0], where) for item in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
     if (
         origin is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.torch import save
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.embedded import Embedded, Finished
 from fedkeep.engine.files import write_whole
+from fedkeep.errors import RunError
 
 OnRound = Callable[[Finished], None]
 
@@ -21,6 +23,11 @@ class Log:
 
     def __init__(self, path: Path, position: int) -> None:
         path.touch()
+        if path.stat().st_size < position:
+            raise RunError(
+                f"{path} is shorter than when the checkpoint was taken, so records are lost. Remove {path.parent} to "
+                "run this part again."
+            )
         self.file = path.open("r+b")
         self.file.truncate(position)
         self.file.seek(position)
@@ -30,9 +37,9 @@ class Log:
         self.file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
         self.file.flush()
 
-    @property
-    def position(self) -> int:
-        """How long the file is, in bytes."""
+    def on_disk(self) -> int:
+        """Force the file to disk and return how long it is, in bytes."""
+        os.fsync(self.file.fileno())
         return self.file.tell()
 
 
@@ -50,7 +57,7 @@ def play(engine: Embedded, folder: Path, on_round: OnRound | None = None, checkp
     timings = Log(folder / "timings.jsonl", positions.get("timings", 0))
 
     def save_state() -> None:
-        checkpoint.save(engine, {"rounds": records.position, "timings": timings.position})
+        checkpoint.save(engine, {"rounds": records.on_disk(), "timings": timings.on_disk()})
 
     saved = settled = engine.finished
     spent = 0.0

@@ -54,13 +54,11 @@ class Checkpoint:
         """Save the engine as it is between rounds; ``positions`` is stored with it (how far the logs had come)."""
         began = time.perf_counter()
         old = self._read()["clients"] if self.manifest.exists() else {}
-        empty = encode(engine.client_state())
+        empty = encode(engine.client_state())  # a client that keeps nothing is not kept
         clients: dict[str, str] = {client: name for client, name in old.items() if client not in engine.changed}
         for client in sorted(engine.changed):
             content = encode(engine.states[client])
-            if content == empty:
-                del engine.states[client]  # a client that keeps nothing is not kept
-            else:
+            if content != empty:
                 clients[client] = f"client-{quote(client, safe='')}-{engine.finished}.safetensors"
                 write_whole(self.folder / clients[client], content)
         server, model = f"server-{engine.finished}.safetensors", f"model-{engine.finished}.safetensors"
@@ -75,9 +73,10 @@ class Checkpoint:
             "positions": positions,
         }
         write_whole(self.manifest, json.dumps(manifest))
+        engine.states = {client: engine.states[client] for client in clients}
         engine.changed.clear()
-        for file in self.folder.glob("*.safetensors"):
-            if file.name not in (server, model, *clients.values()):
+        for file in self.folder.iterdir():  # older files, and what a kill left half written
+            if file.name not in (self.manifest.name, server, model, *clients.values()):
                 file.unlink()
         self._saved_at = time.perf_counter()
         self.cost = self._saved_at - began
@@ -101,6 +100,7 @@ class Checkpoint:
         engine.server.model = model
         engine.server.state = self._load(manifest["server"], server_state, engine)
         engine.states = {client: self._load(name, client_state, engine) for client, name in manifest["clients"].items()}
+        engine.changed.clear()
         engine.finished = manifest["round"]
         return dict(manifest["positions"])
 
@@ -120,8 +120,8 @@ class Checkpoint:
             raise RunError(
                 f"cannot read {self.manifest}: {error}. Remove that folder to start this part of the run again."
             ) from error
-        if manifest.get("format") != FORMAT:
-            raise RunError(
-                f"{self.manifest} was written by another version of FedKeep (format {manifest.get('format')})."
-            )
+        if isinstance(manifest, dict) and manifest.get("format", FORMAT) != FORMAT:
+            raise RunError(f"{self.manifest} was written by another version of FedKeep (format {manifest['format']}).")
+        if not isinstance(manifest, dict) or not {"round", "server", "model", "clients", "positions"} <= set(manifest):
+            raise RunError(f"{self.manifest} is damaged. Remove that folder to start this part of the run again.")
         return manifest

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedkeep import seeds
 from fedkeep.data import Augmentation
@@ -50,9 +49,7 @@ class Pupil:
         return self.networks.features(model, batch.data["image"])
 
     def frozen(self, model: Weights, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            answer: Tensor = functional_call(self.networks.answering, dict(model), (batch.data["image"],))
-        return answer
+        return self.networks.logits(model, batch.data["image"])
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,9 @@ def fit(
     merge_last = networks.has_batch_norm
     if count == 0 or (merge_last and count == 1):
         return Fit(model, count, 0, 0.0)  # nothing to learn from; batch norm cannot learn from one example
+    for number, source in enumerate(sources[1:], start=2):
+        if not len(source.data["image"]):
+            raise ValueError(f"data set {number} of this fit has no examples to draw beside the first; leave it out")
     network = networks.trained.train()
     load_into(network, model)
     weights = dict(network.named_parameters())

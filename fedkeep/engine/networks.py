@@ -56,13 +56,13 @@ class Networks:
 
     def logits(self, model: Weights, images: Tensor) -> Tensor:
         """Return a model's logits [n, classes] on normalised images, without gradient, in evaluation mode."""
-        return self._run(lambda part: functional_call(self.answering, dict(model), (part,)), images)
+        return self._run(lambda part: functional_call(self.answering, dict(model), (part,), tie_weights=False), images)
 
     def features(self, model: Weights, images: Tensor) -> Tensor:
         """Return what a model's classifier reads, [n, width], likewise."""
         features = _Features(self.answering)
         weights = {f"network.{name}": tensor for name, tensor in model.items()}
-        return self._run(lambda part: functional_call(features, weights, (part,)), images)
+        return self._run(lambda part: functional_call(features, weights, (part,), tie_weights=False), images)
 
     def _note(self, classifier: nn.Module, read: tuple[Tensor]) -> None:
         self.read = read[0]

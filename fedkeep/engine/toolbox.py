@@ -107,7 +107,7 @@ class LocalParty(Party[Any]):
         buffers = {name: model[name] for name, _ in network.named_buffers()}
 
         def log_likelihood(weights: Weights, image: Tensor, label: Tensor) -> Tensor:
-            logits: Tensor = functional_call(network, {**weights, **buffers}, (image.unsqueeze(0),))
+            logits: Tensor = functional_call(network, {**weights, **buffers}, (image.unsqueeze(0),), tie_weights=False)
             return log_softmax(logits, -1).squeeze(0).gather(0, label.unsqueeze(0)).squeeze(0)
 
         gradients = vmap(grad(log_likelihood), (None, 0, 0))

@@ -127,7 +127,7 @@ def load_recipe(
     return _build(name, table, where, allow_code)
 
 
-def _read(name: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     """Return a recipe's table with what it extends merged in, and how to call it in errors."""
     path = Path(name)
     if path.suffix != ".toml":
@@ -136,6 +136,8 @@ def _read(name: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], str]:
             raise ConfigError(
                 f"there is no recipe {name!r}.{did_you_mean(name, recipe_names())} Or give a path to a .toml file."
             )
+    if path.resolve() in chain:
+        raise ConfigError(f"recipe {name!r} extends itself, by way of {', '.join(link.name for link in chain)}.")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -144,14 +146,16 @@ def _read(name: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], str]:
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the recipe {name!r}: {error}") from error
+    for section in SECTIONS:
+        _table(table, section, f"recipe {name!r}")
+    _method_tables(table, f"recipe {name!r}")
     parent = table.pop("extends", None)
     if parent is None:
         return table, f"recipe {name!r}"
-    if parent in chain:
-        raise ConfigError(f"recipe {name!r} extends {parent!r}, which extends it in turn.")
+    seen = (*chain, path.resolve())
     if str(parent).endswith(".toml"):
-        parent = str(path.parent / str(parent))  # as seen from the file that names it
-    base, _ = _read(str(parent), (*chain, name))
+        parent = path.parent / str(parent)  # as seen from the file that names it
+    base, _ = _read(str(parent), seen)
     return _merged(base, table), f"recipe {name!r}"
 
 
@@ -234,7 +238,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
     if not isinstance(data, str) or sections["data"]:
         raise ConfigError(f"{where}: [data] needs exactly one option, name: a known data set, a Hub id or a path.")
     scheme = sections["partition"].pop("scheme", "iid")
-    if scheme not in schemes():
+    if not isinstance(scheme, str) or scheme not in schemes():
         raise ConfigError(f"{where}: there is no partition scheme {scheme!r}.{did_you_mean(str(scheme), schemes())}")
     partition = build(schemes()[scheme], sections["partition"], f"{where}, [partition]")
     recipe = Recipe(
@@ -245,7 +249,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         model=_model(sections["model"], where, allow_code),
         training=build(Training, sections["training"], f"{where}, [training]"),
         run=build(Plan, sections["run"], f"{where}, [run]"),
-        methods=_methods(table.get("methods", []), where),
+        methods=_methods(_method_tables(table, where), where),
         seeds=_seeds(table.get("seeds", [0]), where),
         augmentation=build(Augmentation, sections["augmentation"], f"{where}, [augmentation]"),
         paper=_table(table, "paper", where),
@@ -282,8 +286,17 @@ def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(seeds))
 
 
-def _methods(entries: Any, where: str) -> tuple[Method, ...]:
-    if not isinstance(entries, list) or not entries:
+def _method_tables(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    entries = table.get("methods", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(
+            f"{where}: methods must be tables, each under [[methods]]; there is no method to run otherwise."
+        )
+    return entries
+
+
+def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
+    if not entries:
         raise ConfigError(
             f"{where}: there is no method to run. Add [[methods]] with algorithm = one of: {', '.join(algorithms())}."
         )

@@ -130,7 +130,7 @@ def test_partition_prints_statistics_and_draws(cli: Any, tmp_path: Path) -> None
     told = cli("partition", "digits", "exdir", "clients=20", "--seed", 1, "--out", tmp_path / "map.json")
     manifest = json.loads((tmp_path / "map.json").read_text())
     assert manifest["hash"] in told.out
-    assert sum(map(sum, manifest["counts"])) == 1437
+    assert sum(map(sum, manifest["counts"])) == 1438
     assert len(manifest["counts"]) == 20
     cli("partition", "digits", "exdir", "clients=20", "--seed", 2, "--out", tmp_path / "other.json")
     assert json.loads((tmp_path / "other.json").read_text())["hash"] != manifest["hash"]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
 from fedkeep.objectives import CrossEntropy
 
@@ -98,7 +99,9 @@ def test_asking_a_cohort_gives_replies_in_its_order() -> None:
 def test_each_reaches_only_those_it_names(through_codec: bool) -> None:
     def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
         a, b, c = (client.id for client in cohort)
-        assert cohort.ask(method.write, each({b: "x", "nobody": "y"})) == {b: f"{b}x"}
+        assert cohort.ask(method.write, each({b: "x"})) == {b: f"{b}x"}
+        with pytest.raises(ConfigError, match="'nobody', which is no client"):
+            cohort.ask(method.write, each({b: "x", "nobody": "y"}))
         assert cohort.ask(method.write, each({a: "x", b: "y"}), more=each({b: "1", c: "2"})) == {b: f"{b}y1"}
         cohort.start(method.note, each({c: "z"}))
         first, *_ = cohort
