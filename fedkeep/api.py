@@ -50,7 +50,7 @@ def run(
         recipe = with_methods(recipe, methods)
     machine = machine or Machine(workers=1)
     folder = begin(recipe, out, machine, ["fedkeep.run", recipe.name])
-    carry_out(folder, machine, on_progress)
+    carry_out(folder, machine, on_progress, recipe)
     return finish(folder)
 
 

@@ -34,25 +34,57 @@ class Picky(Sample):
             raise ConfigError("Picky.extra exceeds Picky.count.")
 
 
-@pytest.mark.parametrize(("name", "given", "kept"), [
-    ("count", 1, 1), ("count", 9, 9), ("share", 1, 1.0), ("share", 0, 0.0), ("on", True, True), ("kind", "small", "small"),
-    ("sizes", [4, 5], (4, 5)), ("sizes", (), ()), ("limit", None, None), ("limit", 2, 2.0), ("name", "", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "given", "kept"),
+    [
+        ("count", 1, 1),
+        ("count", 9, 9),
+        ("share", 1, 1.0),
+        ("share", 0, 0.0),
+        ("on", True, True),
+        ("kind", "small", "small"),
+        ("sizes", [4, 5], (4, 5)),
+        ("sizes", (), ()),
+        ("limit", None, None),
+        ("limit", 2, 2.0),
+        ("name", "", ""),
+    ],
+)
 def test_good_values_are_kept_as_their_type(name: str, given: Any, kept: Any) -> None:
     value = getattr(Sample(**{name: given}), name)
     assert value == kept
     assert type(value) is type(kept)
 
 
-@pytest.mark.parametrize(("name", "given", "said"), [
-    ("count", 0, "1 to 9, not 0"), ("count", 10, "1 to 9, not 10"), ("count", 2.0, "an integer, not 2.0"), ("count", True, "an integer"),
-    ("count", "2", "an integer, not '2'"), ("count", None, "an integer"), ("share", 1.01, "0.0 to 1.0"), ("share", float("nan"), "NaN"),
-    ("share", False, "a number"), ("share", "0.5", "a number"), ("share", float("inf"), "0.0 to 1.0"), ("on", 1, "true or false"),
-    ("on", "true", "true or false"), ("name", 3, "a text"), ("kind", "bigger", "Did you mean 'big'"), ("kind", 3, "Known: big, small"),
-    ("kind", ["big"], "cannot be"), ("sizes", 3, "a list of an integer"), ("sizes", [1, 0], "at least 1, not 0"),
-    ("sizes", [1, "2"], "an integer"), ("sizes", [1.5], "an integer"), ("limit", -1, "at least 0.0"), ("limit", "none", "a number"),
-    ("limit", 10**400, "a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("count", 0, "1 to 9, not 0"),
+        ("count", 10, "1 to 9, not 10"),
+        ("count", 2.0, "an integer, not 2.0"),
+        ("count", True, "an integer"),
+        ("count", "2", "an integer, not '2'"),
+        ("count", None, "an integer"),
+        ("share", 1.01, "0.0 to 1.0"),
+        ("share", float("nan"), "NaN"),
+        ("share", False, "a number"),
+        ("share", "0.5", "a number"),
+        ("share", float("inf"), "0.0 to 1.0"),
+        ("on", 1, "true or false"),
+        ("on", "true", "true or false"),
+        ("name", 3, "a text"),
+        ("kind", "bigger", "Did you mean 'big'"),
+        ("kind", 3, "Known: big, small"),
+        ("kind", ["big"], "cannot be"),
+        ("sizes", 3, "a list of an integer"),
+        ("sizes", [1, 0], "at least 1, not 0"),
+        ("sizes", [1, "2"], "an integer"),
+        ("sizes", [1.5], "an integer"),
+        ("limit", -1, "at least 0.0"),
+        ("limit", "none", "a number"),
+        ("limit", 10**400, "a number"),
+    ],
+)
 def test_bad_values_are_refused_with_name_and_reason(name: str, given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"Sample.{name} .*{said}"):
         Sample(**{name: given})
@@ -62,17 +94,17 @@ def test_options_may_contradict_each_other() -> None:
     assert Picky(extra=3).extra == 3
     with pytest.raises(ConfigError, match="exceeds"):
         Picky(extra=4)
-    with pytest.raises(ConfigError, match="here: Picky.extra exceeds"):
+    with pytest.raises(ConfigError, match=r"here: Picky.extra exceeds"):
         build(Picky, {"extra": 4}, "here")
 
 
 def test_building_from_a_table() -> None:
     assert build(Sample, {"count": 4, "sizes": [7]}, "here") == Sample(count=4, sizes=(7,))
-    with pytest.raises(ConfigError, match="here: there is no option 'cuont'. Did you mean 'count'?"):
+    with pytest.raises(ConfigError, match=r"here: there is no option 'cuont'. Did you mean 'count'?"):
         build(Sample, {"cuont": 4}, "here")
     with pytest.raises(ConfigError, match="no option 'hidden'"):
         build(Sample, {"hidden": 4}, "here")
-    with pytest.raises(ConfigError, match="here: Sample.count must be 1 to 9, not 0"):
+    with pytest.raises(ConfigError, match=r"here: Sample.count must be 1 to 9, not 0"):
         build(Sample, {"count": 0}, "here")
 
 
@@ -90,10 +122,16 @@ def test_options_are_known_by_name_and_frozen() -> None:
         Sample().count = 4  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("hint", "words"), [
-    (int, "an integer"), (float | None, "a number or none"), (tuple[int, ...], "a list of an integer"), (bool, "true or false"),
-    (Literal["a", 2], "a | 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (int, "an integer"),
+        (float | None, "a number or none"),
+        (tuple[int, ...], "a list of an integer"),
+        (bool, "true or false"),
+        (Literal["a", 2], "a | 2"),
+    ],
+)
 def test_types_in_plain_words(hint: Any, words: str) -> None:
     assert describe_type(hint) == words
 
@@ -104,7 +142,9 @@ def test_did_you_mean() -> None:
     assert did_you_mean("zzz", []) == ""
 
 
-@pytest.mark.parametrize("cls", [Training, Plan, *(c for c in algorithms().values() if c.__module__.startswith("fedkeep."))])
+@pytest.mark.parametrize(
+    "cls", [Training, Plan, *(c for c in algorithms().values() if c.__module__.startswith("fedkeep."))]
+)
 def test_every_option_of_the_package_survives_a_table_and_says_what_it_is(cls: type[Options]) -> None:
     assert build(cls, as_table(cls()), "") == cls()
     for name, field in options_of(cls).items():

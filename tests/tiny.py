@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,7 @@ def federation(sizes: Sequence[int] = SIZES) -> Federation:
     # Half sorted: clients lean towards one class without holding only it.
     order = sorted(order[: len(order) // 2]) + order[len(order) // 2 :]
     starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    return by_hand(data, [order[a:b] for a, b in zip(starts, starts[1:], strict=False)])
+    return by_hand(data, [order[a:b] for a, b in itertools.pairwise(starts)])
 
 
 def network() -> nn.Module:

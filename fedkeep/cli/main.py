@@ -78,12 +78,10 @@ def _lazily(module: str, name: str) -> Command:
 
 
 def _add_machine(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("machine (changes no result on the same device)")
-    group.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    group = command.add_argument_group("machine")
     group.add_argument(
         "--workers", type=_natural, default=0, help="processes that share the runs (default: one per core)"
     )
-    group.add_argument("--threads", type=_positive, default=1, help="PyTorch threads in each process (default: 1)")
     _add_data(group)
     group.add_argument(
         "--allow-code", action="store_true", help="let a recipe import its model as package.module:function"
@@ -114,6 +112,8 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seeds", type=_numbers, metavar="0,1", help="seeds to run instead of the recipe's")
     command.add_argument("--rounds", type=_positive, help="rounds to run instead of the recipe's")
     command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
+    command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    command.add_argument("--threads", type=_positive, default=1, help="PyTorch threads in each process (default: 1)")
     _add_machine(command)
     command.set_defaults(command=_lazily("run", "run"))
 

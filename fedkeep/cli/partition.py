@@ -52,5 +52,5 @@ def partition(options: Namespace, console: Console) -> int:
     else:
         title = f"{dataset.name}, {options.scheme}, {len(split)} clients"
         write_whole(out, class_heatmap(counts.numpy(), dataset.label_names, title))
-    console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+    console.print(f"wrote {out}", highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -70,5 +70,6 @@ class Display:
         self.console.print(
             f"{step.cell}: round {step.done}/{step.rounds}  {note}  ({done}/{total} rounds in all, {rest})",
             highlight=False,
+            markup=False,
             soft_wrap=True,
         )

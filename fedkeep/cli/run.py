@@ -32,9 +32,9 @@ def run(options: Namespace, console: Console) -> int:
         allow_code=machine.allow_code,
     )
     folder = begin(recipe, options.out, machine, ["fedkeep", *sys.argv[1:]])
-    console.print(f"[bold]{recipe.title}[/]", highlight=False)
-    console.print(_what(recipe), highlight=False)
-    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+    console.print(recipe.title, style="bold", highlight=False, markup=False)
+    console.print(_what(recipe), highlight=False, markup=False)
+    console.print(f"run folder: {folder}", highlight=False, markup=False, soft_wrap=True)
     return _carry_out(folder, recipe, machine, options.quiet, console)
 
 
@@ -59,20 +59,23 @@ def _carry_out(folder: Path, recipe: Recipe, machine: Machine, quiet: bool, cons
             carry_out(folder, machine, display)
     except KeyboardInterrupt:
         console.print(
-            f"\nstopped; the last finished rounds are saved. Continue with: fedkeep resume {folder}", soft_wrap=True
+            f"\nstopped; the last finished rounds are saved. Continue with: fedkeep resume {folder}",
+            markup=False,
+            soft_wrap=True,
         )
         return 130
     rows = summary(finish(folder))
     console.print()
     console.print(print_table(rows))
-    console.print(_next(folder, recipe), highlight=False, soft_wrap=True)
+    console.print(_next(folder, recipe), highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
 def _machine(options: Namespace) -> Machine:
     return Machine(
-        device=options.device,
-        threads=options.threads,
+        # A resumed run keeps the device and the threads that it began with.
+        device=getattr(options, "device", "cpu"),
+        threads=getattr(options, "threads", 1),
         workers=options.workers,
         data_dir=options.data_dir,
         allow_code=options.allow_code,

@@ -142,7 +142,7 @@ def report(options: Namespace, console: Console) -> int:
     if options.png:
         cells = [cell for row in summary(done) for cell in row.cells]
         save_png(curves(cells, "accuracy"), options.png)
-        console.print(f"wrote {options.png}", highlight=False, soft_wrap=True)
+        console.print(f"wrote {options.png}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"report: {(done.path / 'report.html').resolve().as_uri()}", highlight=False, soft_wrap=True)
     return 0
 

@@ -48,4 +48,8 @@ def _use_file(path: Path) -> None:
         raise ConfigError(f"--use {path}: this is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]  # or a second attempt would pass for a success
+        raise

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedkeep.engine.cell import play
 from fedkeep.engine.files import write_whole
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
-from fedkeep.experiment.setup import checked_device, describe_cell, engine_for, federate
+from fedkeep.experiment.setup import checked_cohort, checked_device, describe_cell, engine_for, federate
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,8 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         If ``out`` exists and holds something.
     """
     checked_device(machine.device)
-    for seed in recipe.seeds:
-        federate(
-            recipe, seed, machine.data_dir
-        )  # a missing data set or an impossible partition shows before any training
+    for seed in recipe.seeds:  # a missing data set or an impossible partition shows before any training
+        checked_cohort(recipe, federate(recipe, seed, machine.data_dir))
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(
@@ -95,14 +93,20 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
     return folder
 
 
-def carry_out(folder: Path, machine: Machine, on_progress: OnProgress | None = None) -> None:
-    """Play all cells of a run folder that are not finished, each from its checkpoint. Safe to call again after a
-    kill."""
+def carry_out(
+    folder: Path, machine: Machine, on_progress: OnProgress | None = None, recipe: Recipe | None = None
+) -> None:
+    """Play all cells of a run folder that are not finished, each from its checkpoint.
+
+    Safe to call again after a kill. Device and threads are those that the run began with, since results depend on them.
+    With ``recipe``, the one that the folder was begun with, nothing needs to be found again by name in this process.
+    """
     if not (folder / "recipe.toml").is_file() or not (folder / "run.json").is_file():
         raise RunError(
             f"{folder} is no run folder: it holds no recipe.toml and run.json. Give the folder that a run printed."
         )
-    recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
+    recipe = recipe or load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
+    machine = _as_begun(folder, machine)
     cells = [(method, seed) for seed in recipe.seeds for method in recipe.methods]
     pending = [(method, seed) for method, seed in cells if not (_cell(folder, method, seed) / "result.json").exists()]
     workers = machine.workers or (os.cpu_count() or 1 if machine.device == "cpu" else 1)
@@ -113,6 +117,15 @@ def carry_out(folder: Path, machine: Machine, on_progress: OnProgress | None = N
             _play(recipe, method, seed, folder, machine, tell)
     else:
         _spread(recipe, pending, folder, machine, workers, tell)
+
+
+def _as_begun(folder: Path, machine: Machine) -> Machine:
+    """Return the machine with the device and the threads that a run began with."""
+    try:
+        info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return replace(machine, device=str(info["device"]), threads=int(info["threads"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}.") from error
 
 
 def _play(recipe: Recipe, method: Method, seed: int, folder: Path, machine: Machine, tell: OnProgress) -> None:
@@ -143,7 +156,8 @@ def _spread(
 ) -> None:
     """Play cells in worker processes; this one reads how far they are from the records that they write."""
     context = multiprocessing.get_context("spawn")  # a forked PyTorch may hang
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    stop = context.RawValue("b", 0)  # without a lock, which a dying worker could take along
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_listen, initargs=(stop,)) as pool:
         futures: dict[Future[None], str] = {
             pool.submit(_work, str(folder), method.label, seed, machine): _cell(folder, method, seed).name
             for method, seed in pending
@@ -157,26 +171,46 @@ def _spread(
                     watcher.tell(tell)
                 for future in done:
                     future.result()
+            if stop.value:
+                raise KeyboardInterrupt
         except BrokenProcessPool as error:
             raise RunError(
                 f"a worker process died, perhaps for lack of memory (there were {workers}). What is finished is kept: "
                 f"fedkeep resume {folder} --workers {max(1, workers // 2)}"
             ) from error
+        except BaseException:
+            stop.value = 1  # the other cells save their last round and end, instead of being waited for
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
 
+_stop: Any = None  # of a worker process: a flag, shared by all, that tells it to end
+
+
+def _listen(stop: Any) -> None:
+    global _stop
+    _stop = stop
+
+
+def _tell_or_stop(progress: Progress) -> None:
+    if _stop.value:
+        raise KeyboardInterrupt
+
+
 def _work(folder: str, label: str, seed: int, machine: Machine) -> None:
-    """Play one cell in a worker process."""
+    """Play one cell in a worker process, unless all shall stop."""
+    if _stop.value:
+        return
     from fedkeep.experiment.plugins import use
 
     use(machine.use)
     recipe = load_recipe(str(Path(folder) / "recipe.toml"), allow_code=machine.allow_code)
     method = next(method for method in recipe.methods if method.label == label)
     try:
-        _play(recipe, method, seed, Path(folder), machine, lambda progress: None)
+        _play(recipe, method, seed, Path(folder), machine, _tell_or_stop)
     except KeyboardInterrupt:
-        return  # the state is saved; the parent process tells the user
+        _stop.value = 1  # the state is saved; no cell that waits shall begin; the parent process tells the user
 
 
 class _Watcher:

@@ -29,11 +29,7 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
 def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation, device: str = "cpu") -> Embedded:
     """Return the embedded engine of one method with one seed, at round 0."""
     dataset = federation.dataset
-    if recipe.run.cohort > len(federation.clients):
-        raise ConfigError(
-            f"a cohort of {recipe.run.cohort} cannot be drawn from {len(federation.clients)} clients. "
-            "Change run.cohort."
-        )
+    checked_cohort(recipe, federation)
     return Embedded(
         algorithm=method.algorithm,
         federation=federation,
@@ -44,6 +40,15 @@ def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation
         seed=seed,
         device=checked_device(device),
     )
+
+
+def checked_cohort(recipe: Recipe, federation: Federation) -> None:
+    """Raise `ConfigError` if there are fewer clients than a round draws, which a natural partition shows only now."""
+    if recipe.run.cohort > len(federation.clients):
+        raise ConfigError(
+            f"a cohort of {recipe.run.cohort} cannot be drawn from {len(federation.clients)} clients. "
+            "Change run.cohort."
+        )
 
 
 def checked_device(name: str) -> torch.device:

@@ -63,7 +63,8 @@ class Conformance:
         assert own["cohorts"] == reference["cohorts"]
         assert tiny.equal(own["initial"], reference["initial"])
         assert own["labels"] == reference["labels"]
-        assert own["orders"] and own["orders"].keys() <= reference["orders"].keys()
+        assert own["orders"]
+        assert own["orders"].keys() <= reference["orders"].keys()
         for place, orders in own["orders"].items():
             # A method may train more than once in a round; its first training sees what every other method sees.
             assert orders[: len(reference["orders"][place])] == reference["orders"][place], place
@@ -79,7 +80,9 @@ class Conformance:
         visits = [record.pop("visits") for record in records]
         assert tiny.played(without) == records
         assert tiny.equal(without.server.model, watched.server.model)
-        assert all(visit["client"] in record["cohort"] for record, each in zip(records, visits, strict=True) for visit in each)
+        assert all(
+            visit["client"] in record["cohort"] for record, each in zip(records, visits, strict=True) for visit in each
+        )
         assert any(visits)
 
     def test_results_do_not_depend_on_the_codec(self, method: Method) -> None:
@@ -112,7 +115,9 @@ class Conformance:
     # Kill and resume
 
     @pytest.mark.parametrize("at", range(1, ROUNDS + 1))
-    def test_stopped_after_any_round_it_resumes_to_the_same_bytes(self, method: Method, at: int, tmp_path: Path) -> None:
+    def test_stopped_after_any_round_it_resumes_to_the_same_bytes(
+        self, method: Method, at: int, tmp_path: Path
+    ) -> None:
         play(tiny.engine(method), tmp_path / "whole")
         with pytest.raises(Killed):
             play(tiny.engine(method), tmp_path / "cut", raise_at(at))
@@ -122,7 +127,9 @@ class Conformance:
             assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
     @pytest.mark.parametrize("at", range(1, ROUNDS + 1))
-    def test_killed_behind_its_last_checkpoint_it_replays_the_rounds(self, method: Method, at: int, tmp_path: Path) -> None:
+    def test_killed_behind_its_last_checkpoint_it_replays_the_rounds(
+        self, method: Method, at: int, tmp_path: Path
+    ) -> None:
         def on_round(finished: Any) -> None:
             if finished.record["round"] == at:
                 shutil.copytree(tmp_path / "whole", tmp_path / "cut")  # the folder as a kill would leave it
@@ -153,12 +160,23 @@ class Conformance:
             for number, victim in dict(reversed(made)).items():  # the first of each round
                 engine = tiny.engine(method, lose=failing(number, victim, step))
                 records = tiny.played(engine)
-                assert [r["lost"] for r in records] == [{victim: "lost it"} if r["round"] == number else {} for r in records]
+                assert [r["lost"] for r in records] == [
+                    {victim: "lost it"} if r["round"] == number else {} for r in records
+                ]
                 assert not any(record["undone"] for record in records)
                 assert tiny.finite(engine.server.model)
 
-    @pytest.mark.parametrize(("fault", "said"), [("nan", "finite"), ("inf", "finite"), ("loss", "finite"), ("shape", "shape"),
-                                                 ("name", "lacks"), ("type", "float64")])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("fault", "said"),
+        [
+            ("nan", "finite"),
+            ("inf", "finite"),
+            ("loss", "finite"),
+            ("shape", "shape"),
+            ("name", "lacks"),
+            ("type", "float64"),
+        ],
+    )
     def test_a_bad_model_is_refused_by_name_and_the_round_goes_on(
         self, method: Method, fault: str, said: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -170,7 +188,9 @@ class Conformance:
         assert not records[1]["undone"]
         assert tiny.finite(engine.server.model)
 
-    def test_a_lost_client_leaves_no_trace_but_its_absence(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lost_client_leaves_no_trace_but_its_absence(
+        self, method: Method, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A refused model changes the server exactly as one that never came."""
         step = last_step(method, monkeypatch)
         lost = tiny.engine(method, lose=failing(2, "4", step), cohort=6)
@@ -190,7 +210,9 @@ class Conformance:
         assert condition(engine) == before | {"finished": 2}
         assert [r["undone"] for r in tiny.played(engine)] == [False, False]
 
-    def test_an_undone_round_late_in_its_work_is_undone_too(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_undone_round_late_in_its_work_is_undone_too(
+        self, method: Method, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         step = last_step(method, monkeypatch)
         last = tiny.engine(method).draw_cohort(2)[-1]
         engine = tiny.engine(method, min_clients=3, lose=failing(2, last, step))
@@ -226,7 +248,7 @@ class Conformance:
             cohort.ask(self.name)  # type: ignore[arg-type]
 
         monkeypatch.setattr(type(method), "round", round)
-        with pytest.raises(ConfigError, match="name is no client step.*@on_client"):
+        with pytest.raises(ConfigError, match=r"name is no client step.*@on_client"):
             tiny.engine(method).advance()
 
     # Odd federations
@@ -251,7 +273,11 @@ class Conformance:
     @pytest.mark.parametrize("through_codec", [False, True])
     def test_a_client_without_examples(self, method: Method, through_codec: bool) -> None:
         federation = tiny.federation((6, 0, 9, 0))
-        settled(tiny.engine(method, federation=federation, cohort=3, evaluate_visits=True, through_codec=through_codec, rounds=6))
+        settled(
+            tiny.engine(
+                method, federation=federation, cohort=3, evaluate_visits=True, through_codec=through_codec, rounds=6
+            )
+        )
 
     def test_nobody_with_examples(self, method: Method) -> None:
         federation = tiny.by_hand(tiny.dataset(9), [[], []])
@@ -443,7 +469,9 @@ def settled(engine: Embedded) -> None:
 
 
 def unevaluated(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in record.items() if name not in ("correct", "test_loss")} for record in records]
+    return [
+        {name: value for name, value in record.items() if name not in ("correct", "test_loss")} for record in records
+    ]
 
 
 def living() -> tuple[int, int]:

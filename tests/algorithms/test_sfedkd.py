@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from fedkeep.algorithms.fedseq import FedSeq
 from fedkeep.algorithms.sfedkd import Kept, SFedKD
 from fedkeep.data import Augmentation
+from fedkeep.engine.fit import Pupil
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
@@ -122,7 +123,7 @@ def test_clients_without_examples_do_not_teach() -> None:
 
 
 def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CE + tau^2 (sum_k g_k NT_k + 3 sum_k h_k TC_k), teachers asked in every batch, nothing folded, in a plain loop."""
+    """CE + tau^2 (sum_k g_k NT_k + 3 sum_k h_k TC_k), teachers asked in every batch, nothing folded, plainly."""
     spy = Spy(monkeypatch)
     method = SFedKD(teachers=2, tau=2.0)
     engine = tiny.engine(method, cohort=4)
@@ -170,19 +171,26 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(spy.left[2, student][name], tensor, rtol=1e-4, atol=2e-6)
     # The same loop without teachers ends elsewhere.
-    assert not torch.allclose(log_softmax(network(images), 1), log_softmax(logits_of(engine, spy, student), 1), atol=1e-2)
+    assert not torch.allclose(
+        log_softmax(network(images), 1), log_softmax(logits_of(engine, spy, student), 1), atol=1e-2
+    )
 
 
 def logits_of(engine: Any, spy: Spy, student: str) -> Tensor:
     """Return what the model that came in says: far from what the trained one says."""
-    return engine.place.networks.logits(spy.incoming[2, student], engine.place.normalise(engine.federation.data(student)["image"]))
+    return engine.place.networks.logits(
+        spy.incoming[2, student], engine.place.normalise(engine.federation.data(student)["image"])
+    )
 
 
-@pytest.mark.parametrize(("changes", "target", "nontarget"), [
-    ({"g": "uniform"}, None, 0.5),
-    ({"h": "uniform"}, 1.5, None),
-    ({"g": "uniform", "h": "uniform", "w_target": 4.0, "w_nontarget": 2.0}, 2.0, 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "target", "nontarget"),
+    [
+        ({"g": "uniform"}, None, 0.5),
+        ({"h": "uniform"}, 1.5, None),
+        ({"g": "uniform", "h": "uniform", "w_target": 4.0, "w_nontarget": 2.0}, 2.0, 1.0),
+    ],
+)
 def test_uniform_ablations(
     changes: dict[str, Any], target: float | None, nontarget: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +229,9 @@ def test_exclude_self(exclude: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exclude_self_with_one_client_leaves_nobody_to_teach() -> None:
-    alone, plain = (tiny.engine(m, federation=tiny.federation((9,)), cohort=1) for m in (SFedKD(exclude_self=True), FedSeq()))
+    alone, plain = (
+        tiny.engine(m, federation=tiny.federation((9,)), cohort=1) for m in (SFedKD(exclude_self=True), FedSeq())
+    )
     tiny.played(alone)
     tiny.played(plain)
     assert tiny.equal(alone.server.model, plain.server.model)
@@ -270,9 +280,9 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
     settled = tiny.engine(SFedKD(teachers=2))
     tiny.played(settled, 2)
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, generator: normalise(images))
-    asked = []
-    frozen = torch.func.functional_call
-    monkeypatch.setattr("fedkeep.engine.fit.functional_call", lambda *args: asked.append(1) or frozen(*args))
+    asked: list[int] = []
+    frozen = Pupil.frozen
+    monkeypatch.setattr(Pupil, "frozen", lambda *arguments: asked.append(1) or frozen(*arguments))
     unsettled = tiny.engine(SFedKD(teachers=2), augmentation=Augmentation(flip=True))
     tiny.played(unsettled, 2)
     assert asked, "the teachers answered in every batch"
@@ -281,8 +291,10 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
 
 
 def test_with_augmentation_runs_are_reproducible_and_differ_from_those_without() -> None:
-    engines = [tiny.engine(SFedKD(), augmentation=Augmentation(flip=on, crop=int(on)), through_codec=c) for on, c in
-               ((True, False), (True, True), (False, False))]  # fmt: skip
+    engines = [
+        tiny.engine(SFedKD(), augmentation=Augmentation(flip=on, crop=int(on)), through_codec=c)
+        for on, c in ((True, False), (True, True), (False, False))
+    ]
     records = [tiny.played(engine) for engine in engines]
     assert records[0] == records[1]
     assert records[0] != records[2]

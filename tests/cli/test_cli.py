@@ -47,22 +47,53 @@ def records(cell: Path) -> list[dict[str, Any]]:
 
 def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -> None:
     recipe = tiny.write_recipe(tmp_path)
-    told = cli("run", recipe, "--out", tmp_path / "run", "--workers", 1, "--set", "sfedkd.tau=2", "--methods", "fedseq,SFedKD",
-               "--seeds", "3,5", "--rounds", 3, "--set", "run.evaluate_every=3")  # fmt: skip
+    told = cli(
+        "run",
+        recipe,
+        "--out",
+        tmp_path / "run",
+        "--workers",
+        1,
+        "--set",
+        "sfedkd.tau=2",
+        "--methods",
+        "fedseq,SFedKD",
+        "--seeds",
+        "3,5",
+        "--rounds",
+        3,
+        "--set",
+        "run.evaluate_every=3",
+    )
     assert (told.code, told.err) == (0, "")
-    for expected in ("tiny", "FedSeq, SFedKD on digits, 8 clients (exdir), 2 a round, 3 rounds, seeds 3, 5", "accuracy", "forgetting",
-                     "round 3/3", "report.html", "what to try next", str(tmp_path / "run")):  # fmt: skip
+    for expected in (
+        "tiny",
+        "FedSeq, SFedKD on digits, 8 clients (exdir), 2 a round, 3 rounds, seeds 3, 5",
+        "accuracy",
+        "forgetting",
+        "round 3/3",
+        "report.html",
+        "what to try next",
+        str(tmp_path / "run"),
+    ):
         assert expected in told.out, expected
     assert "FedAvg" not in told.out
     cells = tmp_path / "run" / "cells"
-    assert sorted(path.name for path in cells.iterdir()) == ["fedseq-seed3", "fedseq-seed5", "sfedkd-seed3", "sfedkd-seed5"]
+    assert sorted(path.name for path in cells.iterdir()) == [
+        "fedseq-seed3",
+        "fedseq-seed5",
+        "sfedkd-seed3",
+        "sfedkd-seed5",
+    ]
     assert ["correct" in record for record in records(cells / "sfedkd-seed3")] == [False, False, True]
     assert json.loads((cells / "sfedkd-seed3" / "cell.json").read_text())["options"]["tau"] == 2.0
     assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["seeds"] == [3, 5]
 
 
 def test_quiet_shows_no_progress(cli: Any, tmp_path: Path) -> None:
-    told = cli("run", tiny.write_recipe(tmp_path), "--methods", "fedavg", "--out", tmp_path / "run", "--workers", 1, "--quiet")
+    told = cli(
+        "run", tiny.write_recipe(tmp_path), "--methods", "fedavg", "--out", tmp_path / "run", "--workers", 1, "--quiet"
+    )
     assert told.code == 0
     assert "round 2/2" not in told.out
     assert "FedAvg" in told.out
@@ -82,7 +113,9 @@ def test_resume_goes_on_and_shows_the_table(cli: Any, run: Path, tmp_path: Path)
     assert "SFedKD" in told.out
     assert "forgetting" in told.out
     for cell in (run / "cells").iterdir():
-        assert (tmp_path / "run" / "cells" / cell.name / "rounds.jsonl").read_bytes() == (cell / "rounds.jsonl").read_bytes()
+        assert (tmp_path / "run" / "cells" / cell.name / "rounds.jsonl").read_bytes() == (
+            cell / "rounds.jsonl"
+        ).read_bytes()
 
 
 def test_an_interrupt_says_how_to_go_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,15 +135,33 @@ def test_methods_lists_and_shows_one(cli: Any) -> None:
         assert expected in told.out, expected
     told = cli("methods", "SFedKD")
     assert told.code == 0
-    for expected in ("arXiv 2507.08508", "what leaves a client", "label_counts", "train: model, examples, steps, loss", "w_target", "3.0",
-                     "far | uniform", "softmax temperature"):  # fmt: skip
+    for expected in (
+        "arXiv 2507.08508",
+        "what leaves a client",
+        "label_counts",
+        "train: model, examples, steps, loss",
+        "w_target",
+        "3.0",
+        "far | uniform",
+        "softmax temperature",
+    ):
         assert expected in told.out, expected
 
 
 def test_datasets(cli: Any, tmp_path: Path) -> None:
     told = cli("datasets", "--data-dir", tmp_path)
     assert told.code == 0
-    for name in ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cinic10", "femnist", "ham10000", "tiny-imagenet"):
+    for name in (
+        "digits",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "cifar100",
+        "cinic10",
+        "femnist",
+        "ham10000",
+        "tiny-imagenet",
+    ):
         assert name in told.out, name
 
 
@@ -122,7 +173,19 @@ def test_recipes_lists_and_prints_one_that_can_be_run(cli: Any, tmp_path: Path) 
 
 
 def test_partition_prints_statistics_and_draws(cli: Any, tmp_path: Path) -> None:
-    told = cli("partition", "digits", "exdir", "classes=2", "alpha=0.5", "--clients", 20, "--seed", 1, "--out", tmp_path / "map.svg")
+    told = cli(
+        "partition",
+        "digits",
+        "exdir",
+        "classes=2",
+        "alpha=0.5",
+        "--clients",
+        20,
+        "--seed",
+        1,
+        "--out",
+        tmp_path / "map.svg",
+    )
     assert told.code == 0
     assert "exdir" in told.out
     assert "hash" in told.out
@@ -195,10 +258,20 @@ def test_errors_go_to_stderr_with_code_1_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [
-    [], ["fly"], ["run", "--rounds", "0"], ["run", "--rounds", "x"], ["run", "--seeds", "a"], ["run", "--seeds", ""], ["run", "--workers", "-1"],
-    ["compare"], ["run", "--nonsense"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["run", "--rounds", "0"],
+        ["run", "--rounds", "x"],
+        ["run", "--seeds", "a"],
+        ["run", "--seeds", ""],
+        ["run", "--workers", "-1"],
+        ["compare"],
+        ["run", "--nonsense"],
+    ],
+)
 def test_wrong_usage_is_code_2(arguments: list[str], cli: Any) -> None:
     told = cli(*arguments)
     assert told.code == 2
@@ -223,7 +296,17 @@ def test_brackets_in_names_are_printed_as_they_are(cli: Any, tmp_path: Path) -> 
     folder = tmp_path / "a [bold] [x]"
     folder.mkdir()
     text = tiny.RECIPE.replace('"tiny"', '"of [1] and [/b]"')
-    told = cli("run", tiny.write_recipe(folder, text), "--methods", "fedavg", "--out", folder / "run", "--workers", 1, "--quiet")
+    told = cli(
+        "run",
+        tiny.write_recipe(folder, text),
+        "--methods",
+        "fedavg",
+        "--out",
+        folder / "run",
+        "--workers",
+        1,
+        "--quiet",
+    )
     assert told.code == 0
     assert "of [1] and [/b]" in told.out
     assert f"run folder: {folder / 'run'}" in told.out
@@ -233,8 +316,16 @@ def test_brackets_in_names_are_printed_as_they_are(cli: Any, tmp_path: Path) -> 
 
 
 def test_python_in_five_lines(tmp_path: Path) -> None:
-    run = fedkeep.run(tiny.write_recipe(tmp_path), methods=[fedkeep.FedSeq(), fedkeep.SFedKD(teachers=1)], rounds=2, out=tmp_path / "run")
-    assert [(cell.label, cell.finished, len(cell.accuracies)) for cell in run.cells] == [("FedSeq", True, 2), ("SFedKD", True, 2)]
+    run = fedkeep.run(
+        tiny.write_recipe(tmp_path),
+        methods=[fedkeep.FedSeq(), fedkeep.SFedKD(teachers=1)],
+        rounds=2,
+        out=tmp_path / "run",
+    )
+    assert [(cell.label, cell.finished, len(cell.accuracies)) for cell in run.cells] == [
+        ("FedSeq", True, 2),
+        ("SFedKD", True, 2),
+    ]
     assert all(0 <= accuracy <= 1 for cell in run.cells for accuracy in cell.accuracies)
     again = fedkeep.read_run(tmp_path / "run")
     assert [list(cell.accuracies) for cell in again.cells] == [list(cell.accuracies) for cell in run.cells]

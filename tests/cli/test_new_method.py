@@ -60,16 +60,35 @@ class OneFile(Algorithm[Diary, Diary]):
 def fedkeep(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "import sys; from fedkeep.cli import main; sys.exit(main())", *map(str, arguments)],
-        cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )
 
 
 def test_a_new_method_is_one_file(tmp_path: Path) -> None:
     file = tmp_path / "one_file.py"
     file.write_text(METHOD)
     recipe = tiny.write_recipe(tmp_path)
-    ran = fedkeep("run", recipe, "--use", file, "--methods", "OneFile,fedavg", "--rounds", 2, "--set", "onefile.share=0.5",
-                  "--workers", 2, "--out", "run", folder=tmp_path)  # fmt: skip
+    ran = fedkeep(
+        "run",
+        recipe,
+        "--use",
+        file,
+        "--methods",
+        "OneFile,fedavg",
+        "--rounds",
+        2,
+        "--set",
+        "onefile.share=0.5",
+        "--workers",
+        2,
+        "--out",
+        "run",
+        folder=tmp_path,
+    )
     assert ran.returncode == 0, ran.stderr
     assert "OneFile" in ran.stdout
     cell = tmp_path / "run" / "cells" / "onefile-seed0"
@@ -77,10 +96,14 @@ def test_a_new_method_is_one_file(tmp_path: Path) -> None:
     assert [record["log"]["visits"] >= record["round"] * 2 for record in records] == [True, True]
     assert json.loads((cell / "cell.json").read_text())["options"] == {"share": 0.5}
     reference = tmp_path / "run" / "cells" / "fedavg-seed0"
-    assert (cell / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes(), "it is FedAvg, after all"
+    assert (cell / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes(), (
+        "it is FedAvg, after all"
+    )
 
 
-def test_it_is_listed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_listed_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedkeep.cli import main
 
     monkeypatch.setenv("COLUMNS", "200")

@@ -292,7 +292,9 @@ def test_counts_of_a_record_are_those_of_the_model() -> None:
     logits = network(engine.place.normalise(test["image"])).detach()
     hits = [int(((logits.argmax(1) == c) & (test["label"] == c)).sum()) for c in range(tiny.CLASSES)]
     assert records[-1]["correct"] == hits
-    assert records[-1]["test_loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, test["label"]).item(), rel=1e-5)
+    assert records[-1]["test_loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, test["label"]).item(), rel=1e-5
+    )
     assert sum(hits) > len(test["label"]) / 2, "it learned"
 
 
@@ -311,7 +313,9 @@ def test_the_loss_of_a_round_weighs_clients_by_examples() -> None:
     (record,) = tiny.played(engine)
     losses = {}
     for client in record["cohort"]:
-        alone = tiny.by_hand(engine.federation.dataset, [[]] * int(client) + [engine.federation.partition[int(client)].tolist()])
+        alone = tiny.by_hand(
+            engine.federation.dataset, [[]] * int(client) + [engine.federation.partition[int(client)].tolist()]
+        )
         single = tiny.engine(FedAvg(), federation=alone, rounds=1, cohort=99)
         losses[client] = tiny.played(single)[0]["loss"]
     weights = {client: engine.federation.size(client) for client in losses}

@@ -77,14 +77,21 @@ def source(data: dict[str, Tensor], order: int = 1) -> Source:
 
 
 def trained(
-    networks: Networks, training: Training, *data: dict[str, Tensor], objective: Objective | None = None, round: int = 1, seed: int = 0
+    networks: Networks,
+    training: Training,
+    *data: dict[str, Tensor],
+    objective: Objective | None = None,
+    round: int = 1,
+    seed: int = 0,
 ) -> Fit:
     sources = [source(d, order) for order, d in enumerate(data, start=1)]
     objective = objective or CrossEntropy()
     return fit(networks, networks.initial, objective, sources, training, round=round, passes=training.epochs, seed=seed)
 
 
-def by_hand(networks: Networks, training: Training, data: dict[str, Tensor], *, round: int = 1, fused: bool = False) -> dict[str, Tensor]:
+def by_hand(
+    networks: Networks, training: Training, data: dict[str, Tensor], *, round: int = 1, fused: bool = False
+) -> dict[str, Tensor]:
     """Train as a PyTorch tutorial would, on batches in the same order."""
     network = networks.build()
     network.load_state_dict(dict(networks.initial))
@@ -106,6 +113,10 @@ def by_hand(networks: Networks, training: Training, data: dict[str, Tensor], *, 
     return network.state_dict()
 
 
+def joined(parts: Sequence[list[int]]) -> list[int]:
+    return [row for part in parts for row in part]
+
+
 SETTINGS = {
     "plain": Training(epochs=3, batch_size=4, lr=0.1),
     "momentum": Training(epochs=3, batch_size=4, lr=0.1, momentum=0.9),
@@ -122,7 +133,9 @@ def test_fit_is_a_plain_loop(name: str, count: int) -> None:
     networks, training, data = Networks(tiny.network, 0, CPU), SETTINGS[name], columns(count)
     result = trained(networks, training, data, round=3)
     assert tiny.equal(result.model, by_hand(networks, training, data, round=3, fused=True))
-    for tensor, expected in zip(result.model.values(), by_hand(networks, training, data, round=3).values(), strict=True):
+    for tensor, expected in zip(
+        result.model.values(), by_hand(networks, training, data, round=3).values(), strict=True
+    ):
         torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-7)
     assert result.examples == count
     assert result.steps == 3 * -(-count // 4)
@@ -138,7 +151,9 @@ def test_every_setting_matters(name: str) -> None:
 def test_the_loss_is_the_mean_over_steps() -> None:
     networks, data = Networks(tiny.network, 0, CPU), columns(6)
     one = trained(networks, Training(epochs=1, batch_size=6, lr=0.1), data)
-    assert one.loss == pytest.approx(cross_entropy(networks.logits(networks.initial, data["image"]), data["label"]).item())
+    assert one.loss == pytest.approx(
+        cross_entropy(networks.logits(networks.initial, data["image"]), data["label"]).item()
+    )
     still = trained(networks, Training(epochs=1, batch_size=4, lr=0.0), data)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
     said = networks.logits(networks.initial, data["image"])
@@ -163,7 +178,7 @@ def test_every_pass_sees_each_example_once_in_a_new_order_and_the_short_batch_is
     trained(networks, Training(epochs=2, batch_size=4, lr=0.1), columns(9), objective=watching)
     seen = [step[0] for step in watching.seen]
     assert [len(rows) for rows in seen] == [4, 4, 1, 4, 4, 1]
-    passes = [sum(seen[:3], []), sum(seen[3:], [])]
+    passes = [joined(seen[:3]), joined(seen[3:])]
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(9))
     assert passes[0] != passes[1] != sorted(passes[1])
 
@@ -175,21 +190,24 @@ def test_several_data_sets_are_drawn_side_by_side() -> None:
     first, short, long = zip(*watching.seen, strict=True)
     assert [len(rows) for rows in first] == [4, 4, 2] * 2, "a pass ends with the first"
     assert [len(rows) for rows in short] == [4, 2] * 3, "the others start over, in a new order"
-    assert sorted(sum(short[:2], [])) == sorted(sum(short[2:4], [])) == list(range(6))
-    assert sum(short[:2], []) != sum(short[2:4], [])
+    assert sorted(joined(short[:2])) == sorted(joined(short[2:4])) == list(range(6))
+    assert joined(short[:2]) != joined(short[2:4])
     assert [len(rows) for rows in long] == [4] * 6
-    assert len(set(sum(long, []))) == 24, "a long one goes on where it stopped"
+    assert len(set(joined(long))) == 24, "a long one goes on where it stopped"
 
 
 def test_a_second_data_set_changes_nothing_about_the_first() -> None:
     networks = Networks(tiny.network, 0, CPU)
-    alone, beside = trained(networks, SETTINGS["plain"], columns(10)), trained(networks, SETTINGS["plain"], columns(10), columns(6))
+    alone, beside = (
+        trained(networks, SETTINGS["plain"], columns(10)),
+        trained(networks, SETTINGS["plain"], columns(10), columns(6)),
+    )
     assert tiny.equal(alone.model, beside.model), "cross-entropy reads the first only"
 
 
 def test_an_empty_second_data_set_is_refused_in_words() -> None:
     networks = Networks(tiny.network, 0, CPU)
-    with pytest.raises((FedKeepError, ValueError), match="data set 2.*no examples"):
+    with pytest.raises((FedKeepError, ValueError), match=r"data set 2.*no examples"):
         trained(networks, SETTINGS["plain"], columns(10), columns(0))
 
 
@@ -309,7 +327,9 @@ def test_fisher_without_examples_is_zero() -> None:
 
 
 @pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
-def test_predicting_in_parts_is_predicting_the_whole(factory: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicting_in_parts_is_predicting_the_whole(
+    factory: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     party = server(factory)
     logits, features = party.predict(party.model), party.features(party.model)
     network = party.network(party.model)

@@ -94,14 +94,25 @@ def message(structure: Any, **tensors: Tensor) -> bytes:
 
 # Round trips
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
 texts = st.text(max_size=5)
 floats = st.floats(width=64)
 integers = st.integers(-(2**80), 2**80)
 tensors = st.builds(
     lambda shape, dtype, seed: (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 9).to(dtype),
-    st.lists(st.integers(0, 3), max_size=3), st.sampled_from(DTYPES), st.integers(0, 99),
-)  # fmt: skip
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from(DTYPES),
+    st.integers(0, 99),
+)
 inners = st.builds(Inner, integers, st.none() | texts)
 
 HINTS: list[tuple[Any, st.SearchStrategy[Any]]] = [
@@ -124,13 +135,23 @@ HINTS: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (dict[bool, str], st.dictionaries(st.booleans(), texts)),
     (dict[str, dict[str, float | None]], st.dictionaries(texts, st.dictionaries(texts, floats | st.none()))),
     (Inner, inners),
-    (Outer, st.builds(Outer, tensors, inners, st.lists(inners, max_size=2), st.dictionaries(texts, st.tuples(floats, st.booleans())),
-                      st.sampled_from(["a", "b"]), st.lists(integers).map(tuple))),
+    (
+        Outer,
+        st.builds(
+            Outer,
+            tensors,
+            inners,
+            st.lists(inners, max_size=2),
+            st.dictionaries(texts, st.tuples(floats, st.booleans())),
+            st.sampled_from(["a", "b"]),
+            st.lists(integers).map(tuple),
+        ),
+    ),
     (Box[int], st.builds(Box, integers)),
     (NoState, st.just(NoState())),
     (Fit, st.builds(Fit, st.dictionaries(texts, tensors, max_size=2), integers, integers, floats)),
     (Fit, st.builds(Weighed, st.dictionaries(texts, tensors, max_size=2), integers, integers, floats, floats)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("hint", "strategy"), HINTS, ids=[str(hint) for hint, _ in HINTS])
@@ -158,12 +179,18 @@ def test_abstract_containers_and_type_variables() -> None:
     assert decode(encode(Inner(4)), bound) == Inner(4)
 
 
-@pytest.mark.parametrize("objective", [
-    NOTHING,
-    CrossEntropy(on=1),
-    CrossEntropy() + Distillation(({"w": torch.ones(2)}, {"w": torch.zeros(2)}), PerTeacher(torch.ones(2), torch.zeros(2)), 2.0, "none"),
-    Sum((CrossEntropy(), CrossEntropy(on=1), Distillation((), PerTeacher(torch.zeros(0), torch.zeros(0))))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "objective",
+    [
+        NOTHING,
+        CrossEntropy(on=1),
+        CrossEntropy()
+        + Distillation(
+            ({"w": torch.ones(2)}, {"w": torch.zeros(2)}), PerTeacher(torch.ones(2), torch.zeros(2)), 2.0, "none"
+        ),
+        Sum((CrossEntropy(), CrossEntropy(on=1), Distillation((), PerTeacher(torch.zeros(0), torch.zeros(0))))),
+    ],
+)
 def test_objectives_travel_as_values(objective: Objective) -> None:
     again = decode(encode(objective), Objective)
     assert same(again, objective)
@@ -177,10 +204,18 @@ def test_a_tensor_that_occurs_twice_travels_once() -> None:
     assert first is second
 
 
-@pytest.mark.parametrize("view", [
-    lambda t: t.detach(), lambda t: t.view(2, 6), lambda t: t.t(), lambda t: t[:2], lambda t: t.flatten()[3:], lambda t: t[:0],
-    lambda t: t.view(torch.int32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.detach(),
+        lambda t: t.view(2, 6),
+        lambda t: t.t(),
+        lambda t: t[:2],
+        lambda t: t.flatten()[3:],
+        lambda t: t[:0],
+        lambda t: t.view(torch.int32),
+    ],
+)
 def test_views_of_one_storage_travel_together(view: Any) -> None:
     tensor = torch.randn(3, 4)
     value = [tensor, view(tensor)]
@@ -197,7 +232,9 @@ def test_a_parameter_travels_without_its_gradient() -> None:
     assert not decode(encode(value), Tensor).requires_grad
 
 
-@pytest.mark.parametrize("value", [{1, 2}, b"x", object(), [torch.nn.Linear(1, 1)], Inner, 1j, {(1, 2): 3}, {torch.ones(1): 2}])
+@pytest.mark.parametrize(
+    "value", [{1, 2}, b"x", object(), [torch.nn.Linear(1, 1)], Inner, 1j, {(1, 2): 3}, {torch.ones(1): 2}]
+)
 def test_what_is_no_value_is_not_encoded(value: Any) -> None:
     with pytest.raises(TypeError):
         encode(value)
@@ -208,14 +245,46 @@ def test_what_is_no_value_is_not_encoded(value: Any) -> None:
 INNER = f"{Inner.__module__}.{Inner.__qualname__}"
 
 BAD: list[tuple[Any, Any]] = [
-    (1, str), ("1", int), (1.0, int), (True, int), (1, bool), (0, bool), (True, float), ("x", float), (None, int), (1, None),
-    ("nan", float), ([1], int), (1, list[int]), ({"a": 1}, list[int]), ([1], dict[str, int]),
-    ((1, 2), tuple[int]), ((1,), tuple[int, int]), ((), tuple[int]), ((1, "x"), tuple[int, ...]), ([1, "x"], list[int]),
-    ({1: 1}, dict[str, int]), ({"a": "b"}, dict[str, int]), ("c", Literal["a", "b"]), (1, Literal["1"]), ({"a": 1}, Inner),
-    (True, Literal[1]), (1.0, Literal[1]), (torch.ones(1), float), (1.0, Tensor), ("0", Tensor),
-    (Inner(), Outer), (Inner(), Fit), (Fit({}, 1, 1, 0.0), Weighed), (CrossEntropy(), Inner), (Inner(), Objective),
-    (Inner(number="x"), Inner), (Outer(3), Outer), (Inner(), int | str | None), (NoState(), dict[str, int]),  # type: ignore[arg-type]
-]  # fmt: skip
+    (1, str),
+    ("1", int),
+    (1.0, int),
+    (True, int),
+    (1, bool),
+    (0, bool),
+    (True, float),
+    ("x", float),
+    (None, int),
+    (1, None),
+    ("nan", float),
+    ([1], int),
+    (1, list[int]),
+    ({"a": 1}, list[int]),
+    ([1], dict[str, int]),
+    ((1, 2), tuple[int]),
+    ((1,), tuple[int, int]),
+    ((), tuple[int]),
+    ((1, "x"), tuple[int, ...]),
+    ([1, "x"], list[int]),
+    ({1: 1}, dict[str, int]),
+    ({"a": "b"}, dict[str, int]),
+    ("c", Literal["a", "b"]),
+    (1, Literal["1"]),
+    ({"a": 1}, Inner),
+    (True, Literal[1]),
+    (1.0, Literal[1]),
+    (torch.ones(1), float),
+    (1.0, Tensor),
+    ("0", Tensor),
+    (Inner(), Outer),
+    (Inner(), Fit),
+    (Fit({}, 1, 1, 0.0), Weighed),
+    (CrossEntropy(), Inner),
+    (Inner(), Objective),
+    (Inner(number="x"), Inner),
+    (Outer(3), Outer),
+    (Inner(), int | str | None),
+    (NoState(), dict[str, int]),  # type: ignore[arg-type]
+]
 
 
 @pytest.mark.parametrize(("value", "hint"), BAD)
@@ -231,43 +300,83 @@ def test_a_refusal_says_where() -> None:
         decode(encode({"a": [(1, 2, 3)]}), dict[str, list[tuple[int, int]]])
 
 
-@pytest.mark.parametrize(("structure", "said"), [
-    ({"class": "Trap", "fields": {}}, "'Trap' where Inner is expected"),
-    ({"class": "TrapData", "fields": {"number": 666}}, "'TrapData' where Inner is expected"),
-    ({"class": "Outer", "fields": {}}, "'Outer' where Inner"),
-    ({"class": "object", "fields": {}}, "'object' where Inner"),
-    ({"class": "tests.Inner", "fields": {"number": 1, "text": None}}, "where Inner"),
-    ({"class": ["Inner"], "fields": {}}, "where Inner"),
-    ({"class": "Inner", "fields": []}, "where Inner"),
-    ({"class": "Inner"}, "where Inner"),
-    ({"class": INNER, "fields": {"number": 1}}, "has the fields"),
-    ({"class": INNER, "fields": {"number": 1, "text": None, "more": 2}}, "has the fields"),
-    ({"class": INNER, "fields": {"number": 1, "txet": None}}, "has the fields"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("structure", "said"),
+    [
+        ({"class": "Trap", "fields": {}}, "'Trap' where Inner is expected"),
+        ({"class": "TrapData", "fields": {"number": 666}}, "'TrapData' where Inner is expected"),
+        ({"class": "Outer", "fields": {}}, "'Outer' where Inner"),
+        ({"class": "object", "fields": {}}, "'object' where Inner"),
+        ({"class": "tests.Inner", "fields": {"number": 1, "text": None}}, "where Inner"),
+        ({"class": ["Inner"], "fields": {}}, "where Inner"),
+        ({"class": "Inner", "fields": []}, "where Inner"),
+        ({"class": "Inner"}, "where Inner"),
+        ({"class": INNER, "fields": {"number": 1}}, "has the fields"),
+        ({"class": INNER, "fields": {"number": 1, "text": None, "more": 2}}, "has the fields"),
+        ({"class": INNER, "fields": {"number": 1, "txet": None}}, "has the fields"),
+    ],
+)
 def test_only_what_the_annotation_names_is_constructed(structure: Any, said: str) -> None:
     with pytest.raises(ValueRefused, match=said):
         decode(message(structure), Inner)
 
 
-@pytest.mark.parametrize(("structure", "hint"), [
-    ({"tensor": "9"}, Tensor), ({"tensor": []}, Tensor), ({"tensor": {}}, Tensor), ({"tensor": None}, Tensor), ({"tensor": 0}, Tensor),
-    ({"dict": [[1, 2, 3]]}, dict[int, int]), ({"dict": [1]}, dict[int, int]), ({"dict": ["ab"]}, dict[int, int]),
-    ({"dict": {}}, dict[int, int]), ({"dict": [[{"list": [1]}, 2]]}, dict[list[int], int]), ({"list": 3}, list[int]),
-    ({"list": {"a": 1}}, list[int]), ({"tuple": None}, tuple[int, ...]), ({"float": "1.0"}, float), ({"float": []}, float),
-    (10**400, float), ({"class": "Objective", "fields": {}}, Objective), ({"class": "WeightRule", "fields": {}}, Objective), ([], Any),
-    ([], int), ([1], list[int]), ({}, dict[str, int]), ({"class": "Inner", "fields": {}}, Any), ({"class": "Inner", "fields": {}}, object),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("structure", "hint"),
+    [
+        ({"tensor": "9"}, Tensor),
+        ({"tensor": []}, Tensor),
+        ({"tensor": {}}, Tensor),
+        ({"tensor": None}, Tensor),
+        ({"tensor": 0}, Tensor),
+        ({"dict": [[1, 2, 3]]}, dict[int, int]),
+        ({"dict": [1]}, dict[int, int]),
+        ({"dict": ["ab"]}, dict[int, int]),
+        ({"dict": {}}, dict[int, int]),
+        ({"dict": [[{"list": [1]}, 2]]}, dict[list[int], int]),
+        ({"list": 3}, list[int]),
+        ({"list": {"a": 1}}, list[int]),
+        ({"tuple": None}, tuple[int, ...]),
+        ({"float": "1.0"}, float),
+        ({"float": []}, float),
+        (10**400, float),
+        ({"class": "Objective", "fields": {}}, Objective),
+        ({"class": "WeightRule", "fields": {}}, Objective),
+        ([], Any),
+        ([], int),
+        ([1], list[int]),
+        ({}, dict[str, int]),
+        ({"class": "Inner", "fields": {}}, Any),
+        ({"class": "Inner", "fields": {}}, object),
+    ],
+)
 def test_malformed_structures_are_refused(structure: Any, hint: Any) -> None:
     with pytest.raises(ValueRefused):
         decode(message(structure), hint)
 
 
-@pytest.mark.parametrize("blob", [
-    b"", b"\0", b"not safetensors at all, but long enough to have a header", b"\xff" * 64, message(b""), message(b"{"), message(b"\xff"),
-    message(b"[" * 100_000), message(b"1" * 5000), save({}), save({"0": torch.ones(1)}), save({"structure": torch.zeros(3)}),
-    save({"structure": torch.tensor(3)}), save({"structure": torch.tensor(10**15)}), save({"structure": torch.zeros(2, 2, dtype=torch.uint8)}),
-    save({"structure": torch.full((3,), 300)}),
-], ids=lambda blob: str(len(blob)))  # fmt: skip
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\0",
+        b"not safetensors at all, but long enough to have a header",
+        b"\xff" * 64,
+        message(b""),
+        message(b"{"),
+        message(b"\xff"),
+        message(b"[" * 100_000),
+        message(b"1" * 5000),
+        save({}),
+        save({"0": torch.ones(1)}),
+        save({"structure": torch.zeros(3)}),
+        save({"structure": torch.tensor(3)}),
+        save({"structure": torch.tensor(10**15)}),
+        save({"structure": torch.zeros(2, 2, dtype=torch.uint8)}),
+        save({"structure": torch.full((3,), 300)}),
+    ],
+    ids=lambda blob: str(len(blob)),
+)
 def test_damaged_bytes_are_refused(blob: bytes) -> None:
     with pytest.raises(ValueRefused, match="damaged"):
         decode(blob, int)
@@ -296,15 +405,30 @@ def test_flipped_bytes_are_refused_or_decode_to_the_same_type(data: st.DataObjec
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["0", "Inner", "x", "nan"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["tensor", "list", "tuple", "dict", "class", "fields", "float", "number", "text"]), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["0", "Inner", "x", "nan"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["tensor", "list", "tuple", "dict", "class", "fields", "float", "number", "text"]),
+            inner,
+            max_size=3,
+        )
+    ),
     max_leaves=12,
 )
 
 
 @settings(max_examples=400, deadline=None, database=None)
-@given(json_values, st.sampled_from([int, float, Tensor, list[Inner], dict[str, Inner], tuple[int, str], Inner, Outer, Objective, int | None]))
+@given(
+    json_values,
+    st.sampled_from(
+        [int, float, Tensor, list[Inner], dict[str, Inner], tuple[int, str], Inner, Outer, Objective, int | None]
+    ),
+)
 def test_any_structure_is_refused_or_fits_its_annotation(structure: Any, hint: Any) -> None:
     try:
         value = decode(message(structure, **{"0": torch.ones(1)}), hint)

@@ -30,34 +30,61 @@ class Frozen:
 def test_leaves_come_in_order_with_their_paths() -> None:
     value = {"a": [1, (2.5, "x")], "b": State(order=["y"], note=None), "c": {"d": True}}
     assert list(leaves(value)) == [
-        ("a[0]", 1), ("a[1][0]", 2.5), ("a[1][1]", "x"), ("b.order[0]", "y"), ("b.note", None), ("c.d", True)
-    ]  # fmt: skip
+        ("a[0]", 1),
+        ("a[1][0]", 2.5),
+        ("a[1][1]", "x"),
+        ("b.order[0]", "y"),
+        ("b.note", None),
+        ("c.d", True),
+    ]
 
 
-@pytest.mark.parametrize(("value", "path"), [
-    ({"a": [1, {2}]}, r"a\[1\] is a set"),
-    (State(models={"x": {"w": nn.Linear(1, 1)}}), r"models\.x\.w is a Linear"),  # type: ignore[dict-item]
-    (object(), "this is a object"),
-    (State, "this is a type"),
-    (b"bytes", "this is a bytes"),
-    (torch.float32, "this is a dtype"),
-    (torch.Generator(), "this is a Generator"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"a": [1, {2}]}, r"a\[1\] is a set"),
+        (State(models={"x": {"w": nn.Linear(1, 1)}}), r"models\.x\.w is a Linear"),  # type: ignore[dict-item]
+        (object(), "this is a object"),
+        (State, "this is a type"),
+        (b"bytes", "this is a bytes"),
+        (torch.float32, "this is a dtype"),
+        (torch.Generator(), "this is a Generator"),
+    ],
+)
 def test_what_is_no_value_is_named_with_its_place(value: Any, path: str) -> None:
     for function in (lambda v: list(leaves(v)), payload, not_finite):
         with pytest.raises(TypeError, match=path):
             function(value)
 
 
-@pytest.mark.parametrize(("value", "expected"), [
-    (None, 0), (True, 8), (3, 8), (2.5, 8), ("abc", 3), ("ä€", 5), ("", 0), ([], 0), ({}, 0), (NOTHING, 0), (CrossEntropy(), 8),
-    (torch.zeros(3, 4), 48), (torch.zeros(3, dtype=torch.uint8), 3), (torch.zeros(2, dtype=torch.bool), 2),
-    (torch.zeros(5, dtype=torch.int64), 40), (torch.zeros(4, dtype=torch.bfloat16), 8), (torch.zeros(()), 4), (torch.zeros(0), 0),
-    (torch.zeros(100)[:2], 8), (torch.zeros(1).expand(10), 40),
-    ({"a": torch.zeros(2), "b": [1, "xy", None]}, 18),
-    (Fit({"w": torch.zeros(6), "n": torch.zeros((), dtype=torch.int64)}, 10, 20, 0.5), 24 + 8 + 24),
-    ([[torch.zeros(2)], {}], 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, 0),
+        (True, 8),
+        (3, 8),
+        (2.5, 8),
+        ("abc", 3),
+        ("ä€", 5),
+        ("", 0),
+        ([], 0),
+        ({}, 0),
+        (NOTHING, 0),
+        (CrossEntropy(), 8),
+        (torch.zeros(3, 4), 48),
+        (torch.zeros(3, dtype=torch.uint8), 3),
+        (torch.zeros(2, dtype=torch.bool), 2),
+        (torch.zeros(5, dtype=torch.int64), 40),
+        (torch.zeros(4, dtype=torch.bfloat16), 8),
+        (torch.zeros(()), 4),
+        (torch.zeros(0), 0),
+        (torch.zeros(100)[:2], 8),
+        (torch.zeros(1).expand(10), 40),
+        ({"a": torch.zeros(2), "b": [1, "xy", None]}, 18),
+        (Fit({"w": torch.zeros(6), "n": torch.zeros((), dtype=torch.int64)}, 10, 20, 0.5), 24 + 8 + 24),
+        ([[torch.zeros(2)], {}], 8),
+    ],
+)
 def test_payload_is_counted_without_framing(value: Any, expected: int) -> None:
     assert payload(value) == expected
 
@@ -82,10 +109,23 @@ def test_a_complex_number_that_is_not_finite_is_found() -> None:
     assert not_finite(torch.tensor([complex(0, math.nan)])) == "the value"
 
 
-@pytest.mark.parametrize("fine", [
-    None, 3, True, "nan", 1e308, torch.ones(3), torch.zeros(0), torch.tensor([2**62]), [], State(note="inf"),
-    torch.tensor([1e38]), torch.tensor([True]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fine",
+    [
+        None,
+        3,
+        True,
+        "nan",
+        1e308,
+        torch.ones(3),
+        torch.zeros(0),
+        torch.tensor([2**62]),
+        [],
+        State(note="inf"),
+        torch.tensor([1e38]),
+        torch.tensor([True]),
+    ],
+)
 def test_what_is_finite_passes(fine: Any) -> None:
     assert not_finite(fine) is None
 

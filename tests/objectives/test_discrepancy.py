@@ -167,7 +167,7 @@ def test_discrepancies_are_the_formula(metric: Any, smoothing: Any, student_firs
             return shares([count + amount for count in counts])
         return [(share + amount) / (1 + 3 * amount) for share in shares(counts)]
 
-    # "student_only" smooths the argument that the divergence divides by: the student's, unless the order is turned round.
+    # "student_only" smooths what the divergence divides by: the student's, unless the order is turned round.
     mine = smooth(student, smoothing != "student_only" or not student_first)
     pairs = [(smooth(row, smoothing != "student_only" or student_first), mine) for row in teachers]
     expected = [
