@@ -1,6 +1,8 @@
 # Each target sets up everything it needs: make demo, make test. Nothing is installed outside .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# A plain path entry, so that a script beside this folder does not take the folder itself for the package.
+EDITABLE := --config-settings editable_mode=compat
 # One thread each: on a busy machine two threads of a small model can be eight times slower than one.
 export OMP_NUM_THREADS ?= 1
 
@@ -30,11 +32,11 @@ bench: .venv/dev
 	$(PYTHON) -m venv .venv
 
 .venv/core: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) --editable .
 	touch $@
 
 .venv/dev: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) --editable '.[dev]'
 	touch $@ .venv/core
 
 clean:

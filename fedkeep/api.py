@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep.experiment.recipe import Recipe, load_recipe, with_methods
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.recipe import SECTIONS, Recipe, load_recipe, with_methods
 from fedkeep.experiment.run import Machine, OnProgress, begin, carry_out
 from fedkeep.interface import Algorithm
 from fedkeep.reporting.finish import finish
@@ -42,10 +44,17 @@ def run(
     """
     if isinstance(recipe, str):
         recipe = load_recipe(recipe, settings=settings, seeds=seeds, rounds=rounds)
-    elif seeds is not None or rounds is not None or settings:
-        raise ValueError(
-            "seeds, rounds and settings change a recipe given by name; change a Recipe with dataclasses.replace"
+    elif settings:
+        raise ConfigError("settings change a recipe given by name; change a Recipe with dataclasses.replace.")
+    else:
+        recipe = replace(
+            recipe,
+            seeds=recipe.seeds if seeds is None else tuple(seeds),
+            run=recipe.run if rounds is None else replace(recipe.run, rounds=rounds),
         )
+    addressed = [setting for setting in settings if setting.partition(".")[0].strip() not in SECTIONS]
+    if methods is not None and addressed:
+        raise ConfigError(f"settings {addressed} address methods, and methods are given. Set their options there.")
     if methods is not None:
         recipe = with_methods(recipe, methods)
     machine = machine or Machine(workers=1)

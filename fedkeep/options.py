@@ -7,6 +7,7 @@ Methods, partitions, architectures and training settings all declare their optio
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import types
 import typing
@@ -111,8 +112,8 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         and isinstance(value, hint)
         and (hint is bool or not isinstance(value, bool))
     ):
-        if hint is float and value != value:
-            raise ConfigError(f"{where} must be a number, not NaN.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where} must be a finite number, not {value}.")
         return value
     raise ConfigError(f"{where} must be {describe_type(hint)}, not {value!r}.")
 

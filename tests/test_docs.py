@@ -13,6 +13,7 @@ from fedkeep.cli import main
 from fedkeep.cli.main import parser
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.reporting.rows import summary
+from fedkeep.reporting.run_folder import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,3 +76,17 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
     printed = float(rows["FedSeq"][3].split("±")[0].strip(" *"))
     (cell_row,) = summary(fedkeep.run("demo", methods=[fedkeep.FedSeq()], out=tmp_path / "run"))
     assert 100 * cell_row.value("tail").mean == pytest.approx(printed, abs=1.0)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/results.md"])
+def test_links_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text())
+    for link in links:
+        assert "://" in link or (ROOT / name).parent.joinpath(link).exists(), link
+
+
+def test_the_published_result_is_its_records() -> None:
+    published = (ROOT / "docs" / "results.md").read_text()
+    for row in summary(read_run(ROOT / "docs" / "results" / "fashion-mnist-200")):
+        tail = row.value("tail")
+        assert f"{100 * tail.mean:.2f} ±{100 * tail.std:.2f}" in published

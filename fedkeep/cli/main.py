@@ -22,15 +22,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Command = options.command
     try:
         return command(options, console)
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        sys.stderr.close()
+        return 0
     except FedKeepError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        return 1
+    except OSError as error:  # a full disk, a folder that may not be written
+        what = f" ({error.filename})" if error.filename else ""
+        Console(stderr=True).print(
+            f"error: {error.strerror or error}{what}", highlight=False, markup=False, soft_wrap=True
+        )
         return 1
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped.")
         return 130
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
-        sys.stderr.close()
-        return 0
 
 
 def _plain(text: str) -> str:

@@ -13,9 +13,9 @@ from rich.table import Table
 from fedkeep.data import load
 from fedkeep.data.partition import schemes
 from fedkeep.data.partition.statistics import statistics
-from fedkeep.engine.files import write_whole
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.experiment.recipe import parsed
+from fedkeep.files import write_whole
 from fedkeep.options import build
 from fedkeep.reporting.heatmap import class_heatmap
 
@@ -46,6 +46,8 @@ def partition(options: Namespace, console: Console) -> int:
     console.print(shown)
     console.print(f"hash {manifest['hash']}", highlight=False, soft_wrap=True)
 
+    if options.out and Path(options.out).suffix not in (".svg", ".json"):
+        raise ConfigError(f"--out {options.out}: the heat map is written as .svg, the manifest as .json.")
     out = Path(options.out or f"{dataset.name.replace('/', '-')}-{options.scheme}-seed{options.seed}.svg")
     if out.suffix == ".json":
         write_whole(out, json.dumps(manifest | {"counts": counts.tolist()}))

@@ -36,7 +36,8 @@ class Display:
         self.done = dict.fromkeys(cells, 0)
         self.tasks: dict[str, TaskID] = {}
         self.all = self.bars.add_task("all rounds", total=sum(cells.values()), note="")
-        self.began = self.said = time.monotonic()
+        self.said = time.monotonic()
+        self.began: float | None = None  # the first step; before it processes start, which says nothing about the pace
         self.started_with = 0
 
     def __enter__(self) -> Self:
@@ -50,10 +51,10 @@ class Display:
 
     def __call__(self, step: Step) -> None:
         """Take notice of one step."""
-        first = step.cell not in self.tasks
-        if first:
+        self.began = time.monotonic() if self.began is None else self.began
+        if step.cell not in self.tasks:
             self.tasks[step.cell] = self.bars.add_task(step.cell, total=step.rounds, note="")
-            self.started_with += max(0, step.done - 1)  # a resumed cell's earlier rounds say nothing about the pace
+            self.started_with += step.done  # nor does what a resumed cell had done before
         self.done[step.cell] = step.done
         note = "" if step.record is None else f"accuracy {sum(step.record['correct']) / self.test_total:.3f}"
         self.bars.update(self.tasks[step.cell], completed=step.done, note=note, visible=step.done < step.rounds)
@@ -65,10 +66,10 @@ class Display:
         self.said = time.monotonic()
         done, total = sum(self.done.values()), sum(self.cells.values())
         fresh = done - self.started_with
-        left = (time.monotonic() - self.began) * (total - done) / fresh if fresh > 0 else float("nan")
-        rest = f"about {left:.0f} s left" if left == left else ""
+        took = self.said - (self.began or self.said)
+        rest = f", about {took * (total - done) / fresh:.0f} s left" if fresh > 0.03 * total else ""
         self.console.print(
-            f"{step.cell}: round {step.done}/{step.rounds}  {note}  ({done}/{total} rounds in all, {rest})",
+            f"{step.cell}: round {step.done}/{step.rounds}  {note}  ({done}/{total} rounds in all{rest})",
             highlight=False,
             markup=False,
             soft_wrap=True,

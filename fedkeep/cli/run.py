@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.console import Console
 from fedkeep.cli.progress import Display
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Recipe, load_recipe
-from fedkeep.experiment.run import Machine, begin, carry_out, cell_name
+from fedkeep.experiment.run import Machine, begin, carry_out, cell_name, pending_cells, resume_command
 from fedkeep.experiment.setup import federate
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.rows import summary
@@ -51,7 +52,7 @@ def resume(options: Namespace, console: Console) -> int:
 
 
 def _carry_out(folder: Path, recipe: Recipe, machine: Machine, quiet: bool, console: Console) -> int:
-    cells = {cell_name(method, seed): recipe.run.rounds for seed in recipe.seeds for method in recipe.methods}
+    cells = {cell_name(method, seed): recipe.run.rounds for method, seed in pending_cells(folder, recipe)}
     test_total = len(federate(recipe, recipe.seeds[0], machine.data_dir).dataset.test["label"])
     display = None if quiet else Display(console, cells, test_total)
     try:
@@ -59,7 +60,7 @@ def _carry_out(folder: Path, recipe: Recipe, machine: Machine, quiet: bool, cons
             carry_out(folder, machine, display)
     except KeyboardInterrupt:
         console.print(
-            f"\nstopped; the last finished rounds are saved. Continue with: fedkeep resume {folder}",
+            f"\nstopped; the last finished rounds are saved. Continue with: {resume_command(folder, machine)}",
             markup=False,
             soft_wrap=True,
         )
@@ -67,7 +68,7 @@ def _carry_out(folder: Path, recipe: Recipe, machine: Machine, quiet: bool, cons
     rows = summary(finish(folder))
     console.print()
     console.print(print_table(rows))
-    console.print(_next(folder, recipe), highlight=False, markup=False, soft_wrap=True)
+    console.print(_next(folder, recipe, machine), highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -92,7 +93,7 @@ def _what(recipe: Recipe) -> str:
     )
 
 
-def _next(folder: Path, recipe: Recipe) -> str:
+def _next(folder: Path, recipe: Recipe, machine: Machine) -> str:
     report = (folder / "report.html").resolve()
     lines = [f"\nreport: {report.as_uri()}", "", "what to try next:"]
     if recipe.name == "demo":
@@ -104,6 +105,6 @@ def _next(folder: Path, recipe: Recipe) -> str:
         ]
     lines += [
         "  fedkeep methods sfedkd                             what a method does, and its options",
-        f"  fedkeep run {folder / 'recipe.toml'}  this run again",
+        f"  {resume_command(folder / 'recipe.toml', replace(machine, workers=0), 'run')}  this run again",
     ]
     return "\n".join(lines)

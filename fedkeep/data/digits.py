@@ -6,7 +6,6 @@ import torch
 
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.holdout import hold_out
-from fedkeep.errors import MissingExtra
 
 TEST_SHARE = 0.2
 
@@ -16,16 +15,9 @@ def digits() -> DataSet:
 
     The pixel values 0..16 are scaled to 0..255. Source: Alpaydin & Kaynak, "Optical Recognition of Handwritten
     Digits", UCI (1998), the test part, as scikit-learn ships it.
-
-    Raises
-    ------
-    MissingExtra
-        Without scikit-learn.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtra("The embedded digits", "data") from error
+    from sklearn.datasets import load_digits
+
     loaded = load_digits()
     image = (torch.from_numpy(loaded.images) * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     label = torch.from_numpy(loaded.target).long()

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors.torch import save
 
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.embedded import Embedded, Finished
-from fedkeep.engine.files import write_whole
 from fedkeep.errors import RunError
+from fedkeep.files import write_whole
 
 OnRound = Callable[[Finished], None]
 
@@ -49,8 +50,21 @@ def play(engine: Embedded, folder: Path, on_round: OnRound | None = None, checkp
     Writes ``rounds.jsonl`` (equal for equal seeds, however often killed), ``timings.jsonl``, ``checkpoint/``, and at
     the end ``model.safetensors`` (the served model, tensors by name) and ``result.json``. Stopped by an exception or
     Ctrl-C it saves the last finished round first.
+
+    Raises
+    ------
+    RunError
+        If another process plays in this folder, or what is in it cannot be continued.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            _play(engine, folder, on_round, checkpoint_share)
+    except Timeout:
+        raise RunError(f"{folder} is being played by another process. Wait for it, or end it, then resume.") from None
+
+
+def _play(engine: Embedded, folder: Path, on_round: OnRound | None, checkpoint_share: float) -> None:
     checkpoint = Checkpoint(folder / "checkpoint", checkpoint_share)
     positions = checkpoint.restore(engine)
     records = Log(folder / "rounds.jsonl", positions.get("rounds", 0))

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.files import write_whole
 from fedkeep.errors import RunError, ValueRefused
+from fedkeep.files import write_whole
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import Weights
@@ -75,8 +75,9 @@ class Checkpoint:
         write_whole(self.manifest, json.dumps(manifest))
         engine.states = {client: engine.states[client] for client in clients}
         engine.changed.clear()
+        named = {self.manifest.name, server, model, *clients.values()}
         for file in self.folder.iterdir():  # older files, and what a kill left half written
-            if file.name not in (self.manifest.name, server, model, *clients.values()):
+            if file.name not in named:
                 file.unlink()
         self._saved_at = time.perf_counter()
         self.cost = self._saved_at - began

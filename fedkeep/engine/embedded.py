@@ -77,7 +77,6 @@ class Embedded:
         self.states: dict[str, Any] = {}
         self.changed: set[str] = set()  # clients whose state is newer than the last checkpoint
         self.finished = 0  # rounds
-        self._test: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def advance(self) -> Finished:
         """Play the next round and return its record. An exception leaves everything as after the last round."""
@@ -145,20 +144,12 @@ class Embedded:
 
     def evaluate(self, model: Weights) -> Counts:
         """Count the model's hits on the whole test set."""
-        if self._test is None:
-            test = self.federation.dataset.test
-            images = torch.cat(
-                [self.place.normalise(part.to(self.device)) for part in torch.split(test["image"], 4096)]
-            )
-            self._test = images, test["label"].to(self.device)
-        return count(self.place.networks, model, *self._test, self.place.classes)
+        return count(self.place, model, self.federation.dataset.test)
 
     def evaluate_on(self, client: str, fit: Fit) -> list[int]:
         """Return [correct, total] of a model on a client's own examples, without augmentation."""
         data = self.federation.data(client)
         if not len(data["label"]):
             return [0, 0]
-        counts = count(
-            self.place.networks, fit.model, self.place.normalise(data["image"]), data["label"], self.place.classes
-        )
+        counts = count(self.place, fit.model, data)
         return [sum(counts.correct), sum(counts.total)]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedkeep import seeds
 from fedkeep.data import Augmentation
 from fedkeep.engine.networks import Networks
+from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
 from fedkeep.models import Weights
 from fedkeep.models.custom import split
@@ -43,7 +44,13 @@ class Pupil:
     def features(self, batch: Batch) -> Tensor:
         split(self.networks.trained)  # says what is missing
         self.logits(batch)
-        return next(read for images, read in self._read if images is batch.data["image"])
+        for images, read in self._read:
+            if images is batch.data["image"]:
+                return read
+        raise ConfigError(
+            f"{type(self.networks.trained).__name__} did not use its classifier in forward, so its features are "
+            "unknown. Let forward(images) be classifier(features(images))."
+        )
 
     def frozen_features(self, model: Weights, batch: Batch) -> Tensor:
         return self.networks.features(model, batch.data["image"])
@@ -62,8 +69,8 @@ class Source:
     order: torch.Generator
     noise: torch.Generator
 
-    def batches(self, size: int, merge_last: bool) -> list[Batch]:
-        """Return one pass over the data. ``merge_last`` joins a last batch of one to the one before it."""
+    def batches(self, size: int, merge_last: bool) -> Iterator[Batch]:
+        """Yield one pass over the data. ``merge_last`` joins a last batch of one to the one before it."""
         count = len(self.data["image"])
         order = torch.randperm(count, generator=self.order).to(self.data["image"].device)
         # Gathering a pass at once leaves only views to the steps, which is quicker than a gather in each.
@@ -72,7 +79,7 @@ class Source:
         if merge_last and len(starts) > 1 and count - starts[-1] == 1:
             starts.pop()
         ends = [*starts[1:], count]
-        return [self._batch(rows, order, a, b) for a, b in zip(starts, ends, strict=True)]
+        return (self._batch(rows, order, a, b) for a, b in zip(starts, ends, strict=True))
 
     def _batch(self, rows: Mapping[str, Tensor], order: Tensor, start: int, end: int) -> Batch:
         data = {name: column[start:end] for name, column in rows.items()}
@@ -136,7 +143,7 @@ def fit(
                 optimiser.step()
                 losses += loss.detach()
                 steps += 1
-    return Fit(weights_of(network), count, steps, losses.item() / steps)
+    return Fit(weights_of(network), count, steps, losses.item() / max(steps, 1))
 
 
 def _endless(source: Source, size: int, merge_last: bool) -> Iterator[Batch]:

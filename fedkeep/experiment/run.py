@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +21,12 @@ from typing import Any
 
 import torch
 
+from fedkeep import seeds
 from fedkeep.engine.cell import play
-from fedkeep.engine.files import write_whole
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
 from fedkeep.experiment.setup import checked_cohort, checked_device, describe_cell, engine_for, federate
+from fedkeep.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,15 @@ class Machine:
     Attributes
     ----------
     device : ``cpu`` or ``cuda``. threads : of PyTorch in each process; more than one is often slower for small models.
-    workers : processes that share the cells; 0: one per core.
+    workers : processes that share the cells; 0: one per core. A script that asks for more than one must guard what it
+        runs with ``if __name__ == "__main__":``, since each process imports it again.
     data_dir : folder of local data sets. allow_code : let the recipe import a model by name.
     use : files and modules with methods of the user's own, imported first.
     """
 
     device: str = "cpu"
     threads: int = 1
-    workers: int = 0
+    workers: int = 1
     data_dir: str | None = None
     allow_code: bool = False
     use: tuple[str, ...] = ()
@@ -69,13 +72,17 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         If ``out`` exists and holds something.
     """
     checked_device(machine.device)
-    for seed in recipe.seeds:  # a missing data set or an impossible partition shows before any training
-        checked_cohort(recipe, federate(recipe, seed, machine.data_dir))
+    for seed in recipe.seeds:  # what cannot be carried out shows before any training
+        federation = federate(recipe, seed, machine.data_dir)
+        checked_cohort(recipe, federation)
+    with seeds.borrowed(0):
+        recipe.model.build(federation.dataset.shape, federation.dataset.classes)
     folder = Path(out) if out is not None else _new_folder(recipe.name)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(
-            f"{folder} exists and is not empty. Choose another --out, or continue it with: fedkeep resume {folder}"
-        )
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file. Choose another --out.")
+    if folder.exists() and any(folder.iterdir()):
+        again = f", or continue it with: fedkeep resume {folder}" if (folder / "run.json").exists() else ""
+        raise RunError(f"{folder} exists and is not empty. Choose another --out{again}.")
     info = {
         "fedkeep": version("fedkeep"),
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": version("numpy")},
@@ -101,14 +108,12 @@ def carry_out(
     Safe to call again after a kill. Device and threads are those that the run began with, since results depend on them.
     With ``recipe``, the one that the folder was begun with, nothing needs to be found again by name in this process.
     """
-    if not (folder / "recipe.toml").is_file() or not (folder / "run.json").is_file():
-        raise RunError(
-            f"{folder} is no run folder: it holds no recipe.toml and run.json. Give the folder that a run printed."
-        )
+    for name in ("run.json", "recipe.toml"):
+        if not (folder / name).is_file():
+            raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
     recipe = recipe or load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
     machine = _as_begun(folder, machine)
-    cells = [(method, seed) for seed in recipe.seeds for method in recipe.methods]
-    pending = [(method, seed) for method, seed in cells if not (_cell(folder, method, seed) / "result.json").exists()]
+    pending = pending_cells(folder, recipe)
     workers = machine.workers or (os.cpu_count() or 1 if machine.device == "cpu" else 1)
     workers = min(workers, len(pending))
     tell = on_progress or (lambda progress: None)
@@ -175,8 +180,9 @@ def _spread(
                 raise KeyboardInterrupt
         except BrokenProcessPool as error:
             raise RunError(
-                f"a worker process died, perhaps for lack of memory (there were {workers}). What is finished is kept: "
-                f"fedkeep resume {folder} --workers {max(1, workers // 2)}"
+                f"a worker process died, perhaps for lack of memory (there were {workers}), or because the script that "
+                "began this run lacks: if __name__ == '__main__'. What is finished is kept: "
+                f"{resume_command(folder, replace(machine, workers=max(1, workers // 2)))}"
             ) from error
         except BaseException:
             stop.value = 1  # the other cells save their last round and end, instead of being waited for
@@ -194,7 +200,7 @@ def _listen(stop: Any) -> None:
 
 
 def _tell_or_stop(progress: Progress) -> None:
-    if _stop.value:
+    if _stop.value or _orphaned():
         raise KeyboardInterrupt
 
 
@@ -211,6 +217,14 @@ def _work(folder: str, label: str, seed: int, machine: Machine) -> None:
         _play(recipe, method, seed, Path(folder), machine, _tell_or_stop)
     except KeyboardInterrupt:
         _stop.value = 1  # the state is saved; no cell that waits shall begin; the parent process tells the user
+        if _orphaned():
+            os._exit(1)  # nobody will ever end this process otherwise
+
+
+def _orphaned() -> bool:
+    """Tell whether the process that began this one is gone, killed perhaps."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
 
 
 class _Watcher:
@@ -255,6 +269,23 @@ def pinned_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def pending_cells(folder: Path, recipe: Recipe) -> list[tuple[Method, int]]:
+    """Return the cells of a run, method and seed, that are not finished."""
+    cells = [(method, seed) for seed in recipe.seeds for method in recipe.methods]
+    needed = ("cell.json", "rounds.jsonl", "result.json")
+    return [cell for cell in cells if not all((_cell(folder, *cell) / name).exists() for name in needed)]
+
+
+def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
+    """Return the command that continues a run, with what the user has to say again: a folder must not import code."""
+    words = ["fedkeep", verb, str(folder)]
+    words += [word for file in machine.use for word in ("--use", file)]
+    words += ["--data-dir", machine.data_dir] if machine.data_dir else []
+    words += ["--allow-code"] if machine.allow_code else []
+    words += ["--workers", str(machine.workers)] if machine.workers else []
+    return shlex.join(words)
+
+
 def cell_name(method: Method, seed: int) -> str:
     """Return the folder name of one method with one seed."""
     return f"{method.slug}-seed{seed}"
@@ -276,16 +307,17 @@ def _new_folder(recipe: str) -> Path:
 
 
 def _git_revision() -> str | None:
-    """Return the revision of the sources that run, if they are a checkout."""
-    try:
-        told = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
+    """Return the revision of the sources that run, if they are a checkout, with a mark if they were changed since."""
+    here = Path(__file__)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=here.parent, capture_output=True, timeout=5, check=True, encoding="utf-8"
         )
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # not the repository of a user who installed the package in his
+        return git("describe", "--always", "--dirty") or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip() or None

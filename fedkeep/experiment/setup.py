@@ -9,20 +9,21 @@ from typing import Any
 import torch
 
 from fedkeep.data import DataSet, Federation, load
+from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.options import as_table
 
 
-@lru_cache(maxsize=2)
-def _load(name: str, data_dir: str | None) -> DataSet:
-    return load(name, data_dir=data_dir)
+@lru_cache(maxsize=1)
+def _load(name: str, folder: Path | None) -> DataSet:
+    return load(name, data_dir=folder)
 
 
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
     """Load a recipe's data set and split it over its clients, as this seed has it."""
-    dataset = _load(recipe.data, None if data_dir is None else str(data_dir))
+    dataset = _load(recipe.data, data_folder(data_dir))
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed))
 
 
@@ -55,6 +56,8 @@ def checked_device(name: str) -> torch.device:
     """Return a device by name; raise `ConfigError` if this machine does not have it."""
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):  # others lack float64 or generators that can be lent
+            raise RuntimeError(f"devices of type {device.type} are not supported")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         has = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

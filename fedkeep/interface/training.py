@@ -17,7 +17,7 @@ class Training(Options):
     lr_decay: float = option(1.0, "factor on the learning rate after every round", low=0.0, high=1.0)
     momentum: float = option(0.0, "SGD momentum; starts at zero at every visit", low=0.0, high=1.0)
     weight_decay: float = option(0.0, "L2 penalty of SGD, on all parameters", low=0.0)
-    clip: float | None = option(None, "largest gradient norm; none: no clipping", low=0.0)
+    clip: float | None = option(None, "largest gradient norm; none: no clipping", low=1e-12)
 
     def lr_at(self, round: int) -> float:
         """Return the learning rate of a round, counted from 1."""

@@ -56,11 +56,15 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def payload(value: Any) -> int:
-    """Return the bytes of a value on the wire, without framing: tensors as they are, numbers 8, text in UTF-8."""
-    total = 0
+    """Return the bytes of a value on the wire, without framing: tensors as they are, numbers 8, text in UTF-8.
+
+    A tensor that occurs twice in a message travels once.
+    """
+    total, seen = 0, set()
     for _, leaf in leaves(value):
         if isinstance(leaf, Tensor):
-            total += leaf.nbytes
+            total += 0 if id(leaf) in seen else leaf.nbytes
+            seen.add(id(leaf))
         elif isinstance(leaf, str):
             total += len(leaf.encode())
         elif leaf is not None:

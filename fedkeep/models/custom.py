@@ -132,7 +132,7 @@ def from_path(path: str, allow_code: bool) -> Architecture:
     if not allow_code:
         raise ConfigError(
             f"this recipe wants to import and run code of its own, {path!r}, for its model. If you trust it, allow it: "
-            "--allow-code on the command line, allow_code=True in Python."
+            "--allow-code on the command line, machine=Machine(allow_code=True) in Python."
         )
     value: Any = _imported(match["module"], path)
     for part in match["attribute"].split("."):

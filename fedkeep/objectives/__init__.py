@@ -1,6 +1,7 @@
 """Objectives: the distillation kernel, weight rules, and terms of a local loss, as pure functions of tensors."""
 
-from fedkeep.objectives.base import NOTHING, Answer, Batch, Data, Objective, Student, Sum
+from fedkeep.data import Data
+from fedkeep.objectives.base import NOTHING, Answer, Batch, Objective, Student, Sum
 from fedkeep.objectives.cross_entropy import CrossEntropy
 from fedkeep.objectives.distillation import Distillation, Lesson
 from fedkeep.objectives.weighting import PerTeacher, WeightRule

@@ -13,11 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from fedkeep.data import Data
 from fedkeep.models import Weights
-
-Data = Mapping[str, Tensor]
-"""Columns of one length: ``image`` (uint8, or float32 if already normalised), ``label`` (int64), and what a method
-adds."""
 
 
 @dataclass(frozen=True, eq=False)

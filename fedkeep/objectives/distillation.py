@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedkeep.data import Data
 from fedkeep.models import Weights
-from fedkeep.objectives.base import NOTHING, Batch, Data, Objective, Student
+from fedkeep.objectives.base import NOTHING, Batch, Objective, Student
 from fedkeep.objectives.decoupled import Folded, decoupled_loss, fold
 from fedkeep.objectives.weighting import WeightRule
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeep.reporting.html import write_report, write_text
+from fedkeep.files import write_whole
+from fedkeep.reporting.html import write_report
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.table import cells_csv, markdown, summary
 
@@ -21,7 +22,7 @@ def finish(run_path: str | Path) -> Run:
     """
     run = read_run(run_path)
     rows = summary(run)
-    write_text(run.path / "results.csv", cells_csv(rows))
-    write_text(run.path / "table.md", markdown(rows))
+    write_whole(run.path / "results.csv", cells_csv(rows))
+    write_whole(run.path / "table.md", markdown(rows))
     write_report(run, run.path / "report.html")
     return run

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedkeep.errors import MissingExtra
-
 _MOST_CLIENTS = 1000  # columns beyond this cannot be told apart; evenly spaced clients are shown then
 _MOST_LABELS = 30  # class names that fit on the axis
 
@@ -32,16 +30,11 @@ def class_heatmap(counts: npt.NDArray[Any], label_names: Sequence[str], title: s
     ------
     ValueError
         If ``counts`` is not [clients, classes] with one name a class.
-    MissingExtra
-        If matplotlib is not installed.
     """
     counts = np.asarray(counts)
     if counts.ndim != 2 or counts.shape[1] != len(label_names):
         raise ValueError(f"Counts of shape {counts.shape} do not fit {len(label_names)} class names.")
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingExtra("Drawing", "dev") from None
+    import matplotlib
 
     # Text stays text (small, and a reader can select it); a fixed salt and no date make equal pictures equal bytes.
     with matplotlib.rc_context(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.errors import MissingExtra
+from fedkeep.files import write_whole
 from fedkeep.reporting.heatmap import class_heatmap
 from fedkeep.reporting.plots import COLOURS, CurveMetric, Style, curves, history, smoothing, styles
 from fedkeep.reporting.rows import COLUMNS, METRICS, VISITS, Metric, Row, Spread, leaders, paired, summary
@@ -30,37 +29,17 @@ def write_report(run: Run, path: str | Path) -> Path:
     """Write the report of a run as one self-contained HTML file and return its path.
 
     The same run folder gives the same bytes. An older file is replaced only once the new one is complete.
-
-    Raises
-    ------
-    MissingExtra
-        If Jinja2 or matplotlib is not installed.
     """
-    return write_text(path, render(run))
+    return write_whole(path, render(run))
 
 
 def render(run: Run) -> str:
     """Return the report of a run as HTML text."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise MissingExtra("The HTML report", "dev") from None
+    from jinja2 import Environment, StrictUndefined
+
     source = files("fedkeep.reporting").joinpath("report.html.jinja").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(source).render(context(run))
-
-
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file whole or not at all, and return its path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
 
 
 def context(run: Run) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.errors import MissingExtra, RunError
+from fedkeep.errors import RunError
 from fedkeep.reporting.run_folder import Cell
 
 if TYPE_CHECKING:
@@ -59,17 +59,9 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def theme() -> AbstractContextManager[None]:
-    """Return the context in which figures are made and written: small deterministic SVG with real text.
+    """Return the context in which figures are made and written: small deterministic SVG with real text."""
+    import matplotlib
 
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingExtra("Drawing", "dev") from None
     settings: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": "fedkeep",

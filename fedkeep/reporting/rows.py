@@ -156,6 +156,11 @@ def paired(rows: Sequence[Row], reference: str, metric: str | Metric = "tail") -
     """
     metric = _metric(metric)
     table = {row.label: {cell.seed: metric.of(cell) for cell in row.cells} for row in rows if row.finished}
+    named = {label.lower(): label for label in table}
+    reference = named.get(reference.lower(), reference)
+    variants = [label for label in table if label.lower().startswith(f"{reference.lower()} (")]
+    if reference not in table and variants:
+        raise RunError(f"{reference} was run with different settings. Name one: {'; '.join(variants)}.")
     if reference not in table:
         raise RunError(f"There is no finished method {reference!r} to compare with.{did_you_mean(reference, table)}")
     base = table[reference]

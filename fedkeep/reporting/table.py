@@ -64,7 +64,9 @@ def caption(rows: Sequence[Row]) -> str:
     short = any(len(cell.accuracies) < 10 for row in rows for cell in row.cells if row.finished)
     few = " Where there were fewer than ten evaluations, the mean is over all of them." if short else ""
     rest = " Unfinished seeds stand in rows of their own." if counts and not all(row.finished for row in rows) else ""
-    return seeds + few + rest
+    gaps = any((cell.evaluated[1:] - cell.evaluated[:-1] > 1).any() for row in rows for cell in row.cells)
+    over = " Forgetting is taken over the rounds that were evaluated." if gaps else ""
+    return seeds + few + over + rest
 
 
 def print_table(rows: Sequence[Row], title: str | None = None) -> Table:

@@ -336,7 +336,7 @@ def seen(method: Method, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             fitting.pop()
 
     def spy_batches(self: Source, *args: Any) -> Any:
-        drawn = batches(self, *args)
+        drawn = list(batches(self, *args))
         if fitting and fitting[-1][1]:
             orders[fitting[-1]].append([row for batch in drawn for row in batch.index.tolist()])
         return drawn

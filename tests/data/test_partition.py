@@ -71,7 +71,7 @@ def requests(draw: st.DrawFn) -> tuple[Scheme, dict[str, Tensor], int]:
         return dataclasses.replace(scheme, distinct=clients <= classes and draw(st.booleans())), train, classes
     if name == "hybrid":
         parts = draw(st.sampled_from([(1, 1), (1, 9), (0, 1), (1, 0), (3, 7)]))
-        scheme_ = Hybrid(clients=clients, iid=parts[0], non_iid=parts[1], mu=alpha, min_size=1)
+        scheme_ = Hybrid(clients=clients, iid=parts[0], non_iid=parts[1], alpha=alpha, min_size=1)
         return dataclasses.replace(scheme_, per_client=draw(st.booleans())), train, classes
     return ByColumn(clients=draw(st.integers(0, 41)), column="writer"), train, classes
 
@@ -236,7 +236,7 @@ def test_iid_is_array_split_of_a_permutation() -> None:
 
 def test_hybrid_mixes_like_and_unlike_clients() -> None:
     train = balanced(10_000, 10)
-    scheme = Hybrid(clients=40, iid=1, non_iid=3, mu=0.05, per_client=True)
+    scheme = Hybrid(clients=40, iid=1, non_iid=3, alpha=0.05, per_client=True)
     counts = scheme.split(train, 10, 0).counts(train["label"], 10).double()
     assert scheme.iid_clients == 10
     gini = 1 - (counts / counts.sum(1, keepdim=True)).square().sum(1)
@@ -309,7 +309,7 @@ def test_impossible_requests_are_refused(scheme: Scheme, words: str) -> None:
     [
         ExDir(clients=50, alpha=0.1, min_size=19, attempts=300),
         ClasswiseDirichlet(clients=50, alpha=0.1, min_size=19, attempts=300),
-        Hybrid(clients=50, mu=0.1, min_size=19, attempts=300),
+        Hybrid(clients=50, alpha=0.1, min_size=19, attempts=300),
     ],
 )
 def test_attempts_are_bounded(scheme: Scheme) -> None:

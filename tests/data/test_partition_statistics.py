@@ -106,7 +106,7 @@ def test_sharding_on_cifar() -> None:
 @pytest.mark.parametrize(("parts", "attempts"), [((1, 1), 105), ((3, 7), 960)])
 def test_hybrid_attempts(parts: tuple[int, int], attempts: float) -> None:
     """70 skewed clients of 100 take about 960 attempts, and 50 about 105."""
-    scheme = Hybrid(clients=100, iid=parts[0], non_iid=parts[1], mu=0.05)
+    scheme = Hybrid(clients=100, iid=parts[0], non_iid=parts[1], alpha=0.05)
     found = averages(scheme, balanced(50_000, 10), 10, 12)
     assert attempts / 3 < found["attempts"] < attempts * 4
 

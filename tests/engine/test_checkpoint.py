@@ -17,8 +17,8 @@ from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.engine import checkpoint as module
 from fedkeep.engine.cell import play
 from fedkeep.engine.checkpoint import Checkpoint
-from fedkeep.engine.files import write_whole
 from fedkeep.errors import RunError
+from fedkeep.files import write_whole
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.interface.codec import encode
 from fedkeep.models import architecture

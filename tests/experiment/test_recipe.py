@@ -114,10 +114,12 @@ def test_settings_reach_a_method_by_label(load: Any) -> None:
 
 
 def test_methods_seeds_and_rounds(load: Any) -> None:
-    recipe = load(methods=["SFedKD", "fedavg"], seeds=[4, 4, 2], rounds=7)
+    recipe = load(methods=["SFedKD", "fedavg"], seeds=[4, 2], rounds=7)
     assert [m.label for m in recipe.methods] == ["SFedKD", "FedAvg"]
     assert recipe.methods[0].algorithm == SFedKD(teachers=2), "methods that the recipe lists keep its options"
     assert (recipe.seeds, recipe.run.rounds) == ((4, 2), 7)
+    with pytest.raises(ConfigError, match="name one twice"):
+        load(seeds=[4, 4, 2])
     assert load(HEAD + METHOD, methods=["fedseq"]).methods[0].algorithm == FedSeq()
 
 

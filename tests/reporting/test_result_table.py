@@ -57,8 +57,9 @@ def test_differences_are_paired_by_seed(two_methods: Run) -> None:
     assert difference.values == pytest.approx((0.2, 0.05))
     assert difference.spread.mean == pytest.approx(0.125)
     assert difference.spread.std == pytest.approx(0.15 / math.sqrt(2))
+    assert paired(summary(two_methods), "fedavg") == [difference], "case does not matter"
     with pytest.raises(RunError, match="Did you mean 'FedAvg'"):
-        paired(summary(two_methods), "fedavg")
+        paired(summary(two_methods), "fedagv")
     with pytest.raises(RunError, match="no metric 'taill'"):
         paired(summary(two_methods), "FedAvg", "taill")
 

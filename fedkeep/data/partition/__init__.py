@@ -27,17 +27,13 @@ __all__ = [
     "schemes",
 ]
 
-_SCHEMES: tuple[type[Scheme], ...] = (
-    IID,
-    ExDir,
-    ClasswiseDirichlet,
-    ClientwiseDirichlet,
-    Sharding,
-    Hybrid,
-    ByColumn,
-)
-
 
 def schemes() -> Mapping[str, type[Scheme]]:
-    """Return every partition scheme by the name that recipes and the command line use."""
-    return MappingProxyType({scheme.name: scheme for scheme in _SCHEMES})
+    """Return every partition scheme by the name that recipes and the command line use, those of the user's own too."""
+    found: dict[str, type[Scheme]] = {}
+    pending = list(Scheme.__subclasses__())
+    for scheme in pending:
+        pending.extend(scheme.__subclasses__())
+        if "name" in scheme.__dict__:
+            found[scheme.name] = scheme
+    return MappingProxyType(found)

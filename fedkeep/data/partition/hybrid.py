@@ -39,7 +39,7 @@ class Hybrid(Scheme):
     name: ClassVar[str] = "hybrid"
     iid: int = option(1, "parts of the clients that are IID", low=0)
     non_iid: int = option(1, "parts of the clients that are skewed", low=0)
-    mu: float = option(0.05, "concentration of the skewed clients' Dirichlet shares", low=1e-6)
+    alpha: float = option(0.05, "concentration of the skewed clients' Dirichlet shares", low=1e-6)
     per_client: bool = option(False, "skewed clients in equal sizes, each from its own Dirichlet prior")
     min_size: int = option(10, "examples that each client has at least", low=1)
     attempts: int = option(2_000_000, "draws to try before giving up", low=1)
@@ -79,16 +79,16 @@ class Hybrid(Scheme):
         """Return the client of each remaining example, the first skewed one being 0, and the attempts."""
         clients = self.clients - self.iid_clients
         if self.per_client:
-            return draw_owners(sizes, even_sizes(int(sizes.sum()), clients), self.mu, seed), 1
+            return draw_owners(sizes, even_sizes(int(sizes.sum()), clients), self.alpha, seed), 1
         found = allocate(
             sizes,
             np.ones((clients, len(sizes)), dtype=bool),
-            alpha=self.mu,
+            alpha=self.alpha,
             cap=cap,
             min_size=self.min_size,
             attempts=self.attempts,
             seed=seed,
         )
         if found.counts is None:
-            raise self.error(found.failure(self.min_size, "raise mu"))
+            raise self.error(found.failure(self.min_size, "raise alpha"))
         return owners_of(found.counts), found.attempts
