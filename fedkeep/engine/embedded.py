@@ -73,7 +73,9 @@ class Embedded:
         )
         server_state, self.client_state = state_types(type(self.algorithm))
         given = {name: column.to(self.device) for name, column in self.server_data.items()}
-        self.server = LocalServer(self.place, given, server_state(), self.place.networks.initial)
+        self.server = LocalServer(
+            self.place, given, server_state(), self.place.networks.initial, len(self.federation.clients)
+        )
         self.states: dict[str, Any] = {}
         self.changed: set[str] = set()  # clients whose state is newer than the last checkpoint
         self.finished = 0  # rounds

@@ -59,6 +59,7 @@ class LocalParty(Party[Any]):
         self.round = round
         self.classes = place.classes
         self.training = place.training
+        self.initial = place.networks.initial
         self._uses = uses  # how often each purpose drew randomness in this round, over all of the party's calls
 
     def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
@@ -186,9 +187,10 @@ class LocalClient(LocalParty, Client[Any]):
 class LocalServer(LocalParty, Server[Any]):
     """The server in this process."""
 
-    def __init__(self, place: Workplace, data: Data, state: Any, model: Weights) -> None:
+    def __init__(self, place: Workplace, data: Data, state: Any, model: Weights, population: int) -> None:
         super().__init__(place, "", data, state, task=1, round=0, uses={})
         self.model = model
+        self.population = population
         self.logged: dict[str, float | list[float]] = {}
 
     def begin(self, task: int, round: int) -> None:

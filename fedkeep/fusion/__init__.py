@@ -1,5 +1,5 @@
 """How a server merges the models of its clients."""
 
-from fedkeep.fusion.mean import weighted_mean
+from fedkeep.fusion.mean import Fusion, fused, weighted_mean
 
-__all__ = ["weighted_mean"]
+__all__ = ["Fusion", "fused", "weighted_mean"]

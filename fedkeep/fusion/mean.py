@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
 from fedkeep.models.weights import mean
+
+Fusion = Literal["by_count", "uniform"]
 
 
 def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
@@ -16,3 +19,8 @@ def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
     """
     examples = [float(reply.examples) for reply in replies.values()]
     return mean([reply.model for reply in replies.values()], examples if any(examples) else None)
+
+
+def fused(replies: Mapping[str, Fit], how: Fusion) -> Weights:
+    """Return the mean of the replies' models, weighted by examples or all alike."""
+    return weighted_mean(replies) if how == "by_count" else mean([reply.model for reply in replies.values()])

@@ -54,6 +54,7 @@ class Party(ABC, Generic[S]):
     task, round : where the run is, both counted from 1.
     classes : how many classes the model knows now.
     training : the recipe's settings of local training.
+    initial : what the party's network began with, before anybody trained it.
     """
 
     state: S
@@ -62,6 +63,7 @@ class Party(ABC, Generic[S]):
     round: int
     classes: int
     training: Training
+    initial: Weights
 
     @abstractmethod
     def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
@@ -111,9 +113,13 @@ class Client(Party[S]):
 
 
 class Server(Party[S]):
-    """The server during a round. Assign to ``model`` what shall travel next and be evaluated."""
+    """The server during a round. Assign to ``model`` what shall travel next and be evaluated.
+
+    ``population`` is the number of clients that there are.
+    """
 
     model: Weights
+    population: int
 
     @abstractmethod
     def log(self, name: str, value: float | list[float]) -> None:

@@ -2,21 +2,39 @@
 
 from fedkeep.data import Data
 from fedkeep.objectives.base import NOTHING, Answer, Batch, Objective, Student, Sum
-from fedkeep.objectives.cross_entropy import CrossEntropy
-from fedkeep.objectives.distillation import Distillation, Lesson
-from fedkeep.objectives.weighting import PerTeacher, WeightRule
+from fedkeep.objectives.contrast import Contrast
+from fedkeep.objectives.cross_entropy import CrossEntropy, WeightedCrossEntropy
+from fedkeep.objectives.distillation import Distillation, Lesson, Scale
+from fedkeep.objectives.penalties import Quadratic, Slope
+from fedkeep.objectives.weighting import (
+    PerTeacher,
+    WeightRule,
+    Whole,
+    WholeByClass,
+    WholeByConfidence,
+    WholeByEntropy,
+)
 
 __all__ = [
     "NOTHING",
     "Answer",
     "Batch",
+    "Contrast",
     "CrossEntropy",
     "Data",
     "Distillation",
     "Lesson",
     "Objective",
     "PerTeacher",
+    "Quadratic",
+    "Scale",
+    "Slope",
     "Student",
     "Sum",
     "WeightRule",
+    "WeightedCrossEntropy",
+    "Whole",
+    "WholeByClass",
+    "WholeByConfidence",
+    "WholeByEntropy",
 ]

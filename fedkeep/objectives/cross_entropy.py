@@ -21,3 +21,14 @@ class CrossEntropy(Objective):
     def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
         batch = batches[self.on]
         return cross_entropy(raised(student.logits(batch)), batch.data["label"])
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedCrossEntropy(Objective):
+    """Mean over the batch of -v(label) ln p(label), for ``weight`` v [classes]; not divided by the weights' sum."""
+
+    weight: Tensor
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        logits, labels = raised(student.logits(batches[0])), batches[0].data["label"]
+        return (self.weight.to(labels.device)[labels] * cross_entropy(logits, labels, reduction="none")).mean()

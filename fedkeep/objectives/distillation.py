@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkeep.data import Data
 from fedkeep.models import Weights
 from fedkeep.objectives.base import NOTHING, Batch, Objective, Student
-from fedkeep.objectives.decoupled import Folded, decoupled_loss, fold
+from fedkeep.objectives.decoupled import Folded, decoupled_loss, fold, raised
 from fedkeep.objectives.weighting import WeightRule
 
 Scale = Literal["tau2", "none"]
@@ -56,6 +56,7 @@ class Distillation(Objective):
         return Lesson(self._fold(said, data["label"]), self.tau, self._factor, self.on)
 
     def _fold(self, said: Tensor, labels: Tensor) -> Folded:
+        said = raised(said)
         target, nontarget = self.rule(said, labels, self.tau)
         return fold(said, labels, target, nontarget, self.tau)
 

@@ -20,5 +20,6 @@ class TestEveryMethod(Conformance):
     """All of `Conformance`."""
 
 
-def test_the_three_methods_of_the_house_are_here() -> None:
-    assert {"fedavg", "fedseq", "sfedkd"} <= METHODS.keys()
+def test_the_methods_of_the_house_are_here() -> None:
+    parallel = {"fedavg", "fedprox", "fedntd", "fedlsd", "fedadkd", "fedgkd", "moon", "scaffold", "fednova"}
+    assert parallel | {"fedseq", "sfedkd", "aver", "ebkd", "ca-mkd"} <= METHODS.keys()

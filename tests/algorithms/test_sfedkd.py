@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.sfedkd import Kept, SFedKD
+from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.taught_sequence import Kept
 from fedkeep.data import Augmentation
 from fedkeep.engine.fit import Pupil
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
+from fedkeep.objectives import PerTeacher, WeightRule
 
 MODEL = 4 * (16 * 8 + 8 + 8 * 3 + 3)  # bytes of `tiny.network`
 FIT = 3 * 8  # examples, steps and loss of a reply
@@ -35,10 +37,13 @@ class Spy:
         prepare, fit = SFedKD.prepare, LocalParty.fit
 
         @functools.wraps(prepare)
-        def spy_prepare(method: SFedKD, client: Any, plan: tuple[list[Weights], Tensor, Tensor]) -> None:
-            self.teachers[client.round, client.id] = plan[0]
-            self.weights[client.round, client.id] = plan[1:]
-            prepare(method, client, plan)
+        def spy_prepare(method: SFedKD, client: Any, teachers: list[Weights], rule: WeightRule | None) -> None:
+            self.teachers[client.round, client.id] = teachers
+            assert (rule is None) is (not teachers)
+            if rule is not None:
+                assert isinstance(rule, PerTeacher)
+                self.weights[client.round, client.id] = rule.target, rule.nontarget
+            prepare(method, client, teachers, rule)
 
         def spy_fit(party: LocalParty, model: Weights, *args: Any, **kwargs: Any) -> Fit:
             result = fit(party, model, *args, **kwargs)

@@ -1,0 +1,45 @@
+"""Penalties on the weights: one quadratic and one linear term serve proximal, curvature and control-variate methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedkeep.models import Weights
+from fedkeep.objectives.base import Batch, Objective, Student
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic(Objective):
+    """factor * sum_j c_j (w_j - a_j)^2 over the parameters; buffers take no part.
+
+    Attributes
+    ----------
+    anchor : a, a whole model.
+    factor : a number, such as mu / 2 for FedProx.
+    curvature : c by parameter, not negative; empty means 1 everywhere.
+    """
+
+    anchor: Weights
+    factor: float
+    curvature: Weights = field(default_factory=dict)
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        squares = {name: (weight - self.anchor[name]).square() for name, weight in student.weights.items()}
+        if self.curvature:
+            squares = {name: self.curvature[name] * square for name, square in squares.items()}
+        return self.factor * torch.stack([square.sum() for square in squares.values()]).sum()
+
+
+@dataclass(frozen=True, eq=False)
+class Slope(Objective):
+    """sum_j s_j w_j over the parameters: it adds ``slope`` s to every gradient (SCAFFOLD's correction)."""
+
+    slope: Weights
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        # Over the student's parameters, not over the slope: a whole model has buffers too, which are not trained.
+        return torch.stack([(self.slope[name] * weight).sum() for name, weight in student.weights.items()]).sum()
