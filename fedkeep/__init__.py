@@ -12,8 +12,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedkeep.algorithms.aver import AVER, CAMKD, EBKD
+    from fedkeep.algorithms.fedadkd import FedADKD
     from fedkeep.algorithms.fedavg import FedAvg
+    from fedkeep.algorithms.fedgkd import FedGKD
+    from fedkeep.algorithms.fedlsd import FedLSD
+    from fedkeep.algorithms.fednova import FedNova
+    from fedkeep.algorithms.fedntd import FedNTD
+    from fedkeep.algorithms.fedprox import FedProx
     from fedkeep.algorithms.fedseq import FedSeq
+    from fedkeep.algorithms.moon import MOON
+    from fedkeep.algorithms.scaffold import SCAFFOLD
     from fedkeep.algorithms.sfedkd import SFedKD
     from fedkeep.api import resume, run
     from fedkeep.data import load
@@ -25,6 +34,17 @@ if TYPE_CHECKING:
     from fedkeep.reporting.run_folder import read_run
 
 _HOMES = {
+    "AVER": "fedkeep.algorithms.aver",
+    "CAMKD": "fedkeep.algorithms.aver",
+    "EBKD": "fedkeep.algorithms.aver",
+    "FedADKD": "fedkeep.algorithms.fedadkd",
+    "FedGKD": "fedkeep.algorithms.fedgkd",
+    "FedLSD": "fedkeep.algorithms.fedlsd",
+    "FedNTD": "fedkeep.algorithms.fedntd",
+    "FedNova": "fedkeep.algorithms.fednova",
+    "FedProx": "fedkeep.algorithms.fedprox",
+    "MOON": "fedkeep.algorithms.moon",
+    "SCAFFOLD": "fedkeep.algorithms.scaffold",
     "FedAvg": "fedkeep.algorithms.fedavg",
     "FedKeepError": "fedkeep.errors",
     "FedSeq": "fedkeep.algorithms.fedseq",
@@ -42,8 +62,19 @@ _HOMES = {
 }
 
 __all__ = [
+    "AVER",
+    "CAMKD",
+    "EBKD",
+    "MOON",
+    "SCAFFOLD",
+    "FedADKD",
     "FedAvg",
+    "FedGKD",
     "FedKeepError",
+    "FedLSD",
+    "FedNTD",
+    "FedNova",
+    "FedProx",
     "FedSeq",
     "Machine",
     "Recipe",

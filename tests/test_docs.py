@@ -90,3 +90,8 @@ def test_the_published_result_is_its_records() -> None:
     for row in summary(read_run(ROOT / "docs" / "results" / "fashion-mnist-200")):
         tail = row.value("tail")
         assert f"{100 * tail.mean:.2f} ±{100 * tail.std:.2f}" in published
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(fedkeep, name) for name in fedkeep.__all__)
+    assert fedkeep.__all__ == sorted(fedkeep.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
