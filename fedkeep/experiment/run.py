@@ -10,8 +10,6 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -159,44 +157,48 @@ def _spread(
     workers: int,
     tell: OnProgress,
 ) -> None:
-    """Play cells in worker processes; this one reads how far they are from the records that they write."""
+    """Play cells in worker processes; this one reads how far they are from the records that they write.
+
+    Each worker has its share of the cells from the beginning. Whether one lives is asked of the operating system: a
+    pool that waits on pipes was seen to miss a death, and to wait for ever.
+    """
     context = multiprocessing.get_context("spawn")  # a forked PyTorch may hang
     stop = context.RawValue("b", 0)  # without a lock, which a dying worker could take along
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_listen, initargs=(stop,)) as pool:
-        futures: dict[Future[None], str] = {
-            pool.submit(_work, str(folder), method.label, seed, machine): _cell(folder, method, seed).name
-            for method, seed in pending
-        }
-        watchers = [_Watcher(folder / "cells" / cell, recipe.run.rounds) for cell in futures.values()]
-        waiting = set(futures)
-        try:
-            while waiting:
-                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-                for watcher in watchers:
-                    watcher.tell(tell)
-                for future in done:
-                    future.result()
-            if stop.value:
-                raise KeyboardInterrupt
-        except BrokenProcessPool as error:
-            raise RunError(
-                f"a worker process died, perhaps for lack of memory (there were {workers}), or because the script that "
-                "began this run lacks: if __name__ == '__main__'. What is finished is kept: "
-                f"{resume_command(folder, replace(machine, workers=max(1, workers // 2)))}"
-            ) from error
-        except BaseException:
-            stop.value = 1  # the other cells save their last round and end, instead of being waited for
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+    shares = [[(method.label, seed) for method, seed in pending[i::workers]] for i in range(workers)]
+    processes = [context.Process(target=_work, args=(str(folder), share, machine, stop)) for share in shares]
+    watchers = [_Watcher(_cell(folder, method, seed), recipe.run.rounds) for method, seed in pending]
+    again = resume_command(folder, replace(machine, workers=max(1, workers // 2)))
+    try:
+        for process in processes:
+            process.start()
+        while any(process.is_alive() for process in processes):
+            time.sleep(0.3)
+            for watcher in watchers:
+                watcher.tell(tell)
+            _raise_for([process.exitcode for process in processes], again)
+        _raise_for([process.exitcode for process in processes], again)
+        if stop.value:
+            raise KeyboardInterrupt
+    finally:
+        stop.value = 1  # after a failure the other cells save their last round and end, instead of being waited for
+        for process in processes:
+            if process.pid is not None:
+                process.join()
+
+
+def _raise_for(codes: Sequence[int | None], again: str) -> None:
+    """Raise what the exit codes of workers say: 1 is an exception, which the worker has printed; others are a death."""
+    failed = [code for code in codes if code]
+    if 1 in failed:
+        raise RunError(f"a run failed in a worker process; its error stands above. What is finished is kept: {again}")
+    if failed:
+        raise RunError(
+            f"a worker process died with code {failed[0]}, perhaps for lack of memory. What is finished is kept: "
+            f"{again}"
+        )
 
 
 _stop: Any = None  # of a worker process: a flag, shared by all, that tells it to end
-
-
-def _listen(stop: Any) -> None:
-    global _stop
-    _stop = stop
 
 
 def _tell_or_stop(progress: Progress) -> None:
@@ -204,21 +206,22 @@ def _tell_or_stop(progress: Progress) -> None:
         raise KeyboardInterrupt
 
 
-def _work(folder: str, label: str, seed: int, machine: Machine) -> None:
-    """Play one cell in a worker process, unless all shall stop."""
-    if _stop.value:
-        return
+def _work(folder: str, cells: list[tuple[str, int]], machine: Machine, stop: Any) -> None:
+    """Play cells, each a method's label and a seed, in a worker process, unless all shall stop."""
+    global _stop
+    _stop = stop
     from fedkeep.experiment.plugins import use
 
     use(machine.use)
     recipe = load_recipe(str(Path(folder) / "recipe.toml"), allow_code=machine.allow_code)
-    method = next(method for method in recipe.methods if method.label == label)
+    methods = {method.label: method for method in recipe.methods}
     try:
-        _play(recipe, method, seed, Path(folder), machine, _tell_or_stop)
+        for label, seed in cells:
+            if stop.value:
+                return
+            _play(recipe, methods[label], seed, Path(folder), machine, _tell_or_stop)
     except KeyboardInterrupt:
-        _stop.value = 1  # the state is saved; no cell that waits shall begin; the parent process tells the user
-        if _orphaned():
-            os._exit(1)  # nobody will ever end this process otherwise
+        stop.value = 1  # the state is saved; no cell that waits shall begin; the parent process tells the user
 
 
 def _orphaned() -> bool:

@@ -328,12 +328,12 @@ def test_killed_in_the_middle_it_resumes_to_the_same_bytes(how: signal.Signals, 
     use = ["--use", str(tmp_path / "slow_method.py"), "--workers", "1", "--quiet"]
     run = ["run", recipe, "--rounds", "25", *use]
     process = start([*run, "--out", str(tmp_path / "cut")])
-    plugins.use([str(tmp_path / "slow_method.py")])
-    fedkeep.run(load_recipe(recipe, rounds=25), out=tmp_path / "whole")
     cell = tmp_path / "cut" / "cells" / "slow-seed0"
     until(lambda: lines(cell / "rounds.jsonl") >= 8, process)
     process.send_signal(how)
     out, errors = process.communicate(timeout=30)
+    plugins.use([str(tmp_path / "slow_method.py")])
+    fedkeep.run(load_recipe(recipe, rounds=25), out=tmp_path / "whole")
     if how is signal.SIGINT:
         assert process.returncode == 130
         assert "fedkeep resume" in out
