@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,7 +106,7 @@ class Deal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scheme(Options):
+class Scheme(Options, ABC):
     """Base of the partition schemes: a frozen set of options that splits a training set.
 
     A subclass sets ``name`` and `deal`; `split` checks the request and wraps the result.
@@ -142,9 +143,9 @@ class Scheme(Options):
             dropped=len(labels) - len(rows),
         )
 
+    @abstractmethod
     def deal(self, labels: Integers, classes: int, train: Mapping[str, Tensor], seed: int) -> Deal:
         """Return who gets what; ``labels`` int64 [n] are checked. Every scheme has its own."""
-        raise NotImplementedError
 
     def error(self, message: str) -> PartitionError:
         """Return an error that begins with the scheme and its settings."""
