@@ -172,13 +172,14 @@ class Pool(Performer):
     def _packed(self, requests: Sequence[Request], worker: Worker) -> tuple[bytes, set[str]]:
         """Return requests as bytes, with those tensors that the worker does not have yet, and their names."""
         fresh: dict[str, Tensor] = {}
+        storages: set[int] = set()
 
         def name(tensor: Tensor) -> str:
             if id(tensor) not in self.names:
                 self.names[id(tensor)] = (str(len(self.names)), tensor)
             found = self.names[id(tensor)][0]
             if found not in worker.knows and found not in fresh:
-                fresh[found] = standalone(tensor, fresh)
+                fresh[found] = standalone(tensor, storages)
             return found
 
         heads = [

@@ -29,11 +29,12 @@ def encode(value: Any) -> bytes:
     """Return a value as bytes; raise TypeError for what is not a value (see `fedkeep.interface.values`)."""
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
+    storages: set[int] = set()
 
     def name(tensor: Tensor) -> str:
         if id(tensor) not in seen:  # the same tensor twice in a message travels once
             seen[id(tensor)] = str(len(tensors))
-            tensors[seen[id(tensor)]] = standalone(tensor, tensors)
+            tensors[seen[id(tensor)]] = standalone(tensor, storages)
         return seen[id(tensor)]
 
     structure = json.dumps(flatten(value, name), separators=(",", ":"))
@@ -106,12 +107,17 @@ def flatten(value: Any, name: Callable[[Tensor], str]) -> Any:
     )
 
 
-def standalone(tensor: Tensor, others: Mapping[str, Tensor]) -> Tensor:
-    """Return a tensor that fills its storage and shares it with no other, as safetensors wants it."""
+def standalone(tensor: Tensor, taken: set[int]) -> Tensor:
+    """Return a tensor that fills its storage and shares it with no other, as safetensors wants it.
+
+    ``taken`` holds the addresses of the storages of those before it, and is added to.
+    """
     tensor = tensor.detach().cpu().contiguous()
     storage = tensor.untyped_storage()
-    shared = any(other.untyped_storage().data_ptr() == storage.data_ptr() for other in others.values())
-    return tensor.clone() if shared or storage.nbytes() != tensor.nbytes else tensor
+    if storage.data_ptr() in taken or storage.nbytes() != tensor.nbytes:
+        return tensor.clone()  # nobody else has this storage
+    taken.add(storage.data_ptr())
+    return tensor
 
 
 def _restore(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> Any:
