@@ -12,7 +12,7 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -22,11 +22,11 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedkeep.engine.perform import Outcome, Performer, Request, Ticket, place_of
+from fedkeep.engine.perform import Performer, Ticket
+from fedkeep.engine.requests import Outcome, Request, answer_type, place_of, read_request, write_request
 from fedkeep.engine.toolbox import Clock
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.interface.algorithm import function_of, sent, signature
-from fedkeep.interface.codec import decode, encode, flatten, restore, standalone
+from fedkeep.interface.codec import decode, encode, standalone
 
 if TYPE_CHECKING:
     from fedkeep.engine.embedded import Embedded
@@ -153,7 +153,7 @@ class Pool(Performer):
             kind, text = json.loads(said[1:])
             job.error = RunError(text if kind == "known" else f"{_places_of(job)} The worker's error:\n{text}")
             return
-        hint = _hint([request.step for request in job.requests], self.engine.client_state)
+        hint = answer_type([request.step for request in job.requests], self.engine.client_state)
         outcomes, train, teachers = decode(said[1:], hint, self.engine.device)
         self.engine.place.clock.train += train
         self.engine.place.clock.teachers += teachers
@@ -182,19 +182,7 @@ class Pool(Performer):
                 fresh[found] = standalone(tensor, storages)
             return found
 
-        heads = [
-            {
-                "client": request.client,
-                "step": request.step.__name__,
-                "task": request.task,
-                "round": request.round,
-                "uses": request.uses,
-                "state": None if request.state is None else flatten(request.state, name),
-                "args": [flatten(arg, name) for arg in request.args],
-                "kwargs": {key: flatten(value, name) for key, value in request.kwargs.items()},
-            }
-            for request in requests
-        ]
+        heads = [write_request(request, name) for request in requests]
         text = bytearray(json.dumps(heads, separators=(",", ":")).encode())
         return save({**fresh, HEAD: torch.frombuffer(text, dtype=torch.uint8)}), set(fresh)
 
@@ -216,7 +204,7 @@ def serve(engine: Embedded, connection: Connection) -> None:
             if heads[0]["round"] != current:
                 current, known = heads[0]["round"], {}
             known |= {name: tensor.to(engine.device) for name, tensor in tensors.items()}
-            answer = DONE + _performed(engine, [_request(engine, head, known) for head in heads])
+            answer = DONE + _performed(engine, heads, known)
         except FedKeepError as error:
             answer = FAILED + json.dumps(["known", "\n".join([str(error), *getattr(error, "__notes__", ())])]).encode()
         except Exception:
@@ -227,36 +215,12 @@ def serve(engine: Embedded, connection: Connection) -> None:
             return
 
 
-def _request(engine: Embedded, head: Mapping[str, Any], known: Mapping[str, Tensor]) -> Request:
-    step = getattr(engine.algorithm, head["step"])
-    hints, names = signature(function_of(step)), sent(step)
-    state = None if head["state"] is None else restore(head["state"], known, engine.client_state)
-    return Request(
-        head["client"],
-        step,
-        tuple(
-            restore(arg, known, hints[name]) for name, arg in zip(names[: len(head["args"])], head["args"], strict=True)
-        ),
-        {name: restore(value, known, hints[name]) for name, value in head["kwargs"].items()},
-        state,
-        head["task"],
-        head["round"],
-        head["uses"],
-    )
-
-
-def _performed(engine: Embedded, requests: Sequence[Request]) -> bytes:
+def _performed(engine: Embedded, heads: Sequence[Mapping[str, Any]], known: Mapping[str, Tensor]) -> bytes:
+    requests = [read_request(engine.algorithm, head, known, engine.client_state) for head in heads]
     engine.place.clock = Clock()
     outcomes = [engine.here.wait(ticket) for ticket in engine.here.submit(*requests)]
     said = tuple((outcome.reply, outcome.state, outcome.uses) for outcome in outcomes)
     return encode((said, engine.place.clock.train, engine.place.clock.teachers))
-
-
-def _hint(steps: Sequence[Callable[..., Any]], state: Any) -> Any:
-    """Return the type of what a worker sends back."""
-    replies = (signature(function_of(step))["return"] for step in steps)
-    outcomes = tuple(tuple.__class_getitem__((reply, state, dict[str, int])) for reply in replies)
-    return tuple.__class_getitem__((tuple.__class_getitem__(outcomes), float, float))
 
 
 def _places_of(job: _Job) -> str:
