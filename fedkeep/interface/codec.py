@@ -27,19 +27,28 @@ _STRUCTURE = "structure"
 
 def encode(value: Any) -> bytes:
     """Return a value as bytes; raise TypeError for what is not a value (see `fedkeep.interface.values`)."""
+    structure, found = take_apart(value)
+    storages: set[int] = set()
+    tensors = {name: standalone(tensor, storages) for name, tensor in found.items()}
+    text = bytearray(json.dumps(structure, separators=(",", ":")).encode())
+    return save({**tensors, _STRUCTURE: torch.frombuffer(text, dtype=torch.uint8)})
+
+
+def take_apart(value: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return a value's structure, and its tensors by the names that stand for them there; one that occurs twice once.
+
+    `restore` puts them together again.
+    """
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
-    storages: set[int] = set()
 
     def name(tensor: Tensor) -> str:
-        if id(tensor) not in seen:  # the same tensor twice in a message travels once
+        if id(tensor) not in seen:
             seen[id(tensor)] = str(len(tensors))
-            tensors[seen[id(tensor)]] = standalone(tensor, storages)
+            tensors[seen[id(tensor)]] = tensor
         return seen[id(tensor)]
 
-    structure = json.dumps(flatten(value, name), separators=(",", ":"))
-    tensors[_STRUCTURE] = torch.frombuffer(bytearray(structure.encode()), dtype=torch.uint8)
-    return save(tensors)
+    return flatten(value, name), tensors
 
 
 def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
