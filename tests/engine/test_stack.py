@@ -272,3 +272,20 @@ def test_distillation_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stack, "fit", lambda self: trained.append(len(self.group)) or whole(self))
     tiny.played(tiny.engine(FedNTD(), cohort=6, stack=6))
     assert trained == [6, 6, 6, 6]
+
+
+def test_bfloat16_is_stacked() -> None:
+    of, training = Networks(tiny.network, 0, CPU), replace(PLAIN, precision="bfloat16")
+
+    def made() -> list[Assignment]:
+        return [replace(one, model=of.initial, sources=[floated(one.sources[0])]) for one in group(of)]
+
+    stacked = Stack(of, training, made()).fit()
+    for one, other in zip(stacked, [fit(of, assignment, training) for assignment in made()], strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=0.02)
+        for name in one.model:
+            torch.testing.assert_close(one.model[name], other.model[name], rtol=0.1, atol=0.02)
+
+
+def floated(of: Source) -> Source:
+    return replace(of, data={name: column.float() if name == "image" else column for name, column in of.data.items()})
