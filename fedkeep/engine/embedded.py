@@ -98,7 +98,10 @@ class Embedded:
         flight = RoundInFlight(self, number, self.draw_cohort(number))
         try:
             self.performer.begin(number, flight.cohort)
+            playing = time.perf_counter()
             undone = self._play(flight)
+            own_work = self.place.clock.worked - flight.clients_worked
+            serving = time.perf_counter() - playing - flight.asking - own_work
             self.finished = number
         except BaseException:
             self.server.model, self.server.served, self.server.state = before
@@ -109,6 +112,7 @@ class Embedded:
             self.changed |= set(flight.states)
         record = flight.record() | {"undone": undone, "log": self.server.logged}
         timings = {"round": number, "train": self.place.clock.train, "teachers": self.place.clock.teachers}
+        timings["server"] = serving
         evaluating = time.perf_counter()
         if not undone:
             self._average(flight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -103,9 +102,8 @@ class Here(Performer):
         steps = [greenlet(self._perform) for _ in requests]
         said = [step.switch(request, _pause) for step, request in zip(steps, requests, strict=True)]
         while asking := [number for number, item in enumerate(said) if isinstance(item, Assignment)]:
-            began = time.perf_counter()
-            fits = self.stacks.fit([said[number] for number in asking])
-            self.place.clock.train += time.perf_counter() - began
+            with self.place.training_time():
+                fits = self.stacks.fit([said[number] for number in asking])
             for number, fit in zip(asking, fits, strict=True):
                 said[number] = steps[number].switch(fit)
         return said

@@ -59,29 +59,35 @@ class RoundInFlight:
         self.fits: list[tuple[str, Fit]] = []
         self.visits: list[dict[str, Any]] = []
         self.evaluating = 0.0
+        self.asking = 0.0  # seconds in which the method's server half waited for clients
+        self.clients_worked = 0.0  # seconds of training and teachers in these
 
     def start(self, client: str, call: Call) -> None:
         """Queue a call; it is performed before the client's next one, which gives the same result as at once."""
-        self._queue(client, call)
-        self._look_ahead()
+        with self._waiting():
+            self._queue(client, call)
+            self._look_ahead()
 
     def ask(self, client: str, call: Call) -> Any:
         """Perform a call after those that wait before it; return the reply, or LOST."""
         self.start(client, call)
-        return self._finish(client)
+        with self._waiting():
+            return self._finish(client)
 
     def ask_all(self, calls: Mapping[str, Call]) -> dict[str, Any]:
         """Perform a call of each client, side by side where there are workers; return the replies, or LOST."""
-        for client, call in calls.items():
-            self._queue(client, call)
-        if self.engine.performer.ahead or self.engine.stack > 1:
-            self._launch_together(list(calls))
-        return {client: self._finish(client) for client in calls}
+        with self._waiting():
+            for client, call in calls.items():
+                self._queue(client, call)
+            if self.engine.performer.ahead or self.engine.stack > 1:
+                self._launch_together(list(calls))
+            return {client: self._finish(client) for client in calls}
 
     def settle(self) -> None:
         """Perform what still waits: every step that was asked is done by the end of the round."""
-        for client in list(self.waiting):
-            self._finish(client)
+        with self._waiting():
+            for client in list(self.waiting):
+                self._finish(client)
 
     def abandon(self) -> None:
         """Drop all that waits or is under way."""
@@ -111,6 +117,16 @@ class RoundInFlight:
         }
         watched = self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.number)
         return books | ({"visits": self.visits} if watched else {})
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        clock = self.engine.place.clock
+        began, worked = time.perf_counter(), clock.worked
+        try:
+            yield
+        finally:
+            self.asking += time.perf_counter() - began
+            self.clients_worked += clock.worked - worked
 
     def _queue(self, client: str, call: Call) -> None:
         if client not in self.lost:

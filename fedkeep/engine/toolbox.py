@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -27,10 +28,15 @@ from fedkeep.objectives import Objective
 
 @dataclass
 class Clock:
-    """Seconds spent in local training, Fisher information included, and in asking teachers, summed over a round."""
+    """Seconds of a round: in local training, Fisher information included, and in asking frozen models."""
 
     train: float = 0.0
     teachers: float = 0.0
+
+    @property
+    def worked(self) -> float:
+        """Both."""
+        return self.train + self.teachers
 
 
 @dataclass
@@ -47,10 +53,22 @@ class Workplace:
 
     def train(self, assignment: Assignment) -> Fit:
         """Carry out one training."""
+        with self.training_time():
+            return fit(self.networks, assignment, self.training)
+
+    @contextmanager
+    def training_time(self) -> Iterator[None]:
+        """Count the seconds of the block as training."""
         began = time.perf_counter()
-        result = fit(self.networks, assignment, self.training)
+        yield
         self.clock.train += time.perf_counter() - began
-        return result
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Count the seconds of the block as asking frozen models."""
+        began = time.perf_counter()
+        yield
+        self.clock.teachers += time.perf_counter() - began
 
 
 class LocalParty(Party[Any]):
@@ -86,26 +104,25 @@ class LocalParty(Party[Any]):
         return Assignment(model, objective, sources, passes, self.round, self._derive("network noise"))
 
     def settle(self, objective: Objective, *data: Data) -> Objective:
-        began = time.perf_counter()
-        for number, columns in enumerate(data or (self.data,)):
-            if self.place.augmentation and columns["image"].dtype == torch.uint8:
-                continue  # teachers must see the images that the student sees, which differ from pass to pass
-            if len(columns["image"]):
-                objective = objective.settle(_Answers(self, columns), columns, number)
-        self.place.clock.teachers += time.perf_counter() - began
+        with self.place.asking():
+            for number, columns in enumerate(data or (self.data,)):
+                if self.place.augmentation and columns["image"].dtype == torch.uint8:
+                    continue  # teachers must see the images that the student sees, which differ from pass to pass
+                if len(columns["image"]):
+                    objective = objective.settle(_Answers(self, columns), columns, number)
         return objective
 
     def predict(self, model: Weights, data: Data | None = None) -> Tensor:
-        return self.place.networks.logits(model, self._images(data))
+        with self.place.asking():
+            return self.place.networks.logits(model, self._images(data))
 
     def features(self, model: Weights, data: Data | None = None) -> Tensor:
-        return self.place.networks.features(model, self._images(data))
+        with self.place.asking():
+            return self.place.networks.features(model, self._images(data))
 
     def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
-        began = time.perf_counter()
-        found = self._fisher(model, examples, batch)
-        self.place.clock.train += time.perf_counter() - began
-        return found
+        with self.place.training_time():
+            return self._fisher(model, examples, batch)
 
     def _fisher(self, model: Weights, examples: int | None, batch: int) -> Weights:
         images, labels = self._images(None), self.data["label"]

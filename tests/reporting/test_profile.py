@@ -25,4 +25,4 @@ def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
     console.print(profile_table(run))
     told = console.export_text()
     assert told.count("SFedKD") == 1, "an average that was served took no time of its own"
-    assert all(part in told for part in ("training", "teachers", "evaluation", "saving", "the rest", "whole"))
+    assert all(part in told for part in ("training", "teachers", "server", "evaluation", "saving", "the rest", "whole"))
