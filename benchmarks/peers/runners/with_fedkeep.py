@@ -1,0 +1,45 @@
+"""FedKeep as a user runs it: ``with_fedkeep.py RECIPE METHOD WORKERS DATA_DIR RUN_FOLDER``.
+
+The run waits for its turns where a run tells of its progress, between rounds. What the engine makes of the cohort
+(worker processes, stacking) is its own choice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import fedkeep
+import torch
+from fedkeep.interface.codec import decode
+from fedkeep.models import Weights
+from turns import Turns
+
+
+def main() -> None:
+    """Play rounds when asked."""
+    recipe, method, workers, data_dir, folder = sys.argv[1:]
+    turns, begun = Turns(), False
+
+    def on_progress(_: object) -> None:
+        nonlocal begun
+        # The first round also sets up; a run has no moment before it, so it counts as start-up.
+        going = turns.done() if begun else turns.begin(fedkeep=fedkeep.__version__, torch=torch.__version__)
+        begun = True
+        if not going:
+            raise KeyboardInterrupt  # as a user stops a run; the last round is saved
+
+    machine = fedkeep.Machine(workers=int(workers), data_dir=data_dir)
+    chosen = fedkeep.load_recipe(recipe, methods=[method])
+    try:
+        fedkeep.run(chosen, out=folder, machine=machine, on_progress=on_progress)
+    except KeyboardInterrupt:
+        (checkpoint,) = Path(folder).glob("cells/*/checkpoint")
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        weights = decode((checkpoint / manifest["model"]).read_bytes(), Weights, torch.device("cpu"))
+        turns.leave({name: tensor.numpy() for name, tensor in weights.items()}, manifest["round"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Flower's simulation on Ray: ``with_flower.py WORK VIRTUAL_NODES``.
+
+Flower samples nodes as it does; which client of the cohort a sampled node plays is written into its message, so that the
+work is the same however many virtual nodes there are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+
+import flwr
+import ray
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from networks import build, by_name
+from torch import nn
+from turns import Turns
+from work import Work
+
+WORK, NODES = sys.argv[1], int(sys.argv[2])
+client_app, server_app = ClientApp(), ServerApp()
+
+
+@lru_cache(maxsize=1)
+def work_and_network() -> tuple[Work, nn.Sequential]:
+    """Return the work and a network, made once in a process."""
+    torch.set_num_threads(1)
+    work = Work(WORK)
+    return work, build(work)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train one client."""
+    work, network = work_and_network()
+    network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    config = message.content["config"]
+    images, labels = map(torch.from_numpy, work.one_epoch(int(config["server-round"]), int(config["place"])))
+    loss_of = nn.CrossEntropyLoss()
+    optimiser = torch.optim.SGD(network.parameters(), work.lr, momentum=work.momentum)
+    for some, said in zip(images.split(work.batch_size), labels.split(work.batch_size), strict=True):
+        optimiser.zero_grad()
+        loss_of(network(some), said).backward()
+        optimiser.step()
+    reply = {
+        "arrays": ArrayRecord(network.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(labels)}),
+    }
+    return Message(content=RecordDict(reply), reply_to=message)
+
+
+class InTurns(FedAvg):
+    """Flower's FedAvg, which waits for its turn before each round and says which client each node plays."""
+
+    def __init__(self, turns: Turns, cohort: int) -> None:
+        super().__init__(
+            fraction_train=cohort / NODES, fraction_evaluate=0.0, min_train_nodes=cohort, min_available_nodes=NODES
+        )
+        self.turns = turns
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Wait, then address the cohort."""
+        going = (
+            self.turns.begin(flwr=flwr.__version__, ray=ray.__version__, torch=torch.__version__)
+            if server_round == 1
+            else self.turns.done()
+        )
+        if not going:
+            self._stop(arrays, server_round - 1)
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        for place, message in enumerate(messages):
+            told = ConfigRecord({"server-round": server_round, "place": place})
+            message.content = RecordDict({"arrays": arrays, "config": told})
+        return messages
+
+    def _stop(self, arrays: ArrayRecord, rounds: int) -> None:
+        work, network = work_and_network()
+        network.load_state_dict(arrays.to_torch_state_dict())
+        self.turns.leave(by_name(network, work), rounds)
+        ray.shutdown()
+        os._exit(0)  # a strategy has no way to end early, and an exception here would be counted as a crash
+
+
+@server_app.main()
+def serve(grid: Grid, context: Context) -> None:
+    """Play rounds when asked."""
+    work, network = work_and_network()
+    InTurns(Turns(), work.cohort).start(
+        grid=grid, initial_arrays=ArrayRecord(network.state_dict()), num_rounds=work.rounds
+    )
+
+
+if __name__ == "__main__":
+    run_simulation(
+        server_app=server_app,
+        client_app=client_app,
+        num_supernodes=NODES,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )
