@@ -147,7 +147,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often everybody plays: cycles that count, and before them warm-up rounds with a pause for helpers to start."""
+    """How often everybody plays: cycles that count, and before them warm-up rounds.
+
+    After the first of these is a pause of ``settle`` seconds, in which helpers may start.
+    """
 
     cycles: int = 20
     warm_up: int = 3

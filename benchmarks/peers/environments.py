@@ -16,8 +16,8 @@ STEPS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "pfl": (TORCH, ("pfl==0.6.0",)),
     # 1.42 needs a certifi that no registry had on the day this was written.
     "flower": (TORCH, ("flwr[simulation]==1.41.0",)),
-    # FedLab asks for torchvision, which would bring a newer torch for CUDA, and needs it only for data sets that are not
-    # used here (see runners/with_fedlab.py): so its own requirements, without that one, come first.
+    # FedLab asks for torchvision, which would bring a newer torch for CUDA, and needs it only for data sets that are
+    # not used here (see runners/with_fedlab.py): so its own requirements, without that one, come first.
     "fedlab": (
         (*TORCH, "numpy==2.4.6", "pandas==3.1.1", "scikit-learn==1.9.1", "munch==4.0.0", "pynvml==13.0.1",
          "tqdm==4.70.1", "pillow==13.0.0"),

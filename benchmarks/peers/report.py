@@ -56,11 +56,11 @@ def page(results: Results, note: str) -> str:
         *([note] if note else []),
         "",
         *[line for workload in results.values() for line in _table(workload)],
-        "Seconds are medians of the rounds that count, with the middle half in brackets; ratios are of medians. Memory is",
-        "the largest sum of proportional set sizes (PSS) over all processes of a contestant while it plays. Ready is the",
-        "time from its start until it can play a round (FedKeep from a recipe: until its first round is over). Gap is the",
-        "largest difference of its last weights from those of the bare loop with one thread after as many rounds, as a",
-        "share of how far these have moved.",
+        "Seconds are medians of the rounds that count, with the middle half in brackets; ratios are of medians.",
+        "Memory is the largest sum of proportional set sizes (PSS) over all processes of a contestant while it plays.",
+        "Ready is the time from its start until it can play a round (FedKeep from a recipe: until its first is over).",
+        "Gap is the largest difference of its last weights from those of the bare loop with one thread after as many",
+        "rounds, as a share of how far these have moved.",
         "",
     ]
     return "\n".join(lines)
@@ -72,7 +72,7 @@ def _table(workload: Mapping[str, Any]) -> list[str]:
     first = next((label for label, one in found.items() if one["seconds"]), "")
     steps = f", {workload['steps']:,} steps in a median round" if workload["steps"] else ""
     rows = [_row(label, one, reference) for label, one in found.items()]
-    failed = [f"{label}: {one['failed'].splitlines()[0]}" for label, one in found.items() if one["failed"]]
+    failed = [f"{label}: {one['failed'].splitlines()[-1].strip()}" for label, one in found.items() if one["failed"]]
     return [
         f"## {workload['title']}",
         "",

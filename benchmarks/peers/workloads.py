@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,23 +91,21 @@ def ours(recipe: Path, method: str) -> tuple[Contestant, Contestant]:
     )
 
 
-def bare(schedule: str = "parallel") -> tuple[Contestant, Contestant]:
-    """Return the bare loops; the first keeps the weights that others are compared with."""
-    one, two = (
-        Contestant(f"bare PyTorch loop, {threads} thread{'s' * (threads > 1)}", "fedkeep",
-                   script("bare.py", str(threads), schedule))
-        for threads in (1, 2)
-    )  # fmt: skip
-    return one, two
+def bare(schedule: str = "parallel", every: int = 1) -> tuple[Contestant, Contestant]:
+    """Return the bare loops; the first keeps the weights that others are compared with. ``every`` is of the second."""
+    return (
+        Contestant("bare PyTorch loop, 1 thread", "fedkeep", script("bare.py", "1", schedule)),
+        Contestant("bare PyTorch loop, 2 threads", "fedkeep", script("bare.py", "2", schedule), every),
+    )
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d",
-            "--rdzv_endpoint=localhost:0")  # fmt: skip
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 PFL = (
     Contestant("pfl, 1 process", "pfl", script("with_pfl.py")),
     Contestant("pfl, 2 processes", "pfl", script("with_pfl.py", before=TORCHRUN)),
 )
 SMALL_PEERS = (
+    *bare(every=4),
     *PFL,
     Contestant("FedJAX", "fedjax", script("with_fedjax.py")),
     Contestant("FedLab", "fedlab", script("with_fedlab.py")),
@@ -133,8 +130,8 @@ def of_population(clients: int) -> Workload:
 
 
 _ALL = (
-    of_recipe("w1-mlp", "W1, MLP: FedAvg, 1,000 clients with 50 examples, 50 a round", *bare(), *SMALL_PEERS),
-    of_recipe("w1-lenet5", "W1, LeNet-5: FedAvg, 1,000 clients with 50 examples, 50 a round", *bare(), *SMALL_PEERS),
+    of_recipe("w1-mlp", "W1, MLP: FedAvg, 1,000 clients with 50 examples, 50 a round", *SMALL_PEERS),
+    of_recipe("w1-lenet5", "W1, LeNet-5: FedAvg, 1,000 clients with 50 examples, 50 a round", *SMALL_PEERS),
     of_recipe("w2-fedavg", "W2, FedAvg: SFedKD's Fashion-MNIST setting, LeNet-5", *bare(), file="w2"),
     of_recipe("w2-fedseq", "W2, FedSeq: the same", *bare("sequential"), file="w2", method="fedseq"),
     of_recipe("w2-sfedkd", "W2, SFedKD with 5 teachers: the same", file="w2", method="sfedkd"),

@@ -22,7 +22,7 @@ def main() -> None:
     play = sequential if sys.argv[3] == "sequential" else parallel
     network, number = build(work), 0
     images, labels = (torch.from_numpy(np.array(column)) for column in (work.images, work.labels))
-    going = turns.begin(torch=torch.__version__)
+    going = turns.begin("torch")
     while going:
         number += 1
         play(work, network, images, labels, number)

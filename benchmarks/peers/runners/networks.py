@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import nn
@@ -14,6 +16,13 @@ def build(work: Work) -> nn.Sequential:
     network = {"mlp": mlp, "lenet5": lenet5, "cnn4": cnn4}[work.network](channels, height, width, work.classes)
     load(network, work.initial)
     return network
+
+
+@lru_cache(maxsize=1)
+def once(folder: str) -> tuple[Work, nn.Sequential]:
+    """Return the work in a folder and its network, made once in a process."""
+    work = Work(folder)
+    return work, build(work)
 
 
 def mlp(channels: int, height: int, width: int, classes: int) -> nn.Sequential:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 
-import fedkeep
 import torch
+from turns import Turns
+
+import fedkeep
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import IID
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.plan import Plan
 from fedkeep.interface import Training
 from fedkeep.models import MLP
-from turns import Turns
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
         Training(epochs=1, batch_size=10, lr=0.1),
         Plan(rounds=10**6, cohort=50, evaluate_every=10**6),
     )
-    going = turns.begin(fedkeep=fedkeep.__version__, torch=torch.__version__)
+    going = turns.begin("fedkeep", "torch")
     while going:
         engine.advance()
         going = turns.done()

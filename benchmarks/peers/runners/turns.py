@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,13 @@ class Turns:
         os.dup2(2, 1)
         self.stop_at: Path | None = None
 
-    def begin(self, **about: str) -> bool:
-        """Say that all is set up, and wait for the first turn (see `wait`)."""
-        self._say({"ready": True, **about})
+    def begin(self, *packages: str) -> bool:
+        """Say that all is set up, with the versions of packages, and wait; False when it is time to stop."""
+        self._say({"ready": True, **{package: version(package) for package in packages}})
         return self._wait()
 
     def done(self) -> bool:
-        """Say that the round is over, and wait for the next turn (see `wait`)."""
+        """Say that the round is over, and wait; False when it is time to stop."""
         self._say({"done": True})
         return self._wait()
 
@@ -39,7 +40,6 @@ class Turns:
             self._say({"left": True, "rounds": rounds})
 
     def _wait(self) -> bool:
-        """Return True when a round is asked for, False when it is time to stop."""
         word, _, rest = sys.stdin.readline().strip().partition(" ")
         self.stop_at = Path(rest) if word == "stop" else None
         return word == "round"

@@ -32,7 +32,7 @@ def main() -> None:
     given = [jnp.asarray(weight) for weight in work.initial.values()]
     state = algorithm.init(list(zip(given[::2], given[1::2], strict=True)))
     key, number = jax.random.PRNGKey(0), 0
-    going = turns.begin(fedjax=fedjax.__version__, jax=jax.__version__)
+    going = turns.begin("fedjax", "jax")
     while going:
         number += 1
         clients = []

@@ -10,11 +10,12 @@ import json
 import sys
 from pathlib import Path
 
-import fedkeep
 import torch
+from turns import Turns
+
+import fedkeep
 from fedkeep.interface.codec import decode
 from fedkeep.models import Weights
-from turns import Turns
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
     def on_progress(_: object) -> None:
         nonlocal begun
         # The first round also sets up; a run has no moment before it, so it counts as start-up.
-        going = turns.done() if begun else turns.begin(fedkeep=fedkeep.__version__, torch=torch.__version__)
+        going = turns.done() if begun else turns.begin("fedkeep", "torch")
         begun = True
         if not going:
             raise KeyboardInterrupt  # as a user stops a run; the last round is saved

@@ -1,5 +1,7 @@
 """FedLab's standalone simulation: ``with_fedlab.py WORK``."""
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import sys
@@ -7,7 +9,6 @@ from unittest.mock import MagicMock
 
 sys.modules["torchvision"] = MagicMock()  # FedLab imports it for data sets that are not used here
 
-import fedlab
 import torch
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
@@ -41,7 +42,7 @@ class InTurns(StandalonePipeline):
     def main(self) -> None:
         """Play rounds when asked."""
         turns, work = Turns(), self.clients.work
-        going = turns.begin(fedlab=fedlab.__version__, torch=torch.__version__)
+        going = turns.begin("fedlab", "torch")
         while going:
             self.clients.number += 1
             self.trainer.local_process(self.handler.downlink_package, range(work.cohort))

@@ -1,7 +1,7 @@
 """Flower's simulation on Ray: ``with_flower.py WORK VIRTUAL_NODES``.
 
-Flower samples nodes as it does; which client of the cohort a sampled node plays is written into its message, so that the
-work is the same however many virtual nodes there are.
+Flower samples nodes as it does; which client of the cohort a sampled node plays is written into its message, so that
+the work is the same however many virtual nodes there are.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from functools import lru_cache
 
-import flwr
 import ray
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -19,27 +17,19 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from networks import build, by_name
+from networks import by_name, once
 from torch import nn
 from turns import Turns
-from work import Work
 
 WORK, NODES = sys.argv[1], int(sys.argv[2])
 client_app, server_app = ClientApp(), ServerApp()
 
 
-@lru_cache(maxsize=1)
-def work_and_network() -> tuple[Work, nn.Sequential]:
-    """Return the work and a network, made once in a process."""
-    torch.set_num_threads(1)
-    work = Work(WORK)
-    return work, build(work)
-
-
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """Train one client."""
-    work, network = work_and_network()
+    torch.set_num_threads(1)
+    work, network = once(WORK)
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     config = message.content["config"]
     images, labels = map(torch.from_numpy, work.one_epoch(int(config["server-round"]), int(config["place"])))
@@ -69,11 +59,7 @@ class InTurns(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Wait, then address the cohort."""
-        going = (
-            self.turns.begin(flwr=flwr.__version__, ray=ray.__version__, torch=torch.__version__)
-            if server_round == 1
-            else self.turns.done()
-        )
+        going = self.turns.begin("flwr", "ray", "torch") if server_round == 1 else self.turns.done()
         if not going:
             self._stop(arrays, server_round - 1)
         messages = list(super().configure_train(server_round, arrays, config, grid))
@@ -83,7 +69,7 @@ class InTurns(FedAvg):
         return messages
 
     def _stop(self, arrays: ArrayRecord, rounds: int) -> None:
-        work, network = work_and_network()
+        work, network = once(WORK)
         network.load_state_dict(arrays.to_torch_state_dict())
         self.turns.leave(by_name(network, work), rounds)
         ray.shutdown()
@@ -93,7 +79,7 @@ class InTurns(FedAvg):
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Play rounds when asked."""
-    work, network = work_and_network()
+    work, network = once(WORK)
     InTurns(Turns(), work.cohort).start(
         grid=grid, initial_arrays=ArrayRecord(network.state_dict()), num_rounds=work.rounds
     )

@@ -6,7 +6,6 @@ import sys
 from functools import partial
 from itertools import count
 
-import pfl
 import torch
 from networks import build, by_name
 from pfl.aggregate.simulate import SimulatedBackend
@@ -52,7 +51,7 @@ class WaitForTurn(TrainingProcessCallback):
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
         """Wait for the first turn."""
-        self._together(self.turns and self.turns.begin(pfl=pfl.__version__, torch=torch.__version__))
+        self._together(self.turns and self.turns.begin("pfl", "torch"))
         return Metrics()
 
     def after_central_iteration(
