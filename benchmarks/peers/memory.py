@@ -15,7 +15,7 @@ PROC = Path("/proc")
 def tree(root: int) -> list[int]:
     """Return the leader of a session, all its descendants, and what else is of its session."""
     parents: dict[int, int] = {}
-    for entry in PROC.iterdir():
+    for entry in PROC.iterdir() if PROC.is_dir() else ():
         if entry.name.isdecimal():
             with suppress(OSError):  # it ended meanwhile
                 _, parent, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
