@@ -147,19 +147,28 @@ class Measured:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often everybody plays: cycles that count, and before them warm-up rounds.
+    """How often everybody plays.
 
-    After the first of these is a pause of ``settle`` seconds, in which helpers may start.
+    Attributes
+    ----------
+    cycles : most rounds that count, of each. budget : seconds that they may take; whoever is slow plays in fewer of the
+        cycles, but in three.
+    warm_up : rounds before that do not count. settle : pause after the first of these, in which helpers may start.
     """
 
     cycles: int = 20
+    budget: float = 20.0
     warm_up: int = 3
     settle: float = 10.0
+
+    def plays(self, cycle: int, seconds: float) -> bool:
+        """Tell whether one whose round takes so many seconds plays in this cycle, counted from 0."""
+        rounds = max(min(3, self.cycles), min(self.cycles, int(self.budget / seconds)))
+        return (cycle + 1) * rounds // self.cycles > cycle * rounds // self.cycles
 
 
 def alternate(
     starters: Mapping[str, Callable[[], Turns]],
-    every: Mapping[str, int],
     schedule: Schedule,
     folder: Path,
     tell: Callable[[str], None] = lambda line: None,
@@ -168,13 +177,13 @@ def alternate(
 
     Parameters
     ----------
-    starters : by label, what starts a contestant. every : by label, it plays in every so many of the cycles.
-    folder : where the weights go, as ``LABEL.npz``.
+    starters : by label, what starts a contestant. folder : where the weights go, as ``LABEL.npz``.
 
     One that fails is left out from then on; its `Measured` says why.
     """
     found: dict[str, Measured] = {}
     alive: dict[str, Turns] = {}
+    pace: dict[str, float] = {}  # seconds of the last warm-up round
 
     def guarded(label: str, work: Callable[[Turns], None]) -> None:
         try:
@@ -184,10 +193,11 @@ def alternate(
             found[label].failed = str(error)
             del alive[label]
 
-    def play(turns: Turns, keep: bool) -> None:
-        seconds = turns.round()
-        if keep:
-            found[turns.label].seconds.append(seconds)
+    def warm(turns: Turns) -> None:
+        pace[turns.label] = turns.round()
+
+    def play(turns: Turns) -> None:
+        found[turns.label].seconds.append(turns.round())
 
     def remember_memory(turns: Turns) -> None:
         found[turns.label].memory = turns.memory()
@@ -208,16 +218,16 @@ def alternate(
             tell(f"{label} is ready after {alive[label].began:.1f} s")
         for number in range(schedule.warm_up):
             for label in list(alive):
-                if number == 0 or every[label] == 1:
-                    guarded(label, lambda turns: play(turns, keep=False))
+                if number < 2 or pace[label] < schedule.budget / 4:
+                    guarded(label, warm)
             if number == 0:
                 time.sleep(schedule.settle)
         labels = list(starters)
         for cycle in range(schedule.cycles):
             turn = cycle % len(labels)
             for label in labels[turn:] + labels[:turn]:
-                if label in alive and cycle % every[label] == 0:
-                    guarded(label, lambda turns: play(turns, keep=True))
+                if label in alive and schedule.plays(cycle, pace[label]):
+                    guarded(label, play)
         for label in list(alive):
             guarded(label, remember_memory)
         for label in list(alive):

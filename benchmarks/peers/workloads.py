@@ -33,13 +33,12 @@ class Contestant:
     Attributes
     ----------
     label : what the table calls it. peer : whose environment it needs; ``fedkeep`` for this one.
-    command : its command line. every : it plays in every so many of the cycles; slow ones play in few.
+    command : its command line.
     """
 
     label: str
     peer: str
     command: Callable[[Places], list[str]]
-    every: int = 1
 
     @property
     def slug(self) -> str:
@@ -91,11 +90,11 @@ def ours(recipe: Path, method: str) -> tuple[Contestant, Contestant]:
     )
 
 
-def bare(schedule: str = "parallel", every: int = 1) -> tuple[Contestant, Contestant]:
-    """Return the bare loops; the first keeps the weights that others are compared with. ``every`` is of the second."""
+def bare(schedule: str = "parallel") -> tuple[Contestant, Contestant]:
+    """Return the bare loops; the first keeps the weights that others are compared with."""
     return (
         Contestant("bare PyTorch loop, 1 thread", "fedkeep", script("bare.py", "1", schedule)),
-        Contestant("bare PyTorch loop, 2 threads", "fedkeep", script("bare.py", "2", schedule), every),
+        Contestant("bare PyTorch loop, 2 threads", "fedkeep", script("bare.py", "2", schedule)),
     )
 
 
@@ -105,12 +104,12 @@ PFL = (
     Contestant("pfl, 2 processes", "pfl", script("with_pfl.py", before=TORCHRUN)),
 )
 SMALL_PEERS = (
-    *bare(every=4),
+    *bare(),
     *PFL,
     Contestant("FedJAX", "fedjax", script("with_fedjax.py")),
     Contestant("FedLab", "fedlab", script("with_fedlab.py")),
-    Contestant("Flower, 50 nodes", "flower", script("with_flower.py", "50"), every=2),
-    Contestant("Flower, 1,000 nodes", "flower", script("with_flower.py", "1000"), every=5),
+    Contestant("Flower, 50 nodes", "flower", script("with_flower.py", "50")),
+    Contestant("Flower, 1,000 nodes", "flower", script("with_flower.py", "1000")),
 )
 
 

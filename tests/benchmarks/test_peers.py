@@ -48,19 +48,26 @@ def starter(tmp_path: Path) -> Callable[..., Callable[[], driver.Turns]]:
 
 def test_contestants_take_turns_in_changing_order(starter, tmp_path):
     schedule = driver.Schedule(cycles=3, warm_up=1, settle=0.0)
-    starters = {name: starter(name) for name in "ab"}
-    found = driver.alternate(starters, {"a": 1, "b": 2}, schedule, tmp_path)
+    found = driver.alternate({name: starter(name) for name in "ab"}, schedule, tmp_path)
     memory_rounds = "a" * driver.MEMORY_ROUNDS + "b" * driver.MEMORY_ROUNDS
-    assert (tmp_path / "diary").read_text() == "ab" + "ab" + "a" + "ab" + memory_rounds
-    assert [len(found[name].seconds) for name in "ab"] == [3, 2]
+    assert (tmp_path / "diary").read_text() == "ab" + "ab" + "ba" + "ab" + memory_rounds
+    assert [len(found[name].seconds) for name in "ab"] == [3, 3]
     assert found["a"].about == {"numpy": np.__version__}
     with np.load(tmp_path / "a.npz") as left:
         assert left["w"].tolist() == [found["a"].rounds] * 2 == [4 + driver.MEMORY_ROUNDS] * 2
 
 
+def test_the_slow_play_in_fewer_cycles_evenly_spread():
+    schedule = driver.Schedule(cycles=20, budget=20.0)
+    assert all(schedule.plays(cycle, 0.1) for cycle in range(20))
+    assert [cycle for cycle in range(20) if schedule.plays(cycle, 4.0)] == [3, 7, 11, 15, 19]
+    assert sum(schedule.plays(cycle, 100.0) for cycle in range(20)) == 3
+    assert all(driver.Schedule(cycles=2).plays(cycle, 100.0) for cycle in range(2))
+
+
 def test_one_that_dies_is_left_out_with_its_reason(starter, tmp_path):
     starters = {"a": starter("a"), "b": starter("b", lives=2)}
-    found = driver.alternate(starters, {"a": 1, "b": 1}, driver.Schedule(4, 1, 0.0), tmp_path)
+    found = driver.alternate(starters, driver.Schedule(4, warm_up=1, settle=0.0), tmp_path)
     assert len(found["a"].seconds) == 4
     assert not found["a"].failed
     assert found["b"].failed.endswith("RuntimeError: out of order")

@@ -44,7 +44,7 @@ def parallel(work: Work, network: nn.Module, images: Tensor, labels: Tensor, num
     parameters = list(network.parameters())
     server = [parameter.detach().clone() for parameter in parameters]
     total = [torch.zeros_like(weight) for weight in server]
-    orders = [torch.from_numpy(work.rows(number, place)) for place in range(work.cohort)]
+    orders = [torch.from_numpy(np.array(work.rows(number, place))) for place in range(work.cohort)]
     examples = sum(order.shape[1] for order in orders)
     for order in orders:
         with torch.no_grad():
@@ -61,7 +61,7 @@ def parallel(work: Work, network: nn.Module, images: Tensor, labels: Tensor, num
 def sequential(work: Work, network: nn.Module, images: Tensor, labels: Tensor, number: int) -> None:
     """Play a round of FedSeq: each client goes on where the one before left."""
     for place in range(work.cohort):
-        train(work, network, images, labels, torch.from_numpy(work.rows(number, place)))
+        train(work, network, images, labels, torch.from_numpy(np.array(work.rows(number, place))))
 
 
 def train(work: Work, network: nn.Module, images: Tensor, labels: Tensor, order: Tensor) -> None:
