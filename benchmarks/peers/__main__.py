@@ -2,7 +2,7 @@
 
 Each peer is set up in an environment of its own and runs in processes of its own; all are alive and play a round when
 it is their turn, the others idle, in an order that changes from cycle to cycle. Data, clients, cohorts, the order of
-examples and initial weights are the same, and at the end everybody's weights are compared with those of a bare loop.
+examples and initial weights are the same, and everybody's weights are compared with those of a bare loop.
 A peer that cannot be set up, or fails, is named and left out.
 
     python benchmarks/peers [--workloads w1-mlp,w2-fedavg] [--peers fedkeep,pfl] [--cycles 20] [--data-dir DIR]
@@ -27,7 +27,7 @@ from environments import STEPS, CannotInstall, python_of
 from workloads import HERE, WORKLOADS, Contestant, Places, Workload
 
 REPOSITORY = HERE.parent.parent
-OTHER_WORK = 0.2  # a gap that rounding, which grows from round to round, does not explain
+OTHER_WORK = 0.05  # a gap after a few rounds that rounding does not explain
 
 
 def main() -> None:

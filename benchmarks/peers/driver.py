@@ -66,18 +66,17 @@ class Turns:
         self._answer("done")
         return time.perf_counter() - start
 
-    def memory(self) -> int:
-        """Let it play a few rounds that are not timed, and return the largest sum of memory seen, in bytes."""
+    def memory(self, rounds: int) -> int:
+        """Let it play some rounds that are not timed, and return the largest sum of memory seen, in bytes."""
         with Watch(self.process.pid) as watch:
-            for _ in range(MEMORY_ROUNDS):
+            for _ in range(rounds):
                 self.round()
         return watch.peak
 
-    def stop(self, weights: Path) -> int:
-        """Ask for its weights in a file (.npz), let it end, and return after how many rounds they are."""
-        self._say(f"stop {weights}")
-        rounds: int = self._answer("left")["rounds"]
-        self.end()
+    def show(self, weights: Path) -> int:
+        """Ask for its weights in a file (.npz), and return after how many rounds they are."""
+        self._say(f"show {weights}")
+        rounds: int = self._answer("shown")["rounds"]
         return rounds
 
     def end(self) -> None:
@@ -131,7 +130,7 @@ class Measured:
     Attributes
     ----------
     about : versions, as it said. start : seconds until it was ready. seconds : of each round that counts.
-    memory : bytes, the largest sum over its processes. rounds : that it had played when it left its weights.
+    memory : bytes, the largest sum over its processes. rounds : that it had played when it showed its weights.
     gap : see `report`; None if there is nothing to compare with. failed : why it was left out; empty if it was not.
     """
 
@@ -152,7 +151,7 @@ class Schedule:
     Attributes
     ----------
     cycles : most rounds that count, of each. budget : seconds that they may take; whoever is slow plays in fewer of the
-        cycles, but in three.
+        cycles, but in three. One whose second round takes longer is left out.
     warm_up : rounds before that do not count. settle : pause after the first of these, in which helpers may start.
     """
 
@@ -173,7 +172,7 @@ def alternate(
     folder: Path,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Measured]:
-    """Start contestants, let them take turns, measure, ask for their weights, and end them.
+    """Start contestants, let them take turns, measure them, and end them; after the warm-up they show their weights.
 
     Parameters
     ----------
@@ -194,16 +193,20 @@ def alternate(
             del alive[label]
 
     def warm(turns: Turns) -> None:
+        first = turns.label not in pace  # which sets up, in some
         pace[turns.label] = turns.round()
+        if not first and pace[turns.label] > schedule.budget:
+            turns.end()
+            raise Failed(f"a round takes {pace[turns.label]:.0f} s, more than the {schedule.budget:.0f} s it may take")
 
     def play(turns: Turns) -> None:
         found[turns.label].seconds.append(turns.round())
 
-    def remember_memory(turns: Turns) -> None:
-        found[turns.label].memory = turns.memory()
+    def show(turns: Turns) -> None:
+        found[turns.label].rounds = turns.show(folder / f"{turns.log.stem}.npz")
 
-    def leave(turns: Turns) -> None:
-        found[turns.label].rounds = turns.stop(folder / f"{turns.log.stem}.npz")
+    def remember_memory(turns: Turns) -> None:
+        found[turns.label].memory = turns.memory(MEMORY_ROUNDS if pace[turns.label] < schedule.budget / 4 else 1)
 
     try:
         for label, start in starters.items():
@@ -222,6 +225,8 @@ def alternate(
                     guarded(label, warm)
             if number == 0:
                 time.sleep(schedule.settle)
+        for label in list(alive):  # early, since rounding grows from round to round
+            guarded(label, show)
         labels = list(starters)
         for cycle in range(schedule.cycles):
             turn = cycle % len(labels)
@@ -230,8 +235,6 @@ def alternate(
                     guarded(label, play)
         for label in list(alive):
             guarded(label, remember_memory)
-        for label in list(alive):
-            guarded(label, leave)
     finally:
         for turns in alive.values():
             turns.end()

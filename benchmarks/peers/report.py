@@ -59,8 +59,8 @@ def page(results: Results, note: str) -> str:
         "Seconds are medians of the rounds that count, with the middle half in brackets; ratios are of medians.",
         "Memory is the largest sum of proportional set sizes (PSS) over all processes of a contestant while it plays.",
         "Ready is the time from its start until it can play a round (FedKeep from a recipe: until its first is over).",
-        "Gap is the largest difference of its last weights from those of the bare loop with one thread after as many",
-        "rounds, as a share of how far these have moved.",
+        "Gap is the largest difference of its weights from those of the bare loop with one thread after the warm-up,",
+        "some three rounds, as a share of how far these have moved.",
         "",
     ]
     return "\n".join(lines)

@@ -22,7 +22,8 @@ import sys
 sys.path.insert(0, {runners!r})
 import numpy as np
 from turns import Turns
-turns, played = Turns(), 0
+played = 0
+turns = Turns(lambda: ({{"w": np.full(2, played)}}, played))
 print("what a framework prints is no answer")
 going = turns.begin("numpy")
 while going:
@@ -31,7 +32,6 @@ while going:
         raise RuntimeError("out of order")
     open({diary!r}, "a").write({name!r})
     going = turns.done()
-turns.leave({{"w": np.full(2, played)}}, played)
 """
 
 
@@ -54,7 +54,7 @@ def test_contestants_take_turns_in_changing_order(starter, tmp_path):
     assert [len(found[name].seconds) for name in "ab"] == [3, 3]
     assert found["a"].about == {"numpy": np.__version__}
     with np.load(tmp_path / "a.npz") as left:
-        assert left["w"].tolist() == [found["a"].rounds] * 2 == [4 + driver.MEMORY_ROUNDS] * 2
+        assert left["w"].tolist() == [found["a"].rounds] * 2 == [1, 1]
 
 
 def test_the_slow_play_in_fewer_cycles_evenly_spread():

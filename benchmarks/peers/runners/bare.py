@@ -1,6 +1,6 @@
 """A bare PyTorch loop, what one would write by hand: ``bare.py WORK THREADS parallel|sequential``.
 
-With one thread it also keeps its weights of every round beside the work, which the other peers' are compared with.
+With one thread it also keeps its weights of the first rounds beside the work, which the others' are compared with.
 """
 
 from __future__ import annotations
@@ -14,29 +14,24 @@ from torch import Tensor, nn
 from turns import Turns
 from work import Work
 
+KEPT = 10
+
 
 def main() -> None:
     """Play rounds when asked."""
-    turns, work = Turns(), Work(sys.argv[1])
+    work = Work(sys.argv[1])
     torch.set_num_threads(int(sys.argv[2]))
     play = sequential if sys.argv[3] == "sequential" else parallel
     network, number = build(work), 0
+    turns = Turns(lambda: (by_name(network, work), number))
     images, labels = (torch.from_numpy(np.array(column)) for column in (work.images, work.labels))
     going = turns.begin("torch")
     while going:
         number += 1
         play(work, network, images, labels, number)
         going = turns.done()
-        keep(work, network, number)
-    turns.leave(by_name(network, work), number)
-    play(work, network, images, labels, number + 1)  # FedKeep is a round ahead: its first one is before it can wait
-    keep(work, network, number + 1)
-
-
-def keep(work: Work, network: nn.Module, number: int) -> None:
-    """Write the weights after a round."""
-    if torch.get_num_threads() == 1:
-        np.savez(work.folder / f"bare-{number}.npz", **by_name(network, work))
+        if torch.get_num_threads() == 1 and number <= KEPT:
+            np.savez(work.folder / f"bare-{number}.npz", **by_name(network, work))  # after its turn
 
 
 def parallel(work: Work, network: nn.Module, images: Tensor, labels: Tensor, number: int) -> None:

@@ -32,7 +32,6 @@ def main() -> None:
     while going:
         engine.advance()
         going = turns.done()
-    turns.leave({}, engine.finished)
 
 
 def synthetic(examples: int) -> DataSet:

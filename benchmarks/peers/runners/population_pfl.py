@@ -39,7 +39,6 @@ def main() -> None:
         model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.1, local_batch_size=10),
         callbacks=[turn],
     )
-    turn.turns.leave({}, turn.rounds)
 
 
 def examples_of(user: int) -> Dataset:

@@ -1,7 +1,8 @@
 """A peer's half of the line protocol: it works only when it is its turn.
 
-The driver writes a line, the peer answers with one JSON line: ``round`` asks for one round, ``stop FILE`` for the final
-weights in a file. What else a framework prints goes to standard error, which the driver keeps in a log.
+The driver writes a line, the peer answers with one JSON line: ``round`` asks for one round, ``show FILE`` for the
+weights in a file, and the end of the input is the end. What else a framework prints goes to standard error, which the
+driver keeps in a log.
 """
 
 from __future__ import annotations
@@ -9,19 +10,27 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 
+Shown = tuple[dict[str, np.ndarray], int]
+"""Weights by FedKeep's names, and after how many rounds they are."""
+
 
 class Turns:
-    """The line to the driver. ``stop_at`` is where the weights belong, once the driver has said stop."""
+    """The line to the driver.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    show : gives the weights as they are between rounds; None where nobody compares them.
+    """
+
+    def __init__(self, show: Callable[[], Shown] | None = None) -> None:
+        self.show = show
         self.line = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
-        self.stop_at: Path | None = None
 
     def begin(self, *packages: str) -> bool:
         """Say that all is set up, with the versions of packages, and wait; False when it is time to stop."""
@@ -33,16 +42,15 @@ class Turns:
         self._say({"done": True})
         return self._wait()
 
-    def leave(self, weights: dict[str, np.ndarray], rounds: int) -> None:
-        """Hand over the final weights, by FedKeep's names, and after how many rounds they are, if the driver asked."""
-        if self.stop_at is not None:
-            np.savez(self.stop_at, **weights)
-            self._say({"left": True, "rounds": rounds})
-
     def _wait(self) -> bool:
-        word, _, rest = sys.stdin.readline().strip().partition(" ")
-        self.stop_at = Path(rest) if word == "stop" else None
-        return word == "round"
+        for line in sys.stdin:
+            word, _, file = line.strip().partition(" ")
+            if word == "round":
+                return True
+            weights, rounds = self.show() if self.show is not None else ({}, 0)
+            np.savez(file, **weights)
+            self._say({"shown": True, "rounds": rounds})
+        return False
 
     def _say(self, answer: dict[str, object]) -> None:
         self.line.write(json.dumps(answer) + "\n")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fedjax.algorithms.fed_avg import federated_averaging
-from turns import Turns
+from turns import Shown, Turns
 from work import Work
 
 Layers = list[tuple[jax.Array, jax.Array]]
@@ -19,7 +19,7 @@ Layers = list[tuple[jax.Array, jax.Array]]
 
 def main() -> None:
     """Play rounds when asked."""
-    turns, work = Turns(), Work(sys.argv[1])
+    work = Work(sys.argv[1])
     forward = {"mlp": mlp, "lenet5": lenet5}[work.network]
     algorithm = federated_averaging(
         fedjax.model_grad(model_of(forward)),
@@ -32,6 +32,12 @@ def main() -> None:
     given = [jnp.asarray(weight) for weight in work.initial.values()]
     state = algorithm.init(list(zip(given[::2], given[1::2], strict=True)))
     key, number = jax.random.PRNGKey(0), 0
+
+    def show() -> Shown:
+        weights = [np.asarray(weight) for layer in state.params for weight in layer]
+        return dict(zip(work.initial, weights, strict=True)), number
+
+    turns = Turns(show)
     going = turns.begin("fedjax", "jax")
     while going:
         number += 1
@@ -42,8 +48,6 @@ def main() -> None:
         state, _ = algorithm.apply(state, clients)
         jax.block_until_ready(state.params)
         going = turns.done()
-    weights = [np.asarray(weight) for layer in state.params for weight in layer]
-    turns.leave(dict(zip(work.initial, weights, strict=True)), number)
 
 
 def model_of(forward: Callable[[Layers, jax.Array], jax.Array]) -> fedjax.Model:

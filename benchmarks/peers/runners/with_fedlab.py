@@ -41,7 +41,8 @@ class InTurns(StandalonePipeline):
 
     def main(self) -> None:
         """Play rounds when asked."""
-        turns, work = Turns(), self.clients.work
+        work = self.clients.work
+        turns = Turns(lambda: (by_name(self.handler.model, work), self.clients.number))
         going = turns.begin("fedlab", "torch")
         while going:
             self.clients.number += 1
@@ -49,7 +50,6 @@ class InTurns(StandalonePipeline):
             for package in self.trainer.uplink_package:
                 self.handler.load(package)
             going = turns.done()
-        turns.leave(by_name(self.handler.model, work), self.clients.number)
 
 
 def main() -> None:

@@ -17,9 +17,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from networks import by_name, once
+from networks import by_name, load, once
 from torch import nn
-from turns import Turns
+from turns import Shown, Turns
 
 WORK, NODES = sys.argv[1], int(sys.argv[2])
 client_app, server_app = ClientApp(), ServerApp()
@@ -49,40 +49,38 @@ def train(message: Message, context: Context) -> Message:
 class InTurns(FedAvg):
     """Flower's FedAvg, which waits for its turn before each round and says which client each node plays."""
 
-    def __init__(self, turns: Turns, cohort: int) -> None:
+    def __init__(self, cohort: int) -> None:
         super().__init__(
             fraction_train=cohort / NODES, fraction_evaluate=0.0, min_train_nodes=cohort, min_available_nodes=NODES
         )
-        self.turns = turns
+        self.turns = Turns(self._show)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Wait, then address the cohort."""
+        self.arrays, self.rounds = arrays, server_round - 1
         going = self.turns.begin("flwr", "ray", "torch") if server_round == 1 else self.turns.done()
         if not going:
-            self._stop(arrays, server_round - 1)
+            ray.shutdown()
+            os._exit(0)  # a strategy has no way to end early, and an exception here would be counted as a crash
         messages = list(super().configure_train(server_round, arrays, config, grid))
         for place, message in enumerate(messages):
             told = ConfigRecord({"server-round": server_round, "place": place})
             message.content = RecordDict({"arrays": arrays, "config": told})
         return messages
 
-    def _stop(self, arrays: ArrayRecord, rounds: int) -> None:
+    def _show(self) -> Shown:
         work, network = once(WORK)
-        network.load_state_dict(arrays.to_torch_state_dict())
-        self.turns.leave(by_name(network, work), rounds)
-        ray.shutdown()
-        os._exit(0)  # a strategy has no way to end early, and an exception here would be counted as a crash
+        load(network, dict(zip(work.initial, self.arrays.to_numpy_ndarrays(), strict=True)))
+        return by_name(network, work), self.rounds
 
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Play rounds when asked."""
     work, network = once(WORK)
-    InTurns(Turns(), work.cohort).start(
-        grid=grid, initial_arrays=ArrayRecord(network.state_dict()), num_rounds=work.rounds
-    )
+    InTurns(work.cohort).start(grid=grid, initial_arrays=ArrayRecord(network.state_dict()), num_rounds=work.rounds)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 
+import numpy as np
 import torch
 from networks import build, by_name
 from pfl.aggregate.simulate import SimulatedBackend
@@ -43,10 +45,10 @@ class Learner(nn.Module):
 class WaitForTurn(TrainingProcessCallback):
     """Stops between rounds until it is this peer's turn; the other processes wait for the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, show: Callable[[], dict[str, np.ndarray]] = dict) -> None:
         self.distributed = torch.distributed.is_initialized()
         self.first = not self.distributed or torch.distributed.get_rank() == 0
-        self.turns = Turns() if self.first else None
+        self.turns = Turns(lambda: (show(), self.rounds)) if self.first else None
         self.rounds = 0
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
@@ -84,7 +86,7 @@ def main() -> None:
     optimiser = partial(torch.optim.SGD, momentum=work.momentum, weight_decay=work.weight_decay)
     model = PyTorchModel(learner, optimiser, torch.optim.SGD(learner.parameters(), lr=1.0))
     training = FederatedDataset(examples_of, lambda: next(visits))
-    turn = WaitForTurn()
+    turn = WaitForTurn(lambda: by_name(learner.network, work))
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=work.rounds,
@@ -99,8 +101,6 @@ def main() -> None:
         ),
         callbacks=[turn],
     )
-    if turn.turns is not None:
-        turn.turns.leave(by_name(learner.network, work), turn.rounds)
 
 
 if __name__ == "__main__":
