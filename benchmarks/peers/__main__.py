@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
+import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,13 +35,15 @@ OTHER_WORK = 0.05  # a gap after a few rounds that rounding does not explain
 def main() -> None:
     """Set up, measure, and write the results."""
     options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nobody who was started outlives this
     os.environ.setdefault("FEDKEEP_CACHE", str(options.cache / "decoded"))
     os.environ["PYTHONPATH"] = str(REPOSITORY)  # FedKeep's runners measure this checkout
     pythons, missing = environments(options.peers, options.cache)
     results = report.read(options.out) if options.keep else {}
     for name in options.workloads:
         results[name] = measured(WORKLOADS[name], pythons, missing, options)
-        report.write(results, options.out, options.note)
+        in_order = {name: results[name] for name in WORKLOADS if name in results}
+        report.write(in_order, options.out, options.note)
     print((options.out / "results.md").read_text())
 
 

@@ -107,39 +107,44 @@ def _versions(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def draw(results: Results, file: Path) -> None:
-    """Draw a panel of bars for each workload, on a logarithmic scale."""
+    """Draw a panel for each workload, all on one logarithmic scale: medians, and the middle half as a line."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = {name: [(label, one) for label, one in workload["found"].items() if one["seconds"]]
-             for name, workload in results.items()}  # fmt: skip
-    shown = {name: bars for name, bars in shown.items() if bars}
+    shown = {
+        workload["title"]: {label: sorted(one["seconds"]) for label, one in workload["found"].items() if one["seconds"]}
+        for workload in results.values()
+    }
+    shown = {title: rows for title, rows in shown.items() if rows}
     if not shown:
         return
-    heights = [len(bars) + 1.5 for bars in shown.values()]
+    heights = [len(rows) + 1.5 for rows in shown.values()]
     figure, panels = pyplot.subplots(
-        len(shown),
-        1,
-        figsize=(8, 0.27 * sum(heights) + 0.3),
+        *(len(shown), 1),
+        figsize=(8, 0.27 * sum(heights) + 0.4),
         height_ratios=heights,
+        sharex=True,
         squeeze=False,
         layout="constrained",
     )
-    for panel, (name, bars) in zip(panels[:, 0], shown.items(), strict=True):
-        medians = [statistics.median(one["seconds"]) for _, one in bars]
-        labels = [label for label, _ in bars]
-        colours = ["#1f6f8b" if label.startswith("FedKeep") else "#b9c4c9" for label in labels]
-        panel.barh(labels, medians, color=colours, height=0.75)
+    for panel, (title, rows) in zip(panels[:, 0], shown.items(), strict=True):
+        for place, (label, seconds) in enumerate(rows.items()):
+            quarter, middle = len(seconds) // 4, statistics.median(seconds)
+            colour = "#1f6f8b" if label.startswith("FedKeep") else "#7d8b91"
+            panel.plot([seconds[quarter], seconds[-1 - quarter]], [place, place], color=colour, linewidth=2)
+            panel.plot(middle, place, "o", color=colour, markersize=6)
+            panel.annotate(
+                f"{middle:.3g} s", (middle, place), (0, 5), textcoords="offset points", fontsize=6, ha="center"
+            )
         panel.set_xscale("log")
-        panel.set_xlim(min(medians) / 2, max(medians) * 2.2)
-        panel.invert_yaxis()
-        panel.set_title(results[name]["title"], fontsize=9, loc="left")
+        panel.set_yticks(range(len(rows)), list(rows))
+        panel.set_ylim(len(rows) - 0.4, -0.8)
+        panel.set_title(title, fontsize=9, loc="left")
         panel.tick_params(labelsize=8)
+        panel.grid(axis="x", which="both", color="#eceff0")
         panel.spines[["top", "right"]].set_visible(False)
-        for place, median in enumerate(medians):
-            panel.text(median * 1.04, place, f"{median:.3g} s", va="center", fontsize=7)
-    panels[-1, 0].set_xlabel("median seconds per round (logarithmic)", fontsize=8)
+    panels[-1, 0].set_xlabel("seconds per round (logarithmic): median, and the middle half as a line", fontsize=8)
     figure.savefig(file, dpi=130)
     pyplot.close(figure)
