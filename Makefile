@@ -6,7 +6,7 @@ EDITABLE := --config-settings editable_mode=compat
 # One thread each: on a busy machine two threads of a small model can be eight times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench bench-peers clean
 
 demo: .venv/core
 	$(BIN)/fedkeep run
@@ -27,6 +27,9 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/stacks.py
+
+bench-peers: .venv/dev
+	$(BIN)/python benchmarks/peers
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("FedKeep needs Python 3.11 or newer; set PYTHON=python3.x")'
