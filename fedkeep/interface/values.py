@@ -88,16 +88,21 @@ def mappings(value: Any) -> Iterator[Mapping[Any, Any]]:
 
 def not_finite(value: Any) -> str | None:
     """Return the path of the first tensor or number that is not finite, or None."""
-    for path, leaf in leaves(value):
-        if isinstance(leaf, Tensor):
-            if not (leaf.is_floating_point() or leaf.is_complex()):
-                continue
-            # A sum is finite only of finite numbers, and quicker than a look at each; but finite ones may overflow it.
-            if not bool(torch.isfinite(leaf.sum())) and not bool(torch.isfinite(leaf).all()):
-                return path or "the value"
-        elif isinstance(leaf, float) and not math.isfinite(leaf):
+    found = [(path, leaf) for path, leaf in leaves(value) if isinstance(leaf, float) or _has_fractions(leaf)]
+    # A sum is finite only of finite numbers, and one look at all sums is quicker than one at each tensor.
+    sums = [leaf.sum().abs().float() for _, leaf in found if isinstance(leaf, Tensor)]
+    numbers = [leaf for _, leaf in found if isinstance(leaf, float)]
+    together = torch.stack([one.to(sums[0].device) for one in sums]) if sums else torch.zeros(1)
+    if all(map(math.isfinite, numbers)) and bool(torch.isfinite(together).all()):
+        return None
+    for path, leaf in found:  # finite numbers may overflow a sum
+        if not (math.isfinite(leaf) if isinstance(leaf, float) else bool(torch.isfinite(leaf).all())):
             return path or "the value"
     return None
+
+
+def _has_fractions(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def copied(value: T) -> T:
