@@ -1,0 +1,79 @@
+"""What bfloat16 costs in accuracy: a recipe run in float32 and in bfloat16, with the same seeds.
+
+    python benchmarks/precision.py [--recipe demo] [--rounds N] [--seeds 0,1,2] [--data-dir DIR]
+
+Differences are paired by seed: partition, initial weights and the order of batches are the same. Writes its result
+beside itself, with date, versions and hardware. How much quicker it is: steps.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+import fedkeep
+from fedkeep.experiment.run import Machine
+from fedkeep.reporting.cell import Cell
+
+
+def main() -> None:
+    """Run, print and write the result."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--recipe", default="demo")
+    arguments.add_argument("--rounds", type=int, help="instead of the recipe's")
+    arguments.add_argument("--seeds", default="0,1,2")
+    arguments.add_argument("--data-dir")
+    options = arguments.parse_args()
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    found: dict[str, dict[tuple[str, int], Cell]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for precision in ("float32", "bfloat16"):
+            run = fedkeep.run(
+                fedkeep.load_recipe(options.recipe, settings=[f"training.precision={precision}"]),
+                seeds=seeds,
+                rounds=options.rounds,
+                out=Path(folder) / precision,
+                machine=Machine(workers=0, stack=1, data_dir=options.data_dir),
+            )
+            found[precision] = {(cell.label, cell.seed): cell for cell in run.cells}
+    text = report(found, options.recipe, seeds)
+    print(text)
+    Path(__file__).with_suffix(".md").write_text(text)
+
+
+def report(found: dict[str, dict[tuple[str, int], Cell]], recipe: str, seeds: list[int]) -> str:
+    """Return the result as Markdown."""
+    fine, coarse = found["float32"], found["bfloat16"]
+    rounds = next(iter(fine.values())).rounds_planned
+    lines = [
+        "# Accuracy in bfloat16",
+        "",
+        f"`python benchmarks/precision.py --recipe {recipe} --rounds {rounds} --seeds {','.join(map(str, seeds))}`, "
+        f"{datetime.now(UTC):%Y-%m-%d};",
+        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; "
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores.",
+        "",
+        "| method | float32, mean of last 10 | bfloat16 | difference, paired by seed |",
+        "|:--|--:|--:|--:|",
+    ]
+    for label in dict.fromkeys(label for label, _ in fine):
+        before, after = ([100 * cells[label, seed].tail for seed in seeds] for cells in (fine, coarse))
+        gaps = [b - a for a, b in zip(before, after, strict=True)]
+        lines.append(f"| {label} | {_told(before)} | {_told(after)} | {_told(gaps, signed=True)} |")
+    return "\n".join([*lines, "", "Accuracy in %, mean ± standard deviation over seeds.", ""])
+
+
+def _told(values: list[float], signed: bool = False) -> str:
+    spread = f" ±{statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{'+' if signed else ''}.2f}{spread}"
+
+
+if __name__ == "__main__":
+    main()
