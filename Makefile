@@ -26,6 +26,7 @@ lint: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/layout.py
+	$(BIN)/python benchmarks/transport.py
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("FedKeep needs Python 3.11 or newer; set PYTHON=python3.x")'
