@@ -26,7 +26,7 @@ import torch
 
 import fedkeep
 from fedkeep.data import Augmentation
-from fedkeep.engine.fit import Source, fit
+from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
 from fedkeep.models import CNN4, Architecture, LeNet5, ResNet18, Shape
@@ -82,8 +82,8 @@ class Trainer:
         order = torch.Generator().manual_seed(1)
         source = Source(self.data, lambda images: images, Augmentation(), order, order, self.networks.layout)
         training = Training(batch_size=self.case.batch, lr=0.01, weight_decay=1e-4)
-        model = self.networks.initial
-        return fit(self.networks, model, CrossEntropy(), [source], training, round=1, passes=1, seed=0)
+        todo = Assignment(self.networks.initial, CrossEntropy(), [source], passes=1, round=1, seed=0)
+        return fit(self.networks, todo, training)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,18 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress")
 
 
+def _add_device(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    command.add_argument("--threads", type=_positive, default=1, help="PyTorch threads in each process (default: 1)")
+    command.add_argument(
+        "--stack",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="train up to N clients of a cohort as one stacked model; 1: none (default: what a trial finds quickest)",
+    )
+
+
 def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument("--profile", action="store_true", help="show at the end where the time went")
 
@@ -125,8 +137,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seeds", type=_numbers, metavar="0,1", help="seeds to run instead of the recipe's")
     command.add_argument("--rounds", type=_positive, help="rounds to run instead of the recipe's")
     command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
-    command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    command.add_argument("--threads", type=_positive, default=1, help="PyTorch threads in each process (default: 1)")
+    _add_device(command)
     _add_machine(command)
     _add_profile(command)
     command.set_defaults(command=_lazily("run", "run"))
@@ -155,8 +166,7 @@ def _add_reproduce(command: argparse.ArgumentParser) -> None:
         "--out", default="runs/reproduce", metavar="DIR", help="folder of reproductions (default: runs/reproduce)"
     )
     command.add_argument("--page", metavar="FILE", help="write a page of all reproductions in --out, in Markdown")
-    command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    command.add_argument("--threads", type=_positive, default=1, help="PyTorch threads in each process (default: 1)")
+    _add_device(command)
     _add_machine(command)
     command.set_defaults(command=_lazily("reproduce", "reproduce"))
 

@@ -75,9 +75,10 @@ def _carry_out(folder: Path, recipe: Recipe, machine: Machine, console: Console,
 
 def machine_of(options: Namespace) -> Machine:
     return Machine(
-        # A resumed run keeps the device and the threads that it began with.
+        # A resumed run keeps the device, the threads and the stacks that it began with.
         device=getattr(options, "device", "cpu"),
         threads=getattr(options, "threads", 1),
+        stack=getattr(options, "stack", 0),
         workers=options.workers,
         data_dir=options.data_dir,
         allow_code=options.allow_code,

@@ -46,6 +46,7 @@ class Embedded:
     factory : builds the network, with PyTorch's default initial weights.
     seed : of everything random (see `fedkeep.seeds`).
     device : where networks and data live.
+    stack : up to how many clients of a cohort are trained as one stacked model (see `fedkeep.engine.stack`).
     lose : for tests, lets calls fail on demand.
     through_codec : for tests, sends every message through the codec instead of passing it by reference.
     """
@@ -58,6 +59,7 @@ class Embedded:
     augmentation: Augmentation = field(default_factory=Augmentation)
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    stack: int = 1
     lose: Lose | None = None
     through_codec: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,18 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 class Pupil:
-    """The network in training as objectives see it (`fedkeep.objectives.Student`), for one step."""
+    """The network in training as objectives see it (`fedkeep.objectives.Student`), for one step.
 
-    def __init__(self, networks: Networks, weights: Mapping[str, Tensor]) -> None:
+    Parameters
+    ----------
+    weights : the parameters by name, live.
+    forward : runs the network with them; the trained network itself, or a call that lends it stacked weights.
+    """
+
+    def __init__(self, networks: Networks, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]) -> None:
         self.networks = networks
         self.weights = weights
+        self._forward = forward
         self._answers: list[tuple[Tensor, Tensor]] = []
         self._read: list[tuple[Tensor, Tensor]] = []
 
@@ -35,7 +42,7 @@ class Pupil:
         for images, known in self._answers:
             if images is batch.data["image"]:
                 return known
-        answer: Tensor = self.networks.trained(batch.data["image"])
+        answer = self._forward(batch.data["image"])
         self._answers.append((batch.data["image"], answer))
         if self.networks.read is not None:
             self._read.append((batch.data["image"], self.networks.read))
@@ -82,6 +89,11 @@ class Source:
         ends = [*starts[1:], count]
         return (self._batch(rows, order, a, b) for a, b in zip(starts, ends, strict=True))
 
+    def first(self, count: int) -> Batch:
+        """Return the first rows as a batch, for a trial: nothing is drawn, and nothing augmented."""
+        rows = torch.arange(count, device=self.data["image"].device)
+        return replace(self, augmentation=Augmentation())._batch(self.data, rows, 0, count)
+
     def _batch(self, rows: Mapping[str, Tensor], order: Tensor, start: int, end: int) -> Batch:
         data = {name: column[start:end] for name, column in rows.items()}
         if data["image"].dtype == torch.uint8:
@@ -94,59 +106,80 @@ class Source:
         return Batch(data, order[start:end])
 
 
-def fit(
-    networks: Networks,
-    model: Weights,
-    objective: Objective,
-    sources: Sequence[Source],
-    training: Training,
-    *,
-    round: int,
-    passes: int,
-    seed: int,
-) -> Fit:
-    """Train a copy of ``model`` on the first source, with one batch of every other source beside each of its own.
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """One training: a copy of ``model`` on the first source, with one batch of every other source beside each of its
+    own.
 
-    Parameters
+    Attributes
     ----------
-    round : for the learning rate of the round.
     passes : over the first source.
+    round : for the learning rate of the round.
     seed : of what the network itself draws, such as dropout.
     """
-    count = len(sources[0].data["image"])
-    merge_last = networks.has_batch_norm
-    if count == 0 or (merge_last and count == 1):
-        return Fit(model, count, 0, 0.0)  # nothing to learn from; batch norm cannot learn from one example
-    for number, source in enumerate(sources[1:], start=2):
-        if not len(source.data["image"]):
-            raise ValueError(f"data set {number} of this fit has no examples to draw beside the first; leave it out")
+
+    model: Weights
+    objective: Objective
+    sources: Sequence[Source]
+    passes: int
+    round: int
+    seed: int
+
+    @property
+    def examples(self) -> int:
+        """Rows of the first source."""
+        return len(self.sources[0].data["image"])
+
+    def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
+        """Yield the batches of each optimiser step, one of every source.
+
+        Raises
+        ------
+        ValueError
+            If a source beside the first has no examples.
+        """
+        for number, source in enumerate(self.sources[1:], start=2):
+            if not len(source.data["image"]):
+                raise ValueError(
+                    f"data set {number} of this fit has no examples to draw beside the first; leave it out"
+                )
+        others = [_endless(source, size, merge_last) for source in self.sources[1:]]
+        for _ in range(self.passes):
+            for batch in self.sources[0].batches(size, merge_last):
+                yield [batch, *(next(other) for other in others)]
+
+
+def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
+    """Carry out one training, step by step."""
+    model, merge_last = assignment.model, networks.has_batch_norm
+    if assignment.examples == 0 or (merge_last and assignment.examples == 1):
+        return Fit(
+            model, assignment.examples, 0, 0.0
+        )  # nothing to learn from; batch norm cannot learn from one example
     network = networks.trained.train()
     load_into(network, model)
     weights = dict(network.named_parameters())
     parameters = list(weights.values())
     optimiser = torch.optim.SGD(
         parameters,
-        training.lr_at(round),
+        training.lr_at(assignment.round),
         momentum=training.momentum,
         weight_decay=training.weight_decay,
         fused=True,
     )
     losses = torch.zeros((), device=networks.device)
     steps = 0
-    others = [_endless(source, training.batch_size, merge_last) for source in sources[1:]]
-    with seeds.borrowed(seed, networks.device):
-        for _ in range(passes):
-            for batch in sources[0].batches(training.batch_size, merge_last):
-                batches = [batch, *(next(other) for other in others)]
-                loss = objective(Pupil(networks, weights), batches)
-                optimiser.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                if training.clip is not None:
-                    nn.utils.clip_grad_norm_(parameters, training.clip)
-                optimiser.step()
-                losses += loss.detach()
-                steps += 1
-    return Fit(weights_of(network), count, steps, losses.item() / max(steps, 1))
+    with seeds.borrowed(assignment.seed, networks.device):
+        for batches in assignment.steps(training.batch_size, merge_last):
+            loss = assignment.objective(Pupil(networks, weights, network), batches)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if training.clip is not None:
+                nn.utils.clip_grad_norm_(parameters, training.clip)
+            optimiser.step()
+            losses += loss.detach()
+            steps += 1
+    return Fit(weights_of(network), assignment.examples, steps, losses.item() / max(steps, 1))
 
 
 def _endless(source: Source, size: int, merge_last: bool) -> Iterator[Batch]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from greenlet import getcurrent, greenlet
+
 from fedkeep.data import Federation
+from fedkeep.engine.fit import Assignment
+from fedkeep.engine.stack import Stacks
 from fedkeep.engine.toolbox import LocalClient, Workplace
+from fedkeep.interface import Fit
 from fedkeep.interface.values import copied
 
 
@@ -53,8 +59,8 @@ class Performer(ABC):
     ahead: int = 0
 
     @abstractmethod
-    def submit(self, request: Request) -> Ticket:
-        """Take a request."""
+    def submit(self, *requests: Request) -> list[Ticket]:
+        """Take requests, at least one; those given together may be trained as one (see `fedkeep.engine.stack`)."""
 
     @abstractmethod
     def wait(self, ticket: Ticket) -> Outcome:
@@ -69,19 +75,38 @@ class Performer(ABC):
         """Forget all requests at once, after an error; nothing can be submitted any more."""
 
 
-@dataclass
+@dataclass(eq=False)
+class _Group:
+    requests: tuple[Request, ...]
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
 class Here(Performer):
-    """Performs steps in this process, each when its outcome is waited for."""
+    """Performs steps in this process, when an outcome is waited for: one by one, or those of a group side by side.
 
-    place: Workplace
-    federation: Federation
-    new_state: Callable[[], Any]
+    A step knows nothing of the others. Each runs in a greenlet of its own until it asks for a training, which is then
+    carried out for all that do, and handed back to each.
+    """
 
-    def submit(self, request: Request) -> Ticket:
-        return request
+    def __init__(self, place: Workplace, federation: Federation, new_state: Callable[[], Any]) -> None:
+        self.place = place
+        self.federation = federation
+        self.new_state = new_state
+        self.stacks = Stacks(place.networks, place.training)
+
+    def submit(self, *requests: Request) -> list[Ticket]:
+        group = _Group(requests)
+        return [(group, number) for number in range(len(requests))]
 
     def wait(self, ticket: Ticket) -> Outcome:
-        request: Request = ticket
+        group: _Group = ticket[0]
+        if not group.outcomes:
+            alone = len(group.requests) == 1
+            group.outcomes = [self._perform(group.requests[0])] if alone else self._together(group.requests)
+        outcome: Outcome = group.outcomes[ticket[1]]
+        return outcome
+
+    def _perform(self, request: Request, train: Callable[[Assignment], Fit] | None = None) -> Outcome:
         party = LocalClient(
             self.place,
             request.client,
@@ -91,6 +116,7 @@ class Here(Performer):
             round=request.round,
             uses=request.uses,
         )
+        party.train = train or party.train
         try:
             reply = request.step(party, *request.args, **request.kwargs)
         except Exception as error:
@@ -98,11 +124,28 @@ class Here(Performer):
             raise
         return Outcome(reply, party.state, request.uses)
 
+    def _together(self, requests: Sequence[Request]) -> list[Outcome]:
+        steps = [greenlet(self._perform) for _ in requests]
+        said = [step.switch(request, _pause) for step, request in zip(steps, requests, strict=True)]
+        while asking := [number for number, item in enumerate(said) if isinstance(item, Assignment)]:
+            began = time.perf_counter()
+            fits = self.stacks.fit([said[number] for number in asking])
+            self.place.clock.train += time.perf_counter() - began
+            for number, fit in zip(asking, fits, strict=True):
+                said[number] = steps[number].switch(fit)
+        return said
+
     def drain(self) -> None:
         """Nothing was begun."""
 
     def stop(self) -> None:
         """Nothing was begun, and this process can always go on."""
+
+
+def _pause(assignment: Assignment) -> Fit:
+    """Hand an assignment to whoever runs the steps, and go on with the training that comes back."""
+    fit: Fit = getcurrent().parent.switch(assignment)
+    return fit
 
 
 def place_of(request: Request) -> str:

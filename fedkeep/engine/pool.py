@@ -12,7 +12,7 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -47,8 +47,8 @@ class Worker:
 
 @dataclass(eq=False)
 class _Job:
-    request: Request
-    outcome: Outcome | None = None
+    requests: tuple[Request, ...]
+    outcomes: list[Outcome] = field(default_factory=list)
     error: BaseException | None = None
 
 
@@ -69,28 +69,28 @@ class Pool(Performer):
         self.round = 0
         self.names: dict[int, tuple[str, Tensor]] = {}  # by identity; holds the tensor, so that none takes its place
 
-    def submit(self, request: Request) -> Ticket:
-        if request.round != self.round:
-            self.round, self.names = request.round, {}
+    def submit(self, *requests: Request) -> list[Ticket]:
+        if requests[0].round != self.round:
+            self.round, self.names = requests[0].round, {}
             for worker in self.workers:
                 worker.knows.clear()
-        job = _Job(request)
+        job = _Job(requests)
         self.backlog.append(job)
         self._hand_out()
-        return job
+        return [(job, number) for number in range(len(requests))]
 
     def wait(self, ticket: Ticket) -> Outcome:
-        job: _Job = ticket
+        job: _Job = ticket[0]
         if job in self.backlog:  # somebody waits for it: before what is only done ahead
             self.backlog.remove(job)
             self.backlog.appendleft(job)
-        while job.outcome is None and job.error is None:
+        while not job.outcomes and job.error is None:
             self._hand_out()
             self._take_in()
         if job.error is not None:
             raise job.error
-        assert job.outcome is not None
-        return job.outcome
+        outcome: Outcome = job.outcomes[ticket[1]]
+        return outcome
 
     def drain(self) -> None:
         self.backlog.clear()
@@ -121,7 +121,7 @@ class Pool(Performer):
     def _hand_out(self) -> None:
         for worker in self.workers:
             if worker.job is None and self.backlog:
-                packed, fresh = self._packed(self.backlog[0].request, worker)
+                packed, fresh = self._packed(self.backlog[0].requests, worker)
                 worker.job = self.backlog.popleft()
                 try:
                     worker.connection.send_bytes(packed)
@@ -151,14 +151,13 @@ class Pool(Performer):
         assert job is not None
         if said[:1] == FAILED:
             kind, text = json.loads(said[1:])
-            job.error = RunError(text if kind == "known" else f"{place_of(job.request)} The worker's error:\n{text}")
+            job.error = RunError(text if kind == "known" else f"{_places_of(job)} The worker's error:\n{text}")
             return
-        returned = signature(function_of(job.request.step))["return"]
-        hint = _hint(returned, self.engine.client_state)
-        reply, state, uses, train, teachers = decode(said[1:], hint, self.engine.device)
+        hint = _hint([request.step for request in job.requests], self.engine.client_state)
+        outcomes, train, teachers = decode(said[1:], hint, self.engine.device)
         self.engine.place.clock.train += train
         self.engine.place.clock.teachers += teachers
-        job.outcome = Outcome(reply, state, uses)
+        job.outcomes = [Outcome(*outcome) for outcome in outcomes]
 
     def _died(self, worker: Worker) -> None:
         code = None
@@ -166,12 +165,12 @@ class Pool(Performer):
             worker.process.join(timeout=5)
             code = worker.process.exitcode
         job, worker.job = worker.job, None
-        where = place_of(job.request) if job else ""
+        where = _places_of(job) if job else ""
         why = ", perhaps for lack of memory" if code in (None, -9) else ""
         raise RunError(f"a worker process died with code {code}{why}. {where}")
 
-    def _packed(self, request: Request, worker: Worker) -> tuple[bytes, set[str]]:
-        """Return a request as bytes, with those tensors that the worker does not have yet, and their names."""
+    def _packed(self, requests: Sequence[Request], worker: Worker) -> tuple[bytes, set[str]]:
+        """Return requests as bytes, with those tensors that the worker does not have yet, and their names."""
         fresh: dict[str, Tensor] = {}
 
         def name(tensor: Tensor) -> str:
@@ -182,17 +181,20 @@ class Pool(Performer):
                 fresh[found] = standalone(tensor, fresh)
             return found
 
-        head = {
-            "client": request.client,
-            "step": request.step.__name__,
-            "task": request.task,
-            "round": request.round,
-            "uses": request.uses,
-            "state": None if request.state is None else flatten(request.state, name),
-            "args": [flatten(arg, name) for arg in request.args],
-            "kwargs": {key: flatten(value, name) for key, value in request.kwargs.items()},
-        }
-        text = bytearray(json.dumps(head, separators=(",", ":")).encode())
+        heads = [
+            {
+                "client": request.client,
+                "step": request.step.__name__,
+                "task": request.task,
+                "round": request.round,
+                "uses": request.uses,
+                "state": None if request.state is None else flatten(request.state, name),
+                "args": [flatten(arg, name) for arg in request.args],
+                "kwargs": {key: flatten(value, name) for key, value in request.kwargs.items()},
+            }
+            for request in requests
+        ]
+        text = bytearray(json.dumps(heads, separators=(",", ":")).encode())
         return save({**fresh, HEAD: torch.frombuffer(text, dtype=torch.uint8)}), set(fresh)
 
 
@@ -209,11 +211,11 @@ def serve(engine: Embedded, connection: Connection) -> None:
             return
         try:
             tensors = load(blob)
-            head = json.loads(tensors.pop(HEAD).numpy().tobytes())
-            if head["round"] != current:
-                current, known = head["round"], {}
+            heads = json.loads(tensors.pop(HEAD).numpy().tobytes())
+            if heads[0]["round"] != current:
+                current, known = heads[0]["round"], {}
             known |= {name: tensor.to(engine.device) for name, tensor in tensors.items()}
-            answer = DONE + _performed(engine, head, known)
+            answer = DONE + _performed(engine, [_request(engine, head, known) for head in heads])
         except FedKeepError as error:
             answer = FAILED + json.dumps(["known", "\n".join([str(error), *getattr(error, "__notes__", ())])]).encode()
         except Exception:
@@ -224,11 +226,11 @@ def serve(engine: Embedded, connection: Connection) -> None:
             return
 
 
-def _performed(engine: Embedded, head: Mapping[str, Any], known: Mapping[str, Tensor]) -> bytes:
+def _request(engine: Embedded, head: Mapping[str, Any], known: Mapping[str, Tensor]) -> Request:
     step = getattr(engine.algorithm, head["step"])
     hints, names = signature(function_of(step)), sent(step)
     state = None if head["state"] is None else restore(head["state"], known, engine.client_state)
-    request = Request(
+    return Request(
         head["client"],
         step,
         tuple(
@@ -240,12 +242,24 @@ def _performed(engine: Embedded, head: Mapping[str, Any], known: Mapping[str, Te
         head["round"],
         head["uses"],
     )
+
+
+def _performed(engine: Embedded, requests: Sequence[Request]) -> bytes:
     engine.place.clock = Clock()
-    outcome = engine.here.wait(request)
-    clock = engine.place.clock
-    return encode((outcome.reply, outcome.state, outcome.uses, clock.train, clock.teachers))
+    outcomes = [engine.here.wait(ticket) for ticket in engine.here.submit(*requests)]
+    said = tuple((outcome.reply, outcome.state, outcome.uses) for outcome in outcomes)
+    return encode((said, engine.place.clock.train, engine.place.clock.teachers))
 
 
-def _hint(reply: Any, state: Any) -> Any:
+def _hint(steps: Sequence[Callable[..., Any]], state: Any) -> Any:
     """Return the type of what a worker sends back."""
-    return tuple.__class_getitem__((reply, state, dict[str, int], float, float))
+    replies = (signature(function_of(step))["return"] for step in steps)
+    outcomes = tuple(tuple.__class_getitem__((reply, state, dict[str, int])) for reply in replies)
+    return tuple.__class_getitem__((tuple.__class_getitem__(outcomes), float, float))
+
+
+def _places_of(job: _Job) -> str:
+    if len(job.requests) == 1:
+        return place_of(job.requests[0])
+    clients = ", ".join(request.client for request in job.requests)
+    return f"{place_of(job.requests[0])} It was trained together with clients {clients}."

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -60,10 +61,8 @@ class RoundInFlight:
 
     def start(self, client: str, call: Call) -> None:
         """Queue a call; it is performed before the client's next one, which gives the same result as at once."""
-        if client not in self.lost:
-            self.down += payload([call.args, call.kwargs])
-            self.waiting.setdefault(client, []).append(self._received(call))
-            self._look_ahead()
+        self._queue(client, call)
+        self._look_ahead()
 
     def ask(self, client: str, call: Call) -> Any:
         """Perform a call after those that wait before it; return the reply, or LOST."""
@@ -73,12 +72,9 @@ class RoundInFlight:
     def ask_all(self, calls: Mapping[str, Call]) -> dict[str, Any]:
         """Perform a call of each client, side by side where there are workers; return the replies, or LOST."""
         for client, call in calls.items():
-            self.start(client, call)
-        if self.engine.performer.ahead:
-            # Whoever has most to do begins first; what waits for an idle worker waits in the performer.
-            for client in sorted(calls, key=self.engine.federation.size, reverse=True):
-                if self.waiting.get(client):
-                    self._launch(client)
+            self._queue(client, call)
+        if self.engine.performer.ahead or self.engine.stack > 1:
+            self._launch_together(list(calls))
         return {client: self._finish(client) for client in calls}
 
     def settle(self) -> None:
@@ -115,6 +111,11 @@ class RoundInFlight:
         watched = self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.number)
         return books | ({"visits": self.visits} if watched else {})
 
+    def _queue(self, client: str, call: Call) -> None:
+        if client not in self.lost:
+            self.down += payload([call.args, call.kwargs])
+            self.waiting.setdefault(client, []).append(self._received(call))
+
     def _finish(self, client: str) -> Any:
         """Perform all calls of a client that wait; return the last reply, or LOST."""
         reply: Any = LOST
@@ -133,19 +134,35 @@ class RoundInFlight:
             for client in idle[:free]:
                 self._launch(client)
 
-    def _launch(self, client: str) -> None:
-        """Begin a client's next call, unless one is under way."""
-        if client in self.under_way:
+    def _launch_together(self, clients: Sequence[str]) -> None:
+        """Begin the next call of many clients: those with most to do first, in groups of about the same size.
+
+        Who is trained with whom follows from the cohort alone, not from the workers, since it may change rounding.
+        """
+        asked = [client for client in clients if self.waiting.get(client)]
+        asked.sort(key=self.engine.federation.size, reverse=True)
+        groups = ceil(len(asked) / self.engine.stack)
+        for number in range(groups):
+            self._launch(*asked[len(asked) * number // groups : len(asked) * (number + 1) // groups])
+
+    def _launch(self, *clients: str) -> None:
+        """Begin the next call of clients, unless one is under way, as one group."""
+        requests: dict[str, Request] = {}
+        for client in clients:
+            if client in self.under_way:
+                continue
+            call = self.waiting[client].pop(0)
+            reason = self._fails(client, call.step.__name__)
+            self.under_way[client] = call, reason, None
+            if reason is None:
+                state = self.states.get(client, self.engine.states.get(client))
+                uses = dict(self.uses.get(client, {}))
+                requests[client] = Request(client, call.step, call.args, call.kwargs, state, 1, self.number, uses)
+        if not requests:
             return
-        call = self.waiting[client].pop(0)
-        reason = self._fails(client, call.step.__name__)
-        ticket = None
-        if reason is None:
-            state = self.states.get(client, self.engine.states.get(client))
-            uses = dict(self.uses.get(client, {}))
-            request = Request(client, call.step, call.args, call.kwargs, state, 1, self.number, uses)
-            ticket = self.engine.performer.submit(request)
-        self.under_way[client] = call, reason, ticket
+        for client, ticket in zip(requests, self.engine.performer.submit(*requests.values()), strict=True):
+            call, reason, _ = self.under_way[client]
+            self.under_way[client] = call, reason, ticket
 
     def _take(self, client: str) -> Any:
         """Wait for the call of a client that is under way; return its reply, or LOST."""

@@ -15,7 +15,7 @@ from torch.nn.functional import log_softmax
 
 from fedkeep import seeds
 from fedkeep.data import Augmentation
-from fedkeep.engine.fit import Source, fit
+from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server, Training
@@ -45,6 +45,13 @@ class Workplace:
     classes: int
     clock: Clock = field(default_factory=Clock)
 
+    def train(self, assignment: Assignment) -> Fit:
+        """Carry out one training."""
+        began = time.perf_counter()
+        result = fit(self.networks, assignment, self.training)
+        self.clock.train += time.perf_counter() - began
+        return result
+
 
 class LocalParty(Party[Any]):
     """A party whose computing happens in this process."""
@@ -62,27 +69,21 @@ class LocalParty(Party[Any]):
         self.training = place.training
         self.initial = place.networks.initial
         self.parameters = place.networks.parameters
+        self.train: Callable[[Assignment], Fit] = place.train
         self._uses = uses  # how often each purpose drew randomness in this round, over all of the party's calls
 
     def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
+        return self.train(self.assignment(model, objective, *data, passes=passes))
+
+    def assignment(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Assignment:
+        """Return a training as it is carried out, its teachers settled and its generators drawn."""
         data = data or (self.data,)
         for columns in data:
             self._check(columns)
         objective = self.settle(objective, *data)
-        began = time.perf_counter()
         sources = [self._source(columns) for columns in data]
-        result = fit(
-            self.place.networks,
-            model,
-            objective,
-            sources,
-            self.training,
-            round=self.round,
-            passes=self.training.epochs if passes is None else passes,
-            seed=self._derive("network noise"),
-        )
-        self.place.clock.train += time.perf_counter() - began
-        return result
+        passes = self.training.epochs if passes is None else passes
+        return Assignment(model, objective, sources, passes, self.round, self._derive("network noise"))
 
     def settle(self, objective: Objective, *data: Data) -> Objective:
         began = time.perf_counter()

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from fedkeep.engine.cell import CellBusy, play
+from fedkeep.engine.choose import choose_stack
+from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import RunError
 from fedkeep.experiment.helpers import Helpers, useful
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
@@ -75,10 +77,11 @@ def is_finished(cell: Path) -> bool:
 
 
 def as_begun(folder: Path, machine: Machine) -> Machine:
-    """Return the machine with the device and the threads that a run began with, since results depend on them."""
+    """Return the machine with the device, the threads and the stacks that a run began with: results depend on them."""
     try:
         info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        return replace(machine, device=str(info["device"]), threads=int(info["threads"]))
+        stack = int(info.get("stack", 1))  # runs of versions without stacks did not name them
+        return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}.") from error
 
@@ -90,7 +93,6 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
     partition = federation.partition
     counts = partition.counts(federation.dataset.train["label"], federation.dataset.classes)
     description = describe_cell(recipe, job.method, job.seed, federation)
-    write_whole(job.cell / "cell.json", json.dumps(description))
     write_whole(job.cell / "partition.json", json.dumps(partition.manifest() | {"counts": counts.tolist()}))
     last: dict[str, Any] | None = None
     images = sum(description["test_total"])
@@ -104,11 +106,21 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
     with pinned_threads(machine.threads):
         engine = engine_for(recipe, job.method, job.seed, federation, machine.device)
         count = useful(job.method.algorithm, recipe.run.cohort, spare if machine.device == "cpu" else 0)
+        engine.stack = _stack(job, engine, machine, max(count, 1))
+        write_whole(job.cell / "cell.json", json.dumps(description | {"stack": engine.stack}))
         helpers = Helpers(engine, job.folder, job.method.label, job.seed, machine, count)
         try:
             play(engine, job.cell, on_round)
         finally:
             helpers.dismiss()
+
+
+def _stack(job: Job, engine: Embedded, machine: Machine, workers: int) -> int:
+    """Return how many clients this cell trains as one: as it was begun, as the user says, or as is quickest here."""
+    try:
+        return int(json.loads((job.cell / "cell.json").read_text(encoding="utf-8"))["stack"])
+    except (OSError, ValueError, KeyError):
+        return machine.stack or choose_stack(engine, workers)
 
 
 def _spread(jobs: Sequence[Job], machine: Machine, workers: int, tell: OnProgress, again: str, spare: int) -> None:

@@ -28,6 +28,8 @@ class Machine:
     Attributes
     ----------
     device : ``cpu`` or ``cuda``. threads : of PyTorch in each process; more than one is often slower for small models.
+    stack : up to how many clients of a cohort are trained as one stacked model, which changes rounding; 1: none; 0: as
+        many as a trial before the first round finds quickest. Like the device, it is kept by a resume.
     workers : processes that share the cells and, where there are fewer of those, their cohorts; 0: one per core. A
         script that asks for more than one must guard what it runs with ``if __name__ == "__main__":``, since each
         process imports it again.
@@ -37,6 +39,7 @@ class Machine:
 
     device: str = "cpu"
     threads: int = 1
+    stack: int = 0
     workers: int = 1
     data_dir: str | None = None
     allow_code: bool = False

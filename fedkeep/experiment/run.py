@@ -57,6 +57,7 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": machine.device,
         "threads": machine.threads,
+        "stack": machine.stack,
         "title": recipe.title,
         "recipe": recipe.name,
         "git": _git_revision(),

@@ -76,7 +76,10 @@ def not_finite(value: Any) -> str | None:
     """Return the path of the first tensor or number that is not finite, or None."""
     for path, leaf in leaves(value):
         if isinstance(leaf, Tensor):
-            if (leaf.is_floating_point() or leaf.is_complex()) and not bool(torch.isfinite(leaf).all()):
+            if not (leaf.is_floating_point() or leaf.is_complex()):
+                continue
+            # A sum is finite only of finite numbers, and quicker than a look at each; but finite ones may overflow it.
+            if not bool(torch.isfinite(leaf.sum())) and not bool(torch.isfinite(leaf).all()):
                 return path or "the value"
         elif isinstance(leaf, float) and not math.isfinite(leaf):
             return path or "the value"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -63,7 +63,14 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Objective(ABC):
-    """One term, or a sum of terms, of a local loss."""
+    """One term, or a sum of terms, of a local loss.
+
+    ``columns`` names the fields whose tensors hold a row for each example of a data set, and are read only at a batch's
+    ``index``. Clients whose objectives differ in nothing but numbers inside tensors, and in the length of columns, can
+    be trained side by side as one model (`fedkeep.engine.stack`).
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class Contrast(Objective):
 @dataclass(frozen=True, eq=False)
 class SettledContrast(Objective):
     """The same with the frozen models' features as columns [n, width] over the first data set."""
+
+    columns: ClassVar[tuple[str, ...]] = ("towards", "away")
 
     towards: Tensor
     away: Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -75,6 +75,8 @@ class Distillation(Objective):
 @dataclass(frozen=True, eq=False)
 class Lesson(Objective):
     """A distillation whose teachers have spoken: columns over the n examples of data set ``on``, times ``factor``."""
+
+    columns: ClassVar[tuple[str, ...]] = ("folded", "weights")
 
     folded: Folded
     tau: float

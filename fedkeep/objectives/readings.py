@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -80,6 +80,8 @@ class ReadDistillation(Objective):
 @dataclass(frozen=True, eq=False)
 class SettledReading(Objective):
     """The same, with the teacher's logits as a column [n, classes] over the first data set."""
+
+    columns: ClassVar[tuple[str, ...]] = ("said",)
 
     reading: ReadDistillation
     said: Tensor

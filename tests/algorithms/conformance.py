@@ -101,6 +101,16 @@ class Conformance:
         assert tiny.equal(forward.server.model, backward.server.model)
         assert encode(forward.server.state) == encode(backward.server.state)
 
+    def test_clients_trained_as_one_stacked_model_learn_the_same(self, method: Method) -> None:
+        looped, stacked = tiny.engine(method, cohort=6), tiny.engine(method, cohort=6, stack=4)
+        for one, other in zip(tiny.played(looped), tiny.played(stacked), strict=True):
+            assert [one[name] for name in ("cohort", "lost", "examples")] == [
+                other[name] for name in ("cohort", "lost", "examples")
+            ]
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        for name, tensor in looped.server.model.items():
+            torch.testing.assert_close(stacked.server.model[name], tensor, rtol=1e-3, atol=1e-5)
+
     def test_global_randomness_is_neither_read_nor_moved(self, method: Method) -> None:
         torch.manual_seed(11)
         before, first = torch.get_rng_state(), tiny.engine(method)

@@ -18,7 +18,7 @@ from fedkeep import seeds
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.engine import networks as networks_module
-from fedkeep.engine.fit import Source, fit
+from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import FedKeepError
 from fedkeep.interface import Fit, Training
@@ -86,7 +86,7 @@ def trained(
 ) -> Fit:
     sources = [source(d, order) for order, d in enumerate(data, start=1)]
     objective = objective or CrossEntropy()
-    return fit(networks, networks.initial, objective, sources, training, round=round, passes=training.epochs, seed=seed)
+    return fit(networks, Assignment(networks.initial, objective, sources, training.epochs, round, seed), training)
 
 
 def by_hand(

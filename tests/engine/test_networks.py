@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.data import Augmentation
-from fedkeep.engine.fit import Source, fit
+from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks, has_batch_norm
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
@@ -49,7 +49,7 @@ def trained(name: str, layout: torch.memory_format, dtype: torch.dtype) -> tuple
     data = {"image": torch.randn(9, *shape, generator=noise).to(dtype), "label": torch.arange(9) % 3}
     source = Source(data, lambda images: images, Augmentation(), torch.Generator().manual_seed(1), noise, layout)
     training = Training(batch_size=4, lr=0.01, momentum=0.9)
-    result = fit(networks, networks.initial, CrossEntropy(), [source], training, round=1, passes=1, seed=0)
+    result = fit(networks, Assignment(networks.initial, CrossEntropy(), [source], passes=1, round=1, seed=0), training)
     assert all(tensor.is_contiguous() for tensor in result.model.values()), (
         "a model is in plain layout, whatever fit is"
     )

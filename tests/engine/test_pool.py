@@ -64,9 +64,10 @@ def pools() -> Iterator[Any]:
         assert all(worker.process is not None and not worker.process.is_alive() for worker in pool.workers)
 
 
+@pytest.mark.parametrize("stack", [1, 2])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any]) -> None:
-    alone, pooled = tiny.engine(method), tiny.engine(method)
+def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], stack: int) -> None:
+    alone, pooled = tiny.engine(method, stack=stack), tiny.engine(method, stack=stack)
     pool = with_thread(pooled, tiny.engine(method))
     try:
         assert tiny.played(pooled) == tiny.played(alone)

@@ -1,0 +1,274 @@
+"""Clients trained as one stacked model against the loop: the same steps, up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+
+from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.fedntd import FedNTD
+from fedkeep.data import Augmentation
+from fedkeep.engine import choose, stack
+from fedkeep.engine.choose import choose_stack
+from fedkeep.engine.fit import Assignment, Source, fit
+from fedkeep.engine.networks import Networks
+from fedkeep.engine.stack import Stack, Stacks
+from fedkeep.interface import Client, Fit, Training, on_client
+from fedkeep.models import LeNet5, Weights
+from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
+from fedkeep.objectives.decoupled import Folded
+from fedkeep.objectives.distillation import Lesson
+from fedkeep.objectives.penalties import Quadratic
+
+CPU = torch.device("cpu")
+SIZES = (11, 4, 12, 11, 1)
+
+
+def mlp() -> nn.Module:
+    return tiny.network().double()
+
+
+def networks(factory: Callable[[], nn.Module] = mlp) -> Networks:
+    """Return networks in float64, in which a difference is a fault and not rounding."""
+    return Networks(lambda: factory().double(), 0, CPU)
+
+
+def columns(count: int, seed: int, shape: tuple[int, ...] = tiny.SHAPE) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "image": torch.randn(count, *shape, generator=generator, dtype=torch.float64),
+        "label": torch.randint(tiny.CLASSES, (count,), generator=generator),
+    }
+
+
+def source(data: dict[str, Tensor], seed: int, augmentation: Augmentation | None = None) -> Source:
+    order, noise = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    return Source(data, lambda images: images.double() / 255, augmentation or Augmentation(), order, noise)
+
+
+def group(
+    of: Networks,
+    objective: Callable[[int, int], Objective] = lambda number, count: CrossEntropy(),
+    sizes: Sequence[int] = SIZES,
+    shape: tuple[int, ...] = tiny.SHAPE,
+    passes: int = 3,
+) -> list[Assignment]:
+    """Return trainings of clients of these sizes, each from weights of its own."""
+    made = []
+    for number, count in enumerate(sizes):
+        noise = torch.Generator().manual_seed(100 + number)
+        model = {
+            name: tensor + 0.01 * torch.randn(tensor.shape, generator=noise, dtype=torch.float64)
+            for name, tensor in of.initial.items()
+            if tensor.is_floating_point()
+        }
+        model = dict(of.initial) | model
+        data = source(columns(count, number, shape), number)
+        made.append(Assignment(model, objective(number, count), [data], passes, round=2, seed=0))
+    return made
+
+
+def agree(stacked: Sequence[Fit], looped: Sequence[Fit]) -> None:
+    for one, other in zip(stacked, looped, strict=True):
+        assert (one.examples, one.steps) == (other.examples, other.steps)
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)  # summed in float32
+        assert one.model.keys() == other.model.keys()
+        for name in one.model:
+            torch.testing.assert_close(one.model[name], other.model[name], rtol=1e-9, atol=1e-12)
+
+
+PLAIN = Training(epochs=3, batch_size=4, lr=0.1)
+SETTINGS = {
+    "plain": PLAIN,
+    "momentum": replace(PLAIN, momentum=0.9),
+    "weight decay": replace(PLAIN, weight_decay=0.1),
+    "clipping": replace(PLAIN, clip=0.2),
+    "everything": replace(PLAIN, momentum=0.9, weight_decay=0.1, clip=0.2, lr_decay=0.5),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_stack_takes_the_steps_of_the_loop(name: str) -> None:
+    of, training = networks(), SETTINGS[name]
+    stacked = Stack(of, training, group(of)).fit()
+    agree(stacked, [fit(of, assignment, training) for assignment in group(of)])
+    assert [done.steps for done in stacked] == [9, 3, 9, 9, 3]
+
+
+def test_convolutions_are_stacked() -> None:
+    of = networks(lambda: LeNet5().build((1, 16, 16), tiny.CLASSES))
+    made = [group(of, sizes=(9, 8, 8), shape=(1, 16, 16), passes=2) for _ in range(2)]
+    agree(Stack(of, SETTINGS["everything"], made[0]).fit(), [fit(of, one, SETTINGS["everything"]) for one in made[1]])
+
+
+def test_augmented_images_and_further_data_sets_are_stacked() -> None:
+    of = networks()
+
+    def made() -> list[Assignment]:
+        both = []
+        for number, count in enumerate((9, 6, 6)):
+            raw = {"image": (columns(count, number)["image"] * 40 + 120).clamp(0, 255).to(torch.uint8)}
+            raw["label"] = columns(count, number)["label"]
+            sources = [source(raw, number, Augmentation(flip=True, crop=1)), source(columns(5, 50 + number), number)]
+            both.append(Assignment(of.initial, CrossEntropy() + CrossEntropy(on=1), sources, 2, round=1, seed=0))
+        return both
+
+    agree(Stack(of, PLAIN, made()).fit(), [fit(of, one, PLAIN) for one in made()])
+
+
+def test_columns_of_different_lengths_and_shared_tensors() -> None:
+    """A teacher's answers are a row for each example; the model that a penalty pulls towards is one for all."""
+    of = networks()
+    anchor = {name: tensor + 0.1 for name, tensor in of.initial.items()}
+
+    def objective(number: int, count: int) -> Objective:
+        noise = torch.Generator().manual_seed(200 + number)
+        said = torch.rand(count, 2 + tiny.CLASSES + 1, generator=noise, dtype=torch.float64)
+        lesson = Lesson(Folded(said[:, :2], said[:, 2:-1], said[:, -1]), tau=2.0, factor=0.5, weights=said[:, -1])
+        return CrossEntropy() + lesson + Quadratic(anchor, 0.3)
+
+    made = group(of, objective)
+    together = Stack(of, PLAIN, made)
+    agree(together.fit(), [fit(of, assignment, PLAIN) for assignment in group(of, objective)])
+    shared = [tensor for tensor, dim in zip(together.constants, together.constant_dims, strict=True) if dim is None]
+    assert {id(tensor) for tensor in shared} == {id(tensor) for tensor in anchor.values()}
+
+
+@dataclass(frozen=True, eq=False)
+class Branching(Objective):
+    """A loss that looks at its value, which no stack can."""
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        loss = CrossEntropy()(student, batches)
+        return loss if loss.item() > 0 else 2 * loss
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, tiny.CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("factory", "objective"),
+    [
+        (dropping, CrossEntropy()),
+        (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, tiny.CLASSES)), CrossEntropy()),
+        (mlp, Branching()),
+    ],
+    ids=["dropout", "batch norm", "a loss that branches"],
+)
+def test_what_cannot_be_stacked_is_trained_in_the_loop(factory: Callable[[], nn.Module], objective: Objective) -> None:
+    of = networks(factory)
+    found = Stacks(of, PLAIN).fit(group(of, lambda number, count: objective))
+    looped = [fit(of, one, PLAIN) for one in group(of, lambda number, count: objective)]
+    for one, other in zip(found, looped, strict=True):
+        assert tiny.equal(one.model, other.model), "not a step may be taken, nor a number drawn, before the refusal"
+
+
+def test_only_trainings_of_one_kind_are_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, sizes = networks(), []
+    monkeypatch.setattr(stack, "Stack", lambda n, t, group: sizes.append(len(group)) or Stack(n, t, group))
+    objectives = [
+        CrossEntropy(),
+        Quadratic(of.initial, 0.5) + CrossEntropy(),
+        CrossEntropy(),
+        Quadratic(of.initial, 0.25) + CrossEntropy(),
+        Quadratic(of.initial, 0.5) + CrossEntropy(),
+    ]
+    made = group(of, lambda number, count: objectives[number])
+    found = Stacks(of, PLAIN).fit(made)
+    assert sizes == [2, 2, 2, 2], "a trial of two and a stack of two, for each of the kinds that occur twice"
+    agree(found, [fit(of, one, PLAIN) for one in group(of, lambda number, count: objectives[number])])
+
+
+def test_a_client_without_examples_keeps_its_model() -> None:
+    of = networks()
+    found = Stacks(of, PLAIN).fit(group(of, sizes=(4, 0, 4)))
+    assert [done.steps for done in found] == [3, 0, 3]
+
+
+def test_no_model_holds_on_to_the_others() -> None:
+    of = networks()
+    for done in Stack(of, PLAIN, group(of)).fit():
+        for tensor in done.model.values():
+            assert tensor.is_contiguous()
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_groups_follow_from_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About equal groups, the largest clients first, whoever drops out."""
+    engine = tiny.engine(
+        FedAvg(), cohort=6, stack=4, rounds=1, lose=lambda round, client, step: "x" if client == "3" else None
+    )
+    groups: list[list[str]] = []
+    submit = engine.here.submit
+    monkeypatch.setattr(engine.here, "submit", lambda *r: groups.append([one.client for one in r]) or submit(*r))
+    tiny.played(engine)
+    assert groups == [["4", "2", "5"], ["1", "0"]]  # of sizes 17, 12, 10 and 9, 7; client 3 is lost
+
+
+class Stubborn(FedAvg):
+    """Fails after its training, at one client."""
+
+    @on_client
+    def train(self, client: Client[Any], model: Weights) -> Fit:
+        done = client.fit(model, CrossEntropy())
+        if client.id == "4":
+            raise ZeroDivisionError("after training")
+        return done
+
+
+def test_an_error_in_a_group_says_whose_it_is() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        tiny.engine(Stubborn(), cohort=6, stack=3).advance()
+    assert "client 4, round 1" in caught.value.__notes__[0]
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, alone: float, together: Callable[[int], float]) -> None:
+    monkeypatch.setattr(choose, "_alone", lambda engine, clients: alone)
+    monkeypatch.setattr(choose, "_together", lambda engine, clients: together(len(clients)))
+
+
+def populous(cohort: int = 48, rounds: int = 1000, **changes: Any) -> Any:
+    return tiny.engine(FedAvg(), federation=tiny.federation((2,) * 60), cohort=cohort, rounds=rounds, **changes)
+
+
+def test_stacks_are_chosen_where_they_are_clearly_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch, 1.0, lambda clients: 0.5 * clients + 1)
+    assert choose_stack(populous()) == 32  # 24 s of training and 2 groups: 26 s; with stacks of 16: 27 s
+    assert choose_stack(populous(), workers=3) == 16  # 3 groups of 16 side by side: 9 s; 2 of 24: 13 s
+    assert choose_stack(populous(cohort=4)) == 4  # one group: 3 s instead of 4
+    timed(monkeypatch, 1.0, lambda clients: 0.9 * clients)
+    assert choose_stack(populous()) == 1, "a tenth is not worth another rounding"
+    timed(monkeypatch, 1.0, lambda clients: 1.5 * clients)
+    assert choose_stack(populous()) == 1
+
+
+def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_alone", lambda engine, clients: pytest.fail("measured"))
+    assert choose_stack(populous(rounds=20)) == 1, "a short run is over before a choice pays"
+    assert (
+        choose_stack(populous(factory=lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3)))) == 1
+    )
+
+
+def test_measuring_changes_nothing() -> None:
+    measured, untouched = populous(rounds=25), populous(rounds=25)
+    assert choose_stack(measured) in (1, 4, 8, 16, 32)
+    tiny.played(measured, 2)
+    tiny.played(untouched, 2)
+    assert tiny.equal(measured.server.model, untouched.server.model)
+
+
+def test_distillation_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The methods that the house is for must be among those that gain."""
+    trained: list[int] = []
+    whole = Stack.fit
+    monkeypatch.setattr(Stack, "fit", lambda self: trained.append(len(self.group)) or whole(self))
+    tiny.played(tiny.engine(FedNTD(), cohort=6, stack=6))
+    assert trained == [6, 6, 6, 6]
