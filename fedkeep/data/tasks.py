@@ -38,7 +38,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class TaskStream:
-    """A data set whose classes arrive in tasks. Everything is row numbers: no image is copied.
+    """A data set whose classes arrive in tasks. Tasks are row numbers: no training image is copied.
 
     Attributes
     ----------
@@ -52,8 +52,16 @@ class TaskStream:
     tasks: tuple[Task, ...]
 
     def federation(self, number: int, server: Data | None = None) -> Federation:
-        """Return who holds what in a task, counted from 1; ``server`` is what the server holds itself."""
-        return Federation(self.dataset, self.tasks[number - 1].partition, server or {})
+        """Return who holds what in a task, counted from 1, with the test images of the classes seen so far.
+
+        Parameters
+        ----------
+        number : of the task.
+        server : what the server holds itself; nothing by default.
+        """
+        task = self.tasks[number - 1]
+        test = {name: column[task.test.to(column.device)] for name, column in self.dataset.test.items()}
+        return Federation(replace(self.dataset, test=test), task.partition, server or {})
 
     def manifest(self) -> list[dict[str, Any]]:
         """Return what a run folder says about each task; JSON-able."""

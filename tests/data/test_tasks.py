@@ -81,6 +81,10 @@ def test_the_test_set_is_that_of_all_classes_seen() -> None:
     for task in stream.tasks:
         assert torch.equal(task.test, (labels < task.seen).nonzero().flatten())
         assert len(task.test) == 5 * task.seen
+        federation = stream.federation(task.number)
+        assert torch.equal(federation.dataset.test["label"], labels[task.test])
+        assert torch.equal(federation.dataset.test["image"], stream.dataset.test["image"][task.test])
+        assert federation.dataset.train["image"] is stream.dataset.train["image"]
 
 
 def test_a_given_order_and_the_first_classes_only() -> None:
