@@ -25,7 +25,8 @@ lint: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/engine_overhead.py
-	$(BIN)/python benchmarks/layout.py
+	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/stacks.py
 	$(BIN)/python benchmarks/transport.py
 
 .venv/bin/python:

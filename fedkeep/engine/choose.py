@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from math import ceil
+from collections.abc import Callable
+from math import ceil, inf
 
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Assignment, fit
 from fedkeep.engine.toolbox import LocalClient
 from fedkeep.objectives import CrossEntropy
 
-SIZES = (4, 8, 16, 32)
+SIZES = (16, 32, 8, 4)  # in the order in which they are tried
+FEW = 4  # clients on which training one after another is timed
 WORTH = 1.2  # how many times as fast stacks must be: they change rounding, and a timing here is a rough one
 LONG = 1000  # trainings in a run, from which measuring pays
+QUICK = 1.0  # seconds; what is over so soon is timed twice
 
 
 def choose_stack(engine: Embedded, workers: int = 1) -> int:
@@ -31,46 +34,43 @@ def choose_stack(engine: Embedded, workers: int = 1) -> int:
     if plan.rounds * plan.cohort < LONG:
         return 1
     cohort = sorted(engine.draw_cohort(1), key=federation.size, reverse=True)
-    alone = _alone(engine, cohort[: SIZES[0]])
+    alone = _alone(engine, cohort[:FEW])
     best, chosen = alone * ceil(len(cohort) / workers) / WORTH, 1
     for size in SIZES:
         groups = ceil(len(cohort) / size)
         group = cohort[: ceil(len(cohort) / groups)]
-        if len(group) < 2:
-            break
+        if len(group) < 2 or (size > SIZES[0] and groups == ceil(len(cohort) / SIZES[0])):
+            continue  # the same groups again
         seconds = _together(engine, group)
-        if seconds / len(group) > alone:
-            break  # larger stacks will hardly help
+        if size == SIZES[0] and seconds / len(group) > alone:
+            return 1  # such layers keep the machine busy as they are
         if seconds * ceil(groups / workers) < best:
             best, chosen = seconds * ceil(groups / workers), size
-        if groups == 1:
-            break
     return chosen
 
 
 def _alone(engine: Embedded, clients: list[str]) -> float:
-    """Return the seconds per client of training one after another, the better of two times."""
-
-    def once() -> float:
-        todo = [_assignment(engine, client) for client in clients]
-        began = time.perf_counter()
-        for assignment in todo:
-            fit(engine.place.networks, assignment, engine.training)
-        return (time.perf_counter() - began) / len(clients)
-
-    return min(once(), once())
+    """Return the seconds per client of training one after another."""
+    return _timed(
+        engine, clients, lambda todo: [fit(engine.place.networks, one, engine.training) for one in todo]
+    ) / len(clients)
 
 
 def _together(engine: Embedded, clients: list[str]) -> float:
-    """Return the seconds of training them as one stack, likewise."""
+    """Return the seconds of training clients as one stack."""
+    return _timed(engine, clients, engine.here.stacks.fit)
 
-    def once() -> float:
+
+def _timed(engine: Embedded, clients: list[str], train: Callable[[list[Assignment]], object]) -> float:
+    seconds = inf
+    for _ in range(2):
         todo = [_assignment(engine, client) for client in clients]
         began = time.perf_counter()
-        engine.here.stacks.fit(todo)
-        return time.perf_counter() - began
-
-    return min(once(), once())
+        train(todo)
+        seconds = min(seconds, time.perf_counter() - began)
+        if seconds > QUICK:
+            break
+    return seconds
 
 
 def _assignment(engine: Embedded, client: str) -> Assignment:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from fedkeep.data import Augmentation
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
+from fedkeep.interface.training import Precision
 from fedkeep.models import Weights
 from fedkeep.models.custom import split
 from fedkeep.models.weights import load_into, weights_of
@@ -171,7 +174,8 @@ def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
     steps = 0
     with seeds.borrowed(assignment.seed, networks.device):
         for batches in assignment.steps(training.batch_size, merge_last):
-            loss = assignment.objective(Pupil(networks, weights, network), batches)
+            with precisely(training.precision, networks.device):
+                loss = assignment.objective(Pupil(networks, weights, network), batches)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             if training.clip is not None:
@@ -180,6 +184,11 @@ def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
             losses += loss.detach()
             steps += 1
     return Fit(weights_of(network), assignment.examples, steps, losses.item() / max(steps, 1))
+
+
+def precisely(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which layers compute as precisely as a recipe asks."""
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
 
 
 def _endless(source: Source, size: int, merge_last: bool) -> Iterator[Batch]:

@@ -12,42 +12,11 @@ from greenlet import getcurrent, greenlet
 
 from fedkeep.data import Federation
 from fedkeep.engine.fit import Assignment
+from fedkeep.engine.requests import Lost, Outcome, Request, place_of
 from fedkeep.engine.stack import Stacks
 from fedkeep.engine.toolbox import LocalClient, Workplace
 from fedkeep.interface import Fit
 from fedkeep.interface.values import copied
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """A client step that shall be done.
-
-    Attributes
-    ----------
-    client : its name. step : a bound step of the method. args, kwargs : what the server sends.
-    state : what the client keeps; None for a client that never kept anything.
-    task, round : where the run is.
-    uses : how often each purpose has drawn randomness in this round.
-    """
-
-    client: str
-    step: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    state: Any
-    task: int
-    round: int
-    uses: dict[str, int]
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a step left: its reply, and the client's state and uses of randomness after it."""
-
-    reply: Any
-    state: Any
-    uses: dict[str, int]
-
 
 Ticket = Any
 """Stands for a request until its outcome is there."""
@@ -58,13 +27,19 @@ class Performer(ABC):
 
     ahead: int = 0
 
+    def begin(self, round: int, cohort: Sequence[str]) -> None:  # noqa: B027 — most have nothing to prepare
+        """Prepare for a round; called before anybody is asked."""
+
     @abstractmethod
     def submit(self, *requests: Request) -> list[Ticket]:
         """Take requests, at least one; those given together may be trained as one (see `fedkeep.engine.stack`)."""
 
     @abstractmethod
-    def wait(self, ticket: Ticket) -> Outcome:
-        """Return the outcome of a request; raises what the step raised, with a note that says where."""
+    def wait(self, ticket: Ticket) -> Outcome | Lost:
+        """Return the outcome of a request, or why there is none.
+
+        In processes of this machine an exception in a step is a bug: it is raised, with a note that says where.
+        """
 
     @abstractmethod
     def drain(self) -> None:
@@ -146,8 +121,3 @@ def _pause(assignment: Assignment) -> Fit:
     """Hand an assignment to whoever runs the steps, and go on with the training that comes back."""
     fit: Fit = getcurrent().parent.switch(assignment)
     return fit
-
-
-def place_of(request: Request) -> str:
-    """Say which step this is, for errors."""
-    return f"This happened in step {request.step.__name__!r} of client {request.client}, round {request.round}."

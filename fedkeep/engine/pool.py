@@ -7,32 +7,29 @@ what: every step draws from generators that are named by the client, and replies
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
-from fedkeep.engine.perform import Outcome, Performer, Request, Ticket, place_of
+from fedkeep.engine import line
+from fedkeep.engine.perform import Performer, Ticket
+from fedkeep.engine.requests import Outcome, Request, answer_type, place_of, read_request, write_request
 from fedkeep.engine.toolbox import Clock
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.interface.algorithm import function_of, sent, signature
-from fedkeep.interface.codec import decode, encode, flatten, restore, standalone
+from fedkeep.interface.codec import restore, take_apart
 
 if TYPE_CHECKING:
     from fedkeep.engine.embedded import Embedded
 
-HEAD = "head"
-DONE, FAILED = b"+", b"-"
+DONE, KNOWN, UNKNOWN = "done", "known", "unknown"  # how a job ended: the latter two with an error
 
 
 @dataclass
@@ -121,40 +118,40 @@ class Pool(Performer):
     def _hand_out(self) -> None:
         for worker in self.workers:
             if worker.job is None and self.backlog:
-                packed, fresh = self._packed(self.backlog[0].requests, worker)
+                written, fresh = self._written(self.backlog[0].requests, worker)
                 worker.job = self.backlog.popleft()
                 try:
-                    worker.connection.send_bytes(packed)
+                    line.send(worker.connection, written, fresh)
                 except OSError:
                     self._died(worker)
-                worker.knows |= fresh
+                worker.knows |= set(fresh)
 
     def _take_in(self) -> None:
         """Wait until a worker that was given work has something to say, or dies."""
         busy = [worker for worker in self.workers if worker.job is not None]
-        lines = {worker.connection: worker for worker in busy}
+        speaking = {worker.connection: worker for worker in busy}
         deaths = {worker.process.sentinel: worker for worker in busy if worker.process is not None}
-        ready = wait([*lines, *deaths])
-        for line, worker in lines.items():
-            if line in ready:
+        ready = wait([*speaking, *deaths])
+        for connection, worker in speaking.items():
+            if connection in ready:
                 try:
-                    said = line.recv_bytes()
+                    (how, said), tensors = line.receive(connection)
                 except (EOFError, OSError):
                     self._died(worker)
-                self._heard(worker, said)
+                self._heard(worker, how, said, tensors)
         for sentinel, worker in deaths.items():
             if sentinel in ready and worker.job is not None and not worker.connection.poll():
                 self._died(worker)
 
-    def _heard(self, worker: Worker, said: bytes) -> None:
+    def _heard(self, worker: Worker, how: str, said: Any, tensors: Mapping[str, Tensor]) -> None:
         job, worker.job = worker.job, None
         assert job is not None
-        if said[:1] == FAILED:
-            kind, text = json.loads(said[1:])
-            job.error = RunError(text if kind == "known" else f"{_places_of(job)} The worker's error:\n{text}")
+        if how != DONE:
+            job.error = RunError(said if how == KNOWN else f"{_places_of(job)} The worker's error:\n{said}")
             return
-        hint = _hint([request.step for request in job.requests], self.engine.client_state)
-        outcomes, train, teachers = decode(said[1:], hint, self.engine.device)
+        hint = answer_type([request.step for request in job.requests], self.engine.client_state)
+        here = {name: tensor.to(self.engine.device) for name, tensor in tensors.items()}
+        outcomes, train, teachers = restore(said, here, hint)
         self.engine.place.clock.train += train
         self.engine.place.clock.teachers += teachers
         job.outcomes = [Outcome(*outcome) for outcome in outcomes]
@@ -169,8 +166,8 @@ class Pool(Performer):
         why = ", perhaps for lack of memory" if code in (None, -9) else ""
         raise RunError(f"a worker process died with code {code}{why}. {where}")
 
-    def _packed(self, requests: Sequence[Request], worker: Worker) -> tuple[bytes, set[str]]:
-        """Return requests as bytes, with those tensors that the worker does not have yet, and their names."""
+    def _written(self, requests: Sequence[Request], worker: Worker) -> tuple[list[Any], dict[str, Tensor]]:
+        """Return requests written down, and those of their tensors that the worker does not have yet."""
         fresh: dict[str, Tensor] = {}
 
         def name(tensor: Tensor) -> str:
@@ -178,24 +175,10 @@ class Pool(Performer):
                 self.names[id(tensor)] = (str(len(self.names)), tensor)
             found = self.names[id(tensor)][0]
             if found not in worker.knows and found not in fresh:
-                fresh[found] = standalone(tensor, fresh)
+                fresh[found] = tensor
             return found
 
-        heads = [
-            {
-                "client": request.client,
-                "step": request.step.__name__,
-                "task": request.task,
-                "round": request.round,
-                "uses": request.uses,
-                "state": None if request.state is None else flatten(request.state, name),
-                "args": [flatten(arg, name) for arg in request.args],
-                "kwargs": {key: flatten(value, name) for key, value in request.kwargs.items()},
-            }
-            for request in requests
-        ]
-        text = bytearray(json.dumps(heads, separators=(",", ":")).encode())
-        return save({**fresh, HEAD: torch.frombuffer(text, dtype=torch.uint8)}), set(fresh)
+        return [write_request(request, name) for request in requests], fresh
 
 
 def serve(engine: Embedded, connection: Connection) -> None:
@@ -206,56 +189,34 @@ def serve(engine: Embedded, connection: Connection) -> None:
     current = 0
     while True:
         try:
-            blob = connection.recv_bytes()
+            written, tensors = line.receive(connection)
         except (EOFError, OSError):
             return
+        answer: dict[str, Tensor] = {}
         try:
-            tensors = load(blob)
-            heads = json.loads(tensors.pop(HEAD).numpy().tobytes())
-            if heads[0]["round"] != current:
-                current, known = heads[0]["round"], {}
+            if written[0]["round"] != current:
+                current, known = written[0]["round"], {}
             known |= {name: tensor.to(engine.device) for name, tensor in tensors.items()}
-            answer = DONE + _performed(engine, [_request(engine, head, known) for head in heads])
+            said, answer = _performed(engine, written, known)
+            how = DONE
         except FedKeepError as error:
-            answer = FAILED + json.dumps(["known", "\n".join([str(error), *getattr(error, "__notes__", ())])]).encode()
+            how, said = KNOWN, "\n".join([str(error), *getattr(error, "__notes__", ())])
         except Exception:
-            answer = FAILED + json.dumps(["unknown", traceback.format_exc()]).encode()
+            how, said = UNKNOWN, traceback.format_exc()
         try:
-            connection.send_bytes(answer)
+            line.send(connection, [how, said], answer)
         except OSError:  # nobody is there to hear it
             return
 
 
-def _request(engine: Embedded, head: Mapping[str, Any], known: Mapping[str, Tensor]) -> Request:
-    step = getattr(engine.algorithm, head["step"])
-    hints, names = signature(function_of(step)), sent(step)
-    state = None if head["state"] is None else restore(head["state"], known, engine.client_state)
-    return Request(
-        head["client"],
-        step,
-        tuple(
-            restore(arg, known, hints[name]) for name, arg in zip(names[: len(head["args"])], head["args"], strict=True)
-        ),
-        {name: restore(value, known, hints[name]) for name, value in head["kwargs"].items()},
-        state,
-        head["task"],
-        head["round"],
-        head["uses"],
-    )
-
-
-def _performed(engine: Embedded, requests: Sequence[Request]) -> bytes:
+def _performed(
+    engine: Embedded, written: Sequence[Mapping[str, Any]], known: Mapping[str, Tensor]
+) -> tuple[Any, dict[str, Tensor]]:
+    requests = [read_request(engine.algorithm, one, known, engine.client_state) for one in written]
     engine.place.clock = Clock()
     outcomes = [engine.here.wait(ticket) for ticket in engine.here.submit(*requests)]
     said = tuple((outcome.reply, outcome.state, outcome.uses) for outcome in outcomes)
-    return encode((said, engine.place.clock.train, engine.place.clock.teachers))
-
-
-def _hint(steps: Sequence[Callable[..., Any]], state: Any) -> Any:
-    """Return the type of what a worker sends back."""
-    replies = (signature(function_of(step))["return"] for step in steps)
-    outcomes = tuple(tuple.__class_getitem__((reply, state, dict[str, int])) for reply in replies)
-    return tuple.__class_getitem__((tuple.__class_getitem__(outcomes), float, float))
+    return take_apart((said, engine.place.clock.train, engine.place.clock.teachers))
 
 
 def _places_of(job: _Job) -> str:

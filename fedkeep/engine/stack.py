@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedkeep.engine.fit import Assignment, Pupil, fit
+from fedkeep.engine.fit import Assignment, Pupil, fit, precisely
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
 from fedkeep.objectives import Batch, Objective
@@ -113,7 +113,8 @@ class Stack:
         constants = [c if dim is None else c[rows] for c, dim in zip(self.constants, dims, strict=True)]
         parameters = {name: weights[name].requires_grad_() for name in self.networks.parameters}
         stacked = [_stacked([one[number] for one in batches]) for number in range(len(batches[0]))]
-        loss = vmap(self._loss, in_dims=(0, 0, dims))(weights, stacked, constants)
+        with precisely(self.training.precision, self.networks.device):
+            loss = vmap(self._loss, in_dims=(0, 0, dims))(weights, stacked, constants)
         gradients = torch.autograd.grad(loss.sum(), list(parameters.values()))
         return loss.detach(), dict(zip(parameters, gradients, strict=True))
 

@@ -27,18 +27,28 @@ _STRUCTURE = "structure"
 
 def encode(value: Any) -> bytes:
     """Return a value as bytes; raise TypeError for what is not a value (see `fedkeep.interface.values`)."""
+    structure, found = take_apart(value)
+    storages: set[int] = set()
+    tensors = {name: standalone(tensor, storages) for name, tensor in found.items()}
+    text = bytearray(json.dumps(structure, separators=(",", ":")).encode())
+    return save({**tensors, _STRUCTURE: torch.frombuffer(text, dtype=torch.uint8)})
+
+
+def take_apart(value: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return a value's structure, and its tensors by the names that stand for them there; one that occurs twice once.
+
+    `restore` puts them together again.
+    """
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
 
     def name(tensor: Tensor) -> str:
-        if id(tensor) not in seen:  # the same tensor twice in a message travels once
+        if id(tensor) not in seen:
             seen[id(tensor)] = str(len(tensors))
-            tensors[seen[id(tensor)]] = standalone(tensor, tensors)
+            tensors[seen[id(tensor)]] = tensor
         return seen[id(tensor)]
 
-    structure = json.dumps(flatten(value, name), separators=(",", ":"))
-    tensors[_STRUCTURE] = torch.frombuffer(bytearray(structure.encode()), dtype=torch.uint8)
-    return save(tensors)
+    return flatten(value, name), tensors
 
 
 def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
@@ -106,12 +116,17 @@ def flatten(value: Any, name: Callable[[Tensor], str]) -> Any:
     )
 
 
-def standalone(tensor: Tensor, others: Mapping[str, Tensor]) -> Tensor:
-    """Return a tensor that fills its storage and shares it with no other, as safetensors wants it."""
+def standalone(tensor: Tensor, taken: set[int]) -> Tensor:
+    """Return a tensor that fills its storage and shares it with no other, as safetensors wants it.
+
+    ``taken`` holds the addresses of the storages of those before it, and is added to.
+    """
     tensor = tensor.detach().cpu().contiguous()
     storage = tensor.untyped_storage()
-    shared = any(other.untyped_storage().data_ptr() == storage.data_ptr() for other in others.values())
-    return tensor.clone() if shared or storage.nbytes() != tensor.nbytes else tensor
+    if storage.data_ptr() in taken or storage.nbytes() != tensor.nbytes:
+        return tensor.clone()  # nobody else has this storage
+    taken.add(storage.data_ptr())
+    return tensor
 
 
 def _restore(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> Any:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedkeep.options import Options, option
+
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,9 @@ class Training(Options):
     momentum: float = option(0.0, "SGD momentum; starts at zero at every visit", low=0.0, high=1.0)
     weight_decay: float = option(0.0, "L2 penalty of SGD, on all parameters", low=0.0)
     clip: float | None = option(None, "largest gradient norm; none: no clipping", low=1e-12)
+    precision: Precision = option(
+        "float32", "of the student's layers; bfloat16 is quicker for convolutions, and coarser; weights stay float32"
+    )
 
     def lr_at(self, round: int) -> float:
         """Return the learning rate of a round, counted from 1."""

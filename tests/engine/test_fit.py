@@ -375,3 +375,16 @@ def test_randomness_of_a_party_is_named() -> None:
     assert second == seeds.derive(0, "x", task=1, round=2, use=1)
     party.begin(task=1, round=2)
     assert party.rng("x").initial_seed() == first
+
+
+def test_bfloat16_trains_the_same_weights_a_little_coarser() -> None:
+    networks, data = Networks(tiny.network, 0, CPU), columns(24)
+    fine, coarse = (
+        trained(networks, Training(epochs=3, batch_size=4, lr=0.1, precision=precision), data)
+        for precision in ("float32", "bfloat16")
+    )
+    assert coarse.loss == pytest.approx(fine.loss, rel=0.02)
+    for name, tensor in coarse.model.items():
+        assert tensor.dtype == torch.float32
+        assert not torch.equal(tensor, fine.model[name]), "it was computed otherwise"
+        torch.testing.assert_close(tensor, fine.model[name], rtol=0.1, atol=0.02)

@@ -242,11 +242,19 @@ def test_stacks_are_chosen_where_they_are_clearly_quicker(monkeypatch: pytest.Mo
     timed(monkeypatch, 1.0, lambda clients: 0.5 * clients + 1)
     assert choose_stack(populous()) == 32  # 24 s of training and 2 groups: 26 s; with stacks of 16: 27 s
     assert choose_stack(populous(), workers=3) == 16  # 3 groups of 16 side by side: 9 s; 2 of 24: 13 s
-    assert choose_stack(populous(cohort=4)) == 4  # one group: 3 s instead of 4
+    assert choose_stack(populous(cohort=4)) == 16  # one group of all four: 3 s instead of 4
+    assert choose_stack(populous(cohort=4), workers=2) == 1  # 2 s one by one on two workers, 3 s as one
     timed(monkeypatch, 1.0, lambda clients: 0.9 * clients)
     assert choose_stack(populous()) == 1, "a tenth is not worth another rounding"
     timed(monkeypatch, 1.0, lambda clients: 1.5 * clients)
     assert choose_stack(populous()) == 1
+
+
+def test_a_first_stack_that_is_slower_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    timed(monkeypatch, 1.0, lambda clients: tried.append(clients) or 2.0 * clients)
+    assert choose_stack(populous()) == 1
+    assert tried == [16]
 
 
 def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +267,7 @@ def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPat
 
 def test_measuring_changes_nothing() -> None:
     measured, untouched = populous(rounds=25), populous(rounds=25)
-    assert choose_stack(measured) in (1, 4, 8, 16, 32)
+    assert choose_stack(measured) in (1, *choose.SIZES)
     tiny.played(measured, 2)
     tiny.played(untouched, 2)
     assert tiny.equal(measured.server.model, untouched.server.model)
@@ -272,3 +280,20 @@ def test_distillation_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stack, "fit", lambda self: trained.append(len(self.group)) or whole(self))
     tiny.played(tiny.engine(FedNTD(), cohort=6, stack=6))
     assert trained == [6, 6, 6, 6]
+
+
+def test_bfloat16_is_stacked() -> None:
+    of, training = Networks(tiny.network, 0, CPU), replace(PLAIN, precision="bfloat16")
+
+    def made() -> list[Assignment]:
+        return [replace(one, model=of.initial, sources=[floated(one.sources[0])]) for one in group(of)]
+
+    stacked = Stack(of, training, made()).fit()
+    for one, other in zip(stacked, [fit(of, assignment, training) for assignment in made()], strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=0.02)
+        for name in one.model:
+            torch.testing.assert_close(one.model[name], other.model[name], rtol=0.1, atol=0.02)
+
+
+def floated(of: Source) -> Source:
+    return replace(of, data={name: column.float() if name == "image" else column for name, column in of.data.items()})

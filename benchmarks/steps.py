@@ -1,12 +1,12 @@
-"""What channels last gains: training steps of the engine in that layout against the plain one, side by side.
+"""What layout and precision gain: training steps of the engine in channels last, and in bfloat16, side by side.
 
-The engine puts networks with convolutions into PyTorch's channels_last on a CPU (fedkeep/engine/networks.py). Here the
-same `fit`, with the same weights, images and order of batches, runs in both layouts; a step includes laying out its
-batch, and a share of loading the model and of copying it out. One thread; the order of the two alternates, and ratios
-are taken within a repetition, so that what else the machine does hits both. At the end the losses of both are compared:
-they did the same steps.
+The engine puts networks with convolutions into PyTorch's channels_last on a CPU (fedkeep/engine/networks.py), and
+computes their layers in bfloat16 if a recipe says training.precision. Here the same `fit`, with the same weights,
+images and order of batches, runs in each way; a step includes laying out its batch, and a share of loading the model
+and of copying it out. One thread; the order alternates, and ratios are taken within a repetition, so that what else the
+machine does hits all. At the end the losses are compared: they did the same steps.
 
-    python benchmarks/layout.py [--repetitions 15] [--note "what else ran on the machine"]
+    python benchmarks/steps.py [--repetitions 9] [--note "what else ran on the machine"]
 
 writes its result beside itself, with date, versions and hardware.
 """
@@ -29,10 +29,15 @@ from fedkeep.data import Augmentation
 from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
-from fedkeep.models import CNN4, Architecture, LeNet5, ResNet18, Shape
+from fedkeep.interface.training import Precision
+from fedkeep.models import CNN4, AlexNet8, Architecture, LeNet5, ResNet18, Shape
 from fedkeep.objectives import CrossEntropy
 
-LAYOUTS = {"plain": torch.contiguous_format, "last": torch.channels_last}
+WAYS: dict[str, tuple[torch.memory_format, Precision]] = {
+    "plain": (torch.contiguous_format, "float32"),
+    "last": (torch.channels_last, "float32"),
+    "half": (torch.channels_last, "bfloat16"),
+}
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,15 @@ class Case:
 CASES = (
     Case("LeNet-5", LeNet5(), (1, 28, 28), 64, 100),
     Case("CNN-4", CNN4(), (3, 32, 32), 50, 20),
+    Case("AlexNet-8", AlexNet8(), (3, 32, 32), 64, 4),
     Case("ResNet-18, batch norm", ResNet18(), (3, 32, 32), 16, 3),
-    Case("ResNet-18, group norm", ResNet18(norm="group"), (3, 32, 32), 16, 3),
 )
 
 
 def main() -> None:
     """Measure, print and write the result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--repetitions", type=int, default=15, help="after one to warm up (default: 15)")
+    arguments.add_argument("--repetitions", type=int, default=9, help="after one to warm up (default: 9)")
     arguments.add_argument("--note", help="a sentence for the result, such as what else ran on the machine")
     options = arguments.parse_args()
     torch.set_num_threads(1)
@@ -67,10 +72,11 @@ def main() -> None:
 
 
 class Trainer:
-    """Trains one network in one layout, always from its initial weights."""
+    """Trains one network in one way, always from its initial weights."""
 
-    def __init__(self, case: Case, layout: torch.memory_format) -> None:
+    def __init__(self, case: Case, layout: torch.memory_format, precision: Precision) -> None:
         self.case = case
+        self.training = Training(batch_size=case.batch, lr=0.01, weight_decay=1e-4, precision=precision)
         self.networks = Networks(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
         self.networks.layout = layout
         self.networks.trained.to(memory_format=layout)  # type: ignore[call-overload]
@@ -81,60 +87,66 @@ class Trainer:
         """Take the case's steps."""
         order = torch.Generator().manual_seed(1)
         source = Source(self.data, lambda images: images, Augmentation(), order, order, self.networks.layout)
-        training = Training(batch_size=self.case.batch, lr=0.01, weight_decay=1e-4)
         todo = Assignment(self.networks.initial, CrossEntropy(), [source], passes=1, round=1, seed=0)
-        return fit(self.networks, todo, training)
+        return fit(self.networks, todo, self.training)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds per step of each repetition by layout, and how far the mean losses of the two lie apart."""
+    """Seconds per step of each repetition by way, and the mean loss of each."""
 
     case: Case
     seconds: dict[str, list[float]]
-    gap: float
+    losses: dict[str, float]
 
     def row(self) -> str:
         """Return the row of the table."""
-        gains = sorted(a / b for a, b in zip(self.seconds["plain"], self.seconds["last"], strict=True))
-        quarter = len(gains) // 4
-        plain, last = (f"{1e3 * statistics.median(self.seconds[name]):.2f}" for name in LAYOUTS)
         images = "x".join(map(str, self.case.shape))
-        gain = f"{statistics.median(gains):.2f} ({gains[quarter]:.2f} to {gains[-1 - quarter]:.2f})"
-        return f"| {self.case.label} | {images} | {self.case.batch} | {plain} | {last} | {gain} |"
+        times = " | ".join(f"{1e3 * statistics.median(self.seconds[name]):.2f}" for name in WAYS)
+        gains = f"{self.gain('plain', 'last')} | {self.gain('last', 'half')}"
+        return f"| {self.case.label} | {images} | {self.case.batch} | {times} | {gains} |"
+
+    def gain(self, slow: str, fast: str) -> str:
+        """Return how many times as fast one way is as another: the median of the ratios, and their middle half."""
+        gains = sorted(a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True))
+        quarter = len(gains) // 4
+        return f"{statistics.median(gains):.2f} ({gains[quarter]:.2f} to {gains[-1 - quarter]:.2f})"
 
 
 def measure(case: Case, repetitions: int) -> Measured:
-    """Train a case in both layouts, orders alternated, after one training each to warm up."""
-    trainers = {name: Trainer(case, layout) for name, layout in LAYOUTS.items()}
-    plain, last = (trainer.train().loss for trainer in trainers.values())
+    """Train a case in all ways, orders alternated, after one training each to warm up."""
+    trainers = {name: Trainer(case, *way) for name, way in WAYS.items()}
+    losses = {name: trainer.train().loss for name, trainer in trainers.items()}
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for number in range(repetitions):
         for name in list(trainers) if number % 2 else reversed(trainers):
             began = time.perf_counter()
             trainers[name].train()
             seconds[name].append((time.perf_counter() - began) / case.steps)
-    return Measured(case, seconds, abs(plain - last))
+    return Measured(case, seconds, losses)
 
 
 def report(measured: list[Measured], repetitions: int, note: str | None) -> str:
     """Return the result as Markdown."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread"
+    gaps = {way: max(abs(one.losses["plain"] - one.losses[way]) for one in measured) for way in ("last", "half")}
     lines = [
-        "# Memory layout",
+        "# Layout and precision",
         "",
-        f"`python benchmarks/layout.py --repetitions {repetitions}`, {datetime.now(UTC):%Y-%m-%d};",
+        f"`python benchmarks/steps.py --repetitions {repetitions}`, {datetime.now(UTC):%Y-%m-%d};",
         f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
         *([note] if note else []),
         "",
-        "| network | images | batch | plain layout, ms a step | channels last, ms a step | times as fast |",
-        "|:--|:--|--:|--:|--:|--:|",
+        "| network | images | batch | plain, ms a step | channels last | bfloat16 | channels last, times as fast "
+        "| bfloat16, times as fast again |",
+        "|:--|:--|--:|--:|--:|--:|--:|--:|",
         *(one.row() for one in measured),
         "",
         "Milliseconds are medians over the repetitions; times as fast is the median of the ratios within a repetition",
-        "(middle half).",
+        "(middle half). bfloat16 is quick only where the processor has instructions for it.",
         "",
-        f"Largest difference between the mean losses in the two layouts: {max(one.gap for one in measured):.1e}.",
+        f"Largest difference of a mean loss from the plain one: {gaps['last']:.1e} with channels last, "
+        f"{gaps['half']:.1e} in bfloat16.",
         "",
     ]
     return "\n".join(lines)

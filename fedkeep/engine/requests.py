@@ -1,0 +1,96 @@
+"""What a client is asked to do, and what comes of it, as values and as they are written down to travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedkeep.interface import Algorithm
+from fedkeep.interface.algorithm import function_of, sent, signature
+from fedkeep.interface.codec import flatten, restore
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A client step that shall be done.
+
+    Attributes
+    ----------
+    client : its name. step : a bound step of the method. args, kwargs : what the server sends.
+    state : what the client keeps; None for a client that never kept anything.
+    task, round : where the run is.
+    uses : how often each purpose has drawn randomness in this round.
+    """
+
+    client: str
+    step: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    state: Any
+    task: int
+    round: int
+    uses: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a step left: its reply, and the client's state and uses of randomness after it."""
+
+    reply: Any
+    state: Any
+    uses: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Why a request has no outcome; its client is out for the round, and its state as before."""
+
+    reason: str
+
+
+def write_request(request: Request, name: Callable[[Tensor], str]) -> dict[str, Any]:
+    """Return a request as JSON can hold it, with a name in the place of every tensor."""
+    return {
+        "client": request.client,
+        "step": request.step.__name__,
+        "task": request.task,
+        "round": request.round,
+        "uses": request.uses,
+        "state": None if request.state is None else flatten(request.state, name),
+        "args": [flatten(arg, name) for arg in request.args],
+        "kwargs": {key: flatten(value, name) for key, value in request.kwargs.items()},
+    }
+
+
+def read_request(
+    algorithm: Algorithm[Any, Any], written: Mapping[str, Any], tensors: Mapping[str, Tensor], client_state: type[Any]
+) -> Request:
+    """Return the request that `write_request` wrote, checked against the annotations of its step."""
+    step = getattr(algorithm, written["step"])
+    hints, names = signature(function_of(step)), sent(step)
+    args = written["args"]
+    return Request(
+        written["client"],
+        step,
+        tuple(restore(arg, tensors, hints[name]) for name, arg in zip(names[: len(args)], args, strict=True)),
+        {name: restore(value, tensors, hints[name]) for name, value in written["kwargs"].items()},
+        None if written["state"] is None else restore(written["state"], tensors, client_state),
+        written["task"],
+        written["round"],
+        written["uses"],
+    )
+
+
+def answer_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) -> Any:
+    """Return the type of what performed steps leave: (reply, state, uses) of each, seconds of training and teachers."""
+    replies = (signature(function_of(step))["return"] for step in steps)
+    outcomes = tuple(tuple.__class_getitem__((reply, client_state, dict[str, int])) for reply in replies)
+    return tuple.__class_getitem__((tuple.__class_getitem__(outcomes), float, float))
+
+
+def place_of(request: Request) -> str:
+    """Say which step this is, for errors."""
+    return f"This happened in step {request.step.__name__!r} of client {request.client}, round {request.round}."
