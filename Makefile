@@ -27,6 +27,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/stacks.py
+	$(BIN)/python benchmarks/transport.py
 
 bench-peers: .venv/dev
 	$(BIN)/python benchmarks/peers

@@ -7,5 +7,18 @@ from fedkeep.data.dataset import Data, DataSet
 from fedkeep.data.federation import ClientNames, Federation
 from fedkeep.data.known import Known, known
 from fedkeep.data.sources import load
+from fedkeep.data.tasks import Task, Tasks, TaskStream
 
-__all__ = ["Augmentation", "ClientNames", "Data", "DataSet", "Federation", "Known", "known", "load"]
+__all__ = [
+    "Augmentation",
+    "ClientNames",
+    "Data",
+    "DataSet",
+    "Federation",
+    "Known",
+    "Task",
+    "TaskStream",
+    "Tasks",
+    "known",
+    "load",
+]

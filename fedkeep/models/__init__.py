@@ -5,21 +5,28 @@ from fedkeep.models.base import Architecture, Network, Shape, architecture, arch
 from fedkeep.models.cnn4 import CNN4
 from fedkeep.models.cnn_ll import CNNLL
 from fedkeep.models.lenet import LeNet5
+from fedkeep.models.mean_cnn import MeanCNN
 from fedkeep.models.mlp import MLP
-from fedkeep.models.resnet import ResNet18, ResNet50
+from fedkeep.models.resnet import ResNet18, ResNet34, ResNet50
+from fedkeep.models.resnet32 import ResNet32
 from fedkeep.models.simple_cnn import SimpleCNN
+from fedkeep.models.vgg import VGG16
 from fedkeep.models.weights import Weights
 
 __all__ = [
     "CNN4",
     "CNNLL",
     "MLP",
+    "VGG16",
     "AlexNet8",
     "AlexNet8USFC",
     "Architecture",
     "LeNet5",
+    "MeanCNN",
     "Network",
     "ResNet18",
+    "ResNet32",
+    "ResNet34",
     "ResNet50",
     "Shape",
     "SimpleCNN",

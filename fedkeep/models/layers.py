@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
+from typing import Literal
 
 from torch import nn
 
@@ -21,6 +22,7 @@ class Convolution:
     ----------
     maps : output channels. kernel, stride, padding : in pixels.
     pool : window and stride of the max-pooling in pixels; None for none.
+    norm : whether batch norm follows the convolution.
     """
 
     maps: int
@@ -28,6 +30,7 @@ class Convolution:
     stride: int = 1
     padding: int = 0
     pool: tuple[int, int] | None = (2, 2)
+    norm: bool = False
 
     def shrink(self, side: int) -> int:
         """Return the side of the output, in pixels, for a side of the input; 0 if nothing is left."""
@@ -45,6 +48,7 @@ def convolutional(
     convolutions: Sequence[Convolution],
     hidden: Sequence[int],
     dropout: float = 0.0,
+    dropped: Literal["inputs", "outputs"] = "inputs",
 ) -> Network:
     """Return a network of convolutions, hidden layers with ReLU, and a classifier, sized for the images.
 
@@ -53,14 +57,14 @@ def convolutional(
     name : of the architecture, for the error.
     shape : channels, height and width of an image. classes : number of classes.
     hidden : units of each fully connected layer before the classifier; at least one.
-    dropout : probability of dropping an input of a hidden layer.
+    dropout, dropped : probability of dropping an input, or an output, of a hidden layer.
 
     Raises
     ------
     ConfigError
         If the images are too small; the message gives the smallest side that works.
     """
-    maps, height, width = shape
+    channels, height, width = shape
     rows, columns = (flattened_side(convolutions, side) for side in (height, width))
     if min(rows, columns) < 1:
         smallest = next(side for side in count(1) if flattened_side(convolutions, side))
@@ -68,24 +72,32 @@ def convolutional(
             f"{name} needs images of at least {smallest}x{smallest} pixels, and these are {height}x{width}. "
             "Use a model with less pooling, or mlp, which takes any size."
         )
-    layers: dict[str, nn.Module] = {}
+    body = convolutional_body(channels, convolutions)
+    body.add_module("flatten", nn.Flatten())
+    widths = [convolutions[-1].maps * rows * columns, *hidden]
+    for number, (before, after) in enumerate(pairwise(widths), start=len(convolutions) + 1):
+        if dropout and dropped == "inputs":
+            body.add_module(f"dropout{number}", nn.Dropout(dropout))
+        body.add_module(f"full{number}", nn.Linear(before, after))
+        body.add_module(f"relu{number}", nn.ReLU())
+        if dropout and dropped == "outputs":
+            body.add_module(f"dropout{number}", nn.Dropout(dropout))
+    return Network(body, hidden[-1], classes)
+
+
+def convolutional_body(channels: int, convolutions: Sequence[Convolution]) -> nn.Sequential:
+    """Return the convolutions, each with what comes with it, on images of so many channels."""
+    body, before = nn.Sequential(), channels
     for number, layer in enumerate(convolutions, start=1):
-        layers[f"conv{number}"] = nn.Conv2d(maps, layer.maps, layer.kernel, layer.stride, layer.padding)
+        body.add_module(f"conv{number}", nn.Conv2d(before, layer.maps, layer.kernel, layer.stride, layer.padding))
+        if layer.norm:
+            body.add_module(f"norm{number}", nn.BatchNorm2d(layer.maps))
         # Pooling first: a maximum of rectified numbers is the rectified maximum, with the same gradients, of fewer.
         if layer.pool is not None:
-            layers[f"pool{number}"] = MaxPool2() if layer.pool == (2, 2) else nn.MaxPool2d(*layer.pool)
-        layers[f"relu{number}"] = nn.ReLU()
-        maps = layer.maps
-    layers["flatten"] = nn.Flatten()
-    for number, (before, after) in enumerate(pairwise([maps * rows * columns, *hidden]), start=len(convolutions) + 1):
-        if dropout:
-            layers[f"dropout{number}"] = nn.Dropout(dropout)
-        layers[f"full{number}"] = nn.Linear(before, after)
-        layers[f"relu{number}"] = nn.ReLU()
-    body = nn.Sequential()
-    for label, module in layers.items():
-        body.add_module(label, module)
-    return Network(body, hidden[-1], classes)
+            body.add_module(f"pool{number}", MaxPool2() if layer.pool == (2, 2) else nn.MaxPool2d(*layer.pool))
+        body.add_module(f"relu{number}", nn.ReLU())
+        before = layer.maps
+    return body
 
 
 def flattened_side(convolutions: Sequence[Convolution], side: int) -> int:

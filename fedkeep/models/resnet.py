@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 in the form for small images, with batch norm or group norm."""
+"""ResNet-18, 34 and 50 in the form for small images, with batch norm or group norm."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from math import prod
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from fedkeep.errors import ConfigError
 from fedkeep.models.base import Architecture, Network, Shape
@@ -17,7 +18,7 @@ from fedkeep.options import option
 
 Norm = Literal["batch", "group"]
 
-MAPS = (64, 128, 256, 512)  # of the four stages
+MAPS = (64, 128, 256, 512)
 GROUPS = 32  # of group norm, its authors' default; it divides every number of maps here
 SMALLEST = 8  # three stages halve the side; of less, the last convolutions would see hardly more than padding
 
@@ -30,28 +31,43 @@ class Residual(nn.Module):
     maps : channels of the input, then of each convolution's output.
     kernels, strides : of each convolution, in pixels; paddings keep the size where the stride is 1.
     norm : what follows every convolution.
+    pads : whether an input that the branch makes smaller or deeper is carried by `Padding`, not by a 1x1 convolution.
     """
 
-    def __init__(self, maps: Sequence[int], kernels: Sequence[int], strides: Sequence[int], norm: Norm) -> None:
+    def __init__(
+        self, maps: Sequence[int], kernels: Sequence[int], strides: Sequence[int], norm: Norm, pads: bool = False
+    ) -> None:
         super().__init__()
         self.branch = nn.Sequential()
         steps = enumerate(zip(pairwise(maps), kernels, strides, strict=True), start=1)
         for number, ((before, after), kernel, stride) in steps:
             if number > 1:
                 self.branch.add_module(f"relu{number - 1}", nn.ReLU())  # none after the last: the sum is rectified
-            self.branch.add_module(f"conv{number}", _convolution(before, after, kernel, stride))
-            self.branch.add_module(f"norm{number}", _normalisation(after, norm))
+            self.branch.add_module(f"conv{number}", convolution(before, after, kernel, stride))
+            self.branch.add_module(f"norm{number}", normalisation(after, norm))
         self.shortcut: nn.Module = nn.Identity()
         stride = prod(strides)
         if stride > 1 or maps[0] != maps[-1]:
-            projection = _convolution(maps[0], maps[-1], 1, stride)
-            self.shortcut = nn.Sequential(OrderedDict(conv=projection, norm=_normalisation(maps[-1], norm)))
+            self.shortcut = Padding(maps[-1], stride) if pads else projection(maps[0], maps[-1], stride, norm)
         self.relu = nn.ReLU()
 
     def forward(self, images: Tensor) -> Tensor:
         """Map [b, channels, height, width] to [b, maps, height / stride, width / stride], sides rounded up."""
         answer: Tensor = self.relu(self.branch(images) + self.shortcut(images))
         return answer
+
+
+class Padding(nn.Module):
+    """A shortcut without weights: every ``stride``-th pixel, and maps of zeros behind those of the input."""
+
+    def __init__(self, maps: int, stride: int) -> None:
+        super().__init__()
+        self.maps, self.stride = maps, stride
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map [b, channels, height, width] to [b, maps, height / stride, width / stride], sides rounded up."""
+        images = images[..., :: self.stride, :: self.stride]
+        return pad(images, (0, 0, 0, 0, 0, self.maps - images.shape[-3]))
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,7 @@ class ResNet(Architecture):
     FedGKD's code fixes the maps of a group instead.
     """
 
+    maps: ClassVar[tuple[int, ...]] = MAPS  # of each stage
     blocks: ClassVar[tuple[int, ...]]  # of each stage
     bottleneck: ClassVar[bool]  # whether a block is 1x1, 3x3, 1x1 with four times the maps, or 3x3, 3x3
 
@@ -84,11 +101,11 @@ class ResNet(Architecture):
                 "Use a model that halves them less often, or mlp, which takes any size."
             )
         body = nn.Sequential()
-        body.add_module("conv", _convolution(channels, MAPS[0], 3, 1))
-        body.add_module("norm", _normalisation(MAPS[0], self.norm))
+        body.add_module("conv", convolution(channels, self.maps[0], 3, 1))
+        body.add_module("norm", normalisation(self.maps[0], self.norm))
         body.add_module("relu", nn.ReLU())
-        before = MAPS[0]
-        for number, (maps, blocks) in enumerate(zip(MAPS, self.blocks, strict=True), start=1):
+        before = self.maps[0]
+        for number, (maps, blocks) in enumerate(zip(self.maps, self.blocks, strict=True), start=1):
             stage = nn.Sequential()
             for place in range(blocks):
                 block = self._block(before, maps, 2 if number > 1 and place == 0 else 1)
@@ -100,6 +117,7 @@ class ResNet(Architecture):
         return Network(body, before, classes)
 
     def _block(self, before: int, maps: int, stride: int) -> Residual:
+        """Return a block of one stage, from ``before`` channels to ``maps``, or four times as many."""
         if self.bottleneck:
             return Residual((before, maps, maps, 4 * maps), (1, 3, 1), (1, stride, 1), self.norm)
         return Residual((before, maps, maps), (3, 3), (stride, 1), self.norm)
@@ -118,6 +136,18 @@ class ResNet18(ResNet):
 
 
 @dataclass(frozen=True)
+class ResNet34(ResNet):
+    """ResNet-34 for small images: 3, 4, 6 and 3 blocks of two 3x3 convolutions in the stages (see `ResNet`).
+
+    21,282,122 parameters for 3x32x32 and 10 classes, 21,328,292 for 100; images from 8x8 pixels.
+    """
+
+    name: ClassVar[str] = "resnet34"
+    blocks: ClassVar[tuple[int, ...]] = (3, 4, 6, 3)
+    bottleneck: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
 class ResNet50(ResNet):
     """ResNet-50 for small images: 3, 4, 6 and 3 bottlenecks in the stages (see `ResNet`).
 
@@ -131,10 +161,16 @@ class ResNet50(ResNet):
     bottleneck: ClassVar[bool] = True
 
 
-def _convolution(before: int, after: int, kernel: int, stride: int) -> nn.Conv2d:
-    # Without bias: the normalisation that follows adds one.
+def convolution(before: int, after: int, kernel: int, stride: int) -> nn.Conv2d:
+    """Return a convolution that keeps the size where the stride is 1; the normalisation after it adds the bias."""
     return nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
 
 
-def _normalisation(maps: int, norm: Norm) -> nn.Module:
+def projection(before: int, after: int, stride: int, norm: Norm) -> nn.Sequential:
+    """Return a shortcut with weights: a 1x1 convolution and its normalisation."""
+    return nn.Sequential(OrderedDict(conv=convolution(before, after, 1, stride), norm=normalisation(after, norm)))
+
+
+def normalisation(maps: int, norm: Norm) -> nn.Module:
+    """Return batch norm, or group norm of as many groups as its authors use."""
     return nn.BatchNorm2d(maps) if norm == "batch" else nn.GroupNorm(GROUPS, maps)

@@ -4,8 +4,11 @@ from fedkeep.data import Data
 from fedkeep.objectives.base import NOTHING, Answer, Batch, Objective, Student, Sum
 from fedkeep.objectives.contrast import Contrast
 from fedkeep.objectives.cross_entropy import CrossEntropy, WeightedCrossEntropy
-from fedkeep.objectives.distillation import Distillation, Lesson, Scale
+from fedkeep.objectives.distillation import Distillation, Form, Lesson, Scale
 from fedkeep.objectives.penalties import Quadratic, Slope
+from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy
+from fedkeep.objectives.slices import Scaled, Slice
+from fedkeep.objectives.tsd import TSD
 from fedkeep.objectives.weighting import (
     ByEntropyAndLabel,
     ExampleRule,
@@ -19,6 +22,7 @@ from fedkeep.objectives.weighting import (
 
 __all__ = [
     "NOTHING",
+    "TSD",
     "Answer",
     "Batch",
     "ByEntropyAndLabel",
@@ -27,11 +31,16 @@ __all__ = [
     "Data",
     "Distillation",
     "ExampleRule",
+    "FeatureDistance",
+    "Form",
     "Lesson",
     "Objective",
     "PerTeacher",
+    "PrototypeEntropy",
     "Quadratic",
     "Scale",
+    "Scaled",
+    "Slice",
     "Slope",
     "Student",
     "Sum",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -16,6 +16,7 @@ from fedkeep.objectives.decoupled import Folded, decoupled_loss, fold, raised
 from fedkeep.objectives.weighting import ExampleRule, WeightRule
 
 Scale = Literal["tau2", "none"]
+Form = Literal["kl", "ce"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,8 @@ class Distillation(Objective):
     2015).
     on : the number of the data set that it reads.
     examples : weighs examples, so that the mean over a batch becomes a weighted mean; None for all alike.
+    form : ``ce`` leaves the teachers' own entropies out, so that the whole divergence becomes the cross-entropy with
+        their probabilities: another value, with the same gradient.
     """
 
     teachers: tuple[Weights, ...]
@@ -39,6 +42,7 @@ class Distillation(Objective):
     scale: Scale = "tau2"
     on: int = 0
     examples: ExampleRule | None = None
+    form: Form = "kl"
 
     def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
         # Only reached when images change from pass to pass (augmentation); otherwise `fit` settles the teachers first.
@@ -62,7 +66,8 @@ class Distillation(Objective):
     def _fold(self, said: Tensor, labels: Tensor) -> Folded:
         said = raised(said)
         target, nontarget = self.rule(said, labels, self.tau)
-        return fold(said, labels, target, nontarget, self.tau)
+        folded = fold(said, labels, target, nontarget, self.tau)
+        return folded if self.form == "kl" else replace(folded, constant=torch.zeros_like(folded.constant))
 
     def _weigh(self, said: Tensor, labels: Tensor) -> Tensor | None:
         return None if self.examples is None else self.examples(raised(said), labels)

@@ -14,11 +14,11 @@ from fedkeep.objectives.base import Batch, Objective, Student
 
 @dataclass(frozen=True, eq=False)
 class Quadratic(Objective):
-    """factor * sum_j c_j (w_j - a_j)^2 over the parameters; buffers take no part.
+    """factor * sum_j c_j (w_j - a_j)^2 over the parameters that have an anchor; buffers take no part.
 
     Attributes
     ----------
-    anchor : a, a whole model.
+    anchor : a, a whole model, or the tensors of one that are held, such as its classifier.
     factor : a number, such as mu / 2 for FedProx.
     curvature : c by parameter, not negative; empty means 1 everywhere.
     """
@@ -28,7 +28,8 @@ class Quadratic(Objective):
     curvature: Weights = field(default_factory=dict)
 
     def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
-        squares = {name: (weight - self.anchor[name]).square() for name, weight in student.weights.items()}
+        held = {name: weight for name, weight in student.weights.items() if name in self.anchor}
+        squares = {name: (weight - self.anchor[name]).square() for name, weight in held.items()}
         if self.curvature:
             squares = {name: self.curvature[name] * square for name, square in squares.items()}
         return self.factor * torch.stack([square.sum() for square in squares.values()]).sum()

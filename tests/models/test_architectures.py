@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import ClassVar
 
 import pytest
@@ -14,7 +15,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError
-from fedkeep.models import MLP, AlexNet8, Architecture, LeNet5, Network, Shape, architecture, architectures
+from fedkeep.models import (
+    MLP,
+    VGG16,
+    AlexNet8,
+    Architecture,
+    LeNet5,
+    MeanCNN,
+    Network,
+    Shape,
+    architecture,
+    architectures,
+)
 from fedkeep.models.base import _place
 from fedkeep.models.custom import split
 from fedkeep.models.layers import Convolution, convolutional, flattened_side
@@ -23,7 +35,10 @@ from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table, build
 
 GREY, COLOUR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
-NAMES = ("alexnet8", "alexnet8-usfc", "cnn-ll", "cnn4", "lenet5", "mlp", "resnet18", "resnet50", "simple-cnn")
+NAMES = (
+    *("alexnet8", "alexnet8-usfc", "cnn-ll", "cnn4", "lenet5", "mean-cnn", "mlp"),
+    *("resnet18", "resnet32", "resnet34", "resnet50", "simple-cnn", "vgg16"),
+)
 
 
 @cache
@@ -57,9 +72,15 @@ def test_the_registry_holds_every_file_of_the_package() -> None:
         ("alexnet8-usfc", COLOUR, 10, 30_600_586),
         ("resnet18", COLOUR, 10, 11_173_962),
         ("resnet18", COLOUR, 100, 11_220_132),
+        ("resnet32", COLOUR, 10, 464_154),
+        ("resnet32", COLOUR, 100, 470_004),
+        ("resnet34", COLOUR, 10, 21_282_122),
+        ("resnet34", COLOUR, 100, 21_328_292),
         ("resnet50", COLOUR, 10, 23_520_842),
         ("resnet50", COLOUR, 100, 23_705_252),
         ("mlp", DIGITS, 10, 64 * 64 + 64 + 64 * 10 + 10),
+        ("mean-cnn", GREY, 10, 320 + 64 + 18_496 + 128 + 73_856 + 256 + 147_584 + 256 + 1_290),
+        ("vgg16", (3, 64, 64), 200, 40_708_104),
     ],
 )
 def test_parameter_counts(name: str, shape: Shape, classes: int, parameters: int) -> None:
@@ -104,7 +125,7 @@ def test_state_is_float32_and_batch_norms_counters_are_integers(name: str) -> No
     others = [tensor for label, tensor in model.state_dict().items() if label not in counters]
     assert {tensor.dtype for tensor in others} == {torch.float32}
     assert all(counter.dtype == torch.int64 for counter in counters.values())
-    assert bool(counters) == name.startswith("resnet"), "only those have batch norm"
+    assert bool(counters) == name.startswith(("resnet", "mean-cnn")), "only those have batch norm"
 
 
 def test_weights_have_names_that_tell_the_layer() -> None:
@@ -133,8 +154,12 @@ def test_initialisation_is_pytorchs() -> None:
         ("cnn-ll", 16),
         ("cnn4", 4),
         ("alexnet8", 15),
+        ("mean-cnn", 4),
         ("resnet18", 8),
+        ("resnet32", 8),
+        ("resnet34", 8),
         ("resnet50", 8),
+        ("vgg16", 32),
     ],
 )
 def test_the_smallest_image_works_and_a_smaller_one_says_so(name: str, smallest: int) -> None:
@@ -213,6 +238,54 @@ def test_dropout_is_an_option_and_works_in_training_only() -> None:
         assert torch.equal(plain.train()(x), model(x))
     with pytest.raises(ConfigError, match="dropout must be 0 to 1"):
         AlexNet8(dropout=1.5)
+
+
+def vgg_by_hand(channels: int, side: int, classes: int) -> int:
+    """Return the parameters of VGG-16 (configuration D), layer by layer, for square images."""
+    maps = [64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
+    convolutions = sum(9 * before * after + after for before, after in pairwise([channels, *maps]))
+    widths = [512 * (side // 32) ** 2, 4096, 4096, classes]
+    return convolutions + sum(before * after + after for before, after in pairwise(widths))
+
+
+def test_vgg_is_configuration_d_and_only_its_last_layer_is_the_classifier() -> None:
+    model = VGG16().build((3, 64, 64), 200)
+    assert parameter_count(model) == vgg_by_hand(3, 64, 200) == 40_708_104
+    assert [m.in_features for m in model.modules() if isinstance(m, nn.Linear)] == [2048, 4096, 4096]
+    assert (model.classifier.in_features, model.classifier.out_features) == (4096, 200)
+    layers = [type(layer).__name__ for layer in model.body]
+    assert [i for i, pool in enumerate(pool_after(layers), start=1) if pool] == [2, 4, 7, 10, 13]
+    assert layers[-7:] == ["Flatten", "Linear", "ReLU", "Dropout", "Linear", "ReLU", "Dropout"]
+    assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
+
+
+def pool_after(layers: list[str]) -> list[bool]:
+    """Return for each convolution, in order, whether a pooling comes before the next."""
+    text = "".join({"Conv2d": "c", "MaxPool2": "p"}.get(layer, "") for layer in layers)
+    return ["p" in part for part in text.split("c")[1:]]
+
+
+def test_vgg_with_batch_norm_has_one_behind_every_convolution() -> None:
+    plain, normed = (VGG16(vgg_bn=bn).build((1, 32, 32), 3) for bn in (False, True))
+    norms = [m for m in normed.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert [m.num_features for m in norms] == [m.out_channels for m in plain.modules() if isinstance(m, nn.Conv2d)]
+    assert parameter_count(normed) - parameter_count(plain) == 2 * 4224
+    kinds = [type(layer).__name__ for layer in normed.body][:-7]
+    assert all(kinds[i + 1] == "BatchNorm2d" for i, kind in enumerate(kinds) if kind == "Conv2d")
+
+
+@pytest.mark.parametrize("maps", [(32, 64, 128, 128), (32, 64), (16, 32)])
+def test_mean_cnn_pools_after_every_second_convolution_and_reads_the_mean(maps: tuple[int, ...]) -> None:
+    model = MeanCNN(maps=maps).build(GREY, 10).eval()
+    layers = [type(layer).__name__ for layer in model.body]
+    assert pool_after(layers) == [number % 2 == 0 for number in range(1, len(maps) + 1)]
+    expected = sum(9 * a * b + b + 2 * b for a, b in pairwise([1, *maps])) + maps[-1] * 10 + 10
+    assert parameter_count(model) == expected
+    x = images(GREY)
+    with torch.no_grad():
+        assert torch.allclose(model.features(x), model.body[:-2](x).mean((2, 3)), atol=1e-6)
+    with pytest.raises(ConfigError, match="at least one convolution"):
+        MeanCNN(maps=())
 
 
 def test_mlp_takes_hidden_layers_and_any_shape() -> None:

@@ -18,16 +18,16 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit, Training
-from fedkeep.models import Network, ResNet18, ResNet50, Shape, Weights
+from fedkeep.models import Network, ResNet18, ResNet32, ResNet34, ResNet50, Shape, Weights
 from fedkeep.models.resnet import Norm
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table
 
-FORMS = {"resnet18": ResNet18, "resnet50": ResNet50}
+FORMS = {"resnet18": ResNet18, "resnet34": ResNet34, "resnet50": ResNet50}
 NORMS: tuple[Norm, ...] = ("batch", "group")
-BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
-KERNELS = {"resnet18": (3, 3), "resnet50": (1, 3, 1)}
-STRIDED = {"resnet18": 1, "resnet50": 2}  # the convolution of a stage's first block that halves the side
+BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
+KERNELS = {"resnet18": (3, 3), "resnet34": (3, 3), "resnet50": (1, 3, 1)}
+STRIDED = {"resnet18": 1, "resnet34": 1, "resnet50": 2}  # the convolution of a stage's first block that halves the side
 
 
 @cache
@@ -48,7 +48,7 @@ def added_up(name: str, channels: int, classes: int) -> int:
     before, total = 64, 3 * 3 * channels * 64 + 2 * 64
     for maps, blocks in zip((64, 128, 256, 512), BLOCKS[name], strict=True):
         for block in range(blocks):
-            if name == "resnet18":
+            if name != "resnet50":
                 after, inner = maps, 9 * before * maps + 2 * maps + 9 * maps * maps + 2 * maps
             else:
                 after = 4 * maps
@@ -67,6 +67,7 @@ def test_parameters_add_up(name: str, norm: Norm) -> None:
 
 def test_the_published_sizes_add_up() -> None:
     assert added_up("resnet18", 3, 10) == 11_168_832 + 513 * 10 == 11_173_962
+    assert added_up("resnet34", 3, 10) == 21_276_992 + 513 * 10 == 21_282_122
     assert added_up("resnet50", 3, 10) == 23_500_352 + 2049 * 10 == 23_520_842
 
 
@@ -139,7 +140,7 @@ def test_the_network_is_the_papers_and_splits_into_features_and_classifier(name:
                 tensor.copy_(torch.rand(tensor.shape, generator=noise, dtype=torch.float64) + 0.5)
         x = images((3, 8, 11)).double()
         features, logits = model.eval().features(x), model(x)
-    assert features.shape == (2, model.classifier.in_features) == (2, 512 if name == "resnet18" else 2048)
+    assert features.shape == (2, model.classifier.in_features) == (2, 2048 if name == "resnet50" else 512)
     assert torch.equal(logits, model.classifier(features))
     assert logits.shape == (2, 4)
     torch.testing.assert_close(logits, by_hand(name, norm, model.state_dict(), x), rtol=1e-9, atol=1e-9)
@@ -158,6 +159,52 @@ def test_initialisation_is_pytorchs(norm: Norm) -> None:
             assert bool((layer.weight == 1).all())
             assert not layer.bias.any()
     assert torch.equal(model.classifier.weight, nn.Linear(512, 3).weight)
+
+
+# ResNet-32
+
+
+def small_by_hand(weights: Weights, x: Tensor) -> Tensor:
+    """Return ResNet-32's logits from the weights alone; a shortcut without weights skips pixels and appends zeros."""
+
+    def convolved(x: Tensor, label: str, number: str, stride: int = 1) -> Tensor:
+        x = conv2d(x, weights[f"{label}conv{number}.weight"], stride=stride, padding=0 if "shortcut" in label else 1)
+        where = f"{label}norm{number}"
+        mean, variance = (weights[f"{where}.running_{what}"] for what in ("mean", "var"))
+        return batch_norm(x, mean, variance, weights[f"{where}.weight"], weights[f"{where}.bias"])
+
+    x = convolved(x, "body.", "").relu()
+    for stage in (1, 2, 3):
+        for block in range(5):
+            label, stride = f"body.stage{stage}.{block}.", 2 if stage > 1 and block == 0 else 1
+            y = convolved(convolved(x, f"{label}branch.", "1", stride).relu(), f"{label}branch.", "2")
+            if f"{label}shortcut.conv.weight" in weights:
+                x = convolved(x, f"{label}shortcut.", "", stride)
+            elif stride == 2:
+                x = torch.cat((x[:, :, ::2, ::2], torch.zeros_like(y[:, x.shape[1] :])), dim=1)
+            x = (y + x).relu()
+    return linear(x.mean((2, 3)), weights["classifier.weight"], weights["classifier.bias"])
+
+
+@pytest.mark.parametrize("shortcut", ["padding", "projection"])
+def test_resnet32_is_the_papers_for_cifar(shortcut: Any) -> None:
+    model = ResNet32(shortcut=shortcut).build((3, 9, 12), 4).double().eval()
+    # 3 stages of 5 blocks of 2 convolutions, and the stem: with the classifier 32 layers.
+    branches = [m for label, m in model.named_modules() if isinstance(m, nn.Conv2d) and "shortcut" not in label]
+    assert len(branches) == 31
+    stages = 9 * 3 * 16 + 32
+    for before, maps in ((16, 16), (16, 32), (32, 64)):
+        stages += 9 * before * maps + 9 * 9 * maps * maps + 10 * 2 * maps
+    projections = (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64) if shortcut == "projection" else 0
+    assert parameter_count(model) == stages + projections + 64 * 4 + 4
+    x = images((3, 9, 12)).double()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), small_by_hand(model.state_dict(), x), rtol=1e-9, atol=1e-9)
+
+
+def test_resnet32_has_too_few_maps_for_group_norm() -> None:
+    with pytest.raises(ConfigError, match="32 groups here, and the first stage of resnet32 has 16 maps"):
+        ResNet32(norm="group")
 
 
 # The norm

@@ -1,0 +1,206 @@
+"""New classes over time: which classes arrive in which task, and who holds which of their examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep import seeds
+from fedkeep.data.dataset import Data, DataSet
+from fedkeep.data.federation import Federation
+from fedkeep.data.partition import ByColumn, Partition, Scheme
+from fedkeep.errors import ConfigError, DataError, PartitionError
+from fedkeep.options import Options, option
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One task: its classes are the labels ``old`` to ``seen - 1``, in order of arrival.
+
+    Attributes
+    ----------
+    number : counted from 1.
+    old, seen : how many classes there were before it, and with it.
+    partition : which client holds which rows of the stream's training set; a client may hold none.
+    test : int64 [m], the rows of its test set with any class seen so far.
+    """
+
+    number: int
+    old: int
+    seen: int
+    partition: Partition
+    test: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TaskStream:
+    """A data set whose classes arrive in tasks. Tasks are row numbers: no training image is copied.
+
+    Attributes
+    ----------
+    dataset : relabelled, so that classes are numbered as they arrive; those of no task come last.
+    order : ``order[c]`` is the label that class c had before.
+    tasks : in their order.
+    """
+
+    dataset: DataSet
+    order: tuple[int, ...]
+    tasks: tuple[Task, ...]
+
+    def federation(self, number: int, server: Data | None = None) -> Federation:
+        """Return who holds what in a task, counted from 1, with the test images of the classes seen so far.
+
+        Parameters
+        ----------
+        number : of the task.
+        server : what the server holds itself; nothing by default.
+        """
+        task = self.tasks[number - 1]
+        test = {name: column[task.test.to(column.device)] for name, column in self.dataset.test.items()}
+        return Federation(replace(self.dataset, test=test), task.partition, server or {})
+
+    def manifest(self) -> list[dict[str, Any]]:
+        """Return what a run folder says about each task; JSON-able."""
+        names = self.dataset.label_names
+        return [{"classes": list(names[t.old : t.seen]), "partition": t.partition.manifest()} for t in self.tasks]
+
+
+@dataclass(frozen=True)
+class Tasks(Options):
+    """How the classes of a data set arrive, as in TARGET (Zhang et al., 2023) and the papers that follow its protocol.
+
+    Classes are put in an order and cut into tasks of equal size, and each task's examples are partitioned on their own.
+    Those papers' concentration b is ``dirichlet`` with alpha = b and min_size = 1, whose soft cap is their rule that a
+    client with its equal part gets no further class; their 0 is ``iid``.
+    """
+
+    tasks: int = option(1, "number of tasks", low=1)
+    class_order: Literal["shuffled", "source"] | tuple[int, ...] = option(
+        "shuffled", "order in which classes arrive: shuffled by the seed, the data set's own, or a list of labels"
+    )
+    classes: int = option(0, "take only the first so many classes of the data set, before shuffling; 0: all", low=0)
+    sizes: tuple[int, ...] = option((), "number of classes in each task, where they are not equal", low=1)
+    reseed_each_task: bool = option(
+        True, "partition every task with the run's own seed, so that clients' shares repeat, or with one of the task"
+    )
+    absent: int = option(0, "clients, drawn anew for each task, that hold nothing of it", low=0)
+
+    def check(self) -> None:
+        """Raise `ConfigError` where options contradict each other."""
+        if self.sizes and len(self.sizes) != self.tasks:
+            raise ConfigError(f"Tasks.sizes gives {len(self.sizes)} sizes for {self.tasks} tasks: give one for each.")
+        if self.classes and not isinstance(self.class_order, str):
+            raise ConfigError("Tasks.class_order lists the classes already: leave Tasks.classes out.")
+
+    def stream(self, dataset: DataSet, scheme: Scheme, seed: int) -> TaskStream:
+        """Return the tasks of a data set.
+
+        Parameters
+        ----------
+        dataset : its labels in any order.
+        scheme : how each task's examples are dealt; ``column`` cannot be, since its clients are not those of a list.
+        seed : the run's seed.
+
+        Raises
+        ------
+        ConfigError
+            If the classes cannot be cut so.
+        DataError
+            If a class of a task has no training example.
+        PartitionError
+            If a task cannot be partitioned so.
+        """
+        arriving = self._arriving(dataset, seed)
+        sizes = self._sizes(len(arriving))
+        order = (*arriving, *(c for c in range(dataset.classes) if c not in set(arriving)))
+        relabelled = _relabelled(dataset, order)
+        _check_examples(relabelled, len(arriving))
+        tasks = []
+        for number, size in enumerate(sizes, start=1):
+            old = sum(sizes[: number - 1])
+            partition = self._partition(relabelled, scheme, number, range(old, old + size), seed)
+            test = (relabelled.test["label"].cpu() < old + size).nonzero().flatten()
+            tasks.append(Task(number, old, old + size, partition, test))
+        return TaskStream(relabelled, order, tuple(tasks))
+
+    def _arriving(self, dataset: DataSet, seed: int) -> tuple[int, ...]:
+        """Return the labels that arrive, in order."""
+        have = dataset.classes
+        if not isinstance(self.class_order, str):
+            given = self.class_order
+            if len(set(given)) < len(given) or not all(0 <= c < have for c in given) or not given:
+                raise ConfigError(
+                    f"Tasks.class_order must list labels of {dataset.name}, each once, from 0 to {have - 1}: "
+                    f"not {list(given)}."
+                )
+            return given
+        count = self.classes or have
+        if count > have:
+            raise ConfigError(f"Tasks.classes asks for {count} classes, and {dataset.name} has {have}.")
+        if self.class_order == "source":
+            return tuple(range(count))
+        return tuple(torch.randperm(count, generator=seeds.generator(seed, "class order")).tolist())
+
+    def _sizes(self, classes: int) -> tuple[int, ...]:
+        """Return the number of classes of each task."""
+        if self.tasks > classes:
+            raise ConfigError(f"{classes} classes cannot arrive in {self.tasks} tasks: use at most {classes}.")
+        if self.sizes:
+            if sum(self.sizes) != classes:
+                raise ConfigError(
+                    f"Tasks.sizes has {sum(self.sizes)} classes in all, and {classes} arrive. Change sizes, or set "
+                    f"classes to {sum(self.sizes)}."
+                )
+            return self.sizes
+        size, left = divmod(classes, self.tasks)
+        if left:
+            nearly = [size + (task < left) for task in range(self.tasks)]
+            raise ConfigError(
+                f"{classes} classes cannot be cut into {self.tasks} tasks of equal size. Set sizes, such as {nearly}, "
+                f"or classes to {size * self.tasks}."
+            )
+        return (size,) * self.tasks
+
+    def _partition(self, dataset: DataSet, scheme: Scheme, number: int, classes: range, seed: int) -> Partition:
+        """Return the partition of one task, in row numbers of the whole training set and over all clients."""
+        if isinstance(scheme, ByColumn):
+            raise PartitionError("tasks cannot be partitioned by column: a value's client would change with the task.")
+        if self.absent >= scheme.clients:
+            raise PartitionError(f"{self.absent} of {scheme.clients} clients are absent: nobody is left.")
+        label = dataset.train["label"].cpu()
+        rows = ((label >= classes.start) & (label < classes.stop)).nonzero().flatten()
+        train = {name: c.cpu()[rows] for name, c in dataset.train.items() if name != "image"}
+        train["label"] = train["label"] - classes.start
+        own = seed if self.reseed_each_task else seeds.derive(seed, "task partition", task=number)
+        try:
+            found = replace(scheme, clients=scheme.clients - self.absent).split(train, len(classes), own)
+        except PartitionError as error:
+            raise PartitionError(f"task {number} of {self.tasks}: {error}") from None
+        who = torch.randperm(scheme.clients, generator=seeds.generator(seed, "absent clients", task=number))
+        present = who[: len(found)].sort().values
+        sizes = torch.zeros(scheme.clients, dtype=torch.int64).index_copy(0, present, found.sizes)
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)))
+        return replace(found, rows=rows[found.rows], offsets=offsets)
+
+
+def _relabelled(dataset: DataSet, order: Sequence[int]) -> DataSet:
+    """Return the data set with label ``order[c]`` as c; its images are the same tensors."""
+    new = torch.tensor(order).argsort()
+    train, test = (
+        {**split, "label": new.to(split["label"].device)[split["label"]]} for split in (dataset.train, dataset.test)
+    )
+    return replace(dataset, train=train, test=test, label_names=tuple(dataset.label_names[c] for c in order))
+
+
+def _check_examples(dataset: DataSet, classes: int) -> None:
+    found = torch.bincount(dataset.train["label"].cpu(), minlength=dataset.classes)[:classes]
+    empty = [dataset.label_names[c] for c in (found == 0).nonzero().flatten().tolist()]
+    if empty:
+        raise DataError(
+            f"{dataset.name} has no training example of {', '.join(map(repr, empty))}, which should arrive. Leave such "
+            "classes out with class_order or classes."
+        )

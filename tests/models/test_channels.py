@@ -1,0 +1,149 @@
+"""Which layers share channels: by hand for small networks, and the groups of a ResNet as the paper on fusion needs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from permuting import lively, permuted
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
+
+from fedkeep.errors import ConfigError
+from fedkeep.models import MLP, VGG16, LeNet5, MeanCNN, ResNet18, ResNet32, ResNet50, Shape
+from fedkeep.models.channels import Layer, channels
+
+
+def test_a_chain_reads_what_the_layer_before_writes() -> None:
+    assert channels(LeNet5().build((1, 28, 28), 10)) == (
+        Layer("body.conv1", None, "body.conv1"),
+        Layer("body.conv2", "body.conv1", "body.conv2"),
+        Layer("body.full3", "body.conv2", "body.full3"),
+        Layer("body.full4", "body.full3", "body.full4"),
+        Layer("classifier", "body.full4", None),
+    )
+
+
+def test_a_batch_norm_belongs_to_the_layer_before_it() -> None:
+    layers = channels(VGG16(vgg_bn=True).build((3, 32, 32), 4))
+    assert [layer.norms for layer in layers] == [(f"body.norm{n}",) for n in range(1, 14)] + [(), (), ()]
+    assert [layer.norms for layer in channels(MeanCNN(maps=(2, 3)).build((1, 4, 4), 2))] == [
+        ("body.norm1",),
+        ("body.norm2",),
+        (),
+    ]
+
+
+def test_a_resnet18_has_four_shared_groups_and_eight_private_ones() -> None:
+    layers = channels(ResNet18().build((3, 8, 8), 10))
+    assert len(layers) == 21
+    members: dict[str, list[str]] = {}
+    for layer in layers:
+        if layer.writes is not None:
+            members.setdefault(layer.writes, []).append(layer.name)
+    shared = {group: names for group, names in members.items() if len(names) > 1}
+    assert shared == {
+        "body.conv": ["body.conv", "body.stage1.0.branch.conv2", "body.stage1.1.branch.conv2"],
+        **{
+            f"body.stage{s}.0.branch.conv2": [
+                f"body.stage{s}.0.branch.conv2",
+                f"body.stage{s}.0.shortcut.conv",
+                f"body.stage{s}.1.branch.conv2",
+            ]
+            for s in (2, 3, 4)
+        },
+    }
+    assert len(members) == 12
+    assert layers[-1] == Layer("classifier", "body.stage4.0.branch.conv2", None)
+    reads = {layer.name: layer.reads for layer in layers}
+    assert reads["body.conv"] is None
+    assert reads["body.stage2.0.shortcut.conv"] == reads["body.stage2.0.branch.conv1"] == "body.conv"
+    assert all(len(layer.norms) == 1 for layer in layers[:-1])
+
+
+class Own(nn.Module):
+    """A network of a user's, of functions as well as modules; ``odd`` names what cannot be followed in it."""
+
+    def __init__(self, odd: str = "") -> None:
+        super().__init__()
+        self.odd = odd
+        self.first = nn.Conv2d(1, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2 if odd == "groups" else 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.classifier = nn.Linear(4 * 5 * 5, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = relu(self.first(images))
+        y = max_pool2d(self.second(x), 3, 1, 1)
+        if self.odd == "decides" and images.sum() > 0:
+            y = -y
+        y = self.norm(x + y if self.odd == "norm of sum" else y).relu()
+        y = self.second(y) if self.odd == "twice" else y
+        y = torch.cat((x, y), 1)[:, :4] if self.odd == "cat" else torch.add(x, y)
+        logits: Tensor = self.classifier(torch.flatten(adaptive_avg_pool2d(y, 5), 1))
+        return logits
+
+
+GREY = (1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (LeNet5().build((1, 28, 28), 5), (1, 28, 28)),
+        (MLP(hidden=(7, 5)).build(GREY, 3), GREY),
+        (MeanCNN(maps=(6, 5)).build(GREY, 3), GREY),
+        (VGG16(vgg_bn=True).build((1, 32, 64), 3), (1, 32, 64)),
+        (ResNet18().build(GREY, 3), GREY),
+        (ResNet50().build(GREY, 3), GREY),
+        (ResNet32(shortcut="projection").build(GREY, 3), GREY),
+        (Own(), GREY),
+    ],
+    ids=["lenet5", "mlp", "mean-cnn", "vgg16", "resnet18", "resnet50", "resnet32", "own"],
+)
+def test_permuting_all_groups_changes_no_logit(network: nn.Module, shape: Shape) -> None:
+    """If a layer were missing, or read another group than is said, the permuted network would compute nonsense."""
+    noise = torch.Generator().manual_seed(0)
+    model = lively(network, noise)
+    images = torch.randn(3, *shape, generator=noise)
+    moved = permuted(model, channels(network), noise)
+    assert not torch.equal(moved["classifier.weight"], model["classifier.weight"])
+    expected, got = (functional_call(network.eval(), dict(weights), (images,)) for weights in (model, moved))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        ("groups", "the grouped convolution second"),
+        ("decides", "symbolically traced"),
+        ("norm of sum", "the batch norm norm, which normalises an image or a sum"),
+        ("twice", "second, which is used twice"),
+        ("cat", "function <built-in method cat"),
+    ],
+)
+def test_what_cannot_be_followed_is_named_with_what_to_do(odd: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"{what}.*Use such a model"):
+        channels(Own(odd))
+
+
+def test_group_norm_and_shortcuts_without_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"through body\.norm, a GroupNorm\."):
+        channels(ResNet18(norm="group").build(GREY, 3))
+    with pytest.raises(ConfigError, match=r"through body\.stage2\.0\.shortcut, a Padding\."):
+        channels(ResNet32().build(GREY, 3))
+
+
+def test_what_is_added_to_the_image_or_the_logits_stays_in_place() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.classifier, self.side = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = images.flatten(1)
+            x = x + self.inner(x)
+            logits: Tensor = self.classifier(x) + self.side(x)
+            return logits
+
+    assert [(layer.reads, layer.writes) for layer in channels(Around())] == [(None, None)] * 3

@@ -1,0 +1,108 @@
+"""The parts of PASS against their formulas: rotations, prototypes and their noise, both losses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from pupil import EXACT, Pupil, data, draw, features, model, noise, settled, value_and_gradients
+
+from fedkeep.objectives import FeatureDistance, PrototypeEntropy
+from fedkeep.objectives.prototypes import augmented, prototypes, rotated, upright
+
+EXAMPLES, WIDTH, CLASSES = 8, 4, 5
+STUDENT, TEACHER = (model(EXAMPLES, WIDTH, CLASSES, seed=s) for s in (1, 2))
+DATA = data([0, 1, 2, 3, 4, 3, 4, 0])
+ROWS = (6, 3, 0, 1, 5)
+
+
+def test_rotations_are_classes_of_their_own() -> None:
+    image = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    images, labels = rotated(torch.stack((image, 10 * image))[:, None], torch.tensor([2, 5]))
+    assert labels.tolist() == [8, 9, 10, 11, 20, 21, 22, 23]
+    assert images.shape == (8, 1, 2, 2)
+    assert images[0, 0].tolist() == [[1, 2], [3, 4]]
+    assert images[1, 0].tolist() == [[2, 4], [1, 3]], "counter-clockwise"
+    assert images[2, 0].tolist() == [[4, 3], [2, 1]]
+    assert images[3, 0].tolist() == [[3, 1], [4, 2]]
+    assert torch.equal(images[4:], 10 * images[:4])
+    assert upright(torch.arange(12)[None]).tolist() == [[0, 4, 8]]
+
+
+def test_prototypes_are_means_and_the_radius_is_the_mean_spread() -> None:
+    """Class 1: (0, 0), (2, 4): variances 2 and 8, mean 5. Class 4: (1, 1), (1, 1), (1, 4): 0 and 3, mean 1.5."""
+    rows = torch.tensor([[0.0, 0], [1, 1], [2, 4], [1, 1], [7, 7], [1, 4]])
+    classes, means, radius = prototypes(rows, torch.tensor([1, 4, 1, 4, 2, 4]))
+    assert classes.tolist() == [1, 2, 4]
+    assert means.tolist() == [[1, 2], [7, 7], [1, 2]]
+    assert radius == pytest.approx(math.sqrt((5 + 1.5) / 2)), "class 2 has one example only"
+    assert prototypes(rows[4:5], torch.tensor([2]))[2] == 0.0
+
+
+def test_augmented_prototypes_spread_around_their_class() -> None:
+    means = 100 * noise(3, 50).float()
+    classes = torch.tensor([4, 7, 9])
+    found, labels = augmented(classes, means, 0.5, 600, torch.Generator().manual_seed(0))
+    assert found.shape == (600, 50)
+    assert set(labels.tolist()) == {4, 7, 9}
+    for place, c in enumerate((4, 7, 9)):
+        own = found[labels == c] - means[place]
+        assert 150 < len(own) < 250
+        assert float(own.std()) == pytest.approx(0.5, rel=0.05)
+        assert float(own.mean().abs()) < 0.05
+    again, same = augmented(classes, means, 0.5, 600, torch.Generator().manual_seed(0))
+    assert torch.equal(again, found)
+    assert torch.equal(same, labels)
+
+
+@pytest.mark.parametrize("pool", [3, 20])
+def test_the_classifier_sees_prototypes_and_the_features_do_not(pool: int) -> None:
+    given, labels = noise(pool, WIDTH, seed=9), torch.arange(pool) % CLASSES
+    loss, slopes = value_and_gradients(PrototypeEntropy(given, labels), STUDENT, draw(DATA, ROWS))
+    expected = 0.0
+    for row in ROWS:
+        z = (STUDENT["classifier.weight"] @ given[row % pool] + STUDENT["classifier.bias"]).tolist()
+        largest = max(z) / 0.1
+        expected -= z[int(labels[row % pool])] / 0.1 - largest - math.log(sum(math.exp(v / 0.1 - largest) for v in z))
+    assert float(loss) == pytest.approx(expected / len(ROWS), rel=1e-10)
+    assert not slopes["table"].any()
+    assert slopes["classifier.weight"].any()
+
+
+def test_a_classifier_without_bias_will_do() -> None:
+    plain = {name: tensor for name, tensor in STUDENT.items() if name != "classifier.bias"}
+    pupil = Pupil(plain)
+    zero = Pupil({**STUDENT, "classifier.bias": torch.zeros(CLASSES).double()})
+    term = PrototypeEntropy(noise(4, WIDTH), torch.arange(4))
+    batch = draw(DATA, ROWS)
+    assert torch.equal(term(pupil, [batch]), term(zero, [batch]))
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_the_distance_of_features_is_that_of_the_whole_batch(is_settled: bool) -> None:
+    objective = settled(FeatureDistance(TEACHER), DATA) if is_settled else FeatureDistance(TEACHER)
+    batch = draw(DATA, ROWS)
+    difference = features(STUDENT, batch) - features(TEACHER, batch)
+    expected = math.sqrt(sum(v * v for v in difference.flatten().tolist()))
+    loss, slopes = value_and_gradients(objective, STUDENT, batch)
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(slopes["table"][list(ROWS)], difference / expected, **EXACT)
+    assert not slopes["classifier.weight"].any()
+
+
+def test_at_the_teacher_itself_the_distance_has_no_slope() -> None:
+    loss, slopes = value_and_gradients(FeatureDistance(STUDENT), STUDENT, draw(DATA, ROWS))
+    assert float(loss) == 0.0
+    assert not slopes["table"].any()
+
+
+def test_settled_it_asks_nobody() -> None:
+    objective = settled(FeatureDistance(TEACHER), DATA)
+    assert isinstance(objective, FeatureDistance)
+    pupil = Pupil(STUDENT)
+    objective(pupil, [draw(DATA, ROWS)])
+    assert pupil.frozen_asked == 0
+    assert settled(objective, DATA) is objective
+    assert replace(objective).teacher == {}
