@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep.data import DataSet, Federation
-from fedkeep.data.partition import Partition
+from fedkeep.data import DataSet, Federation, Tasks, TaskStream
+from fedkeep.data.partition import ClasswiseDirichlet, Partition
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.plan import Plan
 from fedkeep.interface import Algorithm, Training
@@ -108,7 +108,7 @@ def engine(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort: int = 3, 
 
 def played(engine: Embedded, rounds: int | None = None) -> list[dict[str, Any]]:
     """Play an engine to its end, or some rounds, and return the records."""
-    until = engine.plan.rounds if rounds is None else engine.finished + rounds
+    until = engine.rounds if rounds is None else engine.finished + rounds
     records = []
     while engine.finished < until:
         records.append(engine.advance().record)
@@ -132,3 +132,19 @@ def write_recipe(folder: Path, text: str = RECIPE, name: str = "recipe.toml") ->
     path = folder / name
     path.write_text(text)
     return str(path)
+
+
+def stream(sizes: Sequence[int] = (1, 1, 1), clients: int = 5, absent: int = 2) -> TaskStream:
+    """Return tasks with these numbers of new classes, in each of which some clients hold nothing."""
+    tasks = Tasks(tasks=len(sizes), sizes=tuple(sizes), absent=absent)
+    return tasks.stream(dataset(), ClasswiseDirichlet(clients, alpha=0.5, min_size=1), 0)
+
+
+def engine_with_tasks(
+    algorithm: Algorithm[Any, Any], tasks: TaskStream | None = None, *, rounds: int = 2, cohort: int = 3, **changes: Any
+) -> Embedded:
+    """Return an engine at round 0, with ``rounds`` in each task."""
+    first = (tasks or stream()).federation(1)
+    hidden = architecture("mlp")(hidden=(8,))  # type: ignore[call-arg]
+    settings = {"federation": first, "factory": lambda: hidden.build(SHAPE, first.seen[0])} | changes
+    return engine(algorithm, rounds=rounds, cohort=cohort, **settings)

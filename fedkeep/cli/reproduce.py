@@ -81,7 +81,7 @@ def _play(
     cells = "1 cell" if len(jobs) == 1 else f"{len(jobs)} cells"
     console.print(f"{cells} to play, into {folder}", highlight=False, markup=False, soft_wrap=True)
     if jobs:
-        display = None if options.quiet else Display(console, {job.name: job.recipe.run.rounds for job in jobs})
+        display = None if options.quiet else Display(console, {job.name: job.recipe.rounds for job in jobs})
         try:
             with display or nullcontext():
                 play_all(jobs, machine, display, again)
@@ -135,7 +135,7 @@ def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -
         for method in column.recipe.methods:
             seeds = [s for s in column.recipe.seeds if not _is_done(column, method.label, s)]
             if not seeds:
-                grid.add_row(column.name, method.label, "-", str(column.recipe.run.rounds), "done", "")
+                grid.add_row(column.name, method.label, "-", str(column.recipe.rounds), "done", "")
                 continue
             try:
                 expected = estimate(column.recipe, method, machine)
@@ -146,7 +146,7 @@ def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -
                 total += expected.seconds * len(seeds)
                 shown = [duration(expected.seconds), f"{expected.memory / 1e9:.1f} GB"]
             told = ", ".join(map(str, seeds))
-            grid.add_row(column.name, escape(method.label), told, str(column.recipe.run.rounds), *shown)
+            grid.add_row(column.name, escape(method.label), told, str(column.recipe.rounds), *shown)
             if unknown and unknown[-1].startswith(f"{column.name}:"):
                 break
     console.print(grid)

@@ -52,7 +52,7 @@ def resume(options: Namespace, console: Console) -> int:
 
 
 def _carry_out(folder: Path, recipe: Recipe, machine: Machine, console: Console, *, quiet: bool, profile: bool) -> int:
-    cells = {cell_name(method, seed): recipe.run.rounds for method, seed in pending_cells(folder, recipe)}
+    cells = {cell_name(method, seed): recipe.rounds for method, seed in pending_cells(folder, recipe)}
     display = None if quiet else Display(console, cells)
     try:
         with display or nullcontext():

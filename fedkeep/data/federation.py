@@ -13,6 +13,7 @@ from fedkeep.errors import DataError
 
 if TYPE_CHECKING:
     from fedkeep.data.partition import Partition
+    from fedkeep.data.tasks import TaskStream
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Federation:
     dataset : what is shared out; its test split stays whole.
     partition : which client holds which rows of ``dataset.train``.
     server : what the server holds itself, such as an auxiliary set; empty if nothing.
+    stream, task : the tasks of which this is one (see `fedkeep.data.tasks`), and its number, from 1; without a stream
+        there is one task.
 
     Raises
     ------
@@ -76,6 +79,8 @@ class Federation:
     dataset: DataSet
     partition: Partition
     server: Data = field(default_factory=dict)
+    stream: TaskStream | None = None
+    task: int = 1
 
     def __post_init__(self) -> None:
         rows, have = self.partition.rows, len(self.dataset.train["label"])
@@ -89,6 +94,22 @@ class Federation:
     def clients(self) -> ClientNames:
         """The clients' names, ``"0"`` to the last, as a sequence that makes them on demand."""
         return ClientNames(len(self.partition))
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """How many classes were known with each task so far, this one included."""
+        if self.stream is None:
+            return (self.dataset.classes,)
+        return tuple(task.seen for task in self.stream.tasks[: self.task])
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks there are."""
+        return 1 if self.stream is None else len(self.stream.tasks)
+
+    def at(self, task: int) -> Federation:
+        """Return who holds what in another task, counted from 1."""
+        return self if self.stream is None else self.stream.federation(task, self.server)
 
     def data(self, client: str) -> Data:
         """Return a client's training rows, every column, on the data set's device.
@@ -109,8 +130,12 @@ class Federation:
     def to(self, device: torch.device | str) -> Federation:
         """Return the federation with its data set on `device`; the partition's index stays where it is."""
         dataset = self.dataset.to(device)
+        if dataset is self.dataset:
+            return self
         server = {name: column.to(device) for name, column in self.server.items()}
-        return self if dataset is self.dataset else replace(self, dataset=dataset, server=server)
+        if self.stream is None:
+            return replace(self, dataset=dataset, server=server)
+        return replace(self.stream, dataset=self.stream.dataset.to(device)).federation(self.task, server)
 
     def _index(self, client: str) -> int:
         try:

@@ -61,7 +61,7 @@ class TaskStream:
         """
         task = self.tasks[number - 1]
         test = {name: column[task.test.to(column.device)] for name, column in self.dataset.test.items()}
-        return Federation(replace(self.dataset, test=test), task.partition, server or {})
+        return Federation(replace(self.dataset, test=test), task.partition, server or {}, self, number)
 
     def manifest(self) -> list[dict[str, Any]]:
         """Return what a run folder says about each task; JSON-able."""

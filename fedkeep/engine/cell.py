@@ -81,7 +81,7 @@ def _play(engine: Embedded, folder: Path, on_round: OnRound | None, checkpoint_s
     spent = 0.0
     with records.file, timings.file:
         try:
-            while engine.finished < engine.plan.rounds:
+            while engine.finished < engine.rounds:
                 finished = engine.advance()
                 records.write(finished.record)
                 timings.write(finished.timings | {"checkpoint": spent})

@@ -98,6 +98,7 @@ class Checkpoint:
         if not self.manifest.exists():
             return {}
         manifest = self._read()
+        engine.enter(engine.plan.place(manifest["round"])[0])
         server_state, _ = state_types(type(engine.algorithm))
         model = self._load(manifest["model"], Weights, engine)
         mismatch = same_form(model, engine.place.networks.initial)

@@ -31,7 +31,7 @@ def choose_stack(engine: Embedded, workers: int = 1) -> int:
     plan, federation = engine.plan, engine.federation
     if engine.algorithm.schedule != "parallel" or engine.place.networks.has_batch_norm:
         return 1
-    if plan.rounds * plan.cohort < LONG:
+    if engine.rounds * plan.cohort < LONG:
         return 1
     cohort = sorted(engine.draw_cohort(1), key=federation.size, reverse=True)
     alone = _alone(engine, cohort[:FEW])

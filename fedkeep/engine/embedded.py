@@ -20,7 +20,7 @@ from fedkeep.engine.serving import Served, round_mean
 from fedkeep.engine.toolbox import Clock, LocalServer, Workplace
 from fedkeep.fusion.mean import moved
 from fedkeep.interface import Algorithm, Fit, NoState, Training
-from fedkeep.interface.algorithm import state_types
+from fedkeep.interface.algorithm import knows_tasks, state_types
 from fedkeep.interface.values import copied
 from fedkeep.models import Weights
 
@@ -42,8 +42,9 @@ class Embedded:
 
     Parameters
     ----------
-    algorithm, federation, training, plan, augmentation : what is run.
-    factory : builds the network, with PyTorch's default initial weights.
+    algorithm, federation, training, plan, augmentation : what is run. If the federation is of a stream of tasks, it is
+        of the first; later on, ``federation`` is that of the task that is played.
+    factory : builds the network, with PyTorch's default initial weights and the classes of the first task.
     seed : of everything random (see `fedkeep.seeds`).
     device : where networks and data live.
     stack : up to how many clients of a cohort are trained as one stacked model (see `fedkeep.engine.stack`).
@@ -72,7 +73,7 @@ class Embedded:
             self.augmentation,
             self.training,
             self.seed,
-            dataset.classes,
+            self.federation.seen[-1],
         )
         checked_batches(self.place.networks.trained, self.training)
         server_state, self.client_state = state_types(type(self.algorithm))
@@ -84,19 +85,32 @@ class Embedded:
         self.performer: Performer = self.here  # replaced by a pool of workers, if there is one
         self.states: dict[str, Any] = {}
         self.changed: set[str] = set()  # clients whose state is newer than the last checkpoint
-        self.finished = 0  # rounds
+        self.finished = 0  # rounds, over all tasks
         self.graduates: Weights = self.server.model  # the mean of the last round that was not undone
         self.average: Weights = {}  # its moving average, if that is served; empty before the first
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run has, over all tasks."""
+        return self.plan.rounds * self.federation.tasks
+
+    def enter(self, task: int) -> None:
+        """Go to a task, counted from 1: who holds what, and networks that know its classes. No model changes."""
+        if task != self.federation.task:
+            self.federation = self.here.federation = self.federation.at(task)
+            self.place.enter(self.federation.seen)
 
     def advance(self) -> Finished:
         """Play the next round and return its record. An exception leaves everything as after the last round."""
         began = time.perf_counter()
         number = self.finished + 1
         before = self.server.model, self.server.served, copied(self.server.state)
+        averages, task = (self.graduates, self.average), self.federation.task
         self.place.clock = Clock()
         self.server.logged = {}
         flight = RoundInFlight(self, number, self.draw_cohort(number))
         try:
+            self.enter(flight.task)
             self.performer.begin(number, flight.cohort)
             playing = time.perf_counter()
             undone = self._play(flight)
@@ -105,6 +119,8 @@ class Embedded:
             self.finished = number
         except BaseException:
             self.server.model, self.server.served, self.server.state = before
+            self.graduates, self.average = averages
+            self.enter(task)
             self.performer.stop()
             raise
         if self.client_state is not NoState:
@@ -116,7 +132,7 @@ class Embedded:
         evaluating = time.perf_counter()
         if not undone:
             self._average(flight)
-        if self.plan.is_due(number):
+        if self.plan.is_due(flight.round):
             first, *others = ({"correct": c.correct, "test_loss": c.loss} for c in map(self._count, self.plan.served))
             record |= first
             if others:
@@ -127,11 +143,9 @@ class Embedded:
 
     def _play(self, flight: RoundInFlight) -> bool:
         """Play a round, and the task's beginning and end where they fall; return whether the round was undone."""
-        self.server.begin(task=1, round=flight.number)
-        if flight.number == 1 and type(self.algorithm).begin_task is not Algorithm.begin_task:
-            with flight.with_everyone():
-                self.algorithm.begin_task(self.server, LocalCohort(flight, self.federation.clients))
-                flight.settle()
+        self.server.begin(flight.task, flight.round)
+        if flight.round == 1:
+            self._begin_task(flight)
         # What a task's beginning left stands even if its first round does not: it is done once.
         kept = self.server.model, self.server.served, copied(self.server.state), dict(flight.states)
         try:
@@ -142,11 +156,23 @@ class Embedded:
             undone = True
             flight.abandon()
             self.server.model, self.server.served, self.server.state, flight.states = kept
-        if flight.number == self.plan.rounds and type(self.algorithm).end_task is not Algorithm.end_task:
+        if flight.round == self.plan.rounds:
             with flight.with_everyone():
                 self.algorithm.end_task(self.server, LocalCohort(flight, self.federation.clients))
                 flight.settle()
         return undone
+
+    def _begin_task(self, flight: RoundInFlight) -> None:
+        """Let the method prepare for a task; one that knows nothing of tasks begins afresh, from its model."""
+        if flight.task > 1:
+            self.server.served = {}
+            self.graduates, self.average = self.server.grown(self.graduates), self.server.grown(self.average)
+            if not knows_tasks(type(self.algorithm)):
+                self.server.state = state_types(type(self.algorithm))[0]()
+                flight.states |= {client: self.client_state() for client in self.states}
+        with flight.with_everyone():
+            self.algorithm.begin_task(self.server, LocalCohort(flight, self.federation.clients))
+            flight.settle()
 
     def _average(self, flight: RoundInFlight) -> None:
         """Take a finished round into the averages that are served."""
@@ -166,7 +192,7 @@ class Embedded:
         return self.evaluate(self.serves(what))
 
     def draw_cohort(self, round: int) -> list[str]:
-        """Return the ordered cohort of a round: a function of seed and round alone, the same for every method."""
+        """Return the ordered cohort of a round, counted over all tasks: the same for every method with this seed."""
         population, wanted = len(self.federation.clients), min(self.plan.cohort, len(self.federation.clients))
         generator = seeds.generator(self.seed, "cohort", round=round)
         if population <= 100_000:
@@ -180,7 +206,7 @@ class Embedded:
         return [self.federation.clients[i] for i in drawn]
 
     def evaluate(self, model: Weights) -> Counts:
-        """Count the model's hits on the whole test set."""
+        """Count the model's hits on the test images of all classes seen so far."""
         return count(self.place, model, self.federation.dataset.test)
 
     def evaluate_on(self, client: str, fit: Fit) -> list[int]:

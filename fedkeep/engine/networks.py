@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
 from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split
+from fedkeep.models.heads import WEIGHT, grown
 from fedkeep.models.weights import weights_of
 
 Factory = Callable[[], nn.Module]
@@ -38,11 +39,13 @@ class Networks:
 
     def __init__(self, factory: Factory, seed: int, device: torch.device) -> None:
         self.factory = factory
+        self.seed = seed
         self.device = device
         # The factory draws initial weights from PyTorch's default generator, which is lent to it for the purpose.
         with seeds.borrowed(seeds.derive(seed, "initial weights")):
             built = factory()
-        self.initial: Weights = weights_of(built.to(device))
+        self.first = weights_of(built.to(device))  # as of the first task
+        self.initial: Weights = self.first
         names = [name for name, _ in built.named_parameters(remove_duplicate=False)]
         self.parameters = tuple(name for name in names if name in self.initial)
         # With channels last a CPU trains LeNet-5 and CNN-4 1.2 times as fast, ResNet-18 as fast (benchmarks/steps.md).
@@ -60,10 +63,26 @@ class Networks:
         torch.optim.SGD([nn.Parameter(torch.zeros(1, device=device))], lr=0.0, fused=True)
         self.has_batch_norm = has_batch_norm(built)
 
-    def build(self) -> nn.Module:
-        """Return another network of the same form, with weights of no meaning."""
+    def enter(self, seen: Sequence[int]) -> None:
+        """Let the networks know as many classes as were seen with the last of some tasks, from the first on.
+
+        New rows of the classifier depend on the seed and the task alone, so that all parties have the same.
+        """
+        self.initial = self.first
+        for task, classes in enumerate(seen[1:], start=2):
+            self.initial = grown(self.initial, classes, seeds.generator(self.seed, "new classes", task=task))
+        for network in (self.trained, self.answering):
+            _fit_head(network, self.initial)
+
+    def build(self, like: Weights | None = None) -> nn.Module:
+        """Return another network, with weights of no meaning; its classifier has as many rows as a model's.
+
+        Without a model, as many as in the first task.
+        """
         with seeds.borrowed(0):
-            return self.factory().to(self.device).eval()
+            network = self.factory().to(self.device).eval()
+        _fit_head(network, like or {})
+        return network
 
     def logits(self, model: Weights, images: Tensor) -> Tensor:
         """Return a model's logits [n, classes] on normalised images, without gradient, in evaluation mode."""
@@ -82,6 +101,17 @@ class Networks:
         with torch.no_grad():
             parts = [function(part.to(self.device)) for part in torch.split(images, BATCH)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _fit_head(network: nn.Module, model: Weights) -> None:
+    """Let a network's classifier have as many rows as a model's; what is in them has no meaning."""
+    head = getattr(network, "classifier", None)
+    if not isinstance(head, nn.Linear) or WEIGHT not in model or head.out_features == len(model[WEIGHT]):
+        return
+    head.out_features = len(model[WEIGHT])
+    head.weight = nn.Parameter(head.weight.new_zeros(head.out_features, head.in_features))
+    if head.bias is not None:
+        head.bias = nn.Parameter(head.bias.new_zeros(head.out_features))
 
 
 def has_batch_norm(network: nn.Module) -> bool:

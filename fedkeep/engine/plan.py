@@ -13,7 +13,7 @@ from fedkeep.options import Options, option
 class Plan(Options):
     """Rounds, cohorts and evaluation of a run."""
 
-    rounds: int = option(100, "communication rounds", low=1)
+    rounds: int = option(100, "communication rounds; with tasks, of each", low=1)
     cohort: int = option(10, "clients drawn for each round, without replacement", low=1)
     min_clients: int = option(1, "a round with fewer answering clients is undone", low=1)
     dropout: float = option(0.0, "share of clients that fail to answer in a round, at random", low=0.0, high=1.0)
@@ -30,6 +30,11 @@ class Plan(Options):
         if not self.served or len(set(self.served)) < len(self.served):
             raise ConfigError(f"Plan.served must name last, round or moving, each once, not {list(self.served)}.")
 
+    def place(self, number: int) -> tuple[int, int]:
+        """Return the task and its round, both counted from 1, of a round counted over the whole run."""
+        task, round = divmod(number - 1, self.rounds)
+        return task + 1, round + 1
+
     def is_due(self, round: int) -> bool:
-        """Tell whether the model is evaluated after this round."""
+        """Tell whether the model is evaluated after this round of a task; after its last it always is."""
         return round % self.evaluate_every == 0 or round == self.rounds

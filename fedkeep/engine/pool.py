@@ -63,12 +63,13 @@ class Pool(Performer):
         self.engine = engine
         self.ahead = 2 * len(self.workers)
         self.backlog: deque[_Job] = deque()
-        self.round = 0
+        self.round = 0, 0  # and its task
         self.names: dict[int, tuple[str, Tensor]] = {}  # by identity; holds the tensor, so that none takes its place
 
     def submit(self, *requests: Request) -> list[Ticket]:
-        if requests[0].round != self.round:
-            self.round, self.names = requests[0].round, {}
+        round = requests[0].task, requests[0].round
+        if round != self.round:
+            self.round, self.names = round, {}
             for worker in self.workers:
                 worker.knows.clear()
         job = _Job(requests)
@@ -186,7 +187,7 @@ def serve(engine: Embedded, connection: Connection) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     known: dict[str, Tensor] = {}
-    current = 0
+    current = 0, 0
     while True:
         try:
             written, tensors = line.receive(connection)
@@ -194,8 +195,10 @@ def serve(engine: Embedded, connection: Connection) -> None:
             return
         answer: dict[str, Tensor] = {}
         try:
-            if written[0]["round"] != current:
-                current, known = written[0]["round"], {}
+            round = written[0]["task"], written[0]["round"]
+            if round != current:
+                current, known = round, {}
+                engine.enter(written[0]["task"])
             known |= {name: tensor.to(engine.device) for name, tensor in tensors.items()}
             said, answer = _performed(engine, written, known)
             how = DONE

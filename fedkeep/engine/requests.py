@@ -21,7 +21,7 @@ class Request:
     ----------
     client : its name. step : a bound step of the method. args, kwargs : what the server sends.
     state : what the client keeps; None for a client that never kept anything.
-    task, round : where the run is.
+    task, round : where the run is: the task, and its round.
     uses : how often each purpose has drawn randomness in this round.
     """
 
@@ -93,4 +93,5 @@ def answer_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) ->
 
 def place_of(request: Request) -> str:
     """Say which step this is, for errors."""
-    return f"This happened in step {request.step.__name__!r} of client {request.client}, round {request.round}."
+    where = f"task {request.task}, round {request.round}" if request.task > 1 else f"round {request.round}"
+    return f"This happened in step {request.step.__name__!r} of client {request.client}, {where}."

@@ -46,7 +46,8 @@ class RoundInFlight:
 
     def __init__(self, engine: Embedded, number: int, cohort: list[str]) -> None:
         self.engine = engine
-        self.number = number
+        self.number = number  # over the whole run
+        self.task, self.round = engine.plan.place(number)
         self.cohort = cohort
         self.lost: dict[str, str] = {}
         self.missed: dict[str, str] = {}  # lost at a task's beginning or end, but not for the round
@@ -106,7 +107,7 @@ class RoundInFlight:
         examples = sum(fit.examples for fit in fits)
         loss = sum(fit.loss * fit.examples for fit in fits) / examples if examples else None
         books: dict[str, Any] = {
-            "task": 1,
+            "task": self.task,
             "round": self.number,
             "cohort": self.cohort,
             "lost": self.missed | self.lost,
@@ -115,7 +116,7 @@ class RoundInFlight:
             "down": self.down,
             "up": self.up,
         }
-        watched = self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.number)
+        watched = self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.round)
         return books | ({"visits": self.visits} if watched else {})
 
     @contextmanager
@@ -174,7 +175,9 @@ class RoundInFlight:
             if reason is None:
                 state = self.states.get(client, self.engine.states.get(client))
                 uses = dict(self.uses.get(client, {}))
-                requests[client] = Request(client, call.step, call.args, call.kwargs, state, 1, self.number, uses)
+                requests[client] = Request(
+                    client, call.step, call.args, call.kwargs, state, self.task, self.round, uses
+                )
         if not requests:
             return
         for client, ticket in zip(requests, self.engine.performer.submit(*requests.values()), strict=True):
@@ -252,7 +255,7 @@ class RoundInFlight:
         self.lost, self.counting = lost, True
 
     def _came_back(self, client: str, fit: Fit) -> None:
-        if self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.number):
+        if self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.round):
             began = time.perf_counter()
             previous = self.engine.evaluate_on(self.fits[-1][0], fit) if self.fits else None
             self.visits.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
@@ -22,6 +22,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server, Training
 from fedkeep.interface.party import Party
 from fedkeep.models import Weights
+from fedkeep.models.heads import continued
 from fedkeep.models.weights import load_into
 from fedkeep.objectives import Objective
 
@@ -41,7 +42,10 @@ class Clock:
 
 @dataclass
 class Workplace:
-    """What all parties on one device share: the network, the data's normalisation, the settings, and a clock."""
+    """What all parties on one device share: the network, the data's normalisation, the settings, and a clock.
+
+    ``classes`` are those seen so far, of which ``old`` came before the task.
+    """
 
     networks: Networks
     normalise: Callable[[Tensor], Tensor]
@@ -49,7 +53,13 @@ class Workplace:
     training: Training
     seed: int
     classes: int
+    old: int = 0
     clock: Clock = field(default_factory=Clock)
+
+    def enter(self, seen: Sequence[int]) -> None:
+        """Go to a task, given how many classes were seen with each from the first on."""
+        self.classes, self.old = seen[-1], seen[-2] if len(seen) > 1 else 0
+        self.networks.enter(seen)
 
     def train(self, assignment: Assignment) -> Fit:
         """Carry out one training."""
@@ -83,12 +93,15 @@ class LocalParty(Party[Any]):
         self.state = state
         self.task = task
         self.round = round
-        self.classes = place.classes
         self.training = place.training
-        self.initial = place.networks.initial
+        self._look_round()
         self.parameters = place.networks.parameters
         self.train: Callable[[Assignment], Fit] = place.train
         self._uses = uses  # how often each purpose drew randomness in this round, over all of the party's calls
+
+    def _look_round(self) -> None:
+        """Note what a task changes."""
+        self.classes, self.old, self.initial = self.place.classes, self.place.old, self.place.networks.initial
 
     def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
         return self.train(self.assignment(model, objective, *data, passes=passes))
@@ -151,8 +164,11 @@ class LocalParty(Party[Any]):
                 total[name] += value.square().sum(0) if batch == 1 else value.square()
         return {name: value / ceil(len(labels) / batch) for name, value in total.items()}
 
+    def grown(self, model: Weights) -> Weights:
+        return continued(model, self.initial)
+
     def network(self, model: Weights) -> nn.Module:
-        network = self.place.networks.build()
+        network = self.place.networks.build(model)
         load_into(network, model)
         return network
 
@@ -233,8 +249,9 @@ class LocalServer(LocalParty, Server[Any]):
         self.logged: dict[str, float | list[float]] = {}
 
     def begin(self, task: int, round: int) -> None:
-        """Set the clock of the server to a round."""
+        """Set the clock of the server to a task's round."""
         self.task, self.round, self._uses = task, round, {}
+        self._look_round()
 
     def log(self, name: str, value: float | list[float]) -> None:
         self.logged[name] = value

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.helpers import Helpers, useful
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
-from fedkeep.experiment.setup import describe_cell, engine_for, federate
+from fedkeep.experiment.setup import describe_cell, describe_partition, engine_for, federate
 from fedkeep.files import write_whole
 
 
@@ -90,17 +90,14 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
     """Play one cell; ``spare`` processes may share its cohorts."""
     recipe, machine = job.recipe, as_begun(job.folder, machine)
     federation = federate(recipe, job.seed, machine.data_dir)
-    partition = federation.partition
-    counts = partition.counts(federation.dataset.train["label"], federation.dataset.classes)
     description = describe_cell(recipe, job.method, job.seed, federation)
-    write_whole(job.cell / "partition.json", json.dumps(partition.manifest() | {"counts": counts.tolist()}))
+    write_whole(job.cell / "partition.json", json.dumps(describe_partition(federation)))
     last: dict[str, Any] | None = None
-    images = sum(description["test_total"])
 
     def on_round(finished: Any) -> None:
         nonlocal last
         last = finished.record if "correct" in finished.record else last
-        tell(Progress(job.name, finished.record["round"], recipe.run.rounds, last, images))
+        tell(Progress(job.name, finished.record["round"], recipe.rounds, last, _images(description, last)))
         helpers.consider(finished)
 
     with pinned_threads(machine.threads):
@@ -216,7 +213,8 @@ class _Watcher:
         self.job = job
         self.position = 0
         self.last: dict[str, Any] | None = None
-        self.done = self.told = self.images = 0
+        self.done = self.told = 0
+        self.description: dict[str, Any] = {}
 
     def tell(self, tell: OnProgress) -> None:
         path = self.job.cell / "rounds.jsonl"
@@ -235,9 +233,15 @@ class _Watcher:
                 self.last = record if "correct" in record else self.last
         if self.done != self.told:
             self.told = self.done
-            if not self.images:
-                self.images = sum(json.loads((self.job.cell / "cell.json").read_text(encoding="utf-8"))["test_total"])
-            tell(Progress(self.job.name, self.done, self.job.recipe.run.rounds, self.last, self.images))
+            if not self.description:
+                self.description = json.loads((self.job.cell / "cell.json").read_text(encoding="utf-8"))
+            images = _images(self.description, self.last)
+            tell(Progress(self.job.name, self.done, self.job.recipe.rounds, self.last, images))
+
+
+def _images(description: Mapping[str, Any], record: Mapping[str, Any] | None) -> int:
+    """Return how many test images a record is about: those of the classes seen by then."""
+    return sum(description["test_total"][: len(record["correct"])] if record else description["test_total"])
 
 
 @contextmanager

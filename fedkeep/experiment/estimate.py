@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedkeep.data import Federation
+from fedkeep.data import Federation, Tasks
 from fedkeep.data.partition import Partition
 from fedkeep.engine.embedded import Embedded
 from fedkeep.experiment.cells import pinned_threads
@@ -30,8 +30,8 @@ class Estimate:
 def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     """Play two rounds with few clients and one batch each, and scale what the second one took.
 
-    Teachers that only come with later rounds, or that are fewer among few clients, make it too low; another machine, or
-    a busy one, makes it anything.
+    With tasks they are the first's. Teachers that only come with later rounds, or that are fewer among few clients,
+    make it too low; another machine, or a busy one, makes it anything.
     """
     with pinned_threads(machine.threads):
         return _estimate(recipe, method, machine)
@@ -43,7 +43,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     plan = replace(
         recipe.run, rounds=2, cohort=len(small.clients), evaluate_every=2, evaluate_visits=False, served=("last",)
     )
-    brief = replace(recipe, run=plan, training=replace(recipe.training, epochs=1))
+    brief = replace(recipe, run=plan, tasks=Tasks(), training=replace(recipe.training, epochs=1))
     engine = engine_for(brief, method, recipe.seeds[0], small, machine.device)
     engine.advance()
     finished = engine.advance()
@@ -56,7 +56,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     if recipe.run.evaluate_visits:
         evaluations += recipe.run.cohort / recipe.run.evaluate_every
     evaluating = _evaluation(engine, min(images, 256)) * images * evaluations
-    return Estimate(recipe.run.rounds * (training + teaching + evaluating), _memory(engine, federation, recipe))
+    return Estimate(recipe.rounds * (training + teaching + evaluating), _memory(engine, federation, recipe))
 
 
 def _evaluation(engine: Embedded, images: int) -> float:
@@ -74,7 +74,7 @@ def _memory(engine: Embedded, federation: Federation, recipe: Recipe) -> float:
     )
     model = sum(tensor.nbytes for tensor in engine.server.model.values())
     kept = max((payload(state) for state in engine.states.values()), default=0)
-    clients = min(len(federation.clients), recipe.run.rounds * recipe.run.cohort)
+    clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort)
     return BASE + data + model * (6 + recipe.run.cohort) + payload(engine.server.state) + kept * clients
 
 

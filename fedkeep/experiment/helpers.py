@@ -57,7 +57,7 @@ class Helpers:
 
     def consider(self, finished: Finished) -> None:
         """After a round, hire if what is left will take long enough, and hand over once all are ready."""
-        left: float = self.engine.plan.rounds - self.engine.finished
+        left: float = self.engine.rounds - self.engine.finished
         if self.starting:
             self._await()
             return

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from fedkeep.data import Augmentation
+from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import Scheme, schemes
 from fedkeep.engine.plan import Plan
@@ -23,7 +23,7 @@ from fedkeep.models import Architecture, architecture
 from fedkeep.models.custom import from_path
 from fedkeep.options import as_table, build, options_of
 
-SECTIONS = ("data", "auxiliary", "augmentation", "partition", "model", "training", "run")
+SECTIONS = ("data", "auxiliary", "augmentation", "partition", "tasks", "model", "training", "run")
 KEYS = ("title", "extends", "seeds", "methods", "paper", *SECTIONS)
 
 
@@ -68,7 +68,18 @@ class Recipe:
     seeds: tuple[int, ...] = (0,)
     augmentation: Augmentation = field(default_factory=Augmentation)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
+    tasks: Tasks = field(default_factory=Tasks)
     paper: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Tell whether classes are put in an order and arrive in tasks; otherwise all are there from the start."""
+        return self.tasks != Tasks()
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are, over all tasks."""
+        return self.run.rounds * self.tasks.tasks
 
     def to_toml(self) -> str:
         """Return the recipe with every option written out, as a file that `load_recipe` reads."""
@@ -89,6 +100,8 @@ class Recipe:
                 for m in self.methods
             ],
         }
+        if self.has_tasks:
+            table["tasks"] = as_table(self.tasks)
         if self.paper:
             table["paper"] = dict(self.paper)
         return tomli_w.dumps(table)
@@ -321,9 +334,15 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         seeds=_seeds(table.get("seeds", [0]), where),
         augmentation=build(Augmentation, sections["augmentation"], f"{where}, [augmentation]"),
         auxiliary=build(Auxiliary, sections["auxiliary"], f"{where}, [auxiliary]"),
+        tasks=build(Tasks, sections["tasks"], f"{where}, [tasks]"),
         paper=_table(table, "paper", where),
     )
     _check_needs(recipe, where)
+    if recipe.has_tasks and recipe.auxiliary.per_class:
+        raise ConfigError(
+            f"{where}: an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or "
+            "[tasks]."
+        )
     clients = partition.clients
     if clients and recipe.run.cohort > clients:
         raise ConfigError(

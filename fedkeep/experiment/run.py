@@ -41,7 +41,7 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         federation = federate(recipe, seed, machine.data_dir)
         checked_cohort(recipe, federation)
     with seeds.borrowed(0):
-        network = recipe.model.build(federation.dataset.shape, federation.dataset.classes)
+        network = recipe.model.build(federation.dataset.shape, federation.seen[0])
     checked_batches(network, recipe.training)
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and not folder.is_dir():

@@ -22,8 +22,13 @@ def _load(name: str, folder: Path | None) -> DataSet:
 
 
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
-    """Load a recipe's data set and split it over the server and the clients, as this seed has it."""
+    """Load a recipe's data set and split it over the server and the clients, as this seed has it.
+
+    With tasks it is the first task's.
+    """
     dataset, server = recipe.auxiliary.split(_load(recipe.data, data_folder(data_dir)), seed)
+    if recipe.has_tasks:
+        return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1)
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
 
 
@@ -31,10 +36,12 @@ def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation
     """Return the embedded engine of one method with one seed, at round 0."""
     dataset = federation.dataset
     checked_cohort(recipe, federation)
+    if recipe.has_tasks and federation.stream is None:
+        raise ConfigError("tasks need a federation that was split into tasks, which this engine has not been given.")
     return Embedded(
         algorithm=method.algorithm,
         federation=federation,
-        factory=lambda: recipe.model.build(dataset.shape, dataset.classes),
+        factory=lambda: recipe.model.build(dataset.shape, federation.seen[0]),
         training=recipe.training,
         plan=recipe.run,
         augmentation=recipe.augmentation,
@@ -67,21 +74,38 @@ def checked_device(name: str) -> torch.device:
 
 def describe_cell(recipe: Recipe, method: Method, seed: int, federation: Federation) -> dict[str, Any]:
     """Return what a report needs to know about one method with one seed."""
-    dataset = federation.dataset
-    return {
+    dataset, final = federation.dataset, federation.at(federation.tasks)
+    classes = final.seen[-1]  # those that arrive
+    described = {
         "label": method.label,
         "algorithm": method.algorithm.name(),
         "options": as_table(method.algorithm),
         "seed": seed,
-        "rounds": recipe.run.rounds,
+        "rounds": recipe.rounds,
         "served": list(recipe.run.served),
         "schedule": method.algorithm.schedule,
         "paper": method.algorithm.paper,
         "clients": len(federation.clients),
         "cohort": recipe.run.cohort,
-        "classes": dataset.classes,
-        "label_names": list(dataset.label_names),
+        "classes": classes,
+        "label_names": list(dataset.label_names[:classes]),
         "dataset": dataset.name,
         "dataset_note": dataset.note,
-        "test_total": torch.bincount(dataset.test["label"], minlength=dataset.classes).tolist(),
+        "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),
     }
+    if recipe.has_tasks:
+        described["tasks"] = [len(task["classes"]) for task in final.stream.manifest()] if final.stream else []
+    return described
+
+
+def describe_partition(federation: Federation) -> dict[str, Any]:
+    """Return who holds what, and with tasks when: a manifest and the examples by client and class."""
+    if federation.stream is None:
+        partition = federation.partition
+        counts = partition.counts(federation.dataset.train["label"], federation.dataset.classes)
+        return partition.manifest() | {"counts": counts.tolist()}
+    stream = federation.stream
+    label, classes = stream.dataset.train["label"], stream.tasks[-1].seen
+    each = [task.partition.counts(label, stream.dataset.classes)[:, :classes] for task in stream.tasks]
+    counts = torch.stack(each).sum(0)  # a class belongs to one task
+    return stream.tasks[0].partition.manifest() | {"counts": counts.tolist(), "tasks": stream.manifest()}

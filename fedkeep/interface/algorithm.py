@@ -55,7 +55,12 @@ class Algorithm(Options, ABC, Generic[S, C]):
         """Carry out one communication round: ask clients, and leave in ``server.model`` what they learned."""
 
     def begin_task(self, server: Server[S], clients: Cohort) -> None:
-        """Prepare for a task, before its first round, with all clients at hand. Without tasks there is one."""
+        """Prepare for a task, before its first round, with all clients at hand. Without tasks there is one.
+
+        By default the model gets rows for the new classes. A method that defines neither this nor `end_task` knows
+        nothing of tasks: it begins each without what it kept in the one before.
+        """
+        server.model = server.grown(server.model)
 
     def end_task(self, server: Server[S], clients: Cohort) -> None:
         """Finish a task, after its last round."""
@@ -64,6 +69,11 @@ class Algorithm(Options, ABC, Generic[S, C]):
     def name(cls) -> str:
         """Return the name in recipes and on the command line: the title in lower case, or the class's name."""
         return (cls.title or cls.__name__).lower().replace("+", "-").replace(" ", "-")
+
+
+def knows_tasks(cls: type[Algorithm[Any, Any]]) -> bool:
+    """Tell whether a method does something of its own when a task begins or ends."""
+    return cls.begin_task is not Algorithm.begin_task or cls.end_task is not Algorithm.end_task
 
 
 def state_types(cls: type[Algorithm[Any, Any]]) -> tuple[type[Any], type[Any]]:

@@ -51,10 +51,11 @@ class Party(ABC, Generic[S]):
     ----------
     state : what this party keeps from call to call; assign to its fields, never change a tensor in place.
     data : a client's examples of the task, as columns; on the server, what the recipe gives it (empty without).
-    task, round : where the run is, both counted from 1.
-    classes : how many classes the model knows now.
+    task, round : the task, and its round, both counted from 1. Without tasks there is one.
+    classes : how many classes the model knows now, in order of arrival.
+    old : how many of them came before this task.
     training : the recipe's settings of local training.
-    initial : what the party's network began with, before anybody trained it.
+    initial : what the party's network began with, before anybody trained it, with rows for all classes known now.
     parameters : names of the model's tensors that are trained; the others are buffers, such as batch norm's statistics.
     """
 
@@ -63,6 +64,7 @@ class Party(ABC, Generic[S]):
     task: int
     round: int
     classes: int
+    old: int
     training: Training
     initial: Weights
     parameters: tuple[str, ...]
@@ -98,6 +100,14 @@ class Party(ABC, Generic[S]):
         The mean over the party's examples (the first ``examples`` in a random order) of the squared gradient of
         ln p(label | image), sample by sample. With ``batch`` above 1, the mean over batches of the squared gradient of
         a batch's mean: a coarser estimate, smaller by about that number. Zero for a party without examples.
+        """
+
+    @abstractmethod
+    def grown(self, model: Weights) -> Weights:
+        """Return a model of an earlier task with rows for the classes since, the same at every party; see `initial`.
+
+        One that knows all classes is returned as it is. An older model may also stay as it is: it then answers about
+        the classes that it knows.
         """
 
     @abstractmethod

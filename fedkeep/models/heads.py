@@ -1,6 +1,6 @@
 """Heads that grow: a classifier of more rows for more classes, and the view of an older model with fewer.
 
-Classes are numbered in order of arrival, so the rows of the old classes come first. Both functions work on any model
+Classes are numbered in order of arrival, so the rows of the old classes come first. All functions work on any model
 whose classifier is a linear layer of that name, as `Network`'s is. A head with several rows a class (PASS turns each
 class into four by rotation) grows likewise: rows are what is counted here, 4 for each class then.
 """
@@ -46,6 +46,24 @@ def grown(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Te
     if BIAS in model:
         head[BIAS] = torch.cat((model[BIAS], model[BIAS].new_zeros(more)))
     return {name: head.get(name, tensor) for name, tensor in model.items()}
+
+
+@torch.no_grad()
+def continued(model: Weights, longer: Weights) -> Weights:
+    """Return the model with the rows that a longer classifier has beyond its own; the model itself if there are none.
+
+    Parameters
+    ----------
+    model : of any architecture; nothing is asked of it where there is nothing to add.
+    longer : a model of the same architecture, with the rows of the model's classes first.
+    """
+    if WEIGHT not in model or len(model[WEIGHT]) >= len(longer[WEIGHT]):
+        return model
+    have = len(model[WEIGHT])
+    return {
+        name: torch.cat((tensor, longer[name][have:].to(tensor))) if name in (WEIGHT, BIAS) else tensor
+        for name, tensor in model.items()
+    }
 
 
 def shrunk(model: Weights, rows: int) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ class Distillation(Objective):
     def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
         # Only reached when images change from pass to pass (augmentation); otherwise `fit` settles the teachers first.
         batch = batches[self.on]
-        if not self.teachers:
+        if not self.teachers or student.logits(batch).shape[-1] == 1:  # a class alone is certain
             return student.logits(batch).new_zeros(())
         said = torch.stack([student.frozen(teacher, batch) for teacher in self.teachers])
         labels = batch.data["label"]
@@ -60,6 +60,8 @@ class Distillation(Objective):
         if not self.teachers:
             return NOTHING
         said = torch.stack([answer(teacher) for teacher in self.teachers])
+        if said.shape[-1] == 1:  # a class alone is certain, whatever the teachers say
+            return NOTHING
         labels = data["label"]
         return Lesson(self._fold(said, labels), self.tau, self._factor, self.on, self._weigh(said, labels))
 

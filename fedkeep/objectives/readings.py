@@ -73,6 +73,8 @@ class ReadDistillation(Objective):
     def loss(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
         """Return the loss, a scalar, from logits [b, classes]."""
         teacher, student = raised(teacher), raised(student)
+        if student.shape[-1] == 1:  # a class alone is certain
+            return student.new_zeros(())
         target = self.w_target * target_part(teacher, student, labels, self.target)
         return (target + self.w_nontarget * nontarget_part(teacher, student, labels, self.mask)).mean()
 

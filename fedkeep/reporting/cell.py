@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -64,6 +64,57 @@ class Cell:
     def _test_total(self) -> Floats:
         return np.asarray(self.info.get("test_total", []), dtype=np.float64)
 
+    def _counts(self, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
+        """Return correct and all test examples by class, both float64 [C]; 0 for classes that had not arrived."""
+        missing = len(self._test_total) - len(row["correct"])
+        correct = np.asarray([*row["correct"], *[0] * missing], dtype=np.float64)
+        return correct, np.where(np.arange(len(correct)) < len(row["correct"]), self._test_total, 0.0)
+
+    @property
+    def task_sizes(self) -> list[int]:
+        """Return how many classes arrived with each task; empty without tasks."""
+        return [int(size) for size in self.info.get("tasks", [])]
+
+    @cached_property
+    def task_matrix(self) -> Floats:
+        """Return accuracies by task after each task that is finished, float64 [T, T] (see `fedkeep.metrics.tasks`)."""
+        rounds = self.rounds_planned // max(len(self.task_sizes), 1)
+        ends = [row for row in self._evaluations if self.task_sizes and row["round"] % rounds == 0]
+        sizes = self.task_sizes[: len(ends)]
+        if not sizes:
+            return np.zeros((0, 0))
+        correct = [self._counts(row)[0][: sum(sizes)] for row in ends]
+        return metrics.task_accuracies(correct, self._test_total[: sum(sizes)], sizes)
+
+    def _of_tasks(self, measure: Callable[[Floats], float]) -> float:
+        """Return a measure of the finished tasks; NaN without any."""
+        return measure(self.task_matrix) if len(self.task_matrix) else float("nan")
+
+    @property
+    def task_accuracy(self) -> float:
+        """Return A_T, the mean over tasks of the accuracy after the last task that is finished."""
+        return self._of_tasks(lambda matrix: float(metrics.accuracy_after(matrix)[-1]))
+
+    @property
+    def incremental(self) -> float:
+        """Return the average incremental accuracy, the mean of A_t over the tasks that are finished."""
+        return self._of_tasks(metrics.average_incremental_accuracy)
+
+    @property
+    def forgetting_chaudhry(self) -> float:
+        """Return how far each old task fell from its best, on average, after the last finished task."""
+        return self._of_tasks(metrics.FORGETTING["chaudhry"])
+
+    @property
+    def forgetting_chaudhry_mean(self) -> float:
+        """Return the mean of that over all finished tasks but the first."""
+        return self._of_tasks(metrics.FORGETTING["chaudhry_mean"])
+
+    @property
+    def forgetting_fedskf(self) -> float:
+        """Return how much old tasks lose with each new one, on average (FedSKF's definition, as we read it)."""
+        return self._of_tasks(metrics.FORGETTING["fedskf"])
+
     @cached_property
     def evaluated(self) -> NDArray[np.int64]:
         """Return the rounds that were evaluated, int64 [T]."""
@@ -72,19 +123,19 @@ class Cell:
     @cached_property
     def accuracies(self) -> Floats:
         """Return the top-1 accuracy of each evaluated round, float64 [T]."""
-        values = [metrics.accuracy(_counts(row), self._test_total) for row in self._evaluations]
+        values = [metrics.accuracy(*self._counts(row)) for row in self._evaluations]
         return np.asarray(values, dtype=np.float64)
 
     @cached_property
     def class_history(self) -> Floats:
         """Return the class-wise accuracy of each evaluated round, float64 [T, C]; NaN for a class without test data."""
-        values = [metrics.class_accuracy(_counts(row), self._test_total) for row in self._evaluations]
+        values = [metrics.class_accuracy(*self._counts(row)) for row in self._evaluations]
         return np.asarray(values, dtype=np.float64).reshape(len(values), len(self._test_total))
 
     @cached_property
     def balanced_history(self) -> Floats:
         """Return the mean class-wise accuracy of each evaluated round, float64 [T]."""
-        values = [metrics.balanced_accuracy(_counts(row), self._test_total) for row in self._evaluations]
+        values = [metrics.balanced_accuracy(*self._counts(row)) for row in self._evaluations]
         return np.asarray(values, dtype=np.float64)
 
     @cached_property
@@ -139,7 +190,7 @@ class Cell:
     @cached_property
     def visit_history(self) -> Floats:
         """Return the class-wise test accuracy after each visit, float64 [visits, C]."""
-        values = [metrics.class_accuracy(_counts(visit), self._test_total) for visit in self.visits]
+        values = [metrics.class_accuracy(*self._counts(visit)) for visit in self.visits]
         return np.asarray(values, dtype=np.float64).reshape(len(values), len(self._test_total))
 
     @property
@@ -167,7 +218,7 @@ class Cell:
         """Return the mean test accuracy of the cohort's local models by round (FedCAD fig. 4b)."""
         found: dict[int, list[float]] = {}
         for visit in self.locals:
-            found.setdefault(visit["round"], []).append(metrics.accuracy(_counts(visit), self._test_total))
+            found.setdefault(visit["round"], []).append(metrics.accuracy(*self._counts(visit)))
         return {number: _mean(values) for number, values in found.items()}
 
     @property
@@ -186,7 +237,7 @@ class Cell:
         for visit in (visit for visit in self.locals if visit["round"] in last):
             own = np.asarray(counts[int(visit["client"])], dtype=np.float64)
             if own.sum():
-                shares = metrics.class_accuracy(_counts(visit), self._test_total)
+                shares = metrics.class_accuracy(*self._counts(visit))
                 pair = np.asarray(metrics.kold(own, shares, support=support))
                 sums += np.where(np.isnan(pair), 0.0, own.sum() * pair)
                 weights += np.where(np.isnan(pair), 0.0, own.sum())
@@ -252,7 +303,3 @@ class Cell:
 
 def _mean(values: list[float]) -> float:
     return float(np.mean(values)) if values else float("nan")
-
-
-def _counts(row: Mapping[str, Any]) -> Floats:
-    return np.asarray(row["correct"], dtype=np.float64)

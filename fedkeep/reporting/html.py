@@ -16,7 +16,19 @@ from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.heatmap import class_heatmap
 from fedkeep.reporting.pages import page
 from fedkeep.reporting.plots import COLOURS, CurveMetric, Style, curves, history, smoothing, styles
-from fedkeep.reporting.rows import COLUMNS, LOCAL, METRICS, VISITS, Metric, Row, Spread, leaders, paired, summary
+from fedkeep.reporting.rows import (
+    LOCAL,
+    METRICS,
+    VISITS,
+    Metric,
+    Row,
+    Spread,
+    columns_for,
+    has_tasks,
+    leaders,
+    paired,
+    summary,
+)
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.svg import embed, inline
 from fedkeep.reporting.table import NOTHING, caption, human_bytes, show
@@ -107,7 +119,14 @@ def _moment(text: Any) -> str:
 def _findings(rows: Sequence[Row]) -> list[str]:
     """Say who leads in accuracy and who forgets least, with the numbers and nothing more."""
     said = []
-    for name, words in (("tail", "Highest mean of the last ten evaluations"), ("forgetting", "Least forgetting")):
+    if has_tasks(rows):
+        leading = (
+            ("incremental", "Highest mean accuracy over tasks"),
+            ("forgetting_chaudhry", "Least forgetting from the best"),
+        )
+    else:
+        leading = (("tail", "Highest mean of the last ten evaluations"), ("forgetting", "Least forgetting"))
+    for name, words in leading:
         for i in sorted(leaders(rows, name))[:1]:
             spread = rows[i].value(name)
             over = f" over {spread.n} seeds" if spread.n > 1 else ""
@@ -122,7 +141,9 @@ def _swatch(style: Style) -> dict[str, Any]:
 
 
 def _results(rows: Sequence[Row]) -> dict[str, Any]:
-    return _columns(rows, [*COLUMNS[:1], METRICS["swing"], *COLUMNS[1:]])
+    first, *others = columns_for(rows)
+    swing = [] if has_tasks(rows) else [METRICS["swing"]]
+    return _columns(rows, [first, *swing, *others])
 
 
 def _columns(rows: Sequence[Row], columns: Sequence[Metric]) -> dict[str, Any]:

@@ -68,7 +68,26 @@ LOCAL = (  # likewise
     Metric("kold_in", "inside own classes", "%", better=1),
     Metric("kold_out", "outside own classes", "%", better=1),
 )
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COLUMNS, *MORE, *VISITS, *LOCAL)}
+TASKS = (  # in the place of the first columns, where classes arrived in tasks
+    Metric("task_accuracy", "after the last task", "%", better=1),
+    Metric("incremental", "mean over tasks", "%", better=1),
+    Metric("forgetting_chaudhry", "forgetting from the best", "%", better=-1),
+    Metric("forgetting_fedskf", "forgetting a task", "%", better=-1),
+)
+MORE_TASKS = (Metric("forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", "%", better=-1),)
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric for metric in (*COLUMNS, *MORE, *VISITS, *LOCAL, *TASKS, *MORE_TASKS)
+}
+
+
+def has_tasks(rows: Iterable[Row]) -> bool:
+    """Tell whether classes arrived in tasks."""
+    return any(cell.task_sizes for row in rows for cell in row.cells)
+
+
+def columns_for(rows: Iterable[Row]) -> tuple[Metric, ...]:
+    """Return the columns of a table: with tasks, what is measured after each in place of the last evaluations."""
+    return (*TASKS, *COLUMNS[4:]) if has_tasks(rows) else COLUMNS
 
 
 @dataclass(frozen=True)

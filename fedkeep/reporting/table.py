@@ -9,7 +9,19 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedkeep.reporting.rows import COLUMNS, METRICS, Difference, Metric, Row, Spread, leaders, paired, summary
+from fedkeep.reporting.rows import (
+    COLUMNS,
+    METRICS,
+    Difference,
+    Metric,
+    Row,
+    Spread,
+    columns_for,
+    has_tasks,
+    leaders,
+    paired,
+    summary,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,6 +74,12 @@ def caption(rows: Sequence[Row]) -> str:
         spread = "Mean ± standard deviation over" if counts[-1] > 1 else "From"
         seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, accuracy and forgetting in %."
     short = any(len(cell.accuracies) < 10 for row in rows for cell in row.cells if row.finished)
+    if has_tasks(rows):
+        return seeds + (
+            " Accuracy is the mean over tasks of that on each task's classes, among all classes seen by then."
+            " Forgetting from the best: what old tasks have lost by the end since their best."
+            " A task: what they lose with each new one, on average."
+        )
     few = " Where there were fewer than ten evaluations, the mean is over all of them." if short else ""
     rest = " Unfinished seeds stand in rows of their own." if counts and not all(row.finished for row in rows) else ""
     gaps = any((cell.evaluated[1:] - cell.evaluated[:-1] > 1).any() for row in rows for cell in row.cells)
@@ -78,15 +96,16 @@ def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left", caption=caption(rows), caption_justify="left")
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
     table.add_column("method", overflow="fold")
-    for metric in COLUMNS:
+    columns = columns_for(rows)
+    for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
         # has its deviation on a second line.
         words = textwrap.wrap(metric.title.removesuffix(" evaluations").replace("tting", "t- ting"), 7)
         table.add_column("\n".join(words), justify="right", overflow="fold", no_wrap=metric.unit != "%")
-    best = [leaders(rows, metric) for metric in COLUMNS]
+    best = [leaders(rows, metric) for metric in columns]
     uneven = len({len(row.seeds) for row in rows if row.finished}) > 1  # otherwise the caption says how many
     for i, row in enumerate(rows):
-        values = [show(row.value(metric), metric.unit) for metric in COLUMNS]
+        values = [show(row.value(metric), metric.unit) for metric in columns]
         marked = [f"[bold]{text}[/]" if i in best[j] else text for j, text in enumerate(values)]
         notes = row.note.split(", ") if row.note else [f"{len(row.seeds)} seeds"] * uneven
         name = "\n  ".join([escape(row.label), *notes])
@@ -96,13 +115,14 @@ def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the table as Markdown, with its caption below; the best mean of a column is bold."""
-    best = [leaders(rows, metric) for metric in COLUMNS]
+    columns = columns_for(rows)
+    best = [leaders(rows, metric) for metric in columns]
     lines = [
-        "| method | seeds | " + " | ".join(metric.title for metric in COLUMNS) + " |",
-        "|:--|--:|" + "--:|" * len(COLUMNS),
+        "| method | seeds | " + " | ".join(metric.title for metric in columns) + " |",
+        "|:--|--:|" + "--:|" * len(columns),
     ]
     for i, row in enumerate(rows):
-        values = [show(row.value(metric), metric.unit) for metric in COLUMNS]
+        values = [show(row.value(metric), metric.unit) for metric in columns]
         marked = [f"**{text}**" if i in best[j] else text for j, text in enumerate(values)]
         seeds = str(len(row.seeds)) if row.finished else NOTHING
         lines.append("| " + " | ".join([_markdown_text(row.name), seeds, *marked]) + " |")

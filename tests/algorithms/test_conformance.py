@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from conformance import Conformance, calls_of
+from task_conformance import TaskConformance
 
 from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import client_steps
@@ -25,6 +26,14 @@ VARIANTS["fednova-ccvr"] = METHODS["fednova"](compat_ccvr=True)  # type: ignore[
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 class TestEveryMethod(Conformance):
     """All of `Conformance`."""
+
+
+WITH_TASKS = {name: method for name, method in VARIANTS.items() if "auxiliary" not in method.needs}
+
+
+@pytest.mark.parametrize("method", WITH_TASKS.values(), ids=WITH_TASKS)
+class TestEveryMethodWithTasks(TaskConformance):
+    """All of `TaskConformance`."""
 
 
 def test_the_methods_of_the_house_are_here() -> None:

@@ -1,0 +1,112 @@
+"""What every method must keep when classes arrive in tasks, whether it knows of tasks or not.
+
+Tasks of one class each, clients that hold nothing of a task, and a class of which nobody holds an example.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from conformance import Killed, Method, condition, raise_at, work_backwards
+
+from fedkeep.data import TaskStream
+from fedkeep.engine.cell import play
+from fedkeep.interface.codec import encode
+
+KILLS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
+
+
+class TaskConformance:
+    """The suite; each test takes ``method``, a configured `Algorithm`."""
+
+    def test_it_plays_all_tasks(self, method: Method) -> None:
+        engine = tiny.engine_with_tasks(method, rounds=2)
+        records = tiny.played(engine)
+        assert [(record["task"], record["round"]) for record in records] == [
+            (1, 1),
+            (1, 2),
+            (2, 3),
+            (2, 4),
+            (3, 5),
+            (3, 6),
+        ]
+        assert [len(record["correct"]) for record in records] == [1, 1, 2, 2, 3, 3]
+        assert not any(record["undone"] or record["lost"] for record in records)
+        assert tiny.finite(engine.server.model)
+        for record in records:
+            assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+    def test_two_runs_are_equal_through_the_codec_too(self, method: Method) -> None:
+        one, two = tiny.engine_with_tasks(method), tiny.engine_with_tasks(method, through_codec=True)
+        assert tiny.played(one) == tiny.played(two)
+        assert condition(one) == condition(two)
+
+    def test_results_do_not_depend_on_the_order_of_work(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+        forward = tiny.engine_with_tasks(method, cohort=5)
+        records = tiny.played(forward)
+        work_backwards(monkeypatch)
+        backward = tiny.engine_with_tasks(method, cohort=5)
+        assert tiny.played(backward) == records
+        assert encode(forward.server.model) == encode(backward.server.model)
+
+    def test_clients_trained_as_one_stacked_model_learn_the_same(self, method: Method) -> None:
+        tasks = tiny.stream((2, 1), clients=6, absent=1)
+        looped, stacked = (tiny.engine_with_tasks(method, tasks, cohort=6, stack=stack) for stack in (1, 4))
+        for one, other in zip(tiny.played(looped), tiny.played(stacked), strict=True):
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        for name, tensor in looped.server.model.items():
+            torch.testing.assert_close(stacked.server.model[name], tensor, rtol=1e-3, atol=1e-5)
+
+    def test_a_class_of_which_nobody_holds_an_example(self, method: Method) -> None:
+        engine = tiny.engine_with_tasks(method, without_examples(tiny.stream((2, 1), absent=0), 2), rounds=2)
+        records = tiny.played(engine)
+        assert [record["loss"] is None for record in records] == [False, False, True, True]
+        assert tiny.finite(engine.server.model)
+
+    @pytest.mark.parametrize("at", KILLS)
+    def test_killed_it_resumes_to_the_same_bytes(self, method: Method, at: int, tmp_path: Path) -> None:
+        def on_round(finished: Any) -> None:
+            if finished.record["round"] == at:
+                shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+
+        play(tiny.engine_with_tasks(method), tmp_path / "whole", on_round, checkpoint_share=1e-12)
+        with pytest.raises(Killed):
+            play(tiny.engine_with_tasks(method), tmp_path / "cut", raise_at(at))
+        for folder in ("killed", "cut"):
+            play(tiny.engine_with_tasks(method), tmp_path / folder)
+            for name in ("rounds.jsonl", "model.safetensors"):
+                assert (tmp_path / folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+    def test_an_exception_as_a_task_begins_leaves_the_last_round(
+        self, method: Method, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = tiny.engine_with_tasks(method)
+        records = tiny.played(engine, 2)
+        before = condition(engine)
+
+        def fail(*args: Any) -> None:
+            raise ZeroDivisionError("on purpose")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(method), "round", fail)
+            with pytest.raises(ZeroDivisionError):
+                engine.advance()
+        assert condition(engine) == before
+        assert engine.federation.task == 1
+        assert records + tiny.played(engine) == tiny.played(tiny.engine_with_tasks(method))
+
+
+def without_examples(stream: TaskStream, task: int) -> TaskStream:
+    """Return the stream with nobody holding anything in a task."""
+    tasks = list(stream.tasks)
+    partition = tasks[task - 1].partition
+    nobody = replace(partition, rows=partition.rows[:0], offsets=torch.zeros_like(partition.offsets))
+    tasks[task - 1] = replace(tasks[task - 1], partition=nobody)
+    return replace(stream, tasks=tuple(tasks))

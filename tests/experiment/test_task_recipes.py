@@ -1,0 +1,89 @@
+"""Recipes with tasks: what is refused, what a run folder holds, and what the tables show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+import fedkeep
+from fedkeep.data import Tasks
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.machine import Progress
+from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.run import Machine
+from fedkeep.reporting.table import markdown, rows_csv, summary
+
+RECIPE = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\nalpha = 0.5', 'scheme = "iid"\nclients = 4')
+RECIPE = RECIPE + "\n[tasks]\ntasks = 3\nclasses = 6\n"
+
+
+def recipe(folder: Path, text: str = RECIPE) -> str:
+    return tiny.write_recipe(folder, text)
+
+
+def test_a_run_says_what_arrived_when_and_its_tables_what_was_kept(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    run = fedkeep.run(
+        recipe(tmp_path), methods=[fedkeep.FedAvg()], out=tmp_path / "run", on_progress=seen.append, rounds=2
+    )
+    (cell,) = run.cells
+    assert cell.task_sizes == [2, 2, 2]
+    assert cell.rounds_planned == 6
+    assert [(row["task"], row["round"]) for row in cell.rounds] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
+    assert cell.task_matrix.shape == (3, 3)
+    assert bool((np.triu(cell.task_matrix, 1) == 0).all()), "a task before it is learned"
+    correct = np.asarray(cell.rounds[-1]["correct"]).reshape(3, 2).sum(1)
+    total = np.asarray(cell.info["test_total"]).reshape(3, 2).sum(1)
+    np.testing.assert_allclose(cell.task_matrix[-1], correct / total)
+    assert cell.task_accuracy == pytest.approx(float(np.mean(correct / total)))
+    after = [cell.task_matrix[t, : t + 1].mean() for t in range(3)]
+    assert cell.incremental == pytest.approx(float(np.mean(after)))
+    assert cell.accuracies[1] == pytest.approx(cell.task_matrix[0, 0]), "among the images of the classes seen"
+    assert bool(np.isnan(cell.class_history[0, 2:]).all())
+    partition = json.loads((tmp_path / "run/cells/fedavg-seed0/partition.json").read_text())
+    assert [len(task["classes"]) for task in partition["tasks"]] == [2, 2, 2]
+    assert np.asarray(partition["counts"]).shape == (4, 6)
+    assert [step.done for step in seen] == [1, 2, 3, 4, 5, 6]
+    assert [step.rounds for step in seen] == [6] * 6
+    assert seen[1].test_total < seen[-1].test_total == sum(cell.info["test_total"])
+    text = markdown(summary(run))
+    assert "| after the last task | mean over tasks | forgetting from the best | forgetting a task |" in text
+    assert "incremental" in rows_csv(summary(run))
+    assert (run.path / "report.html").exists()
+
+
+def test_workers_and_resume_know_the_tasks(tmp_path: Path) -> None:
+    whole = fedkeep.run(recipe(tmp_path), methods=[fedkeep.MOON()], out=tmp_path / "whole")
+
+    def stop(progress: Progress) -> None:
+        if progress.done == 3:  # in the middle of task 2
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.run(recipe(tmp_path), methods=[fedkeep.MOON()], out=tmp_path / "cut", on_progress=stop)
+    again = fedkeep.resume(tmp_path / "cut", machine=Machine(workers=1))
+    assert again.cells[0].rounds == whole.cells[0].rounds
+
+
+def test_tasks_are_written_out_and_read_again(tmp_path: Path) -> None:
+    one = load_recipe(recipe(tmp_path))
+    assert one.tasks == Tasks(tasks=3, classes=6)
+    assert one.rounds == 6
+    again = load_recipe(tiny.write_recipe(tmp_path, one.to_toml(), "again.toml"))
+    assert again.tasks == one.tasks
+    assert "[tasks]" not in load_recipe("demo").to_toml()
+    assert load_recipe("demo", settings=["tasks.tasks=5"]).tasks.tasks == 5
+
+
+def test_an_auxiliary_set_would_know_the_future(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="before they arrive"):
+        load_recipe(recipe(tmp_path, RECIPE + "\n[auxiliary]\nper_class = 2\n"))
+
+
+def test_an_impossible_stream_is_refused_before_any_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be cut into 4 tasks"):
+        fedkeep.run(recipe(tmp_path, RECIPE.replace("tasks = 3", "tasks = 4")), out=tmp_path / "run")
