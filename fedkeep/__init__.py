@@ -20,13 +20,19 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.fedcad import FedCAD
     from fedkeep.algorithms.fedcurv import FedCurv
     from fedkeep.algorithms.feddkd import FedDKD
+    from fedkeep.algorithms.fedewc import FedEWC
     from fedkeep.algorithms.fedgkd import FedGKD
+    from fedkeep.algorithms.fedicarl import FediCaRL
     from fedkeep.algorithms.fedlsd import FedLSD
+    from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
     from fedkeep.algorithms.fednova import FedNova
     from fedkeep.algorithms.fedntd import FedNTD
     from fedkeep.algorithms.fedopt import FedAdam, FedAvgM
     from fedkeep.algorithms.fedprox import FedProx
     from fedkeep.algorithms.fedseq import FedSeq
+    from fedkeep.algorithms.fedskf import FedSKF
+    from fedkeep.algorithms.finetune import Finetune
+    from fedkeep.algorithms.flwf2t import FLwF2T
     from fedkeep.algorithms.moon import MOON
     from fedkeep.algorithms.scaffold import SCAFFOLD
     from fedkeep.algorithms.seqkeep import SeqKeep
@@ -47,6 +53,7 @@ _HOMES = {
     "CAMKD": "fedkeep.algorithms.aver",
     "CWC": "fedkeep.algorithms.cwc",
     "EBKD": "fedkeep.algorithms.aver",
+    "FLwF2T": "fedkeep.algorithms.flwf2t",
     "FedADKD": "fedkeep.algorithms.fedadkd",
     "FedAdam": "fedkeep.algorithms.fedopt",
     "FedAvg": "fedkeep.algorithms.fedavg",
@@ -54,14 +61,20 @@ _HOMES = {
     "FedCAD": "fedkeep.algorithms.fedcad",
     "FedCurv": "fedkeep.algorithms.fedcurv",
     "FedDKD": "fedkeep.algorithms.feddkd",
+    "FedEWC": "fedkeep.algorithms.fedewc",
     "FedGKD": "fedkeep.algorithms.fedgkd",
     "FedKeepError": "fedkeep.errors",
     "FedLSD": "fedkeep.algorithms.fedlsd",
+    "FedLwF": "fedkeep.algorithms.fedlwf",
     "FedNTD": "fedkeep.algorithms.fedntd",
     "FedNTDASD": "fedkeep.algorithms.asd",
     "FedNova": "fedkeep.algorithms.fednova",
     "FedProx": "fedkeep.algorithms.fedprox",
+    "FedProxLwF": "fedkeep.algorithms.fedlwf",
+    "FedSKF": "fedkeep.algorithms.fedskf",
     "FedSeq": "fedkeep.algorithms.fedseq",
+    "FediCaRL": "fedkeep.algorithms.fedicarl",
+    "Finetune": "fedkeep.algorithms.finetune",
     "MOON": "fedkeep.algorithms.moon",
     "Machine": "fedkeep.experiment.run",
     "Recipe": "fedkeep.experiment.recipe",
@@ -86,6 +99,7 @@ __all__ = [
     "EBKD",
     "MOON",
     "SCAFFOLD",
+    "FLwF2T",
     "FedADKD",
     "FedAdam",
     "FedAvg",
@@ -93,14 +107,20 @@ __all__ = [
     "FedCAD",
     "FedCurv",
     "FedDKD",
+    "FedEWC",
     "FedGKD",
     "FedKeepError",
     "FedLSD",
+    "FedLwF",
     "FedNTD",
     "FedNTDASD",
     "FedNova",
     "FedProx",
+    "FedProxLwF",
+    "FedSKF",
     "FedSeq",
+    "FediCaRL",
+    "Finetune",
     "Machine",
     "Recipe",
     "SFedKD",

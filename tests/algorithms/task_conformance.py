@@ -15,10 +15,12 @@ import pytest
 import tiny
 import torch
 from conformance import Killed, Method, condition, raise_at, work_backwards
+from torch import Tensor
 
 from fedkeep.data import TaskStream
 from fedkeep.engine.cell import play
 from fedkeep.interface.codec import encode
+from fedkeep.interface.values import leaves
 
 KILLS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
 
@@ -46,7 +48,9 @@ class TaskConformance:
     def test_two_runs_are_equal_through_the_codec_too(self, method: Method) -> None:
         one, two = tiny.engine_with_tasks(method), tiny.engine_with_tasks(method, through_codec=True)
         assert tiny.played(one) == tiny.played(two)
-        assert condition(one) == condition(two)
+        assert encode(one.server.model) == encode(two.server.model)
+        assert contents(one.server.state) == contents(two.server.state)
+        assert contents(one.states) == contents(two.states)
 
     def test_results_do_not_depend_on_the_order_of_work(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
         forward = tiny.engine_with_tasks(method, cohort=5)
@@ -67,7 +71,8 @@ class TaskConformance:
     def test_a_class_of_which_nobody_holds_an_example(self, method: Method) -> None:
         engine = tiny.engine_with_tasks(method, without_examples(tiny.stream((2, 1), absent=0), 2), rounds=2)
         records = tiny.played(engine)
-        assert [record["loss"] is None for record in records] == [False, False, True, True]
+        assert [len(record["correct"]) for record in records] == [2, 2, 3, 3]
+        assert not any(record["lost"] for record in records)
         assert tiny.finite(engine.server.model)
 
     @pytest.mark.parametrize("at", KILLS)
@@ -101,6 +106,11 @@ class TaskConformance:
         assert condition(engine) == before
         assert engine.federation.task == 1
         assert records + tiny.played(engine) == tiny.played(tiny.engine_with_tasks(method))
+
+
+def contents(value: Any) -> list[tuple[str, Any]]:
+    """Return all that is in a value, comparable; unlike its bytes, whichever tensors happen to be the same object."""
+    return [(path, tiny.bits(leaf) if isinstance(leaf, Tensor) else leaf) for path, leaf in leaves(value)]
 
 
 def without_examples(stream: TaskStream, task: int) -> TaskStream:

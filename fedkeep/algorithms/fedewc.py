@@ -1,0 +1,71 @@
+"""FedEWC: elastic weight consolidation, each client by its own data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedkeep.algorithms.incremental import CESlice, cross_entropy
+from fedkeep.fusion import Fusion, fused
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.models import Weights
+from fedkeep.objectives import NOTHING, Objective, Quadratic
+from fedkeep.objectives.consolidation import merged_fisher, padded
+from fedkeep.options import option
+
+
+@dataclass
+class Consolidated:
+    """What a client keeps: the last model of the task before, and how much each parameter mattered to its data."""
+
+    anchor: Weights = field(default_factory=dict)
+    fisher: Weights = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FedEWC(Algorithm[NoState, Consolidated]):
+    """Federated elastic weight consolidation: CE[new] + w_penalty / 2 * sum_j F_j (w_j - a_j)^2.
+
+    a is the last global model of the task before. F is the mean over the client's batches of the squared gradient, cut
+    at ``limit`` and merged over tasks by their share of the classes. Rows of new classes are free.
+
+    The code of TARGET, which others took over, takes the penalty of another network than the one that it trains: it has
+    no gradient. ``compat=repo`` repeats that; what is published as EWC may be plain training without weight decay.
+    """
+
+    title = "FedEWC"
+    paper = "Kirkpatrick et al., 2017: Overcoming catastrophic forgetting; federated as in the code of TARGET (2023)"
+
+    w_penalty: float = option(1000.0, "weight of the penalty", low=0.0)
+    limit: float = option(1e-4, "largest Fisher information of a parameter", low=0.0)
+    compat: Literal["correct", "repo"] = option("correct", "a penalty that works, or one without gradient")
+    ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
+    fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        server.model = fused(cohort.ask(self.train, server.model), self.fusion)
+
+    def end_task(self, server: Server, clients: Cohort) -> None:
+        if self.compat == "correct":
+            clients.ask(self.consolidate, server.model)
+
+    @on_client
+    def train(self, client: Client[Consolidated], model: Weights) -> Fit:
+        """Train on the task's labels, held where old tasks need it."""
+        return client.fit(model, cross_entropy(client, self.ce_slice) + self.penalty(client.state, model))
+
+    @on_client
+    def consolidate(self, client: Client[Consolidated], model: Weights) -> None:
+        """Note what the task's last model is worth to the client's data."""
+        kept = client.state
+        if not len(client.data["label"]):
+            return  # it says nothing about this task, and goes on holding what mattered before
+        fisher = client.fisher(model, batch=max(client.training.batch_size, 2))
+        kept.fisher = merged_fisher(kept.fisher, fisher, client.old / client.classes, self.limit)
+        kept.anchor = {name: model[name] for name in fisher}
+
+    def penalty(self, kept: Consolidated, model: Weights) -> Objective:
+        """Return the penalty on the weights of a model that may have grown since."""
+        if not kept.anchor:
+            return NOTHING
+        return Quadratic(padded(kept.anchor, model), self.w_penalty / 2, padded(kept.fisher, model))

@@ -1,0 +1,197 @@
+"""FedSKF: the mean is laid onto one client's neurons; clients keep a classifier of their own, and have two teachers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from fedkeep.algorithms.incremental import CESlice, cross_entropy, joined, old_classes, remembered
+from fedkeep.fusion import Transport
+from fedkeep.fusion.plans import Cost, Solver
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
+from fedkeep.models import Weights
+from fedkeep.models.channels import channels
+from fedkeep.models.heads import continued, head_of
+from fedkeep.models.weights import mean
+from fedkeep.objectives import NOTHING, TSD, Objective, Quadratic, Scaled
+from fedkeep.objectives.tsd import Reduction, TSDReading
+from fedkeep.options import option
+
+
+@dataclass
+class Turn:
+    """What the server keeps: whose neurons were the base last; empty before anybody's."""
+
+    base: str = ""
+
+
+@dataclass
+class Personal:
+    """What a client keeps.
+
+    Attributes
+    ----------
+    own : its model as the last training left it.
+    old_own, old_global : the last models of the task before: its own, and the server's.
+    memory : examples of old classes, if any are kept.
+    lesson : what the old models say in ``task``. synced : the task in which its classifier last met the global one.
+    """
+
+    own: Weights = field(default_factory=dict)
+    old_own: Weights = field(default_factory=dict)
+    old_global: Weights = field(default_factory=dict)
+    memory: Data = field(default_factory=dict)
+    lesson: Objective = NOTHING
+    task: int = 0
+    synced: int = 0
+
+
+@dataclass(frozen=True)
+class FedSKF(Algorithm[Turn, Personal]):
+    """Federated class-incremental learning by fusion of structure and knowledge (eq. 10):
+
+    CE + w_pull ||c - c_global||^2 + w_local (KD[old; own old model] + TSD) + w_global KD[old; old global model].
+
+    *Selective synchronisation* (``sync``): a client trains the global extractor under its own classifier c, which is
+    set to the global one once a task and otherwise pulled towards it. *Projection* (``pit``): the mean of the models
+    is laid onto the neurons of one client's by optimal transport (`fedkeep.fusion.Transport`), each round another's.
+
+    What the paper leaves open: which classes the labels compete with (``ce_slice``: the task's for LwF, all for
+    iCaRL); whether the projected mean is mixed with the base (``pit=fused``, eta 1/2) or taken alone (``aligned``,
+    which with an exact plan computes what the mean does); when classifiers meet ("once a task, after the first
+    communication": ``sync_round=2``); whether they are pulled before (``first_pull``), when the global rows of new
+    classes are untrained; and what TSD means (``tsd``; as printed it teaches nothing about old classes). KD is at
+    temperature 2 without tau^2. ``level=icarl`` adds exemplars, herded by the client's own model; ``lwf`` keeps models
+    only.
+
+    Each round's record says how much of each plan's mass stayed where it was. A share of 1 throughout means that the
+    projection moved nothing: fused, it is then a mean in which the base counts more.
+    """
+
+    title = "FedSKF"
+    paper = "FedSKF, Electronics 2024, 13, 1772: selective knowledge fusion in federated class-incremental learning"
+
+    level: Literal["lwf", "icarl"] = option("lwf", "what clients keep of old tasks: models, or exemplars too")
+    w_pull: float = option(2.0, "pull of a client's classifier to the global one (alpha in the paper)", low=0.0)
+    w_local: float = option(3.0, "weight of the client's own old model (beta in the paper)", low=0.0)
+    w_global: float = option(1.0, "weight of the old global model (gamma in the paper)", low=0.0)
+    tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
+    tsd: TSDReading | Literal["off"] = option("recombined_sigmoid", "reading of TSD")
+    tsd_reduction: Reduction = option("mean", "TSD over classes")
+    ce_slice: CESlice | Literal["by_level"] = option("by_level", "labels among the task's classes, or all; new for lwf")
+    sync: bool = option(True, "clients keep a classifier of their own; otherwise they take the global one every round")
+    sync_round: int = option(2, "round of a task in which it is set to the global one", low=1)
+    first_pull: Literal["off", "old_rows"] = option("off", "what is pulled before that round")
+    old_local: Literal["pre_sync", "post_sync"] = option(
+        "pre_sync", "the own old model: as the client left it, or its classifier on the last global extractor"
+    )
+    per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
+    pit: Literal["fused", "aligned", "off"] = option("fused", "result of the projection; off: the plain mean")
+    pit_eta: float = option(0.5, "of fused: the base's share", low=0.0, high=1.0)
+    pit_cost: Cost = option("euclidean", "distance of two neurons")
+    pit_solver: Solver = option("emd", "exact plan, or an entropic one")
+    pit_reg: float = option(0.01, "of sinkhorn: weight of the entropy", low=1e-6)
+    pit_skip: Literal["tied", "sj"] = option("tied", "one plan for layers whose outputs are added, or one each")
+    pit_counter: Literal["global", "per_task"] = option("global", "whether the base's turn goes on from task to task")
+
+    def begin_task(self, server: Server[Turn], clients: Cohort) -> None:
+        super().begin_task(server, clients)
+        if self.pit_counter == "per_task":
+            server.state.base = ""
+
+    def round(self, server: Server[Turn], cohort: Cohort) -> None:
+        replies = cohort.ask(self.train, server.model)
+        average = mean([reply.model for reply in replies.values()])
+        if self.pit == "off":
+            server.model = average
+            return
+        base = next_in_turn(list(replies), server.state.base)
+        projection = self.transport.project(average, replies[base].model, channels(server.network(average)))
+        server.log("diagonal", list(projection.diagonal.values()))
+        server.model, server.state.base = projection.model, base
+
+    def end_task(self, server: Server[Turn], clients: Cohort) -> None:
+        clients.ask(self.remember, server.model)
+
+    @on_client
+    def train(self, client: Client[Personal], model: Weights) -> Fit:
+        """Train the global extractor under the client's own classifier, taught by both old models."""
+        kept = client.state
+        data = joined(client.data, kept.memory)
+        if kept.task != client.task:
+            kept.lesson, kept.task = client.settle(self.lesson(kept), data), client.task
+        labels = cross_entropy(client, self.slice)
+        fit = client.fit(self.start(client, model), labels + self.pull(client, model) + kept.lesson, data)
+        kept.own = fit.model
+        return fit
+
+    @on_client
+    def remember(self, client: Client[Personal], model: Weights) -> None:
+        """Keep the task's last models, the own and the global one, and with iCaRL some of its examples."""
+        kept = client.state
+        kept.old_global, kept.old_own = model, kept.own or model
+        if self.level == "icarl":
+            kept.memory = remembered(client, kept.old_own, kept.memory, self.per_class, "herding")
+        if self.old_local == "post_sync":
+            kept.old_own = {**model, **head_of(kept.old_own)}
+
+    def start(self, client: Client[Personal], model: Weights) -> Weights:
+        """Return what is trained: the global model, with the client's own classifier unless it is time to meet."""
+        kept = client.state
+        due = kept.synced != client.task and client.round >= self.sync_round
+        if due:
+            kept.synced = client.task
+        if due or not self.sync or not kept.own:
+            return model
+        return {**model, **head_of(continued(kept.own, model))}
+
+    def pull(self, client: Client[Personal], model: Weights) -> Objective:
+        """Return w_pull ||c - c_global||^2; in a task's first round, of the old classes' rows at most."""
+        if not (self.sync and self.w_pull):
+            return NOTHING
+        anchor = head_of(model)
+        if client.round > 1:
+            return Quadratic(anchor, self.w_pull)
+        if self.first_pull == "off" or not client.old:
+            return NOTHING
+        is_old = torch.arange(client.classes, device=model["classifier.weight"].device) < client.old
+        rows = {name: is_old.view(-1, *[1] * (tensor.ndim - 1)).to(tensor) for name, tensor in anchor.items()}
+        return Quadratic(anchor, self.w_pull, rows)
+
+    def lesson(self, kept: Personal) -> Objective:
+        """Return what the old models teach in a task, before they are asked."""
+        if not kept.old_own:
+            return NOTHING
+        own = old_classes(kept.old_own, self.w_local, self.tau)
+        if self.tsd != "off" and self.w_local:
+            known = len(kept.old_own["classifier.weight"])
+            own = own + Scaled(self.w_local, TSD(kept.old_own, known, self.tsd, self.tsd_reduction))
+        return own + old_classes(kept.old_global, self.w_global, self.tau)
+
+    @property
+    def slice(self) -> CESlice:
+        """The classes with which labels compete."""
+        if self.ce_slice == "by_level":
+            return "new" if self.level == "lwf" else "all"
+        return self.ce_slice
+
+    @property
+    def transport(self) -> Transport:
+        """How the mean is laid onto the base."""
+        result: Literal["fused", "aligned"] = "aligned" if self.pit == "aligned" else "fused"
+        return Transport(self.pit_cost, self.pit_solver, self.pit_reg, self.pit_skip, result=result, eta=self.pit_eta)
+
+
+def next_in_turn(clients: list[str], last: str) -> str:
+    """Return whose turn it is among the clients of a round: the next after the last in their order, from the first on.
+
+    Clients are numbered by name, so the order is that of the numbers.
+    """
+    order = sorted(clients, key=_place)
+    return next((client for client in order if not last or _place(client) > _place(last)), order[0])
+
+
+def _place(client: str) -> tuple[int, str]:
+    return len(client), client

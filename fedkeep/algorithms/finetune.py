@@ -1,0 +1,31 @@
+"""Finetune: federated averaging that does nothing about forgetting, the lower bound of class-incremental learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.incremental import CESlice, cross_entropy
+from fedkeep.fusion import Fusion
+from fedkeep.interface import Client
+from fedkeep.models import Weights
+from fedkeep.objectives import Objective
+from fedkeep.options import option
+
+
+@dataclass(frozen=True)
+class Finetune(FedAvg):
+    """FedAvg, task after task, all clients alike, with cross-entropy among the task's own classes.
+
+    So in the code of TARGET; the rows that FedDCL calls FedAvg are ``ce_slice=all``, where old classes are forgotten at
+    once.
+    """
+
+    paper = "Zhang et al., 2023: TARGET, federated class-continual learning via exemplar-free distillation (its code)"
+
+    ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
+    fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
+
+    def objective(self, client: Client[Any], model: Weights) -> Objective:
+        return cross_entropy(client, self.ce_slice)

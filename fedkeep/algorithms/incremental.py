@@ -1,0 +1,122 @@
+"""What class-incremental methods share: losses on slices, an old model that teaches, and examples that are kept."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from typing_extensions import TypeVar
+
+from fedkeep.fusion import Fusion, fused
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, NoState, Server, on_client
+from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
+from fedkeep.objectives import NOTHING, CrossEntropy, Distillation, Objective, Slice, Whole
+from fedkeep.objectives.exemplars import herded
+from fedkeep.options import option
+
+CESlice = Literal["new", "all"]
+Selection = Literal["herding", "random"]
+
+
+def cross_entropy(client: Client[Any], ce_slice: CESlice) -> Objective:
+    """Return the cross-entropy among the task's own classes, or among all seen; in the first task the same."""
+    return Slice(CrossEntropy(), client.old) if ce_slice == "new" and client.old else CrossEntropy()
+
+
+def old_classes(teacher: Weights, weight: float, tau: float) -> Objective:
+    """Return weight * cross-entropy with an older model's probabilities among the classes that it knows, without tau^2.
+
+    Without a model, or without weight, it is nothing.
+    """
+    if not teacher or not weight:
+        return NOTHING
+    term = Distillation((teacher,), Whole(weight), tau, scale="none", form="ce")
+    return Slice(term, 0, len(teacher[WEIGHT]), any_label=True)
+
+
+def joined(data: Data, memory: Data) -> Data:
+    """Return the examples of both, one after the other; an empty memory adds nothing."""
+    return {name: torch.cat((column, memory[name])) for name, column in data.items()} if memory else data
+
+
+def remembered(client: Client[Any], model: Weights, memory: Data, count: int, how: Selection) -> Data:
+    """Return the memory with up to ``count`` of a client's examples of each class of the task.
+
+    Of the classes that are there already the first ``count`` stay: an exemplar set is cut short, not chosen anew.
+
+    Parameters
+    ----------
+    model : whose features decide, if they are herded.
+    """
+    labels = client.data["label"]
+    features = client.features(model) if how == "herding" and len(labels) else labels
+    rows = []
+    for c in range(client.old, client.classes):
+        members = (labels == c).nonzero().flatten()
+        if how == "herding":
+            chosen = herded(features[members], count) if len(members) else members
+        else:
+            chosen = torch.randperm(len(members), generator=client.rng("exemplars"))[:count].to(members.device)
+        rows.append(members[chosen])
+    fresh = {name: column[torch.cat(rows)] for name, column in client.data.items()}
+    return joined(_cut(memory, count), fresh) if memory else fresh
+
+
+def _cut(memory: Data, count: int) -> Data:
+    """Return the first ``count`` examples of each class."""
+    labels = memory["label"]
+    earlier = (labels[:, None] == labels).tril(-1).sum(1)  # of its class, before it
+    return {name: column[earlier < count] for name, column in memory.items()}
+
+
+@dataclass
+class Old:
+    """What a client keeps: a model of the task before, and what it says about the examples of this one."""
+
+    teacher: Weights = field(default_factory=dict)
+    lesson: Objective = NOTHING
+    task: int = 0  # of the lesson
+
+
+K = TypeVar("K", bound=Old, default=Old)
+
+
+@dataclass(frozen=True)
+class WithOldModel(Algorithm[NoState, K]):
+    """Base of parallel methods that learn the new classes while an older model teaches the old ones."""
+
+    w_old: float = option(3.0, "weight of what the old model says about old classes", low=0.0)
+    tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
+    ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
+    fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        server.model = fused(cohort.ask(self.train, server.model), self.fusion)
+
+    @abstractmethod
+    def end_task(self, server: Server, clients: Cohort) -> None:
+        """Let clients keep a model that is to teach in the next task."""
+
+    @on_client
+    def train(self, client: Client[K], model: Weights) -> Fit:
+        """Train the global model on the task's labels and on what the old model said, once and for all its rounds."""
+        data = self.examples(client)
+        kept = client.state
+        if kept.task != client.task:
+            kept.lesson, kept.task = client.settle(self.lesson(kept), data), client.task
+        return client.fit(model, cross_entropy(client, self.ce_slice) + kept.lesson + self.beside(client, model), data)
+
+    def examples(self, client: Client[K]) -> Data:
+        """Return what a client trains on."""
+        return client.data
+
+    def lesson(self, kept: K) -> Objective:
+        """Return what is taught in a task, before any teacher is asked."""
+        return old_classes(kept.teacher, self.w_old, self.tau)
+
+    def beside(self, client: Client[K], model: Weights) -> Objective:
+        """Return what else there is to minimise for a client that received ``model``."""
+        return NOTHING

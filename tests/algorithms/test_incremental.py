@@ -1,0 +1,319 @@
+"""Class-incremental methods by their formulas: what is taught, by whom, what is kept, and when classifiers meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.fedewc import Consolidated, FedEWC
+from fedkeep.algorithms.fedicarl import FediCaRL
+from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
+from fedkeep.algorithms.fedskf import FedSKF, Personal, next_in_turn
+from fedkeep.algorithms.finetune import Finetune
+from fedkeep.algorithms.flwf2t import FLwF2T
+from fedkeep.algorithms.incremental import joined, old_classes, remembered
+from fedkeep.engine.fit import Assignment
+from fedkeep.engine.networks import Networks
+from fedkeep.engine.toolbox import LocalParty
+from fedkeep.interface import Algorithm, Fit
+from fedkeep.interface.algorithm import algorithms
+from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT, head_of
+from fedkeep.models.weights import mean
+from fedkeep.objectives import NOTHING
+
+Method = Algorithm[Any, Any]
+TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
+
+
+def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
+    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4, **changes)
+    tiny.played(engine, rounds)
+    return engine.server.model
+
+
+UNIFORM = FedAvg(fusion="uniform")
+FIRST = [Finetune(), FedLwF(), FLwF2T(), FediCaRL(), FedEWC(), FedProxLwF(mu=0.0), FedSKF(pit="off", sync=False)]
+
+
+@pytest.mark.parametrize("method", FIRST, ids=repr)
+def test_the_first_task_is_fedavgs_and_the_second_is_not(method: Method) -> None:
+    assert tiny.equal(final(method, 2), final(UNIFORM, 2))
+    assert not tiny.equal(final(method), final(UNIFORM))
+
+
+EQUAL = [
+    (Finetune(ce_slice="all"), UNIFORM),
+    (FedLwF(w_old=0.0), Finetune()),
+    (FedProxLwF(mu=0.0), FedLwF()),
+    (FLwF2T(w_old=0.0, w_server=0.0), Finetune()),
+    (FedEWC(w_penalty=0.0), Finetune()),
+    (FedEWC(compat="repo"), Finetune()),
+    (FedSKF(pit="off", sync=False, w_local=0.0, w_global=3.0), FedLwF()),
+    (FedSKF(pit="aligned", sync=False, w_local=0.0, w_global=0.0), Finetune()),
+]
+
+
+@pytest.mark.parametrize(("method", "same"), EQUAL, ids=repr)
+def test_special_cases_are_equal(method: Method, same: Method) -> None:
+    one, other = final(method), final(same)
+    for name, tensor in other.items():
+        torch.testing.assert_close(one[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+class Seen:
+    """What clients were given to train, by (task, round, client): in this order of names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fits: dict[tuple[int, int, str], Assignment] = {}
+        self.results: dict[tuple[int, int, str], Fit] = {}
+        self.networks: Networks | None = None
+        assignment, fit = LocalParty.assignment, LocalParty.fit
+
+        def spy(party: LocalParty, *args: Any, **kwargs: Any) -> Assignment:
+            made = assignment(party, *args, **kwargs)
+            self.fits[party.task, party.round, party.name] = made
+            return made
+
+        def spy_fit(party: LocalParty, *args: Any, **kwargs: Any) -> Fit:
+            done = fit(party, *args, **kwargs)
+            self.results[party.task, party.round, party.name] = done
+            return done
+
+        monkeypatch.setattr(LocalParty, "assignment", spy)
+        monkeypatch.setattr(LocalParty, "fit", spy_fit)
+
+
+def loss_of(engine: Any, given: Assignment, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of a model on the first rows of what it was given to train, their images and labels."""
+    from fedkeep.engine.fit import Pupil
+
+    batch = given.sources[0].first(4)
+    network = engine.place.networks.build(model)
+    weights = dict(network.named_parameters())
+    for name, parameter in weights.items():
+        parameter.data = model[name].clone()
+    value = given.objective(Pupil(engine.place.networks, weights, network), [batch])
+    return value, batch.data["image"], batch.data["label"]
+
+
+def logits(engine: Any, model: Weights, images: Tensor) -> Tensor:
+    return engine.place.networks.logits(model, images)  # type: ignore[no-any-return]
+
+
+def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) -> Tensor:
+    said = (teacher[:, :known] / tau).softmax(-1)
+    return -(said * (student[:, :known] / tau).log_softmax(-1)).sum(-1).mean()
+
+
+def second_task(method: Method, monkeypatch: pytest.MonkeyPatch, rounds: int = 4) -> tuple[Any, Seen, Weights]:
+    """Play some rounds, two a task; return the engine, what was trained, and the last model of the first task."""
+    seen = Seen(monkeypatch)
+    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4)
+    tiny.played(engine, 2)
+    old = engine.server.model
+    tiny.played(engine, rounds - 2)
+    return engine, seen, old
+
+
+@pytest.mark.parametrize("round", [1, 2])
+def test_fedlwf_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(FedProxLwF(mu=0.5), monkeypatch)
+    given = seen.fits[2, round, "1"]
+    model = seen.results[2, round, "1"].model
+    value, images, labels = loss_of(engine, given, model)
+    student = logits(engine, model, images)
+    pull = sum((model[n] - given.model[n]).square().sum() for n in engine.place.networks.parameters)
+    expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(student, logits(engine, old, images), 2)
+    torch.testing.assert_close(value, expected + 0.25 * pull)
+
+
+def test_flwf2t_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, _ = second_task(FLwF2T(server_slice="all"), monkeypatch)
+    own = seen.results[1, 2, "1"].model
+    for round, known in ((1, 2), (2, 3)):
+        given, model = seen.fits[2, round, "1"], seen.results[2, round, "1"].model
+        value, images, labels = loss_of(engine, given, model)
+        student = logits(engine, model, images)
+        expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(student, logits(engine, own, images), 2)
+        expected = expected + distilled(student, logits(engine, given.model, images), known)
+        torch.testing.assert_close(value, expected)
+
+
+def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(FedEWC(w_penalty=7.0), monkeypatch, rounds=3)
+    kept: Consolidated = engine.states["1"]
+    assert tiny.equal(kept.anchor, {name: old[name] for name in kept.anchor})
+    assert 0 < max(float(f.max()) for f in kept.fisher.values()) <= 1e-4
+    given, model = seen.fits[2, 1, "1"], seen.results[2, 1, "1"].model
+    value, images, labels = loss_of(engine, given, model)
+    penalty = torch.zeros(())
+    for name, fisher in kept.fisher.items():
+        penalty = penalty + (fisher * (model[name][: len(fisher)] - old[name]).square()).sum()
+    assert float(penalty) > 0
+    expected = cross_entropy(logits(engine, model, images)[:, 2:], labels - 2) + 3.5 * penalty
+    torch.testing.assert_close(value, expected)
+
+
+def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(FediCaRL(per_class=2), monkeypatch)
+    given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
+    labels = given.sources[0].data["label"]
+    held = engine.federation.at(1).data("1")["label"]
+    assert torch.bincount(labels, minlength=3)[:2].tolist() == torch.bincount(held, minlength=2).clamp(max=2).tolist()
+    assert int((labels == 2).sum()) == engine.federation.size("1")
+    value, images, batch = loss_of(engine, given, model)
+    student = logits(engine, model, images)
+    expected = cross_entropy(student, batch) + distilled(student, logits(engine, old, images), 2)
+    torch.testing.assert_close(value, expected)
+    assert engine.states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.size("1"))
+
+
+def test_what_all_clients_keep_together_and_a_full_memory() -> None:
+    engine = tiny.engine_with_tasks(FediCaRL(per_class=8, scope="global"), TWO_ONE, cohort=4)
+    tiny.played(engine)
+    kept = torch.cat([state.memory["label"] for state in engine.states.values()])
+    assert int(torch.bincount(kept).max()) <= 8
+    small = tiny.engine_with_tasks(FediCaRL(memory=3), TWO_ONE, cohort=4)
+    tiny.played(small)
+    assert all(len(state.memory["label"]) <= 3 for state in small.states.values())
+
+
+@pytest.mark.parametrize(("level", "start"), [("lwf", 2), ("icarl", 0)])
+def test_fedskf_by_formula(level: Any, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = FedSKF(level=level, per_class=2)
+    engine, seen, old = second_task(method, monkeypatch)
+    own = seen.results[1, 2, "1"].model
+    given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
+    value, images, labels = loss_of(engine, given, model)
+    student, local = logits(engine, model, images), logits(engine, own, images)
+    truth = torch.nn.functional.one_hot(labels, 3).float()
+    tsd = binary_cross_entropy_with_logits(torch.cat((local, student[:, 2:]), 1), truth)
+    expected = cross_entropy(student[:, start:], labels - start) + 3 * (distilled(student, local, 2) + tsd)
+    expected = expected + distilled(student, logits(engine, old, images), 2)
+    pull = sum((model[n] - given.model[n]).square().sum() for n in head_of(model))  # synchronised in this round
+    torch.testing.assert_close(value, expected + 2 * pull)
+
+
+def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(monkeypatch)
+    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=4, cohort=4)
+    sent: dict[tuple[int, int], Weights] = {}
+    while engine.finished < engine.rounds:
+        before = engine.server.model
+        record = engine.advance().record
+        task, number = engine.plan.place(record["round"])
+        sent[task, number] = engine.server.grown(before)
+        assert record["log"]["diagonal"]
+        assert all(0 <= share <= 1 for share in record["log"]["diagonal"])
+    for task in (1, 2):
+        for client in "0123":
+            for number in (1, 2, 3, 4):
+                start, model = seen.fits[task, number, client].model, sent[task, number]
+                body = {name: tensor for name, tensor in start.items() if "classifier" not in name}
+                assert tiny.equal(body, {name: model[name] for name in body}), "the extractor is always the global one"
+                met = tiny.equal(head_of(start), head_of(model))
+                assert met == (number == 2 or (task, number) == (1, 1)), (task, number)
+    own, others = (seen.results[2, 4, client].model for client in "01")
+    assert not tiny.equal(head_of(own), head_of(others))
+
+
+def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
+    def spread(w_pull: float) -> float:
+        training = replace(tiny.TRAINING, epochs=30, lr=0.01, momentum=0.0)
+        engine = tiny.engine_with_tasks(
+            FedSKF(w_pull=w_pull, pit="off"), TWO_ONE, rounds=3, cohort=4, training=training
+        )
+        tiny.played(engine, 3)
+        states: list[Personal] = list(engine.states.values())
+        heads = torch.stack([state.own[WEIGHT] for state in states])
+        return float((heads - heads.mean(0)).abs().max())
+
+    assert spread(45.0) < 0.1 * spread(0.0)
+
+
+def test_the_bases_turn_goes_round() -> None:
+    assert next_in_turn(["3", "11", "0"], "") == "0"
+    assert next_in_turn(["3", "11", "0"], "0") == "3"
+    assert next_in_turn(["3", "11", "0"], "3") == "11"
+    assert next_in_turn(["3", "11", "0"], "11") == "0"
+    assert next_in_turn(["4", "1"], "2") == "4"
+    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort=4)
+    turns = []
+    while engine.finished < engine.rounds:
+        engine.advance()
+        turns.append(engine.server.state.base)
+    assert turns == ["0", "1", "2", "3", "0", "1"], "on from task to task"
+
+
+def test_fedskfs_projection_is_its_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no neuron moves, fused with eta 1/2 is the mean of the mean and the base."""
+    seen = Seen(monkeypatch)
+    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, cohort=4)
+    record = engine.advance().record
+    if min(record["log"]["diagonal"]) < 1:
+        pytest.skip("neurons moved")
+    models = [seen.results[1, 1, client].model for client in record["cohort"]]
+    expected = mean([mean(models), seen.results[1, 1, "0"].model])
+    for name, tensor in expected.items():
+        torch.testing.assert_close(engine.server.model[name], tensor)
+
+
+def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    settle = Networks.logits
+    places: list[tuple[int, int]] = []
+
+    def spy(self: Networks, model: Weights, images: Tensor) -> Tensor:
+        if places:
+            asked.append(places[-1])
+        return settle(self, model, images)
+
+    train = FedSKF.train
+
+    def noting(self: FedSKF, client: Any, model: Weights) -> Fit:
+        places.append((client.task, client.round))
+        try:
+            return train(self, client, model)
+        finally:
+            places.pop()
+
+    noting._fedkeep_client_step = True  # type: ignore[attr-defined]
+    noting.__annotations__ = train.__annotations__
+    monkeypatch.setattr(Networks, "logits", spy)
+    monkeypatch.setattr(FedSKF, "train", noting)
+    tiny.played(tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort=4))
+    assert asked
+    assert set(asked) == {(2, 1)}
+
+
+def test_nothing_is_taught_without_a_model_or_without_weight() -> None:
+    assert old_classes({}, 3.0, 2.0) is NOTHING
+    assert old_classes({WEIGHT: torch.zeros(2, 3)}, 0.0, 2.0) is NOTHING
+
+
+def test_memories_are_cut_short_and_joined() -> None:
+    engine = tiny.engine_with_tasks(FediCaRL(), TWO_ONE, cohort=4)
+    tiny.played(engine, 2)
+    state = engine.states["0"]
+    first = state.memory
+    from fedkeep.engine.toolbox import LocalClient
+
+    engine.enter(2)
+    client = LocalClient(engine.place, "0", engine.federation.data("0"), state, task=2, round=1, uses={})
+    later = remembered(client, engine.server.grown(engine.server.model), first, 1, "herding")
+    assert int(torch.bincount(later["label"]).max()) == 1
+    for c in set(first["label"].tolist()):
+        assert torch.equal(later["image"][later["label"] == c][0], first["image"][first["label"] == c][0])
+    assert len(joined(later, {})["label"]) == len(later["label"])
+
+
+def test_the_methods_are_known_by_name() -> None:
+    assert {"finetune", "fedlwf", "fedprox-lwf", "flwf-2t", "fedewc", "fedicarl", "fedskf"} <= algorithms().keys()
