@@ -23,16 +23,17 @@ Numbers = Mapping[str, Sequence[float]]  # label to [mean] or [mean, standard de
 
 @dataclass(frozen=True)
 class Line:
-    """One method in one column: the paper's accuracy in percent, if it printed one, and ours."""
+    """One method in one column: the paper's accuracy in percent, if it printed one, and ours by the metric ``of``."""
 
     label: str
     paper: Spread | None
     row: Row | None
+    of: str = "tail"
 
     @property
     def ours(self) -> Spread | None:
-        """Return our accuracy, a fraction: the mean over the last ten evaluations."""
-        return None if self.row is None else self.row.value("tail")
+        """Return our accuracy, a fraction; by default the mean over the last ten evaluations."""
+        return None if self.row is None else self.row.value(self.of)
 
     @property
     def difference(self) -> float | None:
@@ -55,6 +56,12 @@ class Column:
         found: Mapping[str, Any] = self.run.settings.get("paper", {})
         return found
 
+    @property
+    def measured(self) -> tuple[str, str]:
+        """Return the metrics with which the paper's accuracy and forgetting are compared."""
+        accuracy, forgetting = self.paper.get("measured", ("tail", "forgetting"))
+        return accuracy, forgetting
+
     @cached_property
     def rows(self) -> list[Row]:
         """Return our rows, finished or not."""
@@ -69,8 +76,8 @@ class Column:
         done = [row for row in rows if row.finished]
         if len(done) > 1:  # on seeds that all of them have, if there are such
             common = set.intersection(*(set(row.seeds) for row in done))
-            done.sort(key=lambda row: _on(row, common or set(row.seeds), "tail"))
-        return Line(label, paper, done[-1] if done else rows[0] if rows else None)
+            done.sort(key=lambda row: _on(row, common or set(row.seeds), self.measured[0]))
+        return Line(label, paper, done[-1] if done else rows[0] if rows else None, self.measured[0])
 
     @cached_property
     def lines(self) -> list[Line]:
@@ -78,7 +85,7 @@ class Column:
         printed = [label for name in PRINTED for label in self.paper.get(name, {})]
         lines = [self.line(label) for label in dict.fromkeys(printed)]
         used = [line.row for line in lines]
-        return lines + [Line(row.label, None, row) for row in self.rows if row not in used]
+        return lines + [Line(row.label, None, row, self.measured[0]) for row in self.rows if row not in used]
 
     @cached_property
     def agreement(self) -> tuple[int, int, int, int]:
@@ -88,7 +95,7 @@ class Column:
         the paper prints standard deviations and separates it by more than twice the larger of them.
         """
         name = "accuracy" if "accuracy" in self.paper else "forgetting"
-        metric = "tail" if name == "accuracy" else "forgetting"
+        metric = self.measured[name == "forgetting"]
         known = []
         for line in self.lines:
             paper = _spread(self.paper.get(name, {}), line.label)
@@ -143,7 +150,7 @@ class Column:
                 continue
             paper = _spread(self.paper[name], line.label)
             if name == "forgetting":
-                ours = line.row.value("forgetting") if line.row else None
+                ours = line.row.value(self.measured[1]) if line.row else None
                 texts += [_paper(paper), NOTHING if ours is None else show(ours, "%")]
             else:
                 target = float(self.paper.get("target", 0)) / 100
@@ -182,10 +189,13 @@ class Reproduction:
 
 
 PRINTED = ("accuracy", "forgetting", "rounds_to")  # what a recipe may hold of a paper's numbers
-HEADS = ("method", "paper", "ours, mean of last 10", "ours, last", "difference", "seeds")
 CAPTION = (
     "Accuracy in %. Ours is the mean over the last ten evaluations, mean ± standard deviation over seeds, and the last "
     "evaluation beside it; the difference is of the first. The last model of a sequence swings by several points."
+)
+TASKS = (
+    "Accuracy in %. Ours is measured after each task, as the head of the column says, among all classes seen by then; "
+    "mean ± standard deviation over seeds. The last is the share of all test images in the last evaluation."
 )
 
 
@@ -194,11 +204,22 @@ def read(name: str, columns: Mapping[str, Path]) -> Reproduction:
     return Reproduction(name, tuple(Column(column, read_run(folder)) for column, folder in columns.items()))
 
 
+def heads(column: Column) -> list[str]:
+    """Return the titles of a column's table."""
+    metric = METRICS[column.measured[0]].title.removesuffix(" evaluations")
+    return ["method", "paper", f"ours, {metric}", "ours, last", "difference", "seeds", *column.heads]
+
+
+def caption(reproduction: Reproduction) -> str:
+    """Say what the numbers are."""
+    return TASKS if any(column.measured[0] != "tail" for column in reproduction.columns) else CAPTION
+
+
 def texts(column: Column, line: Line) -> list[str]:
-    """Return a line as it is shown, under `HEADS` and the column's own heads."""
+    """Return a line as it is shown, under `heads`."""
     row = line.row
     done = "" if row is None or row.finished else f" ({row.note})"
-    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), METRICS[m].unit) for m in ("tail", "last")]
+    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), METRICS[m].unit) for m in (line.of, "last")]
     difference = NOTHING if line.difference is None else f"{line.difference:+.2f}"
     label = line.label if row is None else row.label
     seeds = ", ".join(map(str, row.seeds)) if row is not None and row.finished else NOTHING
@@ -211,17 +232,18 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
     if reproduction.notes:
         parts += [reproduction.notes, ""]
     for column in reproduction.columns:
-        heads = [*HEADS, *column.heads]
+        titles = heads(column)
         parts += [f"{'#' * (level + 1)} {column.run.title}", "", f"{column.scale}. {column.verdict}", ""]
-        parts += ["| " + " | ".join(heads) + " |", "|:--|" + "--:|" * (len(heads) - 1)]
+        parts += ["| " + " | ".join(titles) + " |", "|:--|" + "--:|" * (len(titles) - 1)]
         parts += ["| " + " | ".join(texts(column, line)) + " |" for line in column.lines]
         parts.append("")
-    return "\n".join([*parts, CAPTION, ""])
+    return "\n".join([*parts, caption(reproduction), ""])
 
 
 def as_csv(reproduction: Reproduction) -> str:
     """Return the reproduction as CSV, one line per method and column, in percent at full precision."""
-    names = ("tail", "last", "best", "forgetting")
+    measured = [name for column in reproduction.columns for name in column.measured]
+    names = list(dict.fromkeys(("tail", "last", "best", "forgetting", *measured)))
     header = ["table", "column", "method", "finished", "seeds", "rounds", "paper", "paper_std", "difference"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -244,10 +266,11 @@ def as_csv(reproduction: Reproduction) -> str:
 def html(reproduction: Reproduction) -> str:
     """Return the reproduction as one self-contained HTML page."""
     columns = [
-        {"column": c, "heads": [*HEADS, *c.heads], "lines": [texts(c, line) for line in c.lines]}
-        for c in reproduction.columns
+        {"column": c, "heads": heads(c), "lines": [texts(c, line) for line in c.lines]} for c in reproduction.columns
     ]
-    return page("reproduction.html.jinja", {"table": reproduction, "columns": columns, "caption": CAPTION})
+    return page(
+        "reproduction.html.jinja", {"table": reproduction, "columns": columns, "caption": caption(reproduction)}
+    )
 
 
 def write(reproduction: Reproduction, folder: Path) -> None:
