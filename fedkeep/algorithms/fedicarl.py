@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
 from fedkeep.algorithms.incremental import CESlice, Old, Selection, WithOldModel, joined, remembered
 from fedkeep.interface import Client, Cohort, Data, Server, on_client
 from fedkeep.models import Weights
+from fedkeep.objectives.exemplars import nearest_mean
 from fedkeep.options import option
 
 
@@ -18,15 +23,31 @@ class WithExemplars(Old):
     memory: Data = field(default_factory=dict)
 
 
+@dataclass
+class Means:
+    """What the server keeps, to classify by it: the mean direction of each class's features, [classes, width]."""
+
+    directions: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What a client tells of its features, scaled to length 1: their sums by class [classes, width], and how many."""
+
+    features: Tensor
+    examples: Tensor
+
+
 @dataclass(frozen=True)
-class FediCaRL(WithOldModel[WithExemplars]):
+class FediCaRL(WithOldModel[Means, WithExemplars]):
     """Federated iCaRL: CE[all] + w_old * KD[old] on the task's examples and the exemplars, taught by the last global
     model of the task before.
 
     A client keeps ``per_class`` examples of each class that it holds, chosen at the task's end by herding on the global
     model's features; with ``scope=global`` that is what all clients together keep. ``memory`` limits all classes of a
-    client together, as in iCaRL's paper: exemplar sets shrink as classes come. Only models travel. Classified is with
-    the linear head; the nearest mean of exemplars would need them, or their means, on the server.
+    client together, as in iCaRL's paper: exemplar sets shrink as classes come. Only models travel, and classified is
+    with the linear head. With ``classify=nearest_mean`` it is by the nearest mean of features, as in iCaRL: then every
+    client hears the new model too, and tells the sums of its features by class, of exemplars and the task's examples.
     """
 
     title = "FediCaRL"
@@ -38,8 +59,23 @@ class FediCaRL(WithOldModel[WithExemplars]):
     memory: int = option(0, "examples of all classes that a client keeps at most; 0: no limit", low=0)
     scope: Literal["client", "global"] = option("client", "whether each client keeps so many, or all together")
     selection: Selection = option("herding", "how they are chosen")
+    classify: Literal["linear", "nearest_mean"] = option("linear", "what is evaluated: the classifier, or means")
 
-    def end_task(self, server: Server, clients: Cohort) -> None:
+    def round(self, server: Server[Means], cohort: Cohort) -> None:
+        super().round(server, cohort)
+        if self.classify == "nearest_mean":
+            replies = cohort.ask(self.tell, server.model).values()
+            examples = torch.stack([reply.examples for reply in replies]).sum(0)
+            means = torch.stack([reply.features for reply in replies]).sum(0) / examples[:, None]
+            server.state.directions = normalize(means, dim=1)  # not a number where nobody has an example
+
+    def predict(self, server: Server[Means], model: Weights, images: Tensor) -> Tensor:
+        if server.state.directions is None or len(server.state.directions) < server.classes:
+            return super().predict(server, model, images)
+        scores = nearest_mean(server.features(model, {"image": images}), server.state.directions)
+        return scores.clamp(min=-100)  # of a class without a mean; others are above -4, and a loss must be finite
+
+    def end_task(self, server: Server[Means], clients: Cohort) -> None:
         count = self.per_class if self.scope == "client" else max(1, self.per_class // server.population)
         if self.memory:
             count = min(count, max(1, self.memory // server.classes))
@@ -51,6 +87,15 @@ class FediCaRL(WithOldModel[WithExemplars]):
         kept = client.state
         kept.teacher = model
         kept.memory = remembered(client, model, kept.memory, count, self.selection)
+
+    @on_client
+    def tell(self, client: Client[WithExemplars], model: Weights) -> Sums:
+        """Tell the sums of features by class, under the new model."""
+        data = self.examples(client)
+        labels = data["label"]
+        rows = normalize(client.features(model, data), dim=1)
+        sums = rows.new_zeros(client.classes, rows.shape[1]).index_add_(0, labels, rows)
+        return Sums(sums, torch.bincount(labels, minlength=client.classes).to(sums))
 
     def examples(self, client: Client[WithExemplars]) -> Data:
         return joined(client.data, client.state.memory)

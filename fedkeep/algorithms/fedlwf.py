@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedkeep.algorithms.incremental import Old, WithOldModel
-from fedkeep.interface import Client, Cohort, Server, on_client
+from fedkeep.interface import Client, Cohort, NoState, Server, on_client
 from fedkeep.models import Weights
 from fedkeep.objectives import Objective, Quadratic
 from fedkeep.options import option
 
 
 @dataclass(frozen=True)
-class FedLwF(WithOldModel[Old]):
+class FedLwF(WithOldModel[NoState, Old]):
     """Federated learning without forgetting: CE[new] + w_old * KD[old], taught by the last global model of the task
     before, on the client's own examples of the new classes.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedkeep.algorithms.incremental import Old, WithOldModel, old_classes
-from fedkeep.interface import Client, Cohort, Fit, Server, on_client
+from fedkeep.interface import Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.models import Weights
 from fedkeep.models.heads import shrunk
 from fedkeep.objectives import NOTHING, Objective
@@ -21,7 +21,7 @@ class Own(Old):
 
 
 @dataclass(frozen=True)
-class FLwF2T(WithOldModel[Own]):
+class FLwF2T(WithOldModel[NoState, Own]):
     """Federated learning without forgetting with two teachers: CE[new] + w_old * KD[old] from the client's own last
     model of the task before + w_server * KD from the model that it received.
 

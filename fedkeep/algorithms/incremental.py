@@ -10,7 +10,8 @@ import torch
 from typing_extensions import TypeVar
 
 from fedkeep.fusion import Fusion, fused
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, NoState, Server, on_client
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
+from fedkeep.interface.party import S
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
 from fedkeep.objectives import NOTHING, CrossEntropy, Distillation, Objective, Slice, Whole
@@ -85,7 +86,7 @@ K = TypeVar("K", bound=Old, default=Old)
 
 
 @dataclass(frozen=True)
-class WithOldModel(Algorithm[NoState, K]):
+class WithOldModel(Algorithm[S, K]):
     """Base of parallel methods that learn the new classes while an older model teaches the old ones."""
 
     w_old: float = option(3.0, "weight of what the old model says about old classes", low=0.0)
@@ -93,11 +94,11 @@ class WithOldModel(Algorithm[NoState, K]):
     ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
     fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
 
-    def round(self, server: Server, cohort: Cohort) -> None:
+    def round(self, server: Server[S], cohort: Cohort) -> None:
         server.model = fused(cohort.ask(self.train, server.model), self.fusion)
 
     @abstractmethod
-    def end_task(self, server: Server, clients: Cohort) -> None:
+    def end_task(self, server: Server[S], clients: Cohort) -> None:
         """Let clients keep a model that is to teach in the next task."""
 
     @on_client

@@ -11,7 +11,7 @@ import torch
 
 from fedkeep import seeds
 from fedkeep.data import Augmentation, Federation
-from fedkeep.engine.evaluation import Counts, count
+from fedkeep.engine.evaluation import Counts, count, tally
 from fedkeep.engine.networks import Factory, Networks, checked_batches
 from fedkeep.engine.perform import Here, Performer
 from fedkeep.engine.plan import Plan
@@ -189,7 +189,13 @@ class Embedded:
         return self.graduates if what == "round" else self.server.served or self.server.model
 
     def _count(self, what: Served) -> Counts:
-        return self.evaluate(self.serves(what))
+        """Count a served model's hits on the test images of all classes seen so far, as the method predicts."""
+        model = self.serves(what)
+        return tally(
+            lambda images: self.algorithm.predict(self.server, model, images),
+            self.federation.dataset.test,
+            self.place.classes,
+        )
 
     def draw_cohort(self, round: int) -> list[str]:
         """Return the ordered cohort of a round, counted over all tasks: the same for every method with this seed."""

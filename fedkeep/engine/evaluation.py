@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedkeep.engine.networks import BATCH
@@ -24,10 +26,14 @@ class Counts:
 
 def count(place: Workplace, model: Weights, data: Data) -> Counts:
     """Count a model's hits on labelled images, by class."""
-    # Normalised part by part: the whole test set in float32 would take four times the memory of its bytes.
-    parts = torch.split(data["image"], BATCH)
-    logits = torch.cat([place.networks.logits(model, place.normalise(part)) for part in parts])
-    labels, classes = data["label"], place.classes
+    return tally(lambda images: place.networks.logits(model, place.normalise(images)), data, place.classes)
+
+
+def tally(answer: Callable[[Tensor], Tensor], data: Data, classes: int) -> Counts:
+    """Count hits on labelled images, by class, of whatever gives scores [n, classes] of images."""
+    # Part by part: the whole test set, normalised in float32, would take four times the memory of its bytes.
+    logits = torch.cat([answer(part) for part in torch.split(data["image"], BATCH)])
+    labels = data["label"]
     hits = labels[logits.argmax(-1) == labels]
     return Counts(
         correct=torch.bincount(hits, minlength=classes).tolist(),

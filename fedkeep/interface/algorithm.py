@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, get_args, get_origin
 
+from torch import Tensor
 from typing_extensions import TypeVar
 
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface.cohort import Cohort
 from fedkeep.interface.party import NoState, S, Server
+from fedkeep.models import Weights
 from fedkeep.options import Options
 
 C = TypeVar("C", default=NoState)
@@ -64,6 +66,13 @@ class Algorithm(Options, ABC, Generic[S, C]):
 
     def end_task(self, server: Server[S], clients: Cohort) -> None:
         """Finish a task, after its last round."""
+
+    def predict(self, server: Server[S], model: Weights, images: Tensor) -> Tensor:
+        """Return scores [n, classes] of images, [n, channels, height, width] as they are stored: how it is evaluated.
+
+        By default the logits of the model that is served.
+        """
+        return server.predict(model, {"image": images})
 
     @classmethod
     def name(cls) -> str:

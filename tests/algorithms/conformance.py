@@ -28,7 +28,7 @@ from fedkeep.engine.round import LocalCohort, RoundInFlight
 from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Cohort, Fit, Server
-from fedkeep.interface.algorithm import client_steps
+from fedkeep.interface.algorithm import client_steps, signature
 from fedkeep.interface.codec import encode
 from fedkeep.models import Network
 
@@ -200,7 +200,7 @@ class Conformance:
         self, method: Method, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A client whose training diverged changes nothing anywhere, exactly as one that never came back."""
-        step = last_step(method, monkeypatch)
+        step = last_fit(method, monkeypatch)
         lost = tiny.engine(method, lose=failing(2, "4", step), cohort=6)
         tiny.played(lost)
         diverge(monkeypatch, (2, "4"))
@@ -437,6 +437,13 @@ def calls_of(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int,
 def last_step(method: Method, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the step that a round asks last; not of a task's first or last round, which ask everybody too."""
     return [step for number, _, step in calls_of(method, monkeypatch) if number == 2][-1]
+
+
+def last_fit(method: Method, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the step that a round asks last of those that reply with a fit."""
+    steps = client_steps(type(method))
+    fits = {name for name, step in steps.items() if issubclass(signature(step)["return"], Fit)}
+    return [step for number, _, step in calls_of(method, monkeypatch) if number == 2 and step in fits][-1]
 
 
 def failing(number: int, victim: str, step: str) -> Callable[[int, str, str], str | None]:

@@ -23,6 +23,7 @@ VARIANTS["cwc-last_own"] = METHODS["cwc"](anchor="last_own", normalise=True)  # 
 VARIANTS["fednova-ccvr"] = METHODS["fednova"](compat_ccvr=True)  # type: ignore[call-arg]
 
 VARIANTS["fedicarl-memory-global-random"] = METHODS["fedicarl"](memory=9, scope="global", selection="random")  # type: ignore[call-arg]
+VARIANTS["fedicarl-nearest_mean"] = METHODS["fedicarl"](classify="nearest_mean")  # type: ignore[call-arg]
 VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_slice="all")  # type: ignore[call-arg]
 VARIANTS["fedskf-icarl"] = METHODS["fedskf"](  # type: ignore[call-arg]
     level="icarl", tsd="glfc", first_pull="old_rows", old_local="post_sync", pit_counter="per_task"

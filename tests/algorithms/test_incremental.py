@@ -28,6 +28,7 @@ from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT, head_of
 from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING
+from fedkeep.objectives.exemplars import class_means, nearest_mean
 
 Method = Algorithm[Any, Any]
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
@@ -184,6 +185,24 @@ def test_what_all_clients_keep_together_and_a_full_memory() -> None:
     small = tiny.engine_with_tasks(FediCaRL(memory=3), TWO_ONE, cohort=4)
     tiny.played(small)
     assert all(len(state.memory["label"]) <= 3 for state in small.states.values())
+
+
+def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
+    engine = tiny.engine_with_tasks(FediCaRL(classify="nearest_mean", per_class=3), TWO_ONE, cohort=4)
+    tiny.played(engine, 3)
+    held = [joined(engine.federation.data(c), engine.states[c].memory) for c in "0123"]
+    data = {name: torch.cat([one[name] for one in held]) for name in ("image", "label")}
+    means = class_means(engine.server.features(engine.server.model, data), data["label"], 3)
+    test = engine.federation.dataset.test
+    scores = nearest_mean(engine.server.features(engine.server.model, test), means)
+    found = engine.algorithm.predict(engine.server, engine.server.model, test["image"])
+    torch.testing.assert_close(found, scores, rtol=1e-4, atol=1e-5)
+    record = engine.advance().record
+    hits = engine.algorithm.predict(engine.server, engine.server.model, test["image"]).argmax(-1) == test["label"]
+    assert sum(record["correct"]) == int(hits.sum())
+    linear = tiny.engine_with_tasks(FediCaRL(per_class=3), TWO_ONE, cohort=4)
+    tiny.played(linear)
+    assert tiny.equal(linear.server.model, engine.server.model), "another look at the same model"
 
 
 @pytest.mark.parametrize(("level", "start"), [("lwf", 2), ("icarl", 0)])
