@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from fedkeep.engine.fit import Assignment, Pupil, fit, precisely
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
 from fedkeep.objectives import Batch, Objective
+
+
+Rows: TypeAlias = slice | Tensor
 
 
 class Stacks:
@@ -53,11 +56,10 @@ class Stacks:
         return self._possible[kind]
 
     def _succeeds(self, group: Sequence[Assignment]) -> bool:
-        trial = Stack(self.networks, self.training, group)
         rows = min(2, *(len(source.data["image"]) for assignment in group for source in assignment.sources))
         batches = [[source.first(rows) for source in assignment.sources] for assignment in group]
         try:
-            trial.gradients(range(len(group)), batches)
+            Stack(self.networks, self.training, group).gradients(slice(None), batches)
         except Exception:  # whatever it is: if something is wrong with the objective, the loop will say so
             return False
         return True
@@ -82,14 +84,14 @@ class Stack:
 
     def fit(self) -> list[Fit]:
         """Take all steps of all parties."""
-        self.networks.trained.train()
         count = len(self.group)
         losses, taken = torch.zeros(count, device=self.networks.device), [0] * count
         ahead = [assignment.steps(self.training.batch_size, merge_last=False) for assignment in self.group]
         for members, batches in _side_by_side(ahead):
-            loss, gradients = self.gradients(members, batches)
-            self._step(members, gradients)
-            losses[list(members)] += loss
+            rows = self._rows(members)
+            loss, gradients = self.gradients(rows, batches)
+            self._step(rows, gradients)
+            losses[rows] += loss
             for member in members:
                 taken[member] += 1
         means = (losses / torch.tensor(taken, device=losses.device).clamp(min=1)).tolist()
@@ -104,10 +106,12 @@ class Stack:
             for k, assignment in enumerate(self.group)
         ]
 
-    def gradients(self, members: Sequence[int], batches: Sequence[list[Batch]]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _rows(self, members: Sequence[int]) -> Rows:
+        """Return what selects members in a stack: a slice gives views of everybody's, an index copies of some."""
+        return slice(None) if len(members) == len(self.group) else torch.tensor(members, device=self.networks.device)
+
+    def gradients(self, rows: Rows, batches: Sequence[list[Batch]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the losses [m] of some members on their batches, and the gradients by parameter, [m, ...]."""
-        everyone = len(members) == len(self.group)
-        rows = slice(None) if everyone else list(members)
         weights = {name: weight[rows] for name, weight in self.weights.items()}
         dims = self.constant_dims
         constants = [c if dim is None else c[rows] for c, dim in zip(self.constants, dims, strict=True)]
@@ -125,7 +129,7 @@ class Stack:
         constants: list[Tensor],
     ) -> Tensor:
         """Return one party's loss; `vmap` makes it everybody's."""
-        network = self.networks.trained
+        network = self.networks.trained.train()
         parameters = {name: weights[name] for name in self.networks.parameters}
         pupil = Pupil(self.networks, parameters, lambda images: functional_call(network, dict(weights), (images,)))
         given = iter(constants)
@@ -133,12 +137,11 @@ class Stack:
         return objective(pupil, [Batch(data, index) for data, index in batches])
 
     @torch.no_grad()
-    def _step(self, members: Sequence[int], gradients: dict[str, Tensor]) -> None:
+    def _step(self, rows: Rows, gradients: dict[str, Tensor]) -> None:
         """Let some members take a step as torch.optim.SGD takes it."""
-        training, everyone = self.training, len(members) == len(self.group)
-        if not self.laid_out and everyone:
+        training = self.training
+        if not self.laid_out and isinstance(rows, slice):
             self._lie_like(gradients)
-        rows = slice(None) if everyone else list(members)  # views of everyone's weights, or copies of some
         weights = [self.weights[name][rows] for name in gradients]
         steps = list(gradients.values())
         if training.clip is not None:
@@ -151,7 +154,7 @@ class Stack:
             torch._foreach_add_(momenta, steps)
             steps = momenta
         torch._foreach_add_(weights, steps, alpha=-training.lr_at(self.group[0].round))
-        if everyone:
+        if isinstance(rows, slice):
             return
         for name, weight, step in zip(gradients, weights, steps, strict=True):
             self.weights[name][rows] = weight
@@ -216,7 +219,7 @@ def _form(value: Any, column: bool) -> Hashable:
         return type(value), *(_form(item, column) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
         return type(value), *(_form(item, inside) for _, item, inside in _fields(value, column))
-    return value if isinstance(value, bool | int | float | str | None) else id(value)
+    return value if isinstance(value, Hashable) else object()  # equal to nothing
 
 
 def _mapped(value: Any, function: Callable[[Tensor, bool], Tensor], column: bool = False) -> Any:
