@@ -22,7 +22,6 @@ from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
 from fedkeep.objectives import Batch, Objective
 
-
 Rows: TypeAlias = slice | Tensor
 
 
