@@ -98,14 +98,14 @@ class Checkpoint:
         if not self.manifest.exists():
             return {}
         manifest = self._read()
-        server_state, client_state = state_types(type(engine.algorithm))
+        server_state, _ = state_types(type(engine.algorithm))
         model = self._load(manifest["model"], Weights, engine)
         mismatch = same_form(model, engine.place.networks.initial)
         if mismatch is not None:
             raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
         engine.server.model = model
         engine.server.state = self._load(manifest["server"], server_state, engine)
-        engine.states = {client: self._load(name, client_state, engine) for client, name in manifest["clients"].items()}
+        engine.states = {client: self._load(name, engine.client_state, engine) for client, name in manifest["clients"].items()}
         engine.changed.clear()
         engine.graduates = model
         if manifest["served"] is not None:

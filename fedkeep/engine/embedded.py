@@ -95,6 +95,7 @@ class Embedded:
         self.server.logged = {}
         flight = RoundInFlight(self, number, self.draw_cohort(number))
         try:
+            self.performer.begin(number, flight.cohort)
             undone = self._play(flight)
             self.finished = number
         except BaseException:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from fedkeep.data import Federation
 from fedkeep.engine.toolbox import LocalClient, Workplace
+from fedkeep.interface import Algorithm
+from fedkeep.interface.algorithm import function_of, sent, signature
+from fedkeep.interface.codec import flatten, restore
 from fedkeep.interface.values import copied
 
 
@@ -43,6 +48,13 @@ class Outcome:
     uses: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Lost:
+    """Why a request has no outcome; its client is out for the round, and its state as before."""
+
+    reason: str
+
+
 Ticket = Any
 """Stands for a request until its outcome is there."""
 
@@ -52,13 +64,19 @@ class Performer(ABC):
 
     ahead: int = 0
 
+    def begin(self, round: int, cohort: Sequence[str]) -> None:
+        """Prepare for a round; called before anybody is asked."""
+
     @abstractmethod
     def submit(self, request: Request) -> Ticket:
         """Take a request."""
 
     @abstractmethod
-    def wait(self, ticket: Ticket) -> Outcome:
-        """Return the outcome of a request; raises what the step raised, with a note that says where."""
+    def wait(self, ticket: Ticket) -> Outcome | Lost:
+        """Return the outcome of a request, or why there is none.
+
+        In processes of this machine an exception in a step is a bug: it is raised, with a note that says where.
+        """
 
     @abstractmethod
     def drain(self) -> None:
@@ -103,6 +121,45 @@ class Here(Performer):
 
     def stop(self) -> None:
         """Nothing was begun, and this process can always go on."""
+
+
+def write_request(request: Request, name: Callable[[Tensor], str]) -> dict[str, Any]:
+    """Return a request as JSON can hold it, with a name in the place of every tensor."""
+    return {
+        "client": request.client,
+        "step": request.step.__name__,
+        "task": request.task,
+        "round": request.round,
+        "uses": request.uses,
+        "state": None if request.state is None else flatten(request.state, name),
+        "args": [flatten(arg, name) for arg in request.args],
+        "kwargs": {key: flatten(value, name) for key, value in request.kwargs.items()},
+    }
+
+
+def read_request(
+    algorithm: Algorithm[Any, Any], written: Mapping[str, Any], tensors: Mapping[str, Tensor], client_state: type[Any]
+) -> Request:
+    """Return the request that `write_request` wrote, checked against the annotations of its step."""
+    step = getattr(algorithm, written["step"])
+    hints, names = signature(function_of(step)), sent(step)
+    args = written["args"]
+    return Request(
+        written["client"],
+        step,
+        tuple(restore(arg, tensors, hints[name]) for name, arg in zip(names[: len(args)], args, strict=True)),
+        {name: restore(value, tensors, hints[name]) for name, value in written["kwargs"].items()},
+        None if written["state"] is None else restore(written["state"], tensors, client_state),
+        written["task"],
+        written["round"],
+        written["uses"],
+    )
+
+
+def answer_type(step: Callable[..., Any], client_state: type[Any]) -> Any:
+    """Return the type of what a performed step leaves: reply, state, uses, seconds of training and of teachers."""
+    reply = signature(function_of(step))["return"]
+    return tuple.__class_getitem__((reply, client_state, dict[str, int], float, float))
 
 
 def place_of(request: Request) -> str:

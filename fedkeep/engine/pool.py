@@ -22,11 +22,19 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedkeep.engine.perform import Outcome, Performer, Request, Ticket, place_of
+from fedkeep.engine.perform import (
+    Outcome,
+    Performer,
+    Request,
+    Ticket,
+    answer_type,
+    place_of,
+    read_request,
+    write_request,
+)
 from fedkeep.engine.toolbox import Clock
 from fedkeep.errors import FedKeepError, RunError
-from fedkeep.interface.algorithm import function_of, sent, signature
-from fedkeep.interface.codec import decode, encode, flatten, restore, standalone
+from fedkeep.interface.codec import decode, encode, standalone
 
 if TYPE_CHECKING:
     from fedkeep.engine.embedded import Embedded
@@ -153,8 +161,7 @@ class Pool(Performer):
             kind, text = json.loads(said[1:])
             job.error = RunError(text if kind == "known" else f"{place_of(job.request)} The worker's error:\n{text}")
             return
-        returned = signature(function_of(job.request.step))["return"]
-        hint = _hint(returned, self.engine.client_state)
+        hint = answer_type(job.request.step, self.engine.client_state)
         reply, state, uses, train, teachers = decode(said[1:], hint, self.engine.device)
         self.engine.place.clock.train += train
         self.engine.place.clock.teachers += teachers
@@ -182,16 +189,7 @@ class Pool(Performer):
                 fresh[found] = standalone(tensor, fresh)
             return found
 
-        head = {
-            "client": request.client,
-            "step": request.step.__name__,
-            "task": request.task,
-            "round": request.round,
-            "uses": request.uses,
-            "state": None if request.state is None else flatten(request.state, name),
-            "args": [flatten(arg, name) for arg in request.args],
-            "kwargs": {key: flatten(value, name) for key, value in request.kwargs.items()},
-        }
+        head = write_request(request, name)
         text = bytearray(json.dumps(head, separators=(",", ":")).encode())
         return save({**fresh, HEAD: torch.frombuffer(text, dtype=torch.uint8)}), set(fresh)
 
@@ -225,27 +223,8 @@ def serve(engine: Embedded, connection: Connection) -> None:
 
 
 def _performed(engine: Embedded, head: Mapping[str, Any], known: Mapping[str, Tensor]) -> bytes:
-    step = getattr(engine.algorithm, head["step"])
-    hints, names = signature(function_of(step)), sent(step)
-    state = None if head["state"] is None else restore(head["state"], known, engine.client_state)
-    request = Request(
-        head["client"],
-        step,
-        tuple(
-            restore(arg, known, hints[name]) for name, arg in zip(names[: len(head["args"])], head["args"], strict=True)
-        ),
-        {name: restore(value, known, hints[name]) for name, value in head["kwargs"].items()},
-        state,
-        head["task"],
-        head["round"],
-        head["uses"],
-    )
+    request = read_request(engine.algorithm, head, known, engine.client_state)
     engine.place.clock = Clock()
     outcome = engine.here.wait(request)
     clock = engine.place.clock
     return encode((outcome.reply, outcome.state, outcome.uses, clock.train, clock.teachers))
-
-
-def _hint(reply: Any, state: Any) -> Any:
-    """Return the type of what a worker sends back."""
-    return tuple.__class_getitem__((reply, state, dict[str, int], float, float))

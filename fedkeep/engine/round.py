@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fedkeep import seeds
-from fedkeep.engine.perform import Request, Ticket
+from fedkeep.engine.perform import Lost, Request, Ticket
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Cohort, Fit, Remote
 from fedkeep.interface.algorithm import function_of, is_client_step, sent, signature
 from fedkeep.interface.codec import decode, encode
-from fedkeep.interface.values import Each, copied, not_finite, payload
+from fedkeep.interface.values import Each, copied, mappings, not_finite, payload
 from fedkeep.models.weights import same_form
 
 if TYPE_CHECKING:
@@ -152,13 +152,14 @@ class RoundInFlight:
         engine = self.engine
         call, reason, ticket = self.under_way[client]
         try:
-            outcome = engine.performer.wait(ticket) if reason is None else None
+            outcome = engine.performer.wait(ticket) if reason is None else Lost(reason)
         finally:
             del self.under_way[client]
-        if outcome is not None:
+        if not isinstance(outcome, Lost):
             reason = self._refused(outcome.reply)
-        if outcome is None or reason is not None:
-            self._lose(client, str(reason))
+            outcome = outcome if reason is None else Lost(reason)
+        if isinstance(outcome, Lost):
+            self._lose(client, outcome.reason)
             return LOST
         self.states[client], self.uses[client] = outcome.state, outcome.uses
         self.up += payload(outcome.reply)
@@ -184,10 +185,19 @@ class RoundInFlight:
         where = not_finite(reply)
         if where is not None:
             return f"answered with a {where} that is not finite"
-        if isinstance(reply, Fit):
-            mismatch = same_form(reply.model, self.engine.place.networks.initial)
-            return None if mismatch is None else f"answered with another model: {mismatch}"
-        return None
+        initial = self.engine.place.networks.initial
+        mismatches = [same_form(reply.model, initial)] if isinstance(reply, Fit) else []
+        mismatches += map(self._mismatch, mappings(reply))
+        return next((f"answered with another model: {mismatch}" for mismatch in mismatches if mismatch), None)
+
+    def _mismatch(self, weights: Mapping[Any, Any]) -> str | None:
+        """Return why what stands under a model's names is not of the model's form; parameters alone are enough."""
+        networks = self.engine.place.networks
+        if weights.keys().isdisjoint(networks.initial):
+            return None
+        whole = weights.keys() != set(networks.parameters)
+        expected = networks.initial if whole else {name: networks.initial[name] for name in networks.parameters}
+        return same_form(weights, expected)
 
     def _lose(self, client: str, reason: str) -> None:
         self.lost[client] = reason

@@ -4,7 +4,7 @@ in place. This file walks, copies, counts and checks such values; `fedkeep.inter
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -70,6 +70,20 @@ def payload(value: Any) -> int:
         elif leaf is not None:
             total += 8
     return total
+
+
+def mappings(value: Any) -> Iterator[Mapping[Any, Any]]:
+    """Yield every mapping in a value, the outer before the inner."""
+    items: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        yield value
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = (getattr(value, field.name) for field in fields(value))
+    for item in items:
+        yield from mappings(item)
 
 
 def not_finite(value: Any) -> str | None:
