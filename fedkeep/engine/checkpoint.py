@@ -105,7 +105,9 @@ class Checkpoint:
             raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
         engine.server.model = model
         engine.server.state = self._load(manifest["server"], server_state, engine)
-        engine.states = {client: self._load(name, engine.client_state, engine) for client, name in manifest["clients"].items()}
+        engine.states = {
+            client: self._load(name, engine.client_state, engine) for client, name in manifest["clients"].items()
+        }
         engine.changed.clear()
         engine.graduates = model
         if manifest["served"] is not None:

@@ -64,7 +64,7 @@ class Performer(ABC):
 
     ahead: int = 0
 
-    def begin(self, round: int, cohort: Sequence[str]) -> None:
+    def begin(self, round: int, cohort: Sequence[str]) -> None:  # noqa: B027 (most have nothing to prepare)
         """Prepare for a round; called before anybody is asked."""
 
     @abstractmethod
@@ -99,7 +99,10 @@ class Here(Performer):
         return request
 
     def wait(self, ticket: Ticket) -> Outcome:
-        request: Request = ticket
+        return self.perform(ticket)
+
+    def perform(self, request: Request) -> Outcome:
+        """Perform a request now."""
         party = LocalClient(
             self.place,
             request.client,

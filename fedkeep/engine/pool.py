@@ -225,6 +225,6 @@ def serve(engine: Embedded, connection: Connection) -> None:
 def _performed(engine: Embedded, head: Mapping[str, Any], known: Mapping[str, Tensor]) -> bytes:
     request = read_request(engine.algorithm, head, known, engine.client_state)
     engine.place.clock = Clock()
-    outcome = engine.here.wait(request)
+    outcome = engine.here.perform(request)
     clock = engine.place.clock
     return encode((outcome.reply, outcome.state, outcome.uses, clock.train, clock.teachers))
