@@ -1,0 +1,53 @@
+"""``fedkeep flower``: what a federation on Flower begins with."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from fedkeep.errors import MissingExtra
+from fedkeep.experiment.recipe import load_recipe
+
+
+def new(options: Namespace, console: Console) -> int:
+    """Write a Flower app for a recipe."""
+    _require_flower()
+    from fedkeep.flower.project import new_app
+
+    recipe = load_recipe(
+        options.recipe,
+        settings=options.settings,
+        methods=options.methods,
+        seeds=options.seeds,
+        rounds=options.rounds,
+    )
+    folder = new_app(Path(options.folder), recipe, options.sites)
+    nodes = options.sites or recipe.partition.clients or 2
+    simulate = f'--federation-config "num-supernodes={nodes} client-resources-num-cpus=1"'
+    console.print(
+        f"wrote {folder}/: pyproject.toml, recipe.toml, fedkeep_app.py\n\n"
+        f"a trial on this machine:  FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 flwr run {folder} --stream {simulate}\n"
+        "on several:               see docs/deploy.md",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def keys(options: Namespace, console: Console) -> int:
+    """Make keys and certificates for a trial."""
+    _require_flower()
+    from fedkeep.flower.keys import make_keys
+
+    for path in make_keys(Path(options.folder), options.sites, options.hosts, options.days):
+        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _require_flower() -> None:
+    if find_spec("flwr") is None:
+        raise MissingExtra("fedkeep flower", "flower")
