@@ -26,15 +26,16 @@ def new(options: Namespace, console: Console) -> int:
     )
     folder = new_app(Path(options.folder), recipe, options.sites)
     nodes = options.sites or recipe.partition.clients or 2
-    simulate = f'--federation-config "num-supernodes={nodes} client-resources-num-cpus=1"'
-    console.print(
-        f"wrote {folder}/: pyproject.toml, recipe.toml, fedkeep_app.py\n\n"
-        f"a trial on this machine:  FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 flwr run {folder} --stream {simulate}\n"
-        "on several:               see docs/deploy.md",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+    trial = f"flwr run {folder} --stream --federation-config 'num-supernodes={nodes} client-resources-num-cpus=1'"
+    lines = (
+        f"wrote {folder}/: pyproject.toml, recipe.toml, fedkeep_app.py",
+        "",
+        "a trial on this machine:",
+        "  export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_TELEMETRY_ENABLED=0",
+        f"  {trial}",
+        "on several machines: docs/deploy.md",
     )
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

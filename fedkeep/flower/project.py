@@ -16,7 +16,8 @@ from fedkeep.files import write_whole
 from fedkeep.flower.config import RunConfig
 from fedkeep.options import as_table
 
-APP = '''"""The Flower app of this project: FedKeep's two halves. Import methods of your own here, from files beside this."""
+APP = '''\
+"""The Flower app of this project: FedKeep's two halves. Import methods of your own here, from files beside it."""
 
 from fedkeep.flower.client_app import app as client
 from fedkeep.flower.server_app import app as server
