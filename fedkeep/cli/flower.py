@@ -49,6 +49,18 @@ def keys(options: Namespace, console: Console) -> int:
     return 0
 
 
+def gate(options: Namespace, console: Console) -> int:
+    """Let SuperNodes through to the SuperLink, and nobody to its Control API."""
+    _require_flower()
+    from fedkeep.flower.gate import serve_gate
+    from fedkeep.flower.logs import show_logs
+
+    show_logs()
+    console.print(f"{options.listen} passes nodes on to {options.superlink}", highlight=False, markup=False)
+    serve_gate(options.listen, options.superlink, Path(options.keys))
+    return 0
+
+
 def _require_flower() -> None:
     if find_spec("flwr") is None:
         raise MissingExtra("fedkeep flower", "flower")

@@ -157,6 +157,11 @@ def _add_flower(command: argparse.ArgumentParser) -> None:
     )
     keys.add_argument("--days", type=_positive, default=365, help="days that the certificates are valid (default: 365)")
     keys.set_defaults(command=_lazily("flower", "keys"))
+    gate = verbs.add_parser("gate", help="let nodes through to a SuperLink, and nobody to its Control API")
+    gate.add_argument("--keys", required=True, metavar="DIR", help="the folder that `fedkeep flower keys` wrote")
+    gate.add_argument("--listen", default="0.0.0.0:8000", metavar="HOST:PORT", help="default: 0.0.0.0:8000")
+    gate.add_argument("--superlink", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: 127.0.0.1:8001")
+    gate.set_defaults(command=_lazily("flower", "gate"))
 
 
 def _add_reproduce(command: argparse.ArgumentParser) -> None:
