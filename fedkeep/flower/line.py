@@ -55,8 +55,11 @@ class Line(Protocol):
     def nodes(self) -> dict[int, str]:
         """Return the nodes that are connected, each with the name that it was registered under, empty without."""
 
-    def send(self, node: int, kind: Kind, parcel: Parcel, round: int, seconds: float) -> str:
-        """Send a parcel that is worth an answer for some seconds, and return what the answer will be known by."""
+    def send(self, node: int, kind: Kind, parcel: Parcel, round: int, seconds: float) -> str | Lost:
+        """Send a parcel that is worth an answer for some seconds.
+
+        Returns what the answer will be known by, or why the parcel was not taken.
+        """
 
     def receive(self, sent: Collection[str]) -> dict[str, Parcel | Lost]:
         """Return those answers that are there, or why there will be none; does not wait."""

@@ -77,12 +77,12 @@ class AtSites(Performer):
         if known is not None:
             asked.found = self._accepted(asked, known)
             return asked
-        node = self.sites.node(request.client)
-        if node is None:
-            self._settle(asked, Lost("is not connected"))
+        sent = self._send(request, parcel)
+        if isinstance(sent, Lost):
+            self._settle(asked, sent)
         else:
             asked.until = time.monotonic() + self.deadline
-            self.pending[self.line.send(node, "perform", parcel, request.round, self.deadline)] = asked
+            self.pending[sent] = asked
         return asked
 
     def wait(self, ticket: Ticket) -> Outcome | Lost:
@@ -99,6 +99,14 @@ class AtSites(Performer):
 
     def stop(self) -> None:
         self.pending.clear()
+
+    def _send(self, request: Request, parcel: Parcel) -> str | Lost:
+        if self.sites.node(request.client) is None:
+            self.sites.look()  # it may have come back since the round began
+        node = self.sites.node(request.client)
+        if node is None:
+            return Lost("is not connected")
+        return self.line.send(node, "perform", parcel, request.round, self.deadline)
 
     def _hear(self) -> None:
         for sent, reply in self.line.receive(self.pending).items():

@@ -35,6 +35,7 @@ from fedkeep.reporting.finish import finish
 from fedkeep.reporting.run_folder import Run
 
 log = logging.getLogger(__name__)
+REJOIN = 60.0  # seconds that the sites of a run have to be seen again when the server starts again
 
 
 def serve(line: Line, config: RunConfig) -> Run:
@@ -63,15 +64,15 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": described(dataset)})
     book = cell / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None
-    sites = Sites(line, introduction, known and known["examples"].keys(), config.wait)
+    sites = Sites(line, introduction, config.wait, known and known["nodes"])
     if known is None:
         count = config.sites or recipe.partition.clients
         if not count:
             raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
-        known = {"run": secrets.token_hex(16), "examples": sites.assemble(count)}
+        known = {"run": secrets.token_hex(16), "examples": sites.assemble(count), "nodes": sites.nodes()}
         write_whole(book, json.dumps(known))
     else:
-        sites.gather(known["examples"].keys(), recipe.run.min_clients)
+        sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
     federation = roster(dataset, auxiliary, known["examples"])
     engine = engine_for(recipe, method, seed, federation, config.device)
     engine.client_state = reference(engine.client_state)

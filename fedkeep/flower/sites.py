@@ -26,33 +26,39 @@ class Sites:
     Parameters
     ----------
     introduction : what a node is told of the run before it says who it is.
-    members : names of the sites that take part; None before the first round, when it is found out.
     patience : seconds to wait where too few are connected.
+    nodes : the sites that take part, each with the node that it had; None before the first round, when it is found out.
     """
 
-    def __init__(self, line: Line, introduction: Parcel, members: Collection[str] | None, patience: float) -> None:
+    def __init__(
+        self, line: Line, introduction: Parcel, patience: float, nodes: Mapping[str, int] | None = None
+    ) -> None:
         self.line = line
         self.introduction = introduction
-        self.members = members
         self.patience = patience
+        self.members: Collection[str] | None = None if nodes is None else nodes.keys()
         self.sizes: dict[str, int] = {}
         self.connected: Mapping[int, str] = {}
-        self.names: dict[int, str] = {}  # by node
+        self.names = {node: site for site, node in (nodes or {}).items()}
         self.asked: dict[str, int] = {}  # nodes that have not said yet who they are, by what was sent
         self.turned_away: dict[int, float] = {}  # nodes, and when
 
     def assemble(self, count: int) -> dict[str, int]:
         """Wait until all sites of a new run are there, and return how many examples each holds."""
-        self._await(None, count, count)
+        self._await(None, count, count, self.patience)
         here = sorted(site for node, site in self.names.items() if node in self.connected)
         if len(here) > count:
             raise ConfigError(f"{len(here)} sites are connected, and the run is for {count}: {', '.join(here)}.")
         self.members = here
         return {site: self.sizes[site] for site in here}
 
-    def gather(self, sites: Collection[str], least: int) -> None:
-        """Wait until all of these sites are connected; once patience is at its end, ``least`` of them are enough."""
-        self._await(sites, len(sites), least)
+    def nodes(self) -> dict[str, int]:
+        """Return the node of each site, for a server that starts again."""
+        return {site: node for node, site in self.names.items()}
+
+    def gather(self, sites: Collection[str], least: int, grace: float = 0.0) -> None:
+        """Wait until ``least`` of these sites are connected; in the first ``grace`` seconds, for all of them."""
+        self._await(sites, len(sites), least, grace)
 
     def node(self, site: str) -> int | None:
         """Return the node of a site, or None if it is not connected."""
@@ -66,7 +72,11 @@ class Sites:
             away = self.turned_away.get(node)
             if node in self.names or node in self.asked.values() or (away is not None and now - away < AGAIN):
                 continue
-            self.asked[self.line.send(node, "introduce", self.introduction, 0, max(self.patience, AGAIN))] = node
+            sent = self.line.send(node, "introduce", self.introduction, 0, max(self.patience, AGAIN))
+            if isinstance(sent, Lost):
+                self._heard(node, sent)
+            else:
+                self.asked[sent] = node
         for sent, reply in self.line.receive(self.asked).items():
             self._heard(self.asked.pop(sent), reply)
 
@@ -101,7 +111,7 @@ class Sites:
         other = self.node(site)
         return "" if other in (None, node) else f"node {other}, which is connected, is {site!r} already"
 
-    def _await(self, sites: Collection[str] | None, wanted: int, least: int) -> None:
+    def _await(self, sites: Collection[str] | None, wanted: int, least: int, grace: float) -> None:
         began = time.monotonic()
         said: float | None = None
         while True:
@@ -109,7 +119,7 @@ class Sites:
             here = [name for node, name in self.names.items() if node in self.connected]
             here = here if sites is None else [name for name in here if name in sites]
             waited = time.monotonic() - began
-            if len(here) >= wanted or (waited >= self.patience and len(here) >= least):
+            if len(here) >= wanted or (waited >= grace and len(here) >= least):
                 return
             missing = "" if sites is None else f" Missing: {', '.join(sorted(set(sites) - set(here)))}."
             text = f"{len(here)} of {wanted} sites are connected.{missing}"
@@ -120,5 +130,7 @@ class Sites:
                 )
             if waited > 2 * POLL and (said is None or time.monotonic() - said > REMIND):
                 said = time.monotonic()
-                log.warning("waiting: %s The run stops in %.0f s.", text, self.patience - waited)
+                log.warning(
+                    "waiting: %s At most %.0f s more.", text, (grace if len(here) >= least else self.patience) - waited
+                )
             time.sleep(POLL)

@@ -89,12 +89,10 @@ class FlowerLine:
     def nodes(self) -> dict[int, str]:
         return {int(node.node_id): str(node.name) for node in self.grid.get_nodes()}
 
-    def send(self, node: int, kind: Kind, parcel: Parcel, round: int, seconds: float) -> str:
+    def send(self, node: int, kind: Kind, parcel: Parcel, round: int, seconds: float) -> str | Lost:
         message = Message(pack(parcel), dst_node_id=node, message_type=MESSAGES[kind], ttl=seconds, group_id=str(round))
         sent = next(iter(self.grid.push_messages([message])), None)
-        if sent is None:
-            raise ValueRefused("Flower's SuperLink did not take a message. Its log says why.")
-        return sent
+        return sent or Lost("Flower's SuperLink did not take the message; its log says why")
 
     def receive(self, sent: Collection[str]) -> dict[str, Parcel | Lost]:
         replies: Any = self.grid.pull_messages(list(sent)) if sent else []

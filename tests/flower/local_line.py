@@ -29,11 +29,9 @@ class LocalLine:
     def nodes(self) -> dict[int, str]:
         return {node: self.registered.get(node, "") for node in self.places}
 
-    def send(self, node: int, kind: Kind, parcel: Parcel, round: int, seconds: float) -> str:
+    def send(self, node: int, kind: Kind, parcel: Parcel, round: int, seconds: float) -> str | Lost:
         if node not in self.places:
-            self.sent.append(("", kind, parcel))
-            self.waiting[str(len(self.sent))] = Lost("no answer: the node is gone")
-            return str(len(self.sent))
+            return Lost("the node is gone")
         self.sent.append((self.places[node].site, kind, parcel))
         arrived = Parcel(json.loads(json.dumps(parcel.head)), parcel.tensors)
         said = answer(kind, arrived, self.places[node])

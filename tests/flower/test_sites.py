@@ -112,6 +112,7 @@ def test_a_message_that_comes_twice_gets_the_same_answer(recipe: str, tmp_path: 
     heads = []
     for _ in range(2):
         number = line.send(node, kind, parcel, 3, 1.0)
+        assert isinstance(number, str)
         heads.append(line.receive([number])[number].head)  # type: ignore[union-attr]
     assert heads[0] == heads[1]
     assert "seconds of training are part of it", heads[0]["answer"]

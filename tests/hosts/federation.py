@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,12 +44,15 @@ class Host:
     def command(self, *words: str) -> list[str]:
         return [*self.prefix, str(BIN / words[0]), *words[1:]]
 
-    def start(self, *words: str, log: str = "log") -> subprocess.Popen[bytes]:
-        """Start a command that stays, in a session of its own, so that it can be killed with all that it starts."""
+    def start(self, *words: str, log: str = "log", again: bool = False) -> subprocess.Popen[bytes]:
+        """Start a command that stays; with ``again`` it is started again whenever it ends, as a service would be."""
+        command = self.command(*words)
+        if again:
+            command = ["sh", "-c", 'while true; do "$@"; sleep 5; done', "sh", *command]
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / log).open("ab") as file:
             return subprocess.Popen(
-                self.command(*words),
+                command,
                 cwd=self.folder,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -80,10 +83,16 @@ class Host:
         path = self.folder / name
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def crash(self) -> None:
+        """Kill all that runs here, but for the loop that starts it again."""
+        if self.process is not None:
+            kill_all(descendants(self.process.pid))
+
     def kill(self) -> None:
         """Kill the part and all that it started, as a power cut would."""
         if self.process is not None:
-            kill_all(self.process)
+            kill_all([self.process.pid, *descendants(self.process.pid)])
+            self.process.wait()
             self.process = None
 
     def _environment(self) -> dict[str, str]:
@@ -171,6 +180,7 @@ class Federation:
             *("--superlink", self.superlink, "--root-certificates", str(self.folder / "keys" / "ca.crt")),
             *(extra or ("--auth-supernode-private-key", str(own))),
             *("--port", str(port), "--node-config", config),
+            again=not extra,
         )
 
     def start_run(self, app: Path, config: str = "") -> subprocess.Popen[bytes]:
@@ -245,15 +255,13 @@ def wait_for(what: str, holds: Callable[[], Any], seconds: float) -> Any:
     raise TimeoutError(f"waited {seconds:.0f} s for {what}")
 
 
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its descendants, also those that left its session."""
-    family = descendants(process.pid)
-    for pid in [process.pid, *family]:
+def kill_all(processes: Iterable[int]) -> None:
+    """Kill processes by their ids, those that are still there."""
+    for pid in processes:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    process.wait()
 
 
 def descendants(root: int) -> list[int]:

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -20,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from federation import Federation, command_of, descendants, federation, wait_for
+from federation import Federation, command_of, descendants, federation, kill_all, wait_for
 
 SITES = ["a", "b", "c"]
-ROUNDS = 5
+ROUNDS = 4
 NAN_ROUND, SHAPE_ROUND = 3, 4
 
 SPOILING_APP = '''\
@@ -120,7 +119,7 @@ def prepare(trial: Trial) -> None:
 
     hosts = trial.hosts
     hosts.make_keys(SITES)
-    changes = ["training.epochs=1", "run.min_clients=2", "run.evaluate_every=1", "algorithm.teachers=2"]
+    changes = ["training.epochs=2", "training.lr=0.05", "run.min_clients=2", "run.evaluate_every=1"]
     sets = [word for change in changes for word in ("--set", change)]
     recipe = ("--recipe", "sfedkd/table1/fashion-mnist-2-0.5", "--methods", "sfedkd", "--seeds", "0")
     new = ("fedkeep", "flower", "new", str(trial.app), *recipe, "--rounds", str(ROUNDS), "--sites", "3")
@@ -182,13 +181,11 @@ def disturb(trial: Trial) -> None:
     trial.start()
     trial.until_round(1)
     check_intruders(trial)
-    hosts.sites["b"].kill()
-    trial.node("b")
-    log.say("SuperNode b was killed and started again")
+    hosts.sites["b"].crash()
+    log.say("SuperNode b was killed, in round 2, and is started again by its loop")
     trial.until_round(2)
     server = [pid for pid in descendants(hosts.link.process.pid) if "flwr-serverapp" in command_of(pid)]
-    for pid in server:
-        os.kill(pid, signal.SIGKILL)
+    kill_all(server)
     log.check("the server app was killed, in round 3", server)
     trial.again()
     trial.until_round(NAN_ROUND)
@@ -215,8 +212,8 @@ def judge(trial: Trial) -> None:
     others = {site for record in records for site in record["lost"]} - {"c"}
     log.say(f"lost besides: {[record['lost'] for record in records] if others else 'nobody'}")
     accuracy = [sum(record["correct"]) / 10_000 for record in records]
-    log.check(f"accuracy over the rounds: {[f'{value:.3f}' for value in accuracy]}", accuracy[-1] > 0.3)
-    log.check("three journals and states are only at the sites", not list(trial.out.glob("cells/*/journal")))
+    log.check(f"accuracy over the rounds: {[f'{value:.3f}' for value in accuracy]}", accuracy[-1] > 0.2)
+    log.check("the journal is gone at the end", not list(trial.out.glob("cells/*/journal")))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
