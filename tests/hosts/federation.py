@@ -171,16 +171,17 @@ class Federation:
     def register(self, site: str) -> None:
         self.link.run("flwr", "supernode", "register", str(self.folder / "keys" / f"{site}.pub"), "--name", site)
 
-    def start_supernode(self, name: str, config: str, *extra: str, keys: str = "keys", key: str | None = None) -> None:
+    def start_supernode(self, name: str, config: str, *, keys: str | None = "keys", again: bool = True) -> None:
+        """Start a SuperNode, with its key from a folder, or without one."""
         host, number = self.hosts[name], list(self.hosts).index(name)
-        own = self.folder / keys / f"{key or name}.key"
+        own = () if keys is None else ("--auth-supernode-private-key", str(self.folder / keys / f"{name}.key"))
         port = 9094 if self.namespaces else self.port + 1 + number
         host.process = host.start(
             "flower-supernode",
             *("--superlink", self.superlink, "--root-certificates", str(self.folder / "keys" / "ca.crt")),
-            *(extra or ("--auth-supernode-private-key", str(own))),
+            *own,
             *("--port", str(port), "--node-config", config),
-            again=not extra,
+            again=again,
         )
 
     def start_run(self, app: Path, config: str = "") -> subprocess.Popen[bytes]:
