@@ -78,10 +78,13 @@ class Memory:
         return decode(file.read_bytes(), hint, self.device)
 
     def forget(self, round: int, settled: str) -> None:
-        """Remove what nobody will ask for again: calls of other rounds, but for that which this round began with."""
+        """Remove what nobody will ask for again: calls of earlier rounds, but for that which this round began with.
+
+        A message may come late, so that there are calls of later rounds too; those stay.
+        """
         for file in self.folder.glob("*.safetensors"):
             call = file.name.partition(".")[0]
-            if int(call.partition("-")[0]) != round and call != settled:
+            if int(call.partition("-")[0]) < round and call != settled:
                 file.unlink()
 
     def _file(self, call: str, what: str) -> Path:

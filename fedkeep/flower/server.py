@@ -52,8 +52,9 @@ def serve(line: Line, config: RunConfig) -> Run:
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
             raise
+        done = finish(folder)
         log.info("finished: %s", (folder / "report.html").resolve())
-    return finish(folder)
+        return done
 
 
 def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: int, cell: Path) -> None:

@@ -114,8 +114,17 @@ def test_a_message_that_comes_twice_gets_the_same_answer(recipe: str, tmp_path: 
         number = line.send(node, kind, parcel, 3, 1.0)
         assert isinstance(number, str)
         heads.append(line.receive([number])[number].head)  # type: ignore[union-attr]
-    assert heads[0] == heads[1]
-    assert "seconds of training are part of it", heads[0]["answer"]
+    assert heads[0] == heads[1], "seconds of training are in it, so it was not performed again"
+
+
+def test_a_message_that_comes_late_removes_nothing_that_is_needed(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
+    kept = set((tmp_path / "states").rglob("*.state.safetensors"))
+    for site, kind, parcel in list(line.sent):
+        if kind == "perform":
+            line.send(100 + int(site), kind, parcel, 1, 1.0)
+    assert kept <= set((tmp_path / "states").rglob("*.state.safetensors"))
 
 
 def spoiling(how: str, victim: str, round: int = 2) -> Tamper:
