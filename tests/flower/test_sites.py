@@ -62,6 +62,18 @@ def test_sites_give_the_same_as_one_machine(method: str, recipe: str, tmp_path: 
     assert (tmp_path / "sites" / "report.html").is_file()
 
 
+def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1))
+    site, kind, parcel = line.sent[-1]
+    asked = Parcel({**parcel.head, "request": {**parcel.head["request"], "step": "round"}}, parcel.tensors)
+    number = line.send(100 + int(site), kind, asked, 1, 1.0)
+    assert isinstance(number, str)
+    (reply,) = line.receive([number]).values()
+    assert isinstance(reply, Parcel)
+    assert reply.head == {"error": "'round' is no client step of fedavg."}
+
+
 class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
