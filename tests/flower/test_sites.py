@@ -329,6 +329,14 @@ def test_a_folder_is_continued_or_refused_with_a_reason(recipe: str, tmp_path: P
     assert cell_name(load_recipe(recipe, methods=["fedavg"]).methods[0], 0) == "fedavg-seed0"
 
 
+def test_sites_that_wait_for_their_turn_work_ahead(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, config(recipe, tmp_path / "sites", methods="sfedkd"))
+    asked = [parcel.head["request"] for _, kind, parcel in line.sent if kind == "perform"]
+    steps = [request["step"] for request in asked if request["round"] == 2 and request["step"] != "label_counts"]
+    assert steps == ["prepare"] * 4 + ["train"] * 4
+
+
 def test_states_are_kept_as_long_as_they_may_be_named(recipe: str, tmp_path: Path) -> None:
     serve(LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
     for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
