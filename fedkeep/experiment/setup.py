@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedkeep.data import DataSet, Federation, load
+from fedkeep.data import Data, DataSet, Federation, load
 from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError
@@ -16,14 +16,24 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.options import as_table
 
 
+def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
+    """Load a data set, or return it again if it was the last one."""
+    return _load(name, data_folder(data_dir))
+
+
 @lru_cache(maxsize=1)
 def _load(name: str, folder: Path | None) -> DataSet:
     return load(name, data_dir=folder)
 
 
+def held_by_server(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> tuple[DataSet, Data]:
+    """Load a recipe's data set; return it without what the server takes for itself, and that."""
+    return recipe.auxiliary.split(load_data(recipe.data, data_dir), seed)
+
+
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
     """Load a recipe's data set and split it over the server and the clients, as this seed has it."""
-    dataset, server = recipe.auxiliary.split(_load(recipe.data, data_folder(data_dir)), seed)
+    dataset, server = held_by_server(recipe, seed, data_dir)
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
 
 
