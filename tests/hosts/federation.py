@@ -96,7 +96,8 @@ class Host:
             self.process = None
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "flwr"), **self.environment}
+        path = os.pathsep.join((str(BIN), os.environ.get("PATH", "")))  # Flower looks for its own commands there
+        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(self.folder / "flwr"), **self.environment}
 
 
 class Federation:
