@@ -101,13 +101,20 @@ class Here(Performer):
 
     def _together(self, requests: Sequence[Request]) -> list[Outcome]:
         steps = [greenlet(self.perform) for _ in requests]
-        said = [step.switch(request, _pause) for step, request in zip(steps, requests, strict=True)]
-        while asking := [number for number, item in enumerate(said) if isinstance(item, Assignment)]:
-            with self.place.training_time():
-                fits = self.stacks.fit([said[number] for number in asking])
-            for number, fit in zip(asking, fits, strict=True):
-                said[number] = steps[number].switch(fit)
-        return said
+        try:
+            # What a step has said last: what it wants to be trained, or its outcome.
+            said = [step.switch(request, _pause) for step, request in zip(steps, requests, strict=True)]
+            while asking := [number for number, step in enumerate(steps) if not step.dead]:
+                with self.place.training_time():
+                    found = self.stacks.fit([said[number] for number in asking])
+                for number, fit in zip(asking, found, strict=True):
+                    step = steps[number]
+                    said[number] = step.throw(fit) if isinstance(fit, Exception) else step.switch(fit)
+            return said
+        finally:
+            for step in steps:
+                if not step.dead:
+                    step.throw()  # after an error the others end too, where they stand
 
     def drain(self) -> None:
         """Nothing was begun."""
