@@ -90,10 +90,7 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
     """Play one cell; ``spare`` processes may share its cohorts."""
     recipe, machine = job.recipe, as_begun(job.folder, machine)
     federation = federate(recipe, job.seed, machine.data_dir)
-    partition = federation.partition
-    counts = partition.counts(federation.dataset.train["label"], federation.dataset.classes)
     description = describe_cell(recipe, job.method, job.seed, federation)
-    write_whole(job.cell / "partition.json", json.dumps(partition.manifest() | {"counts": counts.tolist()}))
     last: dict[str, Any] | None = None
     images = sum(description["test_total"])
 
@@ -106,11 +103,17 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
     with pinned_threads(machine.threads):
         engine = engine_for(recipe, job.method, job.seed, federation, machine.device)
         count = useful(job.method.algorithm, recipe.run.cohort, spare if machine.device == "cpu" else 0)
-        engine.stack = _stack(job, engine, machine, max(count, 1))
-        write_whole(job.cell / "cell.json", json.dumps(description | {"stack": engine.stack}))
         helpers = Helpers(engine, job.folder, job.method.label, job.seed, machine, count)
+
+        def prepare() -> None:
+            engine.stack = _stack(job, engine, machine, max(count, 1))
+            partition, labels = federation.partition, federation.dataset.train["label"]
+            counts = partition.counts(labels, federation.dataset.classes).tolist()
+            write_whole(job.cell / "partition.json", json.dumps(partition.manifest() | {"counts": counts}))
+            write_whole(job.cell / "cell.json", json.dumps(description | {"stack": engine.stack}))
+
         try:
-            play(engine, job.cell, on_round)
+            play(engine, job.cell, on_round, prepare=prepare)
         finally:
             helpers.dismiss()
 
@@ -119,7 +122,7 @@ def _stack(job: Job, engine: Embedded, machine: Machine, workers: int) -> int:
     """Return how many clients this cell trains as one: as it was begun, as the user says, or as is quickest here."""
     try:
         return int(json.loads((job.cell / "cell.json").read_text(encoding="utf-8"))["stack"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return machine.stack or choose_stack(engine, workers)
 
 
