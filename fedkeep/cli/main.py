@@ -110,7 +110,7 @@ def _add_device(command: argparse.ArgumentParser) -> None:
         type=_positive,
         default=0,
         metavar="N",
-        help="train up to N clients of a cohort as one stacked model; 1: none, for the same bits on every day (default: "
+        help="train up to N clients of a cohort as one stacked model; 1: none, the same bits every day (default: "
         "what a trial finds quickest; what was begun keeps its own)",
     )
 
