@@ -6,7 +6,7 @@ EDITABLE := --config-settings editable_mode=compat
 # One thread each: on a busy machine two threads of a small model can be eight times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint bench bench-peers clean
+.PHONY: demo test test-slow test-hosts lint bench bench-peers clean
 
 demo: .venv/core
 	$(BIN)/fedkeep run
@@ -16,6 +16,10 @@ test: .venv/dev lint
 
 test-slow: .venv/dev
 	$(BIN)/python -m pytest -m slow
+
+# Four network namespaces, as root; FEDKEEP_DATA names the folder with Fashion-MNIST.
+test-hosts: .venv/dev
+	$(BIN)/python tests/hosts/run.py
 
 lint: .venv/dev
 	$(BIN)/ruff check .

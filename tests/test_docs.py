@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -87,12 +88,37 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
         "docs/results.md",
         "docs/reproduction.md",
         "docs/averaged-sequences.md",
+        "docs/deploy.md",
     ],
 )
 def test_links_lead_somewhere(name: str) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text())
     for link in links:
         assert "://" in link or (ROOT / name).parent.joinpath(link).exists(), link
+
+
+def test_the_commands_of_the_deployment_guide_are_those_that_the_script_runs() -> None:
+    lines = [line for block in blocks("docs/deploy.md", "sh") for line in block.splitlines()]
+    script = "".join(path.read_text() for path in (ROOT / "tests" / "hosts").glob("*.py"))
+    flags = {word.strip("'") for line in lines for word in shlex.split(line, comments=True) if word.startswith("--")}
+    ours = {flag for flag in flags if flag not in script}
+    assert {"--enable-supernode-auth", "--auth-supernode-private-key", "--run-config"} <= flags
+    assert not ours, f"{ours} are not tried by the script"
+    for line in lines:
+        if line.startswith("fedkeep "):
+            parser().parse_args(shlex.split(line, comments=True)[1:])
+
+
+def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
+    table = (ROOT / "docs" / "deploy.md").read_text().split("<!-- bytes", 1)[1].split("<!-- end", 1)[0]
+    rows = {cells[1].strip(): cells for line in table.splitlines() if len(cells := line.split("|")) > 4}
+    spec = importlib.util.spec_from_file_location("bytes_per_method", ROOT / "benchmarks" / "bytes_per_method.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for method in ("SFedKD", "SCAFFOLD"):
+        assert script.row(method.lower()) == "|".join(rows[method]).strip()
 
 
 def test_the_published_result_is_its_records() -> None:

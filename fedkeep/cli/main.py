@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_compare(commands.add_parser("compare", help="show several runs in one table"))
     _add_report(commands.add_parser("report", help="write the table and the HTML report of a run again"))
+    _add_flower(commands.add_parser("flower", help="run across machines, on Flower: make an app, make keys"))
     _add_recipes(commands.add_parser("recipes", help="list the recipes and the papers' tables, or print one"))
     return top
 
@@ -109,7 +110,8 @@ def _add_device(command: argparse.ArgumentParser) -> None:
         type=_positive,
         default=0,
         metavar="N",
-        help="train up to N clients of a cohort as one stacked model; 1: none (default: what a trial finds quickest)",
+        help="train up to N clients of a cohort as one stacked model; 1: none, the same bits every day (default: "
+        "what a trial finds quickest; what was begun keeps its own)",
     )
 
 
@@ -125,6 +127,15 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "recipe", nargs="?", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)"
     )
+    _add_changes(command)
+    command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
+    _add_device(command)
+    _add_machine(command)
+    _add_profile(command)
+    command.set_defaults(command=_lazily("run", "run"))
+
+
+def _add_changes(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set",
         action="append",
@@ -136,11 +147,33 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--methods", type=_names, metavar="A,B", help="methods to run instead of the recipe's")
     command.add_argument("--seeds", type=_numbers, metavar="0,1", help="seeds to run instead of the recipe's")
     command.add_argument("--rounds", type=_positive, help="rounds to run instead of the recipe's")
-    command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
-    _add_device(command)
-    _add_machine(command)
-    _add_profile(command)
-    command.set_defaults(command=_lazily("run", "run"))
+
+
+def _add_flower(command: argparse.ArgumentParser) -> None:
+    verbs = command.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    new = verbs.add_parser("new", help="write a small Flower app that carries out a recipe")
+    new.add_argument("folder", metavar="DIR", help="where to write it; must not exist or be empty")
+    new.add_argument("--recipe", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)")
+    new.add_argument("--sites", type=_positive, default=0, help="sites that take part (default: the recipe's clients)")
+    _add_changes(new)
+    new.set_defaults(command=_lazily("flower", "new"))
+    keys = verbs.add_parser("keys", help="make a test authority, the SuperLink's certificate and a key pair per site")
+    keys.add_argument("folder", metavar="DIR", help="where to write them; must not exist or be empty")
+    keys.add_argument("--sites", type=_names, required=True, metavar="A,B,C", help="names of the sites")
+    keys.add_argument(
+        "--hosts",
+        type=_names,
+        default=["localhost", "127.0.0.1"],
+        metavar="HOST,ADDRESS",
+        help="names and addresses under which sites reach the SuperLink (default: localhost,127.0.0.1)",
+    )
+    keys.add_argument("--days", type=_positive, default=365, help="days that the certificates are valid (default: 365)")
+    keys.set_defaults(command=_lazily("flower", "keys"))
+    gate = verbs.add_parser("gate", help="let nodes through to a SuperLink, and nobody to its Control API")
+    gate.add_argument("--keys", required=True, metavar="DIR", help="the folder that `fedkeep flower keys` wrote")
+    gate.add_argument("--listen", default="0.0.0.0:8000", metavar="HOST:PORT", help="default: 0.0.0.0:8000")
+    gate.add_argument("--superlink", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: 127.0.0.1:8001")
+    gate.set_defaults(command=_lazily("flower", "gate"))
 
 
 def _add_reproduce(command: argparse.ArgumentParser) -> None:

@@ -91,7 +91,7 @@ class Federation:
             )
 
     @property
-    def clients(self) -> ClientNames:
+    def clients(self) -> Sequence[str]:
         """The clients' names, ``"0"`` to the last, as a sequence that makes them on demand."""
         return ClientNames(len(self.partition))
 

@@ -48,12 +48,18 @@ class Log:
         return self.file.tell()
 
 
-def play(engine: Embedded, folder: Path, on_round: OnRound | None = None, checkpoint_share: float = 0.05) -> None:
+def play(
+    engine: Embedded,
+    folder: Path,
+    on_round: OnRound | None = None,
+    checkpoint_share: float = 0.05,
+    prepare: Callable[[], None] | None = None,
+) -> None:
     """Play an engine to its last round inside a folder, from its checkpoint if it has one.
 
     Writes ``rounds.jsonl`` (equal for equal seeds, however often killed), ``timings.jsonl``, ``checkpoint/``, and at
     the end ``model.safetensors`` (the served model, tensors by name) and ``result.json``. Stopped by an exception or
-    Ctrl-C it saves the last finished round first.
+    Ctrl-C it saves the last finished round first. ``prepare`` is called first, when nobody else can play here any more.
 
     Raises
     ------
@@ -63,6 +69,8 @@ def play(engine: Embedded, folder: Path, on_round: OnRound | None = None, checkp
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / ".lock", timeout=0):
+            if prepare is not None:
+                prepare()
             _play(engine, folder, on_round, checkpoint_share)
     except Timeout:
         raise CellBusy(f"{folder} is being played by another process. Wait for it, or end it, then resume.") from None

@@ -29,7 +29,7 @@ def choose_stack(engine: Embedded, workers: int = 1) -> int:
     workers : processes that will share the cohort: more than there are groups find nothing to do.
     """
     plan, federation = engine.plan, engine.federation
-    if engine.algorithm.schedule != "parallel" or engine.place.networks.has_batch_norm:
+    if engine.algorithm.schedule != "parallel" or not engine.place.networks.stackable:
         return 1
     if engine.rounds * plan.cohort < LONG:
         return 1
@@ -51,14 +51,26 @@ def choose_stack(engine: Embedded, workers: int = 1) -> int:
 
 def _alone(engine: Embedded, clients: list[str]) -> float:
     """Return the seconds per client of training one after another."""
-    return _timed(
-        engine, clients, lambda todo: [fit(engine.place.networks, one, engine.training) for one in todo]
-    ) / len(clients)
+
+    def train(todo: list[Assignment]) -> None:
+        for assignment in todo:
+            fit(engine.place.networks, assignment, engine.training)
+
+    return _timed(engine, clients, train) / len(clients)
 
 
 def _together(engine: Embedded, clients: list[str]) -> float:
-    """Return the seconds of training clients as one stack."""
-    return _timed(engine, clients, engine.here.stacks.fit)
+    """Return the seconds of training clients as one stack; infinity where it fails, for lack of memory perhaps."""
+
+    def train(todo: list[Assignment]) -> None:
+        for found in engine.here.stacks.fit(todo):
+            if isinstance(found, Exception):
+                raise found
+
+    try:
+        return _timed(engine, clients, train)
+    except RuntimeError:
+        return inf
 
 
 def _timed(engine: Embedded, clients: list[str], train: Callable[[list[Assignment]], object]) -> float:

@@ -18,6 +18,7 @@ from fedkeep.engine.plan import Plan
 from fedkeep.engine.round import LocalCohort, RoundInFlight, TooFewClients
 from fedkeep.engine.serving import Served, round_mean
 from fedkeep.engine.toolbox import Clock, LocalServer, Workplace
+from fedkeep.errors import ConfigError
 from fedkeep.fusion.mean import moved
 from fedkeep.interface import Algorithm, Fit, NoState, Training
 from fedkeep.interface.algorithm import knows_tasks, state_types
@@ -76,6 +77,8 @@ class Embedded:
             self.federation.seen[-1],
         )
         checked_batches(self.place.networks.trained, self.training)
+        if self.stack < 1:
+            raise ConfigError(f"a stack holds at least one client, not {self.stack}. Set stack=1 for none.")
         server_state, self.client_state = state_types(type(self.algorithm))
         clients = len(self.federation.clients)
         self.server = LocalServer(

@@ -19,10 +19,12 @@ def send(connection: Connection, structure: Any, tensors: Mapping[str, Tensor]) 
     """Send what `fedkeep.interface.codec.take_apart` gives; raises OSError if nobody is there any more."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = [[name, str(tensor.dtype).removeprefix("torch."), tensor.shape] for name, tensor in plain.items()]
-    connection.send_bytes(json.dumps([structure, described], separators=(",", ":")).encode())
-    for tensor in plain.values():
-        if tensor.numel():
-            connection.send_bytes(_bytes_of(tensor))
+    # All is made before any is sent: half a message could not be told from another.
+    head = json.dumps([structure, described], separators=(",", ":")).encode()
+    contents = [_bytes_of(tensor) for tensor in plain.values() if tensor.numel()]
+    connection.send_bytes(head)
+    for content in contents:
+        connection.send_bytes(content)
 
 
 def receive(connection: Connection) -> tuple[Any, dict[str, Tensor]]:

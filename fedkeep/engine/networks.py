@@ -62,6 +62,9 @@ class Networks:
         # PyTorch loads what it needs for its first optimiser, which would count as training inside a fit.
         torch.optim.SGD([nn.Parameter(torch.zeros(1, device=device))], lr=0.0, fused=True)
         self.has_batch_norm = has_batch_norm(built)
+        weights = built.parameters()
+        plain = all(weight.requires_grad for weight in weights) and not any(True for _ in built.buffers())
+        self.stackable = isinstance(built, Network) and plain  # a user's own module may keep anything between calls
 
     def enter(self, seen: Sequence[int]) -> None:
         """Let the networks know as many classes as were seen with the last of some tasks, from the first on.
@@ -98,7 +101,7 @@ class Networks:
         self.read = read[0]
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # only the student may be coarser
             parts = [function(part.to(self.device)) for part in torch.split(images, BATCH)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 

@@ -76,11 +76,12 @@ class Here(Performer):
         group: _Group = ticket[0]
         if not group.outcomes:
             alone = len(group.requests) == 1
-            group.outcomes = [self._perform(group.requests[0])] if alone else self._together(group.requests)
+            group.outcomes = [self.perform(group.requests[0])] if alone else self._together(group.requests)
         outcome: Outcome = group.outcomes[ticket[1]]
         return outcome
 
-    def _perform(self, request: Request, train: Callable[[Assignment], Fit] | None = None) -> Outcome:
+    def perform(self, request: Request, train: Callable[[Assignment], Fit] | None = None) -> Outcome:
+        """Perform a request now; ``train`` carries out its trainings, by default one step after another."""
         party = LocalClient(
             self.place,
             request.client,
@@ -99,14 +100,21 @@ class Here(Performer):
         return Outcome(reply, party.state, request.uses)
 
     def _together(self, requests: Sequence[Request]) -> list[Outcome]:
-        steps = [greenlet(self._perform) for _ in requests]
-        said = [step.switch(request, _pause) for step, request in zip(steps, requests, strict=True)]
-        while asking := [number for number, item in enumerate(said) if isinstance(item, Assignment)]:
-            with self.place.training_time():
-                fits = self.stacks.fit([said[number] for number in asking])
-            for number, fit in zip(asking, fits, strict=True):
-                said[number] = steps[number].switch(fit)
-        return said
+        steps = [greenlet(self.perform) for _ in requests]
+        try:
+            # What a step has said last: what it wants to be trained, or its outcome.
+            said = [step.switch(request, _pause) for step, request in zip(steps, requests, strict=True)]
+            while asking := [number for number, step in enumerate(steps) if not step.dead]:
+                with self.place.training_time():
+                    found = self.stacks.fit([said[number] for number in asking])
+                for number, fit in zip(asking, found, strict=True):
+                    step = steps[number]
+                    said[number] = step.throw(fit) if isinstance(fit, Exception) else step.switch(fit)
+            return said
+        finally:
+            for step in steps:
+                if not step.dead:
+                    step.throw()  # after an error the others end too, where they stand
 
     def drain(self) -> None:
         """Nothing was begun."""

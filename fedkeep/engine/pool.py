@@ -207,7 +207,10 @@ def serve(engine: Embedded, connection: Connection) -> None:
         except Exception:
             how, said = UNKNOWN, traceback.format_exc()
         try:
-            line.send(connection, [how, said], answer)
+            try:
+                line.send(connection, [how, said], answer)
+            except (RuntimeError, TypeError, ValueError):  # of a tensor that cannot travel
+                line.send(connection, [UNKNOWN, traceback.format_exc()], {})
         except OSError:  # nobody is there to hear it
             return
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedkeep.errors import ValueRefused
 from fedkeep.interface import Algorithm
-from fedkeep.interface.algorithm import function_of, sent, signature
+from fedkeep.interface.algorithm import function_of, is_client_step, sent, signature
 from fedkeep.interface.codec import flatten, restore
 
 
@@ -68,8 +69,16 @@ def write_request(request: Request, name: Callable[[Tensor], str]) -> dict[str, 
 def read_request(
     algorithm: Algorithm[Any, Any], written: Mapping[str, Any], tensors: Mapping[str, Tensor], client_state: type[Any]
 ) -> Request:
-    """Return the request that `write_request` wrote, checked against the annotations of its step."""
-    step = getattr(algorithm, written["step"])
+    """Return the request that `write_request` wrote, checked against the annotations of its step.
+
+    Raises
+    ------
+    ValueRefused
+        If what is asked is no client step, or is not asked as its annotations say.
+    """
+    step: Any = getattr(algorithm, str(written["step"]), None)
+    if not is_client_step(step):
+        raise ValueRefused(f"{written['step']!r} is no client step of {algorithm.name()}.")
     hints, names = signature(function_of(step)), sent(step)
     args = written["args"]
     return Request(

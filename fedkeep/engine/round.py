@@ -67,7 +67,8 @@ class RoundInFlight:
         """Queue a call; it is performed before the client's next one, which gives the same result as at once."""
         with self._waiting():
             self._queue(client, call)
-            self._look_ahead()
+            if self.engine.stack == 1:  # else who is trained with whom would depend on who was idle
+                self._look_ahead()
 
     def ask(self, client: str, call: Call) -> Any:
         """Perform a call after those that wait before it; return the reply, or LOST."""
@@ -80,9 +81,15 @@ class RoundInFlight:
         with self._waiting():
             for client, call in calls.items():
                 self._queue(client, call)
+            replies: dict[str, Any] = {}
             if self.engine.performer.ahead or self.engine.stack > 1:
-                self._launch_together(list(calls))
-            return {client: self._finish(client) for client in calls}
+                while unfinished := [client for client in calls if self._is_unfinished(client)]:
+                    self._launch_together(unfinished)
+                    for client in unfinished:
+                        replies[client] = self._take(client) if client in self.under_way else LOST
+            else:
+                replies = {client: self._finish(client) for client in calls}
+            return {client: LOST if client in self.lost else replies[client] for client in calls}
 
     def settle(self) -> None:
         """Perform what still waits: every step that was asked is done by the end of the round."""
@@ -92,9 +99,10 @@ class RoundInFlight:
 
     def abandon(self) -> None:
         """Drop all that waits or is under way."""
-        self.waiting.clear()
-        self.under_way.clear()
-        self.engine.performer.drain()
+        with self._waiting():
+            self.waiting.clear()
+            self.under_way.clear()
+            self.engine.performer.drain()
 
     def in_order(self) -> list[tuple[str, Fit]]:
         """Return the fits in the cohort's order, so that no sum depends on who was quicker."""
@@ -137,12 +145,15 @@ class RoundInFlight:
     def _finish(self, client: str) -> Any:
         """Perform all calls of a client that wait; return the last reply, or LOST."""
         reply: Any = LOST
-        while client not in self.lost and (client in self.under_way or self.waiting.get(client)):
+        while self._is_unfinished(client):
             self._launch(client)
             self._look_ahead()
             reply = self._take(client)
         self.waiting.pop(client, None)
         return LOST if client in self.lost else reply
+
+    def _is_unfinished(self, client: str) -> bool:
+        return client not in self.lost and (client in self.under_way or bool(self.waiting.get(client)))
 
     def _look_ahead(self) -> None:
         """Let idle workers begin with calls that nobody waits for yet, in the order in which they were asked."""

@@ -91,7 +91,6 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
     recipe, machine = job.recipe, as_begun(job.folder, machine)
     federation = federate(recipe, job.seed, machine.data_dir)
     description = describe_cell(recipe, job.method, job.seed, federation)
-    write_whole(job.cell / "partition.json", json.dumps(describe_partition(federation)))
     last: dict[str, Any] | None = None
 
     def on_round(finished: Any) -> None:
@@ -103,11 +102,15 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
     with pinned_threads(machine.threads):
         engine = engine_for(recipe, job.method, job.seed, federation, machine.device)
         count = useful(job.method.algorithm, recipe.run.cohort, spare if machine.device == "cpu" else 0)
-        engine.stack = _stack(job, engine, machine, max(count, 1))
-        write_whole(job.cell / "cell.json", json.dumps(description | {"stack": engine.stack}))
         helpers = Helpers(engine, job.folder, job.method.label, job.seed, machine, count)
+
+        def prepare() -> None:
+            engine.stack = _stack(job, engine, machine, max(count, 1))
+            write_whole(job.cell / "partition.json", json.dumps(describe_partition(federation)))
+            write_whole(job.cell / "cell.json", json.dumps(description | {"stack": engine.stack}))
+
         try:
-            play(engine, job.cell, on_round)
+            play(engine, job.cell, on_round, prepare=prepare)
         finally:
             helpers.dismiss()
 
@@ -116,7 +119,7 @@ def _stack(job: Job, engine: Embedded, machine: Machine, workers: int) -> int:
     """Return how many clients this cell trains as one: as it was begun, as the user says, or as is quickest here."""
     try:
         return int(json.loads((job.cell / "cell.json").read_text(encoding="utf-8"))["stack"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return machine.stack or choose_stack(engine, workers)
 
 

@@ -23,13 +23,14 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how a recipe is carried out; changes no result on the same device.
+    """Where and how a recipe is carried out; on the same device it changes no result, but for the rounding of stacks.
 
     Attributes
     ----------
     device : ``cpu`` or ``cuda``. threads : of PyTorch in each process; more than one is often slower for small models.
     stack : up to how many clients of a cohort are trained as one stacked model, which changes rounding; 1: none; 0: as
-        many as a trial before the first round finds quickest. Like the device, it is kept by a resume.
+        many as a trial before the first round finds quickest, which may be others on another day or with other workers
+        (runs of fewer than a thousand trainings are not tried and have none). Like the device, it is kept by a resume.
     workers : processes that share the cells and, where there are fewer of those, their cohorts; 0: one per core. A
         script that asks for more than one must guard what it runs with ``if __name__ == "__main__":``, since each
         process imports it again.

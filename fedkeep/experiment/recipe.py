@@ -146,6 +146,21 @@ def load_recipe(
     return _build(name, table | {"methods": _gridded(_method_tables(table, where), grid, where)}, where, allow_code)
 
 
+def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
+    """Read a recipe that `Recipe.to_toml` wrote, and check all of it; ``where`` is what errors call it.
+
+    Raises
+    ------
+    ConfigError
+        For anything that cannot be carried out as written, with the nearest valid name.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"cannot read {where}: {error}") from error
+    return _build(where, table, where, allow_code)
+
+
 def printed(name: str) -> Mapping[str, Any]:
     """Return the ``[paper]`` table of a recipe by name or path, without carrying out anything that it says."""
     return _table(_read(name, ())[0], "paper", f"recipe {name!r}")

@@ -43,6 +43,11 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
     with seeds.borrowed(0):
         network = recipe.model.build(federation.dataset.shape, federation.seen[0])
     checked_batches(network, recipe.training)
+    return lay_out(recipe, out, machine, command)
+
+
+def lay_out(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
+    """Make a run folder for a recipe that was checked, and return its path; raise `RunError` as `begin` does."""
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file. Choose another --out.")

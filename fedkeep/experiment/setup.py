@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedkeep.data import DataSet, Federation, load
+from fedkeep.data import Data, DataSet, Federation, load
 from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError
@@ -16,9 +16,19 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.options import as_table
 
 
+def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
+    """Load a data set, or return it again if it was the last one."""
+    return _load(name, data_folder(data_dir))
+
+
 @lru_cache(maxsize=1)
 def _load(name: str, folder: Path | None) -> DataSet:
     return load(name, data_dir=folder)
+
+
+def held_by_server(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> tuple[DataSet, Data]:
+    """Load a recipe's data set; return it without what the server takes for itself, and that."""
+    return recipe.auxiliary.split(load_data(recipe.data, data_dir), seed)
 
 
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
@@ -26,7 +36,7 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
 
     With tasks it is the first task's.
     """
-    dataset, server = recipe.auxiliary.split(_load(recipe.data, data_folder(data_dir)), seed)
+    dataset, server = held_by_server(recipe, seed, data_dir)
     if recipe.has_tasks:
         return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1)
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
@@ -37,7 +47,7 @@ def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation
     dataset = federation.dataset
     checked_cohort(recipe, federation)
     if recipe.has_tasks and federation.stream is None:
-        raise ConfigError("tasks need a federation that was split into tasks, which this engine has not been given.")
+        raise ConfigError("tasks are played on one machine only so far: leave out [tasks], or use fedkeep run.")
     return Embedded(
         algorithm=method.algorithm,
         federation=federation,

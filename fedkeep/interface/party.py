@@ -76,6 +76,7 @@ class Party(ABC, Generic[S]):
         Several data sets are drawn side by side, one batch of each per step; a pass ends with the first, the others
         start over as often as needed. Without ``data`` it is the party's own; without ``passes``, the recipe's epochs.
         Frozen teachers of the objective are settled first. A party without examples gets its model back after 0 steps.
+        Others may be trained meanwhile: hold nothing around it that is the whole process's, such as a seed or autocast.
         """
 
     @abstractmethod

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+_LEAVES = (Tensor, bool, int, float, str, type(None))  # made once: values are walked for every message
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,12 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     TypeError
         For anything that is not a value, with the path where it was found.
     """
-    if value is None or isinstance(value, Tensor | bool | int | float | str):
+    if isinstance(value, _LEAVES):
         yield path, value
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, Mapping)):
         for key, item in value.items():
             yield from leaves(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             yield from leaves(item, f"{path}[{number}]")
     elif is_dataclass(value) and not isinstance(value, type):
@@ -75,10 +76,10 @@ def payload(value: Any) -> int:
 def mappings(value: Any) -> Iterator[Mapping[Any, Any]]:
     """Yield every mapping in a value, the outer before the inner."""
     items: Iterable[Any] = ()
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         yield value
         items = value.values()
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         items = value
     elif is_dataclass(value) and not isinstance(value, type):
         items = (getattr(value, field.name) for field in fields(value))
@@ -110,7 +111,7 @@ def copied(value: T) -> T:
     result: Any = value
     if isinstance(value, dict):
         result = {key: copied(item) for key, item in value.items()}
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         result = type(value)(copied(item) for item in value)
     elif is_dataclass(value) and not isinstance(value, type) and not value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         changes = {field.name: copied(getattr(value, field.name)) for field in fields(value)}

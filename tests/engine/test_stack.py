@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tiny
@@ -19,8 +20,9 @@ from fedkeep.engine.choose import choose_stack
 from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.stack import Stack, Stacks
-from fedkeep.interface import Client, Fit, Training, on_client
-from fedkeep.models import LeNet5, Weights
+from fedkeep.errors import ConfigError, ValueRefused
+from fedkeep.interface import Client, Cohort, Fit, Server, Training, on_client
+from fedkeep.models import LeNet5, Network, Weights
 from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
 from fedkeep.objectives.decoupled import Folded
 from fedkeep.objectives.distillation import Lesson
@@ -134,10 +136,7 @@ def test_columns_of_different_lengths_and_shared_tensors() -> None:
         return CrossEntropy() + lesson + Quadratic(anchor, 0.3)
 
     made = group(of, objective)
-    together = Stack(of, PLAIN, made)
-    agree(together.fit(), [fit(of, assignment, PLAIN) for assignment in group(of, objective)])
-    shared = [tensor for tensor, dim in zip(together.constants, together.constant_dims, strict=True) if dim is None]
-    assert {id(tensor) for tensor in shared} == {id(tensor) for tensor in anchor.values()}
+    agree(Stack(of, PLAIN, made).fit(), [fit(of, assignment, PLAIN) for assignment in group(of, objective)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,24 +148,50 @@ class Branching(Objective):
         return loss if loss.item() > 0 else 2 * loss
 
 
-def dropping() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, tiny.CLASSES))
+def body(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: Network(nn.Sequential(nn.Flatten(), *copy.deepcopy(layers), nn.Linear(16, 8)), 8, tiny.CLASSES)
+
+
+def frozen() -> nn.Module:
+    network = body()()
+    network.body[1].weight.requires_grad_(False)
+    return network
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(Objective):
+    """What a user might write: it counts how often it was made, and is scaled by what is no field."""
+
+    made: ClassVar[list[int]] = []
+    inner: Objective
+
+    def __init__(self, inner: Objective, factor: float = 1.0) -> None:
+        object.__setattr__(self, "inner", inner)
+        object.__setattr__(self, "factor", factor)
+        self.made.append(1)
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        return self.factor * self.inner(student, batches)
 
 
 @pytest.mark.parametrize(
     ("factory", "objective"),
     [
-        (dropping, CrossEntropy()),
-        (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, tiny.CLASSES)), CrossEntropy()),
+        (body(nn.Dropout(0.5)), CrossEntropy()),
+        (body(nn.BatchNorm1d(16)), CrossEntropy()),
+        (frozen, CrossEntropy()),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, tiny.CLASSES)), CrossEntropy()),
         (mlp, Branching()),
+        (mlp, Scaled(CrossEntropy(), 2.0)),
     ],
-    ids=["dropout", "batch norm", "a loss that branches"],
+    ids=["dropout", "batch norm", "frozen weights", "a user's own", "a loss that branches", "hidden attributes"],
 )
 def test_what_cannot_be_stacked_is_trained_in_the_loop(factory: Callable[[], nn.Module], objective: Objective) -> None:
     of = networks(factory)
     found = Stacks(of, PLAIN).fit(group(of, lambda number, count: objective))
     looped = [fit(of, one, PLAIN) for one in group(of, lambda number, count: objective)]
     for one, other in zip(found, looped, strict=True):
+        assert isinstance(one, Fit)
         assert tiny.equal(one.model, other.model), "not a step may be taken, nor a number drawn, before the refusal"
 
 
@@ -212,21 +237,118 @@ def test_groups_follow_from_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     assert groups == [["4", "2", "5"], ["1", "0"]]  # of sizes 17, 12, 10 and 9, 7; client 3 is lost
 
 
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_one_gradient_for_two_weights_is_not_changed_twice(clip: float | None) -> None:
+    """Autograd gives the biases of a sum one tensor between them."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 8, bias=False)
+            self.one, self.other = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+            self.scale = nn.Parameter(torch.tensor(1.5))  # of no dimension
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.scale * (self.layer(images.flatten(1)) + self.one + self.other)
+
+    of = networks(lambda: Network(Twice(), 8, tiny.CLASSES))
+    training = replace(PLAIN, weight_decay=0.1, clip=clip)
+    agree(Stack(of, training, group(of)).fit(), [fit(of, assignment, training) for assignment in group(of)])
+
+
+def test_one_clients_nan_stays_its_own() -> None:
+    of = networks()
+    made, clean = group(of), group(of)
+    made[2].sources[0].data["image"][0] = torch.nan
+    for number, (one, other) in enumerate(
+        zip(Stack(of, PLAIN, made).fit(), Stack(of, PLAIN, clean).fit(), strict=True)
+    ):
+        assert tiny.finite(one.model) == (number != 2)
+        assert number == 2 or tiny.equal(one.model, other.model)
+
+
+def test_a_model_of_another_form_is_refused_as_in_the_loop() -> None:
+    of = networks()
+    made = [replace(one, model={**one.model, "stranger": torch.zeros(1)}) for one in group(of)]
+    assert all(isinstance(error, ValueRefused) for error in Stacks(of, PLAIN).fit(made))
+
+
+@dataclass(frozen=True, eq=False)
+class Failing(CrossEntropy):
+    """Fails once the trial is over."""
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        if len(batches[0].index) > 2:
+            raise ZeroDivisionError("in training")
+        return super().__call__(student, batches)
+
+
 class Stubborn(FedAvg):
-    """Fails after its training, at one client."""
+    """Fails in its training, or after it, at one client."""
+
+    where = "after"
 
     @on_client
     def train(self, client: Client[Any], model: Weights) -> Fit:
-        done = client.fit(model, CrossEntropy())
-        if client.id == "4":
+        fails = client.id == "4"
+        done = client.fit(model, Failing() if fails and self.where == "in" else CrossEntropy())
+        if fails:
             raise ZeroDivisionError("after training")
         return done
 
 
-def test_an_error_in_a_group_says_whose_it_is() -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
+@pytest.mark.parametrize("where", ["in", "after"])
+def test_an_error_in_a_group_says_whose_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stubborn, "where", where)
+    with pytest.raises(ZeroDivisionError, match=where) as caught:
         tiny.engine(Stubborn(), cohort=6, stack=3).advance()
-    assert "client 4, round 1" in caught.value.__notes__[0]
+    assert "client 4, round 1" in caught.value.__notes__[-1]
+
+
+class Forgiving(FedAvg):
+    """Catches what its training raises."""
+
+    @on_client
+    def train(self, client: Client[Any], model: Weights) -> Fit:
+        try:
+            return client.fit(model, Failing())
+        except ZeroDivisionError:
+            return client.fit(model, CrossEntropy())
+
+
+def test_a_step_may_catch_the_error_of_its_own_training() -> None:
+    looped, stacked = tiny.engine(Forgiving(), cohort=6), tiny.engine(Forgiving(), cohort=6, stack=3)
+    tiny.played(looped, 1)
+    tiny.played(stacked, 1)
+    for name, tensor in looped.server.model.items():
+        torch.testing.assert_close(stacked.server.model[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+class Two(FedAvg):
+    """Asks for something ahead of its training."""
+
+    @on_client
+    def warm(self, client: Client[Any]) -> None:
+        client.predict(client.initial)
+
+    def round(self, server: Server[Any], cohort: Cohort) -> None:
+        cohort.start(self.warm)
+        super().round(server, cohort)
+
+
+def test_calls_that_wait_change_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine(Two(), cohort=6, stack=3, rounds=1)
+    groups: list[tuple[str, int]] = []
+    submit = engine.here.submit
+    monkeypatch.setattr(engine.here, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r))
+    engine.here.ahead = 4  # as if workers were idle
+    tiny.played(engine)
+    assert groups == [("warm", 3), ("warm", 3), ("train", 3), ("train", 3)]
+
+
+def test_a_stack_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one client"):
+        tiny.engine(FedAvg(), stack=0)
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, alone: float, together: Callable[[int], float]) -> None:
@@ -260,9 +382,7 @@ def test_a_first_stack_that_is_slower_ends_the_search(monkeypatch: pytest.Monkey
 def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "_alone", lambda engine, clients: pytest.fail("measured"))
     assert choose_stack(populous(rounds=20)) == 1, "a short run is over before a choice pays"
-    assert (
-        choose_stack(populous(factory=lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3)))) == 1
-    )
+    assert choose_stack(populous(factory=body(nn.BatchNorm1d(16)))) == 1
 
 
 def test_measuring_changes_nothing() -> None:
@@ -293,6 +413,8 @@ def test_bfloat16_is_stacked() -> None:
         assert one.loss == pytest.approx(other.loss, rel=0.02)
         for name in one.model:
             torch.testing.assert_close(one.model[name], other.model[name], rtol=0.1, atol=0.02)
+    fine = Stack(of, PLAIN, made()).fit()
+    assert not tiny.equal(fine[0].model, stacked[0].model), "it was computed otherwise"
 
 
 def floated(of: Source) -> Source:

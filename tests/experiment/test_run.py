@@ -403,3 +403,39 @@ def test_a_crash_in_a_worker_is_reported_and_does_not_hang(method: str, said: st
     if method == "crashing":
         assert "crashing_method.py" in errors, "the worker's traceback"
         assert "ArithmeticError" in errors
+
+
+@pytest.mark.parametrize("asked", [0, 3])
+def test_a_resume_repeats_the_stacks_of_the_run(asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks change rounding, so what a user or a trial chose stays with the cell."""
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.cohort=6", "run.rounds=4"])
+    monkeypatch.setattr(cells, "choose_stack", lambda engine, workers: 3)
+    machine = Machine(workers=1, stack=asked)
+    whole = fedkeep.run(recipe, out=tmp_path / "whole", machine=machine)
+    folder, seen = tmp_path / "cut", []
+
+    def stop(progress: Any) -> None:
+        seen.append(progress)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.run(recipe, out=folder, machine=machine, on_progress=stop)
+    monkeypatch.setattr(cells, "choose_stack", lambda engine, workers: pytest.fail("chosen twice"))
+    fedkeep.resume(folder)
+    cell = Path("cells") / "fedavg-seed0"
+    assert json.loads((folder / cell / "cell.json").read_text())["stack"] == 3
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert (folder / cell / name).read_bytes() == (tmp_path / "whole" / cell / name).read_bytes()
+    assert whole.cells[0].rounds_planned == 4
+
+
+def test_runs_of_versions_without_stacks_go_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])
+    folder = begin(recipe, tmp_path / "run", Machine())
+    info = json.loads((folder / "run.json").read_text())
+    del info["stack"]
+    (folder / "run.json").write_text(json.dumps(info))
+    monkeypatch.setattr(cells, "choose_stack", lambda engine, workers: pytest.fail("a trial"))
+    fedkeep.resume(folder)
+    assert json.loads((folder / "cells" / "fedavg-seed0" / "cell.json").read_text())["stack"] == 1

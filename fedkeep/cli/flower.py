@@ -1,0 +1,66 @@
+"""``fedkeep flower``: what a federation on Flower begins with."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from fedkeep.errors import MissingExtra
+from fedkeep.experiment.recipe import load_recipe
+
+
+def new(options: Namespace, console: Console) -> int:
+    """Write a Flower app for a recipe."""
+    _require_flower()
+    from fedkeep.flower.project import new_app
+
+    recipe = load_recipe(
+        options.recipe,
+        settings=options.settings,
+        methods=options.methods,
+        seeds=options.seeds,
+        rounds=options.rounds,
+    )
+    folder = new_app(Path(options.folder), recipe, options.sites)
+    nodes = options.sites or recipe.partition.clients or 2
+    trial = f"flwr run {folder} --stream --federation-config 'num-supernodes={nodes} client-resources-num-cpus=1'"
+    lines = (
+        f"wrote {folder}/: pyproject.toml, recipe.toml, fedkeep_app.py",
+        "",
+        "a trial on this machine:",
+        "  export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_TELEMETRY_ENABLED=0",
+        f"  {trial}",
+        "on several machines: docs/deploy.md",
+    )
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def keys(options: Namespace, console: Console) -> int:
+    """Make keys and certificates for a trial."""
+    _require_flower()
+    from fedkeep.flower.keys import make_keys
+
+    for path in make_keys(Path(options.folder), options.sites, options.hosts, options.days):
+        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def gate(options: Namespace, console: Console) -> int:
+    """Let SuperNodes through to the SuperLink, and nobody to its Control API."""
+    _require_flower()
+    from fedkeep.flower.gate import serve_gate
+    from fedkeep.flower.logs import show_logs
+
+    show_logs()
+    console.print(f"{options.listen} passes nodes on to {options.superlink}", highlight=False, markup=False)
+    serve_gate(options.listen, options.superlink, Path(options.keys))
+    return 0
+
+
+def _require_flower() -> None:
+    if find_spec("flwr") is None:
+        raise MissingExtra("fedkeep flower", "flower")

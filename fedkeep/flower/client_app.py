@@ -1,0 +1,39 @@
+"""The ClientApp: FedKeep's client half, hung into Flower."""
+
+from __future__ import annotations
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedkeep.errors import ConfigError, ValueRefused
+from fedkeep.flower.config import read_place
+from fedkeep.flower.line import Kind, Parcel
+from fedkeep.flower.logs import show_logs
+from fedkeep.flower.site import answer
+from fedkeep.flower.wire import pack, unpack
+
+app = ClientApp()
+
+
+@app.query("introduce")
+def introduce(message: Message, context: Context) -> Message:
+    """Say who this site is."""
+    return _answered("introduce", message, context)
+
+
+@app.train("perform")
+def perform(message: Message, context: Context) -> Message:
+    """Perform a client step."""
+    return _answered("perform", message, context)
+
+
+def _answered(kind: Kind, message: Message, context: Context) -> Message:
+    log = show_logs()
+    try:
+        place = read_place(context.node_config, context.run_config)
+        # The site runs what this server sends it, so it takes messages of any size from it.
+        parcel = answer(kind, unpack(message.content, float("inf")), place)
+    except (ConfigError, ValueRefused) as error:
+        log.error("this site cannot answer: %s", error)
+        parcel = Parcel({"error": str(error)})
+    return Message(pack(parcel), reply_to=message)

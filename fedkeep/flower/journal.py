@@ -1,0 +1,46 @@
+"""The answers of the round under way, on the server's disk: a server that was killed asks nobody twice."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fedkeep.engine.requests import Lost
+from fedkeep.files import write_whole
+from fedkeep.interface.codec import decode, encode
+
+
+class Journal:
+    """A folder with one file for each call of this round that came to an end.
+
+    A round depends on nothing but the server's state and the answers. Played again from the last checkpoint it asks the
+    same calls, which are named by all that is asked, and finds here what came of them; losses too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, round: int) -> None:
+        """Drop the answers of other rounds, for which the checkpoint stands now."""
+        for file in self.folder.glob("*-*.*"):
+            if int(file.name.partition("-")[0]) != round:
+                file.unlink()
+
+    def keep(self, call: str, found: Any) -> None:
+        """Write down the answer to a call, or why there was none."""
+        if isinstance(found, Lost):
+            write_whole(self.folder / f"{call}.lost", found.reason)
+        else:
+            write_whole(self.folder / f"{call}.safetensors", encode(found))
+
+    def recall(self, call: str, hint: Any) -> Any:
+        """Return what came of a call, an answer or `Lost`, or None if that is not known."""
+        answered, lost = self.folder / f"{call}.safetensors", self.folder / f"{call}.lost"
+        if answered.exists():
+            return decode(answered.read_bytes(), hint)
+        return Lost(lost.read_text(encoding="utf-8")) if lost.exists() else None
+
+    def remove(self) -> None:
+        """Remove the folder, once the run is over."""
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,120 @@
+"""Keys for a trial: a certificate authority, the SuperLink's certificate, and a key pair for each site."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedkeep.errors import ConfigError, MissingExtra, RunError
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise MissingExtra("Making keys", "flower") from error
+
+PEM = serialization.Encoding.PEM
+PLAIN = serialization.NoEncryption()
+
+
+def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 365) -> list[Path]:
+    """Write keys and certificates into a new folder and return their paths; only their owner can read private ones.
+
+    Written are ``ca.crt``, which everybody gets; ``superlink.key`` and ``superlink.crt`` for the SuperLink; and for
+    each site ``NAME.key``, which only that site gets, and ``NAME.pub``, which is registered with the SuperLink. The
+    authority's own key is not kept, so that it can vouch for nothing else.
+
+    Parameters
+    ----------
+    hosts : names and addresses under which sites reach the SuperLink.
+    days : how long the certificates are valid.
+
+    Raises
+    ------
+    RunError
+        If the folder holds something: keys are never overwritten.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty, and keys are never overwritten. Choose another folder.")
+    if len(set(sites)) < len(sites) or not all(site and site == Path(site).name for site in sites):
+        raise ConfigError(f"sites must be different names that can be file names, not {', '.join(sites)!r}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    authority, authority_name = ec.generate_private_key(ec.SECP384R1()), _name("FedKeep test authority")
+    ca = _certificate(authority_name, authority.public_key(), authority_name, days)
+    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
+    ca = ca.add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+    link = ec.generate_private_key(ec.SECP384R1())
+    cert = _certificate(_name("SuperLink"), link.public_key(), authority_name, days)
+    cert = cert.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    cert = cert.add_extension(_usage(signs_certificates=False), critical=True)
+    cert = cert.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    cert = cert.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    cert = cert.add_extension(issuer, critical=False)
+    written = [
+        _write(folder / "ca.crt", ca.sign(authority, hashes.SHA384()).public_bytes(PEM)),
+        _write(folder / "superlink.crt", cert.sign(authority, hashes.SHA384()).public_bytes(PEM)),
+        _write(
+            folder / "superlink.key", link.private_bytes(PEM, serialization.PrivateFormat.PKCS8, PLAIN), secret=True
+        ),
+    ]
+    for site in sites:
+        key = ec.generate_private_key(ec.SECP384R1())
+        private = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, PLAIN)
+        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        written += [
+            _write(folder / f"{site}.key", private, secret=True),
+            _write(folder / f"{site}.pub", public + b"\n"),
+        ]
+    return written
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _certificate(
+    subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer: x509.Name, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _write(path: Path, content: bytes, secret: bool = False) -> Path:
+    path.touch(mode=0o600 if secret else 0o644, exist_ok=False)
+    path.write_bytes(content)
+    return path

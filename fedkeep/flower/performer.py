@@ -1,0 +1,162 @@
+"""Client steps that are performed at sites: what the engine asks goes out over the line, what comes back is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.perform import Performer, Ticket
+from fedkeep.engine.requests import Lost, Outcome, Request, answer_type, write_request
+from fedkeep.errors import ValueRefused
+from fedkeep.flower.journal import Journal
+from fedkeep.flower.line import Line, Parcel, naming
+from fedkeep.flower.memory import AtSite, left_by
+from fedkeep.flower.sites import POLL, Sites
+from fedkeep.interface.codec import restore
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A call: its name, until when it may be answered, and what came of it."""
+
+    request: Request
+    call: str
+    until: float = 0.0
+    found: Outcome | Lost | None = None
+
+
+class AtSites(Performer):
+    """Performs steps at sites, one call at a time at each, since a SuperNode does one thing after another.
+
+    The engine's rounds ask the next call of a client only when the last has come to an end.
+
+    Parameters
+    ----------
+    engine : whose steps are performed. Its client states are references (see `fedkeep.flower.memory.AtSite`).
+    introduction : what each site is told of the run with every call, so that it depends on no earlier one.
+    run : the run's name, under which sites keep states.
+    deadline : seconds that a call may take.
+    """
+
+    def __init__(
+        self,
+        engine: Embedded,
+        line: Line,
+        sites: Sites,
+        journal: Journal,
+        introduction: Parcel,
+        run: str,
+        deadline: float,
+    ) -> None:
+        self.engine = engine
+        self.line = line
+        self.sites = sites
+        self.journal = journal
+        self.introduction = introduction
+        self.run = run
+        self.deadline = deadline
+        self.ahead = len(engine.federation.clients)
+        self.pending: dict[str, _Asked] = {}  # by what the answer will be known by
+        self.names: dict[int, tuple[str, Tensor]] = {}
+
+    def begin(self, round: int, cohort: Sequence[str]) -> None:
+        self.journal.begin(round)
+        self.names.clear()
+        self.sites.gather(cohort, min(self.engine.plan.min_clients, len(cohort)))
+
+    def submit(self, *requests: Request) -> list[Ticket]:
+        return [self._submit(request) for request in requests]
+
+    def _submit(self, request: Request) -> _Asked:
+        parcel = self._packed(request)
+        asked = _Asked(request, parcel.head["call"])
+        known = self.journal.recall(asked.call, self._hint(request))
+        if known is not None:
+            asked.found = self._accepted(asked, known)
+            return asked
+        sent = self._send(request, parcel)
+        if isinstance(sent, Lost):
+            self._settle(asked, sent)
+        else:
+            asked.until = time.monotonic() + self.deadline
+            self.pending[sent] = asked
+        return asked
+
+    def wait(self, ticket: Ticket) -> Outcome | Lost:
+        asked: _Asked = ticket
+        while asked.found is None:
+            self._hear()
+            if asked.found is None:
+                time.sleep(POLL)
+        return asked.found
+
+    def drain(self) -> None:
+        """Forget what was asked. A site that is still at it finishes, and keeps an answer that nobody will ask for."""
+        self.pending.clear()
+
+    def stop(self) -> None:
+        self.pending.clear()
+
+    def _send(self, request: Request, parcel: Parcel) -> str | Lost:
+        if self.sites.node(request.client) is None:
+            self.sites.look()  # it may have come back since the round began
+        node = self.sites.node(request.client)
+        if node is None:
+            return Lost("is not connected")
+        return self.line.send(node, "perform", parcel, request.round, self.deadline)
+
+    def _hear(self) -> None:
+        for sent, reply in self.line.receive(self.pending).items():
+            asked = self.pending.pop(sent)
+            self._settle(asked, self._read(asked, reply))
+        for sent, asked in list(self.pending.items()):
+            if time.monotonic() > asked.until:
+                del self.pending[sent]
+                self._settle(asked, Lost(f"did not answer within {self.deadline:g} s"))
+
+    def _settle(self, asked: _Asked, found: Any) -> None:
+        self.journal.keep(asked.call, found)
+        asked.found = self._accepted(asked, found)
+
+    def _accepted(self, asked: _Asked, found: Any) -> Outcome | Lost:
+        if isinstance(found, Lost):
+            return found
+        ((reply, _, uses),), train, teachers = found
+        self.engine.place.clock.train += train
+        self.engine.place.clock.teachers += teachers
+        return Outcome(reply, left_by(asked.call, self.engine.client_state), uses)
+
+    def _read(self, asked: _Asked, reply: Parcel | Lost) -> Any:
+        """Return an answer of the step's own type, or why it is none."""
+        if isinstance(reply, Lost):
+            return reply
+        if "error" in reply.head:
+            return Lost(f"its site says: {str(reply.head['error'])[:1000]}")
+        tensors = {name: tensor.to(self.engine.device) for name, tensor in reply.tensors.items()}
+        try:
+            return restore(reply.head.get("answer"), tensors, self._hint(asked.request))
+        except ValueRefused as error:
+            return Lost(f"answered with what {asked.request.step.__name__} does not give: {error}")
+
+    def _hint(self, request: Request) -> Any:
+        return answer_type([request.step], self.engine.client_state)
+
+    def _packed(self, request: Request) -> Parcel:
+        """Return a request as a parcel, named by its round and by all that is asked."""
+        tensors: dict[str, Tensor] = {}
+        settled = self.engine.states.get(request.client)
+        head = {
+            **self.introduction.head,
+            "run": self.run,
+            "settled": settled.call if isinstance(settled, AtSite) else "",
+            "request": write_request(request, naming(tensors, self.names)),
+        }
+        digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
+        return Parcel({**head, "call": f"{request.round:06d}-{digest}"}, tensors)

@@ -1,0 +1,157 @@
+"""What happens at the server: a recipe is carried out with the sites that stand behind a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from fedkeep.engine.cell import play
+from fedkeep.engine.embedded import Finished
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, pinned_threads
+from fedkeep.experiment.plugins import use
+from fedkeep.experiment.recipe import Method, Recipe, load_recipe
+from fedkeep.experiment.run import Machine, lay_out, pending_cells
+from fedkeep.experiment.setup import checked_device, describe_cell, engine_for, held_by_server
+from fedkeep.files import write_whole
+from fedkeep.flower.config import RunConfig
+from fedkeep.flower.federations import described, roster
+from fedkeep.flower.journal import Journal
+from fedkeep.flower.line import Line, Parcel
+from fedkeep.flower.memory import reference
+from fedkeep.flower.performer import AtSites
+from fedkeep.flower.sites import Sites
+from fedkeep.interface.algorithm import client_steps, is_annotated
+from fedkeep.reporting.finish import finish
+from fedkeep.reporting.run_folder import Run
+
+log = logging.getLogger(__name__)
+REJOIN = 60.0  # seconds that the sites of a run have to be seen again when the server starts again
+
+
+def serve(line: Line, config: RunConfig) -> Run:
+    """Carry out a recipe, method by method and seed by seed, and return the run; continues one that was stopped."""
+    use(filter(None, config.use.split(",")))
+    recipe = _recipe(config)
+    folder = _folder(recipe, config)
+    threads = as_begun(folder, Machine()).threads
+    with _logged(folder / "server.log"), pinned_threads(threads):
+        log.info("run folder: %s", folder.resolve())
+        try:
+            for method, seed in pending_cells(folder, recipe):
+                _play(line, config, recipe, method, seed, cell_folder(folder, method, seed))
+        except BaseException as error:
+            log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
+            raise
+        done = finish(folder)
+        log.info("finished: %s", (folder / "report.html").resolve())
+        return done
+
+
+def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: int, cell: Path) -> None:
+    """Play one method with one seed, in the round where it stopped if it was begun before."""
+    data = recipe if not config.data else replace(recipe, data=config.data)
+    dataset, auxiliary = held_by_server(data, seed, config.data_dir or None)
+    one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
+    introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": described(dataset)})
+    book = cell / "sites.json"  # the run's name at the sites, and who takes part
+    known = json.loads(book.read_text()) if book.exists() else None
+    sites = Sites(line, introduction, config.wait, known and known["nodes"])
+    if known is None:
+        count = config.sites or recipe.partition.clients
+        if not count:
+            raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
+        known = {"run": secrets.token_hex(16), "examples": sites.assemble(count), "nodes": sites.nodes()}
+        write_whole(book, json.dumps(known))
+    else:
+        sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
+    federation = roster(dataset, auxiliary, known["examples"])
+    engine = engine_for(recipe, method, seed, federation, config.device)
+    engine.client_state = reference(engine.client_state)
+    journal = Journal(cell / "journal")
+    engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
+    write_whole(cell / "cell.json", json.dumps(describe_cell(recipe, method, seed, federation)))
+    told = _telling(cell_name(method, seed), recipe.run.rounds, len(dataset.test["label"]))
+    play(engine, cell, told, checkpoint_share=math.inf)  # a checkpoint after every round
+    journal.remove()
+
+
+def _telling(cell: str, rounds: int, images: int) -> Callable[[Finished], None]:
+    def tell(finished: Finished) -> None:
+        record = finished.record
+        hits = f", accuracy {sum(record['correct']) / images:.4f}" if "correct" in record else ""
+        lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
+        undone = "; undone, for too few answered" if record["undone"] else ""
+        log.info("%s: round %d of %d%s%s%s", cell, record["round"], rounds, hits, lost, undone)
+
+    return tell
+
+
+def _recipe(config: RunConfig) -> Recipe:
+    """Return the recipe that the run configuration asks for."""
+    settings = shlex.split(config.settings)
+    settings += [f"run.min_clients={config.min_clients}"] if config.min_clients else []
+    try:
+        seeds = [int(seed) for seed in config.seeds.split(",")] if config.seeds else None
+    except ValueError:
+        raise ConfigError(f"seeds must be integers with commas between them, not {config.seeds!r}.") from None
+    recipe = load_recipe(
+        _found(config.recipe),
+        settings=settings,
+        methods=config.methods.split(",") if config.methods else None,
+        seeds=seeds,
+        rounds=config.rounds or None,
+        allow_code=config.allow_code,
+    )
+    if recipe.run.evaluate_visits:
+        raise ConfigError("run.evaluate_visits looks at clients' examples, which the server has not. Set it to false.")
+    for method in recipe.methods:
+        for name, step in client_steps(type(method.algorithm)).items():
+            if not is_annotated(step):
+                raise ConfigError(f"{method.label}: step {name} does not annotate all that it takes and gives.")
+    checked_device(config.device)
+    return recipe
+
+
+def _found(name: str) -> str:
+    """Return a recipe's path, sought where the server runs and in the Flower app, whose folder is on the path."""
+    places = [Path(name), *(Path(folder) / name for folder in sys.path)]
+    return next((str(place) for place in places if name.endswith(".toml") and place.is_file()), name)
+
+
+def _folder(recipe: Recipe, config: RunConfig) -> Path:
+    """Return the run folder: a new one, or the one that was begun."""
+    out = Path(config.out).expanduser() if config.out else None
+    if out is None or not (out / "run.json").is_file():
+        return lay_out(recipe, out, Machine(device=config.device), ["flwr", "run"])
+    if (out / "recipe.toml").read_text(encoding="utf-8") != recipe.to_toml():
+        raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")
+    if not pending_cells(out, recipe):
+        raise RunError(f"{out} is finished. Choose another out for a new run.")
+    return out
+
+
+@contextmanager
+def _logged(file: Path) -> Iterator[None]:
+    """Write what FedKeep logs into a file of the run folder too."""
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("fedkeep")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,21 @@
+"""The ServerApp: FedKeep's server half, hung into Flower."""
+
+from __future__ import annotations
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedkeep.flower.config import read_run_config
+from fedkeep.flower.logs import show_logs
+from fedkeep.flower.server import serve
+from fedkeep.flower.wire import FlowerLine
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Carry out the recipe that the run configuration names."""
+    show_logs()
+    config = read_run_config(context.run_config)
+    serve(FlowerLine(grid, config.largest_reply * 1e6), config)

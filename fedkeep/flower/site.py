@@ -1,0 +1,113 @@
+"""What happens at a site: a parcel comes in, the site's own data are looked at, a parcel goes out."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+
+from torch import Tensor
+
+from fedkeep.data import Data, DataSet
+from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.requests import answer_type, read_request
+from fedkeep.engine.toolbox import Clock
+from fedkeep.errors import ConfigError, FedKeepError
+from fedkeep.experiment.cells import pinned_threads
+from fedkeep.experiment.plugins import use
+from fedkeep.experiment.recipe import Recipe, parse_recipe
+from fedkeep.experiment.setup import engine_for, federate, load_data
+from fedkeep.flower.config import Place
+from fedkeep.flower.federations import fitted, own_data
+from fedkeep.flower.line import Kind, Parcel, naming
+from fedkeep.flower.memory import Memory, left_by, reference
+from fedkeep.interface.codec import flatten
+
+log = logging.getLogger(__name__)
+
+
+def answer(kind: Kind, parcel: Parcel, place: Place) -> Parcel:
+    """Answer what the server asks. Whatever goes wrong is logged here and told there.
+
+    Parameters
+    ----------
+    kind : what is asked: who the site is, or a client step.
+    place : what the site's operator has configured.
+    """
+    try:
+        with pinned_threads(place.threads):
+            return perform(parcel, place) if kind == "perform" else introduce(parcel, place)
+    except FedKeepError as error:
+        log.error("site %s cannot answer: %s", place.site, error)
+        return Parcel({"error": str(error)})
+    except Exception as error:
+        log.exception("site %s cannot answer", place.site)
+        return Parcel({"error": f"{type(error).__name__}: {error}"})
+
+
+def introduce(parcel: Parcel, place: Place) -> Parcel:
+    """Tell who this is and how many examples there are, if the data fit the run."""
+    examples = len(_engine(parcel, place).federation.data(place.site)["label"])
+    log.info("site %s fits the run, with %d examples", place.site, examples)
+    return Parcel({"site": place.site, "examples": examples})
+
+
+def perform(parcel: Parcel, place: Place) -> Parcel:
+    """Perform a client step from the state that the server names, or answer as before if it was performed already."""
+    head, engine = parcel.head, _engine(parcel, place)
+    received = {name: tensor.to(engine.device) for name, tensor in parcel.tensors.items()}
+    kept = reference(engine.client_state)
+    request = read_request(engine.algorithm, head["request"], received, kept)
+    if request.client != place.site:
+        raise ConfigError(f"this is site {place.site}, and the server asks {request.client}.")
+    memory = Memory(Path(place.state_dir), str(head["run"]), place.site, engine.device)
+    call = str(head["call"])
+    with memory.lock():
+        found = memory.answer(call, answer_type([request.step], kept))
+        if found is None:
+            log.info("site %s does %s in round %d", place.site, request.step.__name__, request.round)
+            clock = engine.place.clock = Clock()
+            state = memory.state(request.state, engine.client_state)
+            outcome = engine.here.perform(replace(request, state=state))
+            left = (outcome.reply, left_by(call, engine.client_state), outcome.uses)
+            found = ((left,), clock.train, clock.teachers)
+            memory.keep(call, outcome.state, found)
+        memory.forget(request.round, str(head["settled"]))
+    tensors: dict[str, Tensor] = {}
+    return Parcel({"answer": flatten(found, naming(tensors, {}))}, tensors)
+
+
+def _engine(parcel: Parcel, place: Place) -> Embedded:
+    """Return an engine with the site's own data, on which the run's steps can be performed."""
+    theirs, ours = parcel.head["version"], version("fedkeep")
+    if theirs != ours:
+        raise ConfigError(f"the server has FedKeep {theirs} and this site {ours}. Install the same version on both.")
+    return _built(parcel.head["recipe"], json.dumps(parcel.head["data"]), place)
+
+
+@lru_cache(maxsize=4)  # a simulation's processes play many sites
+def _built(text: str, wanted: str, place: Place) -> Embedded:
+    use(filter(None, place.use.split(",")))
+    recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
+    alone = replace(recipe, run=replace(recipe.run, cohort=1, min_clients=1))
+    dataset, examples = _own(recipe, json.loads(wanted), place)
+    return engine_for(alone, recipe.methods[0], recipe.seeds[0], own_data(dataset, examples), place.device)
+
+
+def _own(recipe: Recipe, wanted: dict[str, object], place: Place) -> tuple[DataSet, Data]:
+    """Return the site's data set, brought in line with the run's, and its examples."""
+    if place.partition_id < 0:
+        dataset = fitted(load_data(place.data, place.data_dir or None), wanted)
+        return dataset, dataset.train
+    federation = federate(replace(recipe, data=place.data or recipe.data), recipe.seeds[0], place.data_dir or None)
+    clients = len(federation.clients)
+    if place.num_partitions not in (0, clients):
+        raise ConfigError(
+            f"the recipe splits its data over {clients} clients, and there are {place.num_partitions} nodes. Start as "
+            f"many, or set partition.clients={place.num_partitions}."
+        )
+    dataset = fitted(federation.dataset, wanted)
+    return dataset, replace(federation, dataset=dataset).data(str(place.partition_id))

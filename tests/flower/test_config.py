@@ -1,0 +1,45 @@
+"""Run configurations and node-configs: their names, their defaults, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep.errors import ConfigError
+from fedkeep.flower.config import read_place, read_run_config
+
+
+def test_the_repository_is_an_app_whose_configuration_is_whole() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    config = read_run_config(project["tool"]["flwr"]["app"]["config"])
+    named = {name.replace("-", "_") for name in project["tool"]["flwr"]["app"]["config"]}
+    assert named == set(asdict(config)), "Flower lets a run change only what the file names"
+
+
+def test_what_a_node_does_not_say_the_run_may_say() -> None:
+    place = read_place({"partition-id": 3, "num-partitions": 8}, {"state-dir": "there", "data-dir": "", "rounds": 3})
+    assert (place.site, place.partition_id, place.state_dir) == ("3", 3, "there")
+    assert read_place({"site": 1, "data": "x", "state-dir": "here"}, {"state-dir": "there"}).state_dir == "here"
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ({}, "no name"),
+        ({"site": "a"}, "no data"),
+        ({"site": "a", "dat": "x"}, "Did you mean 'data'"),
+        ({"site": "a", "data": "x", "threads": 0}, "at least 1"),
+    ],
+)
+def test_a_node_that_is_configured_badly_is_told_how(node: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_place(node, {})
+
+
+def test_a_run_that_is_configured_badly_is_told_how() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'rounds'"):
+        read_run_config({"round": 3})

@@ -1,0 +1,186 @@
+"""Through Flower itself: its records, its simulation, and a SuperLink with SuperNodes that have keys."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+import fedkeep
+from fedkeep.cli import main
+from fedkeep.errors import ConfigError, RunError, ValueRefused
+from fedkeep.experiment.recipe import load_recipe
+from fedkeep.flower.line import Parcel
+
+pytest.importorskip("flwr")
+
+import federation as hosts
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedkeep.flower.keys import make_keys
+from fedkeep.flower.wire import pack, unpack
+
+QUICK = ["fedavg", "sfedkd"]
+OTHERS = ["fedcad", "fedadkd", "scaffold"]
+SITES = 2
+
+
+def parcel() -> Parcel:
+    tensors = {
+        "a": torch.arange(6.0).reshape(2, 3).T,
+        "b": torch.tensor(3),
+        "c": torch.zeros(0, 4),
+        "d": torch.tensor([True, False]),
+    }
+    return Parcel({"x": [1, 2.5, "text", None]}, tensors)
+
+
+def test_a_parcel_arrives_as_it_was_sent() -> None:
+    sent = parcel()
+    arrived = unpack(pack(sent), 1e6)
+    assert arrived.head == sent.head
+    assert tiny.equal(arrived.tensors, sent.tensors)
+    assert all(arrived.tensors[name].shape == tensor.shape for name, tensor in sent.tensors.items())
+
+
+def test_what_is_too_large_is_refused_unread() -> None:
+    with pytest.raises(ValueRefused, match=r"0\.0 MB, where at most 0\.0 MB are taken"):
+        unpack(pack(parcel()), 100)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        RecordDict(),
+        RecordDict({"head": ConfigRecord({"text": "[1"}), "tensors": ArrayRecord()}),
+        RecordDict({"head": ConfigRecord({"text": "[1]"}), "tensors": ArrayRecord()}),
+        RecordDict({"head": ConfigRecord({"other": "{}"}), "tensors": ArrayRecord()}),
+        RecordDict(
+            {
+                "head": ConfigRecord({"text": "{}"}),
+                "tensors": ArrayRecord({"x": Array("float32", (2,), "numpy.ndarray", b"no array")}),
+            }
+        ),
+        RecordDict(
+            {
+                "head": ConfigRecord({"text": "{}"}),
+                "tensors": ArrayRecord({"x": Array("float32", (2,), "other", b"")}),
+            }
+        ),
+    ],
+)
+def test_what_fedkeep_did_not_write_is_refused(records: RecordDict) -> None:
+    with pytest.raises(ValueRefused, match="a message that FedKeep did not write"):
+        unpack(records, 1e6)
+
+
+def test_types_that_numpy_lacks_are_refused_with_a_reason() -> None:
+    with pytest.raises(ValueRefused, match="NumPy"):
+        pack(Parcel({}, {"x": torch.zeros(2, dtype=torch.bfloat16)}))
+
+
+def test_keys_are_of_the_kind_that_flower_reads_and_never_overwritten(tmp_path: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    written = make_keys(tmp_path / "keys", ["a", "b"], ["localhost", "10.0.0.1"])
+    assert {path.name for path in written} == {
+        *("ca.crt", "superlink.crt", "superlink.key"),
+        *("a.key", "a.pub", "b.key", "b.pub"),
+    }
+    private = load_ssh_private_key((tmp_path / "keys" / "a.key").read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "keys" / "a.pub").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.public_key() == public
+    assert all((path.stat().st_mode & 0o777) == 0o600 for path in written if path.suffix == ".key")
+    ca, link = (
+        x509.load_pem_x509_certificate((tmp_path / "keys" / f"{n}.crt").read_bytes()) for n in ("ca", "superlink")
+    )
+    link.verify_directly_issued_by(ca)
+    with pytest.raises(RunError, match="never overwritten"):
+        make_keys(tmp_path / "keys", ["a"], ["localhost"])
+    with pytest.raises(ConfigError, match="different names"):
+        make_keys(tmp_path / "others", ["../a"], ["localhost"])
+
+
+def new_app(folder: Path, methods: list[str]) -> Path:
+    words = ["--sites", str(SITES), "--seeds", "0", "--rounds", "3", "--methods", ",".join(methods)]
+    changes = ["partition.classes=6", "training.epochs=1"]
+    changes += ["auxiliary.per_class=2"] if "fedcad" in methods else []
+    sets = [word for change in changes for word in ("--set", change)]
+    assert main(["flower", "new", str(folder / "app"), *words, *sets]) == 0
+    return folder / "app"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def compare(app: Path, out: Path, said: str) -> None:
+    """Check that a run on Flower has the models of the embedded engine."""
+    assert (out / "report.html").is_file(), said
+    run = fedkeep.run(load_recipe(str(app / "recipe.toml")), out=out.parent / "embedded")
+    assert len(run.cells) >= 2
+    for cell in run.cells:
+        mine, theirs = (
+            load_file(folder / "model.safetensors") for folder in (cell.path, out / "cells" / cell.path.name)
+        )
+        assert mine.keys() == theirs.keys()
+        assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-6) for name in mine)
+
+
+@pytest.mark.parametrize("methods", [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=",".join)
+def test_the_simulation_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
+    app, out = new_app(tmp_path, methods), tmp_path / "out"
+    compare(app, out, hosts.simulate(tmp_path, app, SITES, f'out="{out}"', free_port()))
+
+
+@pytest.mark.slow
+def test_a_superlink_with_supernodes_gives_the_same_models(tmp_path: Path) -> None:
+    app, out = new_app(tmp_path, QUICK + OTHERS), tmp_path / "out"
+    names = [str(number) for number in range(SITES)]
+    with hosts.federation(tmp_path, names, port=free_port()) as made:
+        made.make_keys(names)
+        made.start_superlink()
+        made.start_gate()
+        for name in names:
+            made.register(name)
+            made.start_supernode(name, f"partition-id={name} num-partitions={SITES}")
+        made.start_run(app, f'out="{out}"').wait(timeout=1500)
+        said = made.link.log("run.log")
+    compare(app, out, said)
+
+
+def test_without_flower_a_command_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import importlib.util as u, sys; find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'flwr' else find(name, *rest)\n"
+        "from fedkeep.cli import main; sys.exit(main(['flower', 'new', 'x']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert "pip install 'fedkeep[flower]'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_flower_is_not_imported_unless_used() -> None:
+    code = "import sys, fedkeep.cli.main, fedkeep.flower.server, fedkeep.flower.site; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_new_app_is_whole_and_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app = new_app(tmp_path, QUICK)
+    assert {path.name for path in app.iterdir()} == {"pyproject.toml", "recipe.toml", "fedkeep_app.py"}
+    recipe = load_recipe(str(app / "recipe.toml"))
+    assert (recipe.partition.clients, recipe.run.cohort, recipe.run.rounds) == (SITES, SITES, 3)
+    assert main(["flower", "new", str(app)]) == 1
+    assert "not empty" in capsys.readouterr().err

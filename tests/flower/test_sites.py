@@ -1,0 +1,343 @@
+"""Server and sites together, without Flower between them: same results, losses, restarts, and who is let in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from local_line import LocalLine, Tamper, places
+from safetensors.torch import load_file
+
+import fedkeep
+from fedkeep.engine.requests import Lost
+from fedkeep.errors import ConfigError, FedKeepError, RunError
+from fedkeep.experiment.cells import cell_name
+from fedkeep.experiment.recipe import load_recipe
+from fedkeep.flower import performer, sites
+from fedkeep.flower.config import RunConfig
+from fedkeep.flower.line import Kind, Parcel
+from fedkeep.flower.memory import Memory
+from fedkeep.flower.server import serve
+
+METHODS = ("fedavg", "sfedkd", "fedcad", "fedadkd", "scaffold", "moon")
+SETTINGS = ("auxiliary.per_class=2", "run.cohort=4")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny.write_recipe(tmp_path_factory.mktemp("recipe"))
+
+
+def config(recipe: str, out: Path, **changes: Any) -> RunConfig:
+    usual: dict[str, Any] = {"settings": " ".join(SETTINGS), "rounds": 3, "wait": 0.2, "deadline": 5.0}
+    return RunConfig(recipe=recipe, out=str(out), **(usual | changes))
+
+
+def embedded(recipe: str, method: str, out: Path, rounds: int = 3) -> fedkeep.Run:
+    chosen = load_recipe(recipe, settings=SETTINGS, methods=[method], rounds=rounds)
+    return fedkeep.run(chosen, out=out)
+
+
+def model(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(next((run / "cells").iterdir()) / "model.safetensors")
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    lines = (next((run / "cells").iterdir()) / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sites_give_the_same_as_one_machine(method: str, recipe: str, tmp_path: Path) -> None:
+    embedded(recipe, method, tmp_path / "one")
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, config(recipe, tmp_path / "sites", methods=method))
+    assert tiny.equal(model(tmp_path / "one"), model(tmp_path / "sites"))
+    assert records(tmp_path / "one") == records(tmp_path / "sites")
+    assert (tmp_path / "sites" / "report.html").is_file()
+
+
+def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1))
+    site, kind, parcel = line.sent[-1]
+    asked = Parcel({**parcel.head, "request": {**parcel.head["request"], "step": "round"}}, parcel.tensors)
+    number = line.send(100 + int(site), kind, asked, 1, 1.0)
+    assert isinstance(number, str)
+    (reply,) = line.receive([number]).values()
+    assert isinstance(reply, Parcel)
+    assert reply.head == {"error": "'round' is no client step of fedavg."}
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def killing(after: int) -> Tamper:
+    calls = [0]
+
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        calls[0] += kind == "perform"
+        if calls[0] > after:
+            raise Killed
+        return said
+
+    return tamper
+
+
+@pytest.mark.parametrize("method", ["sfedkd", "scaffold", "moon"])
+@pytest.mark.parametrize("after", [0, 6, 9])
+def test_a_server_that_was_killed_lets_nobody_work_twice(
+    method: str, after: int, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    performed: list[str] = []
+    keep = Memory.keep
+
+    def watch(self: Memory, call: str, state: Any, found: Any) -> None:
+        performed.append(f"{self.folder.name} {call}")
+        keep(self, call, state, found)
+
+    monkeypatch.setattr(Memory, "keep", watch)
+    embedded(recipe, method, tmp_path / "one")
+    first = LocalLine(places(tmp_path / "states"), killing(after))
+    with pytest.raises(Killed):
+        serve(first, config(recipe, tmp_path / "sites", methods=method))
+    second = LocalLine(places(tmp_path / "states"))
+    serve(second, config(recipe, tmp_path / "sites", methods=method))
+    assert tiny.equal(model(tmp_path / "one"), model(tmp_path / "sites"))
+    assert records(tmp_path / "one") == records(tmp_path / "sites")
+    assert len(performed) == len(set(performed))
+    assert sum(kind == "perform" for _, kind, _ in second.sent) < len(performed) or not after
+    assert not list((tmp_path / "sites").rglob("journal/*"))
+
+
+def test_a_message_that_comes_twice_gets_the_same_answer(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, config(recipe, tmp_path / "sites", methods="scaffold"))
+    site, kind, parcel = line.sent[-1]
+    node = next(node for node, place in line.places.items() if place.site == site)
+    heads = []
+    for _ in range(2):
+        number = line.send(node, kind, parcel, 3, 1.0)
+        assert isinstance(number, str)
+        heads.append(line.receive([number])[number].head)  # type: ignore[union-attr]
+    assert heads[0] == heads[1], "seconds of training are in it, so it was not performed again"
+
+
+def test_a_message_that_comes_late_removes_nothing_that_is_needed(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
+    kept = set((tmp_path / "states").rglob("*.state.safetensors"))
+    for site, kind, parcel in list(line.sent):
+        if kind == "perform":
+            line.send(100 + int(site), kind, parcel, 1, 1.0)
+    assert kept <= set((tmp_path / "states").rglob("*.state.safetensors"))
+
+
+def spoiling(how: str, victim: str, round: int = 2) -> Tamper:
+    """Let one site answer badly in one round."""
+
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel | Lost | None:
+        request = asked.head.get("request", {})
+        if (place.site, request.get("round"), request.get("step")) != (victim, round, "train"):
+            return said
+        first = next(iter(said.tensors))
+        bad = {
+            "error": Parcel({"error": "ZeroDivisionError: on purpose"}),
+            "silence": None,
+            "gone": Lost("no answer: the node is gone"),
+            "nan": Parcel(said.head, {**said.tensors, first: said.tensors[first] * torch.nan}),
+            "shape": Parcel(said.head, {**said.tensors, first: torch.zeros(3, 5)}),
+            "type": Parcel(said.head, {**said.tensors, first: said.tensors[first].double()}),
+            "missing": Parcel(said.head, {name: said.tensors[name] for name in list(said.tensors)[1:]}),
+            "nonsense": Parcel({"answer": {"list": [1]}}),
+            "empty": Parcel({}),
+        }
+        return bad[how]
+
+    return tamper
+
+
+REASONS = {
+    "error": "its site says: ZeroDivisionError: on purpose",
+    "silence": "did not answer within 0.3 s",
+    "gone": "the node is gone",
+    "nan": "not finite",
+    "shape": "shape",
+    "type": "float64 instead of float32",
+    "missing": "is not Tensor",
+    "nonsense": "answered with what train does not give",
+    "empty": "answered with what train does not give",
+}
+
+
+@pytest.mark.parametrize("how", REASONS)
+@pytest.mark.parametrize("method", ["fedavg", "sfedkd"])
+def test_a_bad_answer_loses_a_site_and_no_run(how: str, method: str, recipe: str, tmp_path: Path) -> None:
+    run_recipe = load_recipe(recipe, settings=SETTINGS)
+    victim = embedded_cohort(recipe, tmp_path)[1]
+    assert run_recipe.run.cohort == 4
+    line = LocalLine(places(tmp_path / "states"), spoiling(how, victim))
+    run = serve(line, config(recipe, tmp_path / "sites", methods=method, deadline=0.3))
+    found = records(tmp_path / "sites")
+    assert [list(record["lost"]) for record in found] == [[], [victim], []]
+    assert REASONS[how] in found[1]["lost"][victim]
+    assert not any(record["undone"] for record in found)
+    assert run.cells[0].finished
+    assert victim in (tmp_path / "sites" / "server.log").read_text()
+
+
+def embedded_cohort(recipe: str, folder: Path) -> list[str]:
+    """Return the second round's cohort."""
+    run = embedded(recipe, "fedavg", folder / "cohorts", rounds=2)
+    return list(run.cells[0].rounds[1]["cohort"])
+
+
+def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, tmp_path: Path) -> None:
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        if asked.head.get("request", {}).get("round") != 2 or place.site != victim:
+            return said
+        fields = said.head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]  # of the one outcome, its reply
+        name = fields["moved"]["dict"][0][1]["tensor"]
+        return Parcel(said.head, {**said.tensors, name: torch.zeros(2)})
+
+    victim = embedded_cohort(recipe, tmp_path)[0]
+    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "sites", methods="scaffold"))
+    assert "shape" in records(tmp_path / "sites")[1]["lost"][victim]
+
+
+def test_too_few_answers_undo_the_round(recipe: str, tmp_path: Path) -> None:
+    victim = embedded_cohort(recipe, tmp_path)[1]
+    line = LocalLine(places(tmp_path / "states"), spoiling("error", victim))
+    serve(line, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=4))
+    assert [record["undone"] for record in records(tmp_path / "sites")] == [False, True, False]
+
+
+def test_too_few_sites_stop_a_run_that_can_be_continued(recipe: str, tmp_path: Path) -> None:
+    embedded(recipe, "scaffold", tmp_path / "one")
+
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        if asked.head.get("request", {}).get("round") == 2:
+            line.places = {}  # all cables are cut
+        return said
+
+    line = LocalLine(places(tmp_path / "states"), tamper)
+    with pytest.raises(RunError, match=r"too few sites.*Missing: .*What was learned is kept"):
+        serve(line, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3))
+    assert len(records(tmp_path / "sites")) >= 1
+    serve(LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3))
+    assert len(records(tmp_path / "sites")) == 3
+
+
+def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = LocalLine({})
+    looks = [0]
+
+    def nodes() -> dict[int, str]:
+        looks[0] += 1
+        if looks[0] == 3:
+            line.places = places(tmp_path / "states")
+        return dict.fromkeys(line.places, "")
+
+    monkeypatch.setattr(line, "nodes", nodes)
+    serve(line, config(recipe, tmp_path / "sites", methods="fedavg", wait=5.0))
+    assert looks[0] > 3
+
+
+def test_who_is_not_of_the_run_is_turned_away(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sites, "AGAIN", 0.0)
+    line = LocalLine(places(tmp_path / "states"))
+    monkeypatch.setattr(performer, "POLL", 0.0)
+    add: Sequence[tuple[int, str]] = ((200, "stranger"), (201, "3"))
+
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        if asked.head.get("request", {}).get("round") == 1:
+            for node, name in add:
+                line.places.setdefault(node, places(tmp_path / "states", 8)[103].__class__(site=name, partition_id=3))
+        return said
+
+    line.tamper = tamper
+    serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+    log = (tmp_path / "sites" / "server.log").read_text()
+    assert "'stranger' is no site of this run" in log
+    assert "node 103, which is connected, is '3' already" in log
+    assert all(site != "stranger" for site, kind, _ in line.sent if kind == "perform")
+
+
+def test_a_registered_name_is_binding(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    line.registered = {103: "4"}
+    with pytest.raises(RunError, match="too few sites"):
+        serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+    assert "it calls itself '3' and is registered as '4'" in (tmp_path / "sites" / "server.log").read_text()
+
+
+def test_data_that_do_not_fit_are_told_at_both_ends(
+    recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strange = tmp_path / "strange"
+    torch_images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    from fedkeep.data import DataSet
+
+    odd = DataSet(
+        "odd",
+        {"image": torch_images, "label": torch.tensor([0, 1, 0, 1])},
+        {"image": torch_images, "label": torch.tensor([0, 1, 0, 1])},
+        ("0", "cat"),
+        (0.0,),
+        (1.0,),
+    )
+    line = LocalLine(places(tmp_path / "states"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedkeep.flower.site.load_data", lambda name, folder: odd)
+        line.places[103] = line.places[103].__class__(site="3", data=str(strange))
+        with pytest.raises(ConfigError, match="'cat'"):
+            serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+    assert "'cat'" in (tmp_path / "sites" / "server.log").read_text()
+    assert any("site 3 cannot answer" in message and "'cat'" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"settings": "run.evaluate_visits=true"}, "evaluate_visits"),
+        ({"methods": "fedavgg"}, "fedavg"),
+        ({"seeds": "a"}, "seeds must be integers"),
+        ({"device": "tpu"}, "cannot use device"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_it_begins(
+    changes: dict[str, Any], said: str, recipe: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FedKeepError, match=said):
+        serve(LocalLine({}), config(recipe, tmp_path / "sites", **changes))
+    assert not (tmp_path / "sites").exists()
+
+
+def test_a_folder_is_continued_or_refused_with_a_reason(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+    with pytest.raises(RunError, match="is finished"):
+        serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+    with pytest.raises(RunError, match="another recipe"):
+        serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=5))
+    assert cell_name(load_recipe(recipe, methods=["fedavg"]).methods[0], 0) == "fedavg-seed0"
+
+
+def test_sites_that_wait_for_their_turn_work_ahead(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, config(recipe, tmp_path / "sites", methods="sfedkd"))
+    asked = [parcel.head["request"] for _, kind, parcel in line.sent if kind == "perform"]
+    steps = [request["step"] for request in asked if request["round"] == 2 and request["step"] != "label_counts"]
+    assert steps == ["prepare"] * 4 + ["train"] * 4
+
+
+def test_states_are_kept_as_long_as_they_may_be_named(recipe: str, tmp_path: Path) -> None:
+    serve(LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
+    for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
+        assert len(list(site.glob("*.state.safetensors"))) <= 2, "this round's and the one that it began with"
