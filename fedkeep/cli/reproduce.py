@@ -27,8 +27,6 @@ from fedkeep.files import write_whole
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.finish import finish
 
-SHORT = ("method", "paper", "ours, last 10", "ours, last", "differ- ence", "seeds")  # heads that fit a terminal
-
 
 def reproduce(options: Namespace, console: Console) -> int:
     """Reproduce a paper's table, as far as was asked, and show it beside the paper's numbers."""
@@ -176,8 +174,8 @@ def duration(seconds: float) -> str:
 
 def _show(done: report.Reproduction, console: Console) -> None:
     for column in done.columns:
-        words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in column.heads]
-        heads = ["\n".join(textwrap.wrap(head, 8)) for head in [*SHORT, *words]]
+        words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in report.heads(column)]
+        heads = ["\n".join(textwrap.wrap(head.replace("mean of last", "last"), 8)) for head in words]
         grid = Grid(*heads, title=column.run.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for place, shown in enumerate(grid.columns):
             shown.justify, shown.overflow = ("right" if place else "left"), "fold"

@@ -24,7 +24,7 @@ from fedkeep.interface.algorithm import client_steps, signature
 from fedkeep.options import describe_type, options_of
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.plots import curves, save_png
-from fedkeep.reporting.rows import METRICS, paired, summary
+from fedkeep.reporting.rows import headline, paired, summary
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.table import markdown, print_table, rows_csv, show
 
@@ -161,14 +161,12 @@ def compare(options: Namespace, console: Console) -> int:
         return 0
     console.print(print_table(rows))
     if options.against:
-        table = _table(
-            "method", "mean of last 10", "forgetting", "seeds", title=f"paired difference to {options.against}"
-        )
-        gains = zip(paired(rows, options.against, "tail"), paired(rows, options.against, "forgetting"), strict=True)
-        for accuracy, forgetting in gains:
-            texts = (show(gain.spread, METRICS[name].unit, signed=True)
-                     for gain, name in ((accuracy, "tail"), (forgetting, "forgetting")))  # fmt: skip
-            table.add_row(escape(accuracy.label), *texts, ", ".join(map(str, accuracy.seeds)))
+        metrics = headline(rows)
+        titles = [metric.title.removesuffix(" evaluations") for metric in metrics]
+        table = _table("method", *titles, "seeds", title=f"paired difference to {options.against}")
+        for gains in zip(*(paired(rows, options.against, metric) for metric in metrics), strict=True):
+            texts = (show(gain.spread, metric.unit, signed=True) for gain, metric in zip(gains, metrics, strict=True))
+            table.add_row(escape(gains[0].label), *texts, ", ".join(map(str, gains[0].seeds)))
         console.print(table)
     if options.target is not None:
         table = _table("method", "first round", "each seed", title=f"rounds to {options.target:g} %")

@@ -25,6 +25,7 @@ from fedkeep.reporting.rows import (
     Spread,
     columns_for,
     has_tasks,
+    headline,
     leaders,
     paired,
     summary,
@@ -119,20 +120,18 @@ def _moment(text: Any) -> str:
 def _findings(rows: Sequence[Row]) -> list[str]:
     """Say who leads in accuracy and who forgets least, with the numbers and nothing more."""
     said = []
-    if has_tasks(rows):
-        leading = (
-            ("incremental", "Highest mean accuracy over tasks"),
-            ("forgetting_chaudhry", "Least forgetting from the best"),
-        )
-    else:
-        leading = (("tail", "Highest mean of the last ten evaluations"), ("forgetting", "Least forgetting"))
-    for name, words in leading:
-        for i in sorted(leaders(rows, name))[:1]:
-            spread = rows[i].value(name)
+    for metric, words in zip(headline(rows), (f"Highest {_accuracy(rows)}", "Least forgetting"), strict=True):
+        for i in sorted(leaders(rows, metric))[:1]:
+            spread = rows[i].value(metric)
             over = f" over {spread.n} seeds" if spread.n > 1 else ""
             number = show(spread, "%").replace(" ", "\u00a0")
             said.append(f"{words}: {rows[i].label}, {number}\u00a0%{over}.")
     return said
+
+
+def _accuracy(rows: Sequence[Row]) -> str:
+    """Return in words what methods are first compared by."""
+    return "mean accuracy over tasks" if has_tasks(rows) else "mean of the last ten evaluations"
 
 
 def _swatch(style: Style) -> dict[str, Any]:
@@ -157,16 +156,16 @@ def _columns(rows: Sequence[Row], columns: Sequence[Metric]) -> dict[str, Any]:
 
 def _differences(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the gains of each method on every other that comes before it, paired by seed."""
-    labels = [row.label for row in rows]
+    labels, (metric, _) = [row.label for row in rows], headline(rows)
     lines = []
     for place, label in enumerate(labels[1:], start=1):
         gains: list[tuple[str, str]] = []
         for reference in labels[:place]:
-            found = next(d for d in paired(rows, reference) if d.label == label)
+            found = next(d for d in paired(rows, reference, metric) if d.label == label)
             each = ", ".join(f"{100 * value:+.2f}" for value in found.values)
             gains.append((show(found.spread, "%", signed=True), each if len(found.values) > 1 else ""))
         lines.append({"label": label, "gains": gains})
-    return {"references": labels[:-1], "lines": lines}
+    return {"references": labels[:-1], "lines": lines, "of": _accuracy(rows)}
 
 
 def _figure(rows: Sequence[Row], looks: Mapping[str, Style], metric: CurveMetric) -> dict[str, str]:

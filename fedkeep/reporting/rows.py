@@ -90,6 +90,12 @@ def columns_for(rows: Iterable[Row]) -> tuple[Metric, ...]:
     return (*TASKS, *COLUMNS[4:]) if has_tasks(rows) else COLUMNS
 
 
+def headline(rows: Iterable[Row]) -> tuple[Metric, Metric]:
+    """Return the accuracy and the forgetting that methods are first compared by."""
+    names = ("incremental", "forgetting_chaudhry") if has_tasks(rows) else ("tail", "forgetting")
+    return METRICS[names[0]], METRICS[names[1]]
+
+
 @dataclass(frozen=True)
 class Row:
     """The finished cells of one method with one set of settings, or one unfinished cell."""

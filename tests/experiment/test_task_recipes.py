@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import tiny
 
 import fedkeep
+from fedkeep.cli.main import main
 from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.machine import Progress
@@ -87,3 +89,29 @@ def test_an_auxiliary_set_would_know_the_future(tmp_path: Path) -> None:
 def test_an_impossible_stream_is_refused_before_any_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be cut into 4 tasks"):
         fedkeep.run(recipe(tmp_path, RECIPE.replace("tasks = 3", "tasks = 4")), out=tmp_path / "run")
+
+
+def test_a_table_of_a_paper_is_compared_by_what_it_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "table"
+    folder.mkdir()
+    text = RECIPE.replace("rounds = 2", "rounds = 1").replace('title = "tiny"', 'title = "Paper, table 9: tiny"')
+    printed = '\n[paper]\ntable = "Paper, table 9"\nmeasured = ["incremental", "forgetting_fedskf"]\n'
+    numbers = "[paper.accuracy]\nFedAvg = [30.0]\nPASS = [20.0]\n[paper.forgetting]\nFedAvg = [12.0]\n"
+    tiny.write_recipe(folder, text + printed + numbers, "column.toml")
+    root = tmp_path / "out"
+    assert main(["reproduce", str(folder), "--methods", "fedavg", "--out", str(root), "--data-dir", str(tmp_path)]) == 0
+    found = next(root.rglob("table.csv"))
+    (line,) = [row for row in csv.DictReader(found.open()) if row["method"] == "FedAvg"]
+    assert float(line["difference"]) == pytest.approx(float(line["incremental"]) - 30)
+    page = (found.parent / "table.md").read_text()
+    assert "ours, mean over tasks" in page
+    assert "measured after each task" in page
+    assert "tasks" in capsys.readouterr().out
+
+
+def test_methods_are_compared_over_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = fedkeep.run(recipe(tmp_path), methods=[fedkeep.FedAvg(), fedkeep.FedLwF()], out=tmp_path / "run")
+    assert main(["compare", str(run.path), "--against", "FedAvg"]) == 0
+    assert "forgetting from the best" in " ".join(capsys.readouterr().out.split())
+    report = (run.path / "report.html").read_text()
+    assert "Mean accuracy over tasks, row minus column" in report
