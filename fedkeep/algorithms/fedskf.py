@@ -8,13 +8,12 @@ from typing import Literal
 import torch
 
 from fedkeep.algorithms.incremental import CESlice, cross_entropy, joined, old_classes, remembered
-from fedkeep.fusion import Transport
+from fedkeep.fusion import Fusion, Transport, fused
 from fedkeep.fusion.plans import Cost, Solver
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.models import Weights
 from fedkeep.models.channels import channels
 from fedkeep.models.heads import continued, head_of
-from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING, TSD, Objective, Quadratic, Scaled
 from fedkeep.objectives.tsd import Reduction, TSDReading
 from fedkeep.options import option
@@ -88,6 +87,7 @@ class FedSKF(Algorithm[Turn, Personal]):
         "pre_sync", "the own old model: as the client left it, or its classifier on the last global extractor"
     )
     per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
+    fusion: Fusion = option("uniform", "whether clients count by their examples in the mean, or all alike")
     pit: Literal["fused", "aligned", "off"] = option("fused", "result of the projection; off: the plain mean")
     pit_eta: float = option(0.5, "of fused: the base's share", low=0.0, high=1.0)
     pit_cost: Cost = option("euclidean", "distance of two neurons")
@@ -103,7 +103,7 @@ class FedSKF(Algorithm[Turn, Personal]):
 
     def round(self, server: Server[Turn], cohort: Cohort) -> None:
         replies = cohort.ask(self.train, server.model)
-        average = mean([reply.model for reply in replies.values()])
+        average = fused(replies, self.fusion)
         if self.pit == "off":
             server.model = average
             return
