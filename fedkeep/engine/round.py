@@ -18,6 +18,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Cohort, Fit, Remote
 from fedkeep.interface.algorithm import function_of, is_client_step, sent, signature
 from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.steps import label_counts, not_counts
 from fedkeep.interface.values import Each, copied, mappings, not_finite, payload
 from fedkeep.models.weights import same_form
 
@@ -204,7 +205,7 @@ class RoundInFlight:
         finally:
             del self.under_way[client]
         if not isinstance(outcome, Lost):
-            reason = self._refused(outcome.reply)
+            reason = self._refused(call.step, outcome.reply)
             outcome = outcome if reason is None else Lost(reason)
         if isinstance(outcome, Lost):
             self._lose(client, outcome.reason)
@@ -228,11 +229,14 @@ class RoundInFlight:
                 return "dropped out"
         return self.engine.lose(self.number, client, step) if self.engine.lose else None
 
-    def _refused(self, reply: Any) -> str | None:
+    def _refused(self, step: Step, reply: Any) -> str | None:
         """Return why the border does not let a reply through, or None."""
         where = not_finite(reply)
         if where is not None:
             return f"answered with a {where} that is not finite"
+        if function_of(step) is label_counts:
+            fault = not_counts(reply, self.engine.place.classes)
+            return fault and f"answered with {fault}"
         initial = self.engine.place.networks.initial
         mismatches = [same_form(reply.model, initial)] if isinstance(reply, Fit) else []
         mismatches += map(self._mismatch, mappings(reply))

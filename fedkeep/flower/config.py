@@ -61,8 +61,11 @@ class Place(Options):
             )
 
 
-SHARED = ("data_dir", "state_dir", "allow_code", "use")
-"""What the run configuration says for sites too that do not say it themselves, as in a simulation."""
+SHARED = ("data_dir", "state_dir")
+"""What the run configuration says for the nodes of a trial too, which have no data of their own, as in a simulation.
+
+Never for a real site, and never what code it runs: whoever starts a run is not whoever answers for a site.
+"""
 
 
 def read_run_config(given: Mapping[str, Any]) -> RunConfig:
@@ -77,9 +80,11 @@ def read_place(node: Mapping[str, Any], run: Mapping[str, Any]) -> Place:
     for name in own:
         if name not in known:
             raise ConfigError(f"the node-config: there is no option {name!r}.{did_you_mean(name, known)}")
-    shared = {name: value for name, value in _underscored(run).items() if name in SHARED and value != ""}
+    shared = {}
     if "partition_id" in own:
         own.setdefault("site", str(own["partition_id"]))
+        if not own.get("data"):
+            shared = {name: value for name, value in _underscored(run).items() if name in SHARED and value != ""}
     return build(Place, shared | {name: _text(name, value) for name, value in own.items()}, "the node-config")
 
 

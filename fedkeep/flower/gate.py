@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import ssl
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,16 @@ class Gate:
             return
         if not FLEET.fullmatch(scope["path"]) or scope["query_string"]:
             who = (scope.get("client") or ("somebody",))[0]
-            log.warning("refused: %s asks for %s, which is not for nodes", who, scope["path"][:100])
+            log.warning("refused: %s asks for %r, which is not for nodes", who, scope["path"][:100])
             await _answer(send, 403)
             return
         headers = [(name, value) for name, value in scope["headers"] if name.lower() not in OWN]
         url = f"https://{self.superlink}{scope['path']}"
-        asked = self.client.build_request(scope["method"], url, headers=headers, content=await _body(receive))
+        asked = self.client.build_request(scope["method"], url, headers=headers, content=_parts(receive))
         try:
             reply = await self.client.send(asked, stream=True)
+        except _Gone:
+            return  # half a message is passed on as half a message, which nobody takes
         except httpx.HTTPError as error:
             log.warning("the SuperLink at %s does not answer: %s", self.superlink, error)
             await _answer(send, 503)
@@ -92,16 +94,23 @@ def serve_gate(listen: str, superlink: str, keys: Path) -> None:
         ssl_keyfile=str(keys / "superlink.key"),
         lifespan="off",
         log_level="warning",
+        limit_concurrency=1000,  # connections: strangers may open some and say nothing
     )
 
 
-async def _body(receive: Receive) -> bytes:
-    parts, more = [], True
+class _Gone(Exception):
+    """A caller left before all was said."""
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield a body as it comes: whatever its size, none of it is kept here."""
+    more = True
     while more:
         message = await receive()
-        parts.append(message.get("body", b""))
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        yield message.get("body", b"")
         more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 async def _answer(send: Send, status: int) -> None:

@@ -22,9 +22,9 @@ class Journal:
         self.folder = folder
 
     def begin(self, round: int) -> None:
-        """Drop the answers of other rounds, for which the checkpoint stands now."""
-        for file in self.folder.glob("*-*.*"):
-            if int(file.name.partition("-")[0]) != round:
+        """Drop the answers of other rounds, for which the checkpoint stands now, and what a kill left half written."""
+        for file in list(self.folder.iterdir()) if self.folder.exists() else []:
+            if not file.name.startswith(f"{round:06d}-"):
                 file.unlink()
 
     def keep(self, call: str, found: Any) -> None:
@@ -42,5 +42,5 @@ class Journal:
         return Lost(lost.read_text(encoding="utf-8")) if lost.exists() else None
 
     def remove(self) -> None:
-        """Remove the folder, once the run is over."""
+        """Forget all answers: once the run is over, or where one of them has stopped it and should be asked again."""
         shutil.rmtree(self.folder, ignore_errors=True)

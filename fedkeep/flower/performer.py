@@ -19,7 +19,9 @@ from fedkeep.flower.journal import Journal
 from fedkeep.flower.line import Line, Parcel, naming
 from fedkeep.flower.memory import AtSite, left_by
 from fedkeep.flower.sites import POLL, Sites
+from fedkeep.interface import Fit
 from fedkeep.interface.codec import restore
+from fedkeep.interface.values import found_in
 
 
 @dataclass(eq=False)
@@ -122,7 +124,11 @@ class AtSites(Performer):
                 self._settle(asked, Lost(f"did not answer within {self.deadline:g} s"))
 
     def _settle(self, asked: _Asked, found: Any) -> None:
-        self.journal.keep(asked.call, found)
+        try:
+            self.journal.keep(asked.call, found)
+        except (KeyError, TypeError, ValueError) as error:  # of a kind of tensor that no file can hold
+            found = Lost(f"answered with what cannot be kept: {error}")
+            self.journal.keep(asked.call, found)
         asked.found = self._accepted(asked, found)
 
     def _accepted(self, asked: _Asked, found: Any) -> Outcome | Lost:
@@ -138,10 +144,12 @@ class AtSites(Performer):
         if isinstance(reply, Lost):
             return reply
         if "error" in reply.head:
-            return Lost(f"its site says: {str(reply.head['error'])[:1000]}")
+            return Lost(f"its site says: {_plain(reply.head['error'])}")
         tensors = {name: tensor.to(self.engine.device) for name, tensor in reply.tensors.items()}
         try:
-            return restore(reply.head.get("answer"), tensors, self._hint(asked.request))
+            found = restore(reply.head.get("answer"), tensors, self._hint(asked.request))
+            fault = implausible(found, self.engine.federation.size(asked.request.client))
+            return Lost(f"answered with {fault}") if fault else found
         except ValueRefused as error:
             return Lost(f"answered with what {asked.request.step.__name__} does not give: {error}")
 
@@ -160,3 +168,18 @@ class AtSites(Performer):
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
         return Parcel({**head, "call": f"{request.round:06d}-{digest}"}, tensors)
+
+
+def implausible(answer: Any, examples: int) -> str | None:
+    """Return what a site with so many examples cannot have answered, or None: it would outweigh all others."""
+    for fit in found_in(answer, Fit):
+        if not 0 <= fit.examples <= examples:
+            return f"a model trained on {fit.examples} examples, and it has {examples}"
+        if fit.steps < 0:
+            return f"a model trained in {fit.steps} steps"
+    return None
+
+
+def _plain(text: Any) -> str:
+    """Return what a site says as one short line that any file and terminal can take."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:1000]).encode("utf-8", "replace").decode()

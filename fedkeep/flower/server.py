@@ -14,7 +14,9 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from fedkeep.engine.cell import play
+from filelock import FileLock, Timeout
+
+from fedkeep.engine.cell import CellBusy, play
 from fedkeep.engine.embedded import Finished
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, pinned_threads
@@ -48,7 +50,9 @@ def serve(line: Line, config: RunConfig) -> Run:
         log.info("run folder: %s", folder.resolve())
         try:
             for method, seed in pending_cells(folder, recipe):
-                _play(line, config, recipe, method, seed, cell_folder(folder, method, seed))
+                cell = cell_folder(folder, method, seed)
+                with _alone(cell):
+                    _play(line, config, recipe, method, seed, cell)
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
             raise
@@ -81,8 +85,23 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
     write_whole(cell / "cell.json", json.dumps(describe_cell(recipe, method, seed, federation)))
     told = _telling(cell_name(method, seed), recipe.run.rounds, len(dataset.test["label"]))
-    play(engine, cell, told, checkpoint_share=math.inf)  # a checkpoint after every round
+    try:
+        play(engine, cell, told, checkpoint_share=math.inf)  # a checkpoint after every round
+    except Exception:
+        journal.remove()  # an answer may have been the cause: sites give theirs again, without training again
+        raise
     journal.remove()
+
+
+@contextmanager
+def _alone(cell: Path) -> Iterator[None]:
+    """Let no other server app play this cell, nor name its run anew."""
+    cell.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(cell / ".server.lock", timeout=0):
+            yield
+    except Timeout:
+        raise CellBusy(f"{cell} is being played by another server app. Wait for it, or end it.") from None
 
 
 def _telling(cell: str, rounds: int, images: int) -> Callable[[Finished], None]:

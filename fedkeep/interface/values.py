@@ -87,6 +87,21 @@ def mappings(value: Any) -> Iterator[Mapping[Any, Any]]:
         yield from mappings(item)
 
 
+def found_in(value: Any, kind: type[T]) -> Iterator[T]:
+    """Yield every dataclass of a kind in a value."""
+    items: Iterable[Any] = ()
+    if isinstance(value, kind):
+        yield value
+    if isinstance(value, (dict, Mapping)):
+        items = value.values()
+    elif isinstance(value, (list, tuple)):
+        items = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = (getattr(value, field.name) for field in fields(value))
+    for item in items:
+        yield from found_in(item, kind)
+
+
 def not_finite(value: Any) -> str | None:
     """Return the path of the first tensor or number that is not finite, or None."""
     found = [(path, leaf) for path, leaf in leaves(value) if isinstance(leaf, float) or _has_fractions(leaf)]

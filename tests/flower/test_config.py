@@ -43,3 +43,11 @@ def test_a_node_that_is_configured_badly_is_told_how(node: dict[str, Any], said:
 def test_a_run_that_is_configured_badly_is_told_how() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'rounds'"):
         read_run_config({"round": 3})
+
+
+def test_a_run_says_nothing_to_a_real_site() -> None:
+    """Whoever starts a run chooses neither what code runs at a site nor where it writes."""
+    run = {"allow-code": True, "use": "/tmp/any.py", "state-dir": "/elsewhere", "data-dir": "/other"}
+    assert read_place({"site": "a", "data": "/data/a"}, run) == read_place({"site": "a", "data": "/data/a"}, {})
+    trial = read_place({"partition-id": 1}, run)
+    assert (trial.state_dir, trial.allow_code, trial.use) == ("/elsewhere", False, "")

@@ -14,12 +14,14 @@ from local_line import LocalLine, Tamper, places
 from safetensors.torch import load_file
 
 import fedkeep
+from fedkeep.engine.cell import CellBusy
 from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.cells import cell_name
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.flower import performer, sites
 from fedkeep.flower.config import RunConfig
+from fedkeep.flower.journal import Journal
 from fedkeep.flower.line import Kind, Parcel
 from fedkeep.flower.memory import Memory
 from fedkeep.flower.server import serve
@@ -341,3 +343,65 @@ def test_states_are_kept_as_long_as_they_may_be_named(recipe: str, tmp_path: Pat
     serve(LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
     for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
         assert len(list(site.glob("*.state.safetensors"))) <= 2, "this round's and the one that it began with"
+
+
+def outweighing(said: Parcel, **changes: Any) -> Parcel:
+    head = json.loads(json.dumps(said.head))
+    head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"].update(changes)
+    return Parcel(head, said.tensors)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"examples": 10**15}, "trained on"), ({"examples": -5}, "trained on"), ({"steps": -1}, "in -1 steps")],
+)
+def test_a_site_cannot_count_for_more_than_it_has(
+    changes: dict[str, int], reason: str, recipe: str, tmp_path: Path
+) -> None:
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        bad = asked.head.get("request", {}).get("round") == 2 and place.site == victim
+        return outweighing(said, **changes) if bad else said
+
+    victim = embedded_cohort(recipe, tmp_path)[0]
+    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "sites", methods="fedavg"))
+    found = records(tmp_path / "sites")
+    assert reason in found[1]["lost"][victim]
+    assert not any(record["undone"] for record in found)
+
+
+def test_what_a_kill_left_half_written_in_the_journal_is_dropped(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.begin(2)
+    (tmp_path / ".000002-abc.safetensors.77.tmp").write_text("half")
+    journal.keep("000001-old", Lost("gone"))
+    journal.keep("000002-new", Lost("gone"))
+    journal.begin(2)
+    assert [file.name for file in tmp_path.iterdir()] == ["000002-new.lost"]
+
+
+def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> None:
+    begun = config(recipe, tmp_path / "run", methods="fedavg")
+
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        if kind == "perform" and not again:
+            again.append(1)
+            with pytest.raises(CellBusy, match="another server app"):
+                serve(LocalLine(places(tmp_path / "others")), begun)
+        return said
+
+    again: list[int] = []
+    serve(LocalLine(places(tmp_path / "states"), tamper), begun)
+    assert again
+
+
+@pytest.mark.parametrize("bad", [torch.ones(99), torch.full((10,), -1.0), torch.ones(10, dtype=torch.int64)])
+def test_label_counts_that_are_none_lose_the_site(bad: torch.Tensor, recipe: str, tmp_path: Path) -> None:
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        step = asked.head.get("request", {}).get("step")
+        if step != "label_counts" or place.site != victims.setdefault("first", place.site):
+            return said
+        return Parcel(said.head, dict.fromkeys(said.tensors, bad))
+
+    victims: dict[str, str] = {}
+    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="sfedkd"))
+    assert "label counts" in records(tmp_path / "run")[0]["lost"][victims["first"]]
