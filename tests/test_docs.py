@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.cli.main import parser
+from fedkeep.data import Tasks
 from fedkeep.experiment.recipe import load_recipe
+from fedkeep.options import build, options_of
 from fedkeep.reporting.rows import summary
 from fedkeep.reporting.run_folder import read_run
 
@@ -130,3 +133,13 @@ def test_the_published_result_is_its_records() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert all(getattr(fedkeep, name) for name in fedkeep.__all__)
+
+
+def test_the_tasks_of_the_guide_can_be_read() -> None:
+    (written,) = blocks("docs/new-classes.md", "toml")
+    everything = re.sub(r"^# (\w+ = )", r"\1", written, flags=re.M)
+    assert tomllib.loads(written) == {"tasks": {"tasks": 5}}
+    options = tomllib.loads(everything)["tasks"]
+    assert set(options) == set(options_of(Tasks)) - {"reseed_each_task"}
+    for name, value in options.items():
+        build(Tasks, {name: value} | ({"tasks": 4} if name == "sizes" else {}), "the guide")

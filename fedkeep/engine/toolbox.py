@@ -211,15 +211,21 @@ class LocalParty(Party[Any]):
 
 
 class _Answers:
-    """Answers of frozen models about one data set, images normalised once for all of them."""
+    """Answers of frozen models about one data set: images normalised once for all, and a model asked once."""
 
     def __init__(self, party: LocalParty, data: Data) -> None:
         self.party = party
         self.data = data
         self.images: Tensor | None = None
+        self.said: list[tuple[Weights, Tensor]] = []
 
     def __call__(self, model: Weights) -> Tensor:
-        return self.party.place.networks.logits(model, self._normalised())
+        for asked, answer in self.said:
+            if asked is model:
+                return answer
+        answer = self.party.place.networks.logits(model, self._normalised())
+        self.said.append((model, answer))
+        return answer
 
     def features(self, model: Weights) -> Tensor:
         return self.party.place.networks.features(model, self._normalised())

@@ -175,14 +175,14 @@ def test_recipes_are_listed_by_folder_and_table(columns: int, cli: Any, monkeypa
     words = told.out.replace(",", " ").split()
     for name in recipe_names():
         assert name.rpartition("/")[2] in words, name
-    for folder in ("fedkeep/", "sfedkd/", "fedcad/", "fedadkd/"):
+    for folder in ("fedkeep/", "sfedkd/", "fedcad/", "fedadkd/", "fedskf/", "feddcl/"):
         assert folder in words
     if columns == 250:
         (line,) = (line for line in told.out.splitlines() if "ham10000-2-1" in line)
         assert line.split()[0] == "table1"
         assert "fashion-mnist-2-0.5, fashion-mnist-2-10, cifar10-2-0.5" in line, "in the paper's order"
         lines = [line for line in told.out.splitlines() if line.strip()]
-        assert len(lines) == len(paper_tables()) + 4 + 4 + 2, "one each, the folders, and what else can be shown"
+        assert len(lines) == len(paper_tables()) + 6 + 4 + 2, "one each, the folders, and what else can be shown"
 
 
 def test_recipes_shows_a_tables_columns(cli: Any) -> None:

@@ -137,3 +137,11 @@ def test_a_network_without_a_linear_classifier_is_told_so() -> None:
     )
     with pytest.raises(ConfigError, match=r"needs a torch.nn.Linear named classifier"):
         tiny.played(engine)
+
+
+def test_a_federation_leads_to_every_task() -> None:
+    first = tiny.stream((1, 2)).federation(1)
+    assert first.to("cpu") is first
+    assert (first.seen, first.at(2).seen, first.at(2).at(1).seen) == ((1,), (1, 3), (1,))
+    assert first.at(2).dataset.train["image"] is first.dataset.train["image"], "no image is copied"
+    assert first.at(2).at(1).dataset.test["label"].unique().tolist() == [0]
