@@ -47,11 +47,12 @@ class Distillation(Objective):
     def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
         # Only reached when images change from pass to pass (augmentation); otherwise `fit` settles the teachers first.
         batch = batches[self.on]
-        if not self.teachers or student.logits(batch).shape[-1] == 1:  # a class alone is certain
-            return student.logits(batch).new_zeros(())
+        own = student.logits(batch)
+        if not self.teachers or own.shape[-1] == 1:  # a class alone is certain
+            return own.new_zeros(())
         said = torch.stack([student.frozen(teacher, batch) for teacher in self.teachers])
         labels = batch.data["label"]
-        losses = decoupled_loss(student.logits(batch), labels, self._fold(said, labels), self.tau)
+        losses = decoupled_loss(own, labels, self._fold(said, labels), self.tau)
         return self._factor * _mean(losses, self._weigh(said, labels))
 
     def settle(self, answer: Callable[[Weights], Tensor], data: Data, on: int) -> Objective:
