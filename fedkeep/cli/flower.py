@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedkeep.cli.run import recipe_of
 from fedkeep.errors import MissingExtra
-from fedkeep.experiment.recipe import load_recipe
 
 
 def new(options: Namespace, console: Console) -> int:
@@ -17,13 +17,7 @@ def new(options: Namespace, console: Console) -> int:
     _require_flower()
     from fedkeep.flower.project import new_app
 
-    recipe = load_recipe(
-        options.recipe,
-        settings=options.settings,
-        methods=options.methods,
-        seeds=options.seeds,
-        rounds=options.rounds,
-    )
+    recipe = recipe_of(options)
     folder = new_app(Path(options.folder), recipe, options.sites)
     nodes = options.sites or recipe.partition.clients or 2
     trial = f"flwr run {folder} --stream --federation-config 'num-supernodes={nodes} client-resources-num-cpus=1'"

@@ -24,14 +24,7 @@ def run(options: Namespace, console: Console) -> int:
     """Run a recipe and show what it found."""
     machine = machine_of(options)
     use(machine.use)
-    recipe = load_recipe(
-        options.recipe,
-        settings=options.settings,
-        methods=options.methods,
-        seeds=options.seeds,
-        rounds=options.rounds,
-        allow_code=machine.allow_code,
-    )
+    recipe = recipe_of(options, allow_code=machine.allow_code)
     folder = begin(recipe, options.out, machine, ["fedkeep", *sys.argv[1:]])
     console.print(recipe.title, style="bold", highlight=False, markup=False)
     console.print(_what(recipe), highlight=False, markup=False)
@@ -71,6 +64,18 @@ def _carry_out(folder: Path, recipe: Recipe, machine: Machine, console: Console,
         console.print(profile_table(done))
     console.print(_next(folder, recipe, machine), highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
+    """Return the recipe that the command line names, with the changes that it asks for."""
+    return load_recipe(
+        options.recipe,
+        settings=options.settings,
+        methods=options.methods,
+        seeds=options.seeds,
+        rounds=options.rounds,
+        allow_code=allow_code,
+    )
 
 
 def machine_of(options: Namespace) -> Machine:

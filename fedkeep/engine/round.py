@@ -19,7 +19,7 @@ from fedkeep.interface import Cohort, Fit, Remote
 from fedkeep.interface.algorithm import function_of, is_client_step, sent, signature
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import label_counts, not_counts
-from fedkeep.interface.values import Each, copied, mappings, not_finite, payload
+from fedkeep.interface.values import Each, copied, found_in, not_finite, payload
 from fedkeep.models.weights import same_form
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class RoundInFlight:
             return fault and f"answered with {fault}"
         initial = self.engine.place.networks.initial
         mismatches = [same_form(reply.model, initial)] if isinstance(reply, Fit) else []
-        mismatches += map(self._mismatch, mappings(reply))
+        mismatches += map(self._mismatch, found_in(reply, Mapping))
         return next((f"answered with another model: {mismatch}" for mismatch in mismatches if mismatch), None)
 
     def _mismatch(self, weights: Mapping[Any, Any]) -> str | None:

@@ -73,22 +73,8 @@ def payload(value: Any) -> int:
     return total
 
 
-def mappings(value: Any) -> Iterator[Mapping[Any, Any]]:
-    """Yield every mapping in a value, the outer before the inner."""
-    items: Iterable[Any] = ()
-    if isinstance(value, (dict, Mapping)):
-        yield value
-        items = value.values()
-    elif isinstance(value, (list, tuple)):
-        items = value
-    elif is_dataclass(value) and not isinstance(value, type):
-        items = (getattr(value, field.name) for field in fields(value))
-    for item in items:
-        yield from mappings(item)
-
-
-def found_in(value: Any, kind: type[T]) -> Iterator[T]:
-    """Yield every dataclass of a kind in a value."""
+def found_in(value: Any, kind: type[Any]) -> Iterator[Any]:
+    """Yield every dataclass or mapping of a kind in a value, the outer before the inner."""
     items: Iterable[Any] = ()
     if isinstance(value, kind):
         yield value

@@ -105,8 +105,8 @@ def custom(factory: Factory, name: str | None = None) -> Architecture:
         raise ConfigError(
             f"{name} cannot be called as function(shape, classes), with shape (channels, height, width): {error}."
         ) from None
-    except ValueError:
-        pass  # some functions that are not written in Python do not say what they take
+    except ValueError:  # some functions that are not written in Python do not say what they take
+        return Custom(name, factory)
     return Custom(name, factory)
 
 
