@@ -14,7 +14,7 @@ from fedkeep.data import load
 from fedkeep.data.partition import schemes
 from fedkeep.data.partition.statistics import statistics
 from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.experiment.recipe import parsed
+from fedkeep.experiment.changes import parsed
 from fedkeep.files import write_whole
 from fedkeep.options import build
 from fedkeep.reporting.heatmap import class_heatmap

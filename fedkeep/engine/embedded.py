@@ -11,11 +11,12 @@ import torch
 
 from fedkeep import seeds
 from fedkeep.data import Augmentation, Federation
+from fedkeep.engine.cohort import LocalCohort
 from fedkeep.engine.evaluation import Counts, count, tally
 from fedkeep.engine.networks import Factory, Networks, checked_batches
 from fedkeep.engine.perform import Here, Performer
 from fedkeep.engine.plan import Plan
-from fedkeep.engine.round import LocalCohort, RoundInFlight, TooFewClients
+from fedkeep.engine.round import RoundInFlight, TooFewClients
 from fedkeep.engine.serving import Served, round_mean
 from fedkeep.engine.toolbox import Clock, LocalServer, Workplace
 from fedkeep.errors import ConfigError

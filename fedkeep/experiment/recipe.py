@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,13 @@ from fedkeep.data.partition import Scheme, schemes
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, did_you_mean, nearest
 from fedkeep.experiment.catalogue import ROOT, paper_tables, recipe_names
+from fedkeep.experiment.changes import SECTIONS, apply, merged
+from fedkeep.experiment.grid import gridded
 from fedkeep.interface import Algorithm, Training, algorithm, algorithms
 from fedkeep.models import Architecture, architecture
 from fedkeep.models.custom import from_path
-from fedkeep.options import as_table, build, options_of
+from fedkeep.options import as_table, build
 
-SECTIONS = ("data", "auxiliary", "augmentation", "partition", "tasks", "model", "training", "run")
 KEYS = ("title", "extends", "seeds", "methods", "paper", *SECTIONS)
 
 
@@ -140,10 +140,10 @@ def load_recipe(
         table["seeds"] = list(seeds)
     if methods is not None:
         table["methods"] = _pick(table.get("methods", []), methods)
-    _apply(table, settings)
+    apply(table, settings)
     if settings:
         table["title"] = f"{table.get('title', name)} (changed: {', '.join(settings)})"
-    return _build(name, table | {"methods": _gridded(_method_tables(table, where), grid, where)}, where, allow_code)
+    return _build(name, table | {"methods": gridded(_method_tables(table, where), grid, where)}, where, allow_code)
 
 
 def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
@@ -191,8 +191,8 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     for parent in map(str, parents if isinstance(parents, list) else [parents]):
         # A path is as seen from the file that names it.
         place = str(path.parent / parent) if parent.endswith(".toml") else parent
-        base = _merged(base, _read(place, (*chain, path.resolve()))[0])
-    return _merged(base, table), f"recipe {name!r}"
+        base = merged(base, _read(place, (*chain, path.resolve()))[0])
+    return merged(base, table), f"recipe {name!r}"
 
 
 def _unknown(name: str) -> ConfigError:
@@ -204,27 +204,6 @@ def _unknown(name: str) -> ConfigError:
     return ConfigError(f"there is no recipe {name!r}.{hint} See: fedkeep recipes. Or give a path to a .toml file.")
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the entries of ``over``, tables merged (see `_changed`)."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        result[key] = _changed(key, old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return result
-
-
-def _changed(section: str, old: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with changes.
-
-    Another scheme or model has other options: only the number of clients stays. Another table of a paper has other
-    numbers.
-    """
-    kind = {"partition": "scheme", "paper": "table"}.get(section, "name")
-    if kind in over and over[kind] != old.get(kind):
-        old = {"clients": old["clients"]} if section == "partition" and "clients" in old else {}
-    return _merged(old, over)
-
-
 def _pick(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str, Any]]:
     picked = []
     for name in wanted:
@@ -233,96 +212,6 @@ def _pick(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str,
         ]
         picked.extend(found or [{"algorithm": name}])
     return picked
-
-
-def _gridded(entries: list[dict[str, Any]], grid: bool, where: str) -> list[dict[str, Any]]:
-    """Return the methods' tables without their grids, or with one table for each allowed combination in a grid."""
-    result: list[dict[str, Any]] = []
-    for entry in entries:
-        plain = {key: value for key, value in entry.items() if key != "grid"}
-        values = entry.get("grid", {})
-        if not isinstance(values, dict) or not all(isinstance(v, list) and v for v in values.values()):
-            raise ConfigError(f"{where}: the grid of a method is a table of lists, such as {{ mu = [0.1, 1.0] }}.")
-        if not (grid and values):
-            result.append(plain)
-            continue
-        result.extend(_points(plain, values, where))
-    return result
-
-
-def _points(entry: dict[str, Any], values: dict[str, list[Any]], where: str) -> list[dict[str, Any]]:
-    """Return one table for each combination of options; those that contradict each other are left out.
-
-    A value that no combination can have is an error.
-    """
-    cls = algorithm(str(entry.get("algorithm")))
-    label, common = entry.get("label") or cls.title or cls.__name__, {k: v for k, v in entry.items() if k != "label"}
-    found: list[dict[str, Any]] = []
-    unseen = {(name, repr(value)) for name, listed in values.items() for value in listed}
-    error: ConfigError | None = None
-    for point in product(*values.values()):
-        options = dict(zip(values, point, strict=True))
-        try:
-            build(cls, {k: v for k, v in (common | options).items() if k != "algorithm"}, f"{where}, grid of {label}")
-        except ConfigError as reason:
-            error = reason
-            continue
-        unseen -= {(name, repr(value)) for name, value in options.items()}
-        words = ", ".join(
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
-        )
-        found.append(common | options | {"label": f"{label} ({words})", "point_of": label})
-    if unseen and error:
-        raise error
-    return found
-
-
-def _apply(table: dict[str, Any], settings: Iterable[str]) -> None:
-    # What kind of partition or model it is comes first: it decides which options there are.
-    kinds = ("partition.scheme", "model.name")
-    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in kinds):
-        path, equals, text = setting.partition("=")
-        parts = path.strip().split(".")
-        if not equals or len(parts) < 2 or not all(parts):
-            raise ConfigError(f"cannot read --set {setting!r}: write section.option=value, such as training.lr=0.05.")
-        section, name = ".".join(parts[:-1]), parts[-1]
-        value = parsed(text.strip())
-        if section in SECTIONS:
-            table[section] = _changed(section, table.get(section, {}), {name: value})
-        else:
-            _apply_to_methods(table, section, name, value)
-
-
-def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any) -> None:
-    entries = table.get("methods", [])
-    if section == "algorithm":
-        chosen = [e for e in entries if name in options_of(algorithm(str(e.get("algorithm"))))]
-        if entries and not chosen:
-            known = {n for e in entries for n in options_of(algorithm(str(e.get("algorithm"))))}
-            raise ConfigError(
-                f"--set algorithm.{name}: no method of this recipe has the option.{did_you_mean(name, known)}"
-            )
-    else:
-        keys = {str(e.get(key, "")).lower() for e in entries for key in ("algorithm", "label")} - {""}
-        chosen = [
-            e for e in entries if section.lower() in (str(e.get("algorithm")).lower(), str(e.get("label")).lower())
-        ]
-        if not chosen:
-            raise ConfigError(
-                f"--set {section}.{name}: unknown section.{did_you_mean(section, {*SECTIONS, 'algorithm', *keys})}"
-            )
-    if name == "algorithm":
-        raise ConfigError(f"--set {section}.algorithm: choose methods with --methods.")
-    for entry in chosen:
-        entry[name] = value
-
-
-def parsed(text: str) -> Any:
-    """Read a value as TOML would; what is no TOML value is text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Recipe:

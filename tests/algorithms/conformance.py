@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from fedkeep.engine.cell import play
 from fedkeep.engine.checkpoint import Checkpoint
+from fedkeep.engine.cohort import LocalCohort
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Source
-from fedkeep.engine.round import LocalCohort, RoundInFlight
+from fedkeep.engine.round import RoundInFlight
 from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Cohort, Fit, Server

@@ -16,7 +16,8 @@ from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.data.partition import ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.catalogue import recipe_names
-from fedkeep.experiment.recipe import Recipe, load_recipe, parsed, with_methods
+from fedkeep.experiment.changes import parsed
+from fedkeep.experiment.recipe import Recipe, load_recipe, with_methods
 from fedkeep.models.mlp import MLP
 
 
