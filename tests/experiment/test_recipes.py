@@ -18,7 +18,8 @@ from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Hybrid, Sharding
 from fedkeep.engine.plan import Plan
 from fedkeep.experiment.catalogue import ROOT, PaperTable, paper_tables, recipe_names
-from fedkeep.experiment.recipe import Recipe, _merged, _read, load_recipe
+from fedkeep.experiment.changes import merged
+from fedkeep.experiment.recipe import Recipe, _read, load_recipe
 from fedkeep.interface import Training
 from fedkeep.reporting.rows import METRICS as SHOWN
 
@@ -421,14 +422,14 @@ def without(table: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
 
 
 def redundant(table: dict[str, Any], base: dict[str, Any]) -> list[tuple[str, ...]]:
-    whole = _merged(base, table)
-    return [place for place in leaves(table) if _merged(base, without(table, place)) == whole]
+    whole = merged(base, table)
+    return [place for place in leaves(table) if merged(base, without(table, place)) == whole]
 
 
 def base_of(parents: list[str]) -> dict[str, Any]:
     base: dict[str, Any] = {}
     for parent in parents:
-        base = _merged(base, _read(parent, ())[0])
+        base = merged(base, _read(parent, ())[0])
     return base
 
 
