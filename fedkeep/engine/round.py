@@ -240,7 +240,10 @@ class RoundInFlight:
         networks = self.engine.place_of(client).networks
         mismatches = [same_form(reply.model, networks.initial)] if isinstance(reply, Fit) else []
         mismatches += (_mismatch(weights, networks) for weights in found_in(reply, Mapping))
-        return next((f"answered with another model: {mismatch}" for mismatch in mismatches if mismatch), None)
+        if mismatch := next(filter(None, mismatches), None):
+            return f"answered with another model: {mismatch}"
+        fault = self.engine.algorithm.fault(self.engine.server, reply)
+        return fault and f"answered with {fault}"
 
     def _lose(self, client: str, reason: str) -> None:
         self.lost[client] = reason

@@ -20,18 +20,21 @@ from fedkeep.options import as_table
 
 
 def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
-    """Load a data set, or return it again if it was the last one."""
+    """Load a data set, or return it again if it was one of the last two."""
     return _load(name, data_folder(data_dir))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # a recipe may name a public set too
 def _load(name: str, folder: Path | None) -> DataSet:
     return load(name, data_dir=folder)
 
 
 def held_by_server(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> tuple[DataSet, Data]:
-    """Load a recipe's data set; return it without what the server takes for itself, and that."""
-    return recipe.auxiliary.split(load_data(recipe.data, data_dir), seed)
+    """Load a recipe's data set; return it without what the server takes for itself, and what the server holds."""
+    dataset, server = recipe.auxiliary.split(load_data(recipe.data, data_dir), seed)
+    if recipe.public.name:
+        server = recipe.public.draw(load_data(recipe.public.name, data_dir), dataset, seed)
+    return dataset, server
 
 
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
@@ -41,7 +44,7 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
     """
     dataset, server = held_by_server(recipe, seed, data_dir)
     if recipe.has_tasks:
-        return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1)
+        return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1, server)
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
 
 
