@@ -80,6 +80,9 @@ class FTKD(Algorithm[Guests, K]):
         server.model = self.absorbed(server, server.model, consensus, server.data, self.server_passes)
         cohort.start(self.digest, consensus)
 
+    def own_model(self, state: K) -> Weights:
+        return state.model
+
     def fault(self, server: Server[Guests], reply: Any) -> str | None:
         wanted = (len(server.data["label"]), server.classes)
         if not isinstance(reply, Said) or (reply.logits.shape == wanted and reply.logits.dtype == torch.float32):

@@ -75,6 +75,14 @@ class Algorithm(Options, ABC, Generic[S, C]):
         """
         return server.predict(model, {"image": images})
 
+    def own_model(self, state: C) -> Weights:
+        """Return the model that a client itself would use, from its state, if that is another than the server's.
+
+        Where one machine plays all clients it can be evaluated with theirs (``run.evaluate_visits``). Fits that come
+        back are evaluated anyway; this is for models that stay at home.
+        """
+        return {}
+
     def fault(self, server: Server[S], reply: Any) -> str | None:
         """Return what is wrong with a reply, such as its shape; None if nothing is. Who sent it is lost for the round.
 

@@ -85,7 +85,7 @@ class Conformance:
         assert all(
             visit["client"] in record["cohort"] for record, each in zip(records, visits, strict=True) for visit in each
         )
-        assert any(visits) == bool(replies_with(method, Fit))
+        assert any(visits)
 
     def test_results_do_not_depend_on_the_codec(self, method: Method) -> None:
         reference, coded = tiny.engine(method), tiny.engine(method, through_codec=True)

@@ -131,3 +131,13 @@ def test_a_client_that_says_too_little_is_lost_by_name() -> None:
     said = Said(torch.zeros(5, tiny.CLASSES))
     assert "not [6, 3] in float32" in str(engine.algorithm.fault(engine.server, said))
     assert engine.algorithm.fault(engine.server, Said(torch.zeros(6, tiny.CLASSES))) is None
+
+
+def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
+    engine = tiny.engine(FTKD(), rounds=2, evaluate_visits=True)
+    records = tiny.played(engine)
+    assert [[visit["client"] for visit in record["visits"]] for record in records] == [r["cohort"] for r in records]
+    last = records[-1]["visits"][0]
+    model = engine.states[last["client"]].model
+    assert last["correct"] == engine.evaluate(model, last["client"]).correct
+    assert last["previous"] is None

@@ -69,9 +69,7 @@ def test_a_recipe_names_it_and_methods_ask_for_it(tmp_path: Path) -> None:
 
 
 def test_with_tasks_the_server_has_it_in_each(tmp_path: Path) -> None:
-    text = tiny.RECIPE.replace(
-        'scheme = "exdir"\nclients = 8\nclasses = 2\n', 'scheme = "dirichlet"\nclients = 8\n'
-    )
+    text = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\n', 'scheme = "dirichlet"\nclients = 8\n')
     path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nimages = 9\n[tasks]\ntasks = 2\n')
     federation = federate(load_recipe(path), 0)
     assert [len(federation.at(task).server["label"]) for task in (1, 2)] == [9, 9]
