@@ -76,6 +76,8 @@ class Embedded:
             self.training,
             self.seed,
             self.federation.seen[-1],
+            dataset.format,
+            dataset.label_names,
         )
         checked_batches(self.place.networks.trained, self.training)
         if self.stack < 1:
