@@ -92,7 +92,7 @@ def sample(options: Namespace, console: Console) -> int:
     train, names = work.dataset.train, work.dataset.label_names
     real = [train["image"][_first(train["label"], c, options.count)] for c in range(len(names))]
     title = f"{work.generator.card.data}, {work.generator.regime}: {_about(work.sampler)}"
-    figure = image_grid(real, list(generated["image"].split(options.count)), names, title)
+    figure = image_grid(real, torch.split(generated["image"], options.count), names, title)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_png(figure, out, dpi=96)
     _say(console, f"wrote {out}")

@@ -44,8 +44,8 @@ long, with sentences of this kind."""
 class LatentGenerator(Generator):
     """A frozen `LDMTextToImagePipeline`, whose parts are used one by one: the pipeline itself takes nothing but text.
 
-    A prototype is the input embedding of one word, [width]. It passes through the text transformer with the words around
-    it; what comes out of all words is what the UNet attends to.
+    A prototype is the input embedding of one word, [width]. It passes through the text transformer with the words
+    around it; what comes out of all words is what the UNet attends to.
 
     Parameters
     ----------
@@ -65,9 +65,9 @@ class LatentGenerator(Generator):
             part.to(self.device).eval().requires_grad_(False)
         self.tokenizer = pipeline.tokenizer
         self.shape = (3, side, side)
-        times = pipeline.scheduler.config
+        found = pipeline.scheduler.config
         self.noise = Noise(
-            times.num_train_timesteps, times.beta_schedule, times.beta_start, times.beta_end, bounded=False
+            found.num_train_timesteps, found.beta_schedule, found.beta_start, found.beta_end, bounded=False
         )
         self.side = pipeline.unet.config.sample_size * pipeline.vae_scale_factor
         self.word = word
@@ -115,7 +115,7 @@ class LatentGenerator(Generator):
         large = _resized(images.to(self.device).float() / 127.5 - 1, self.side).clamp(-1, 1)
         found = self.parts["vae"].encode(large).latent_dist
         latent: Tensor = found.mean + found.std * torch.randn(found.mean.shape, generator=rng).to(self.device)
-        return latent * self.parts["vae"].config.scaling_factor
+        return latent * float(self.parts["vae"].config.scaling_factor)
 
     def decode(self, drawn: Tensor) -> Tensor:
         large = self.parts["vae"].decode(drawn / self.parts["vae"].config.scaling_factor).sample.clamp(-1, 1)
@@ -123,10 +123,8 @@ class LatentGenerator(Generator):
         return ((small + 1) * 127.5).round().to(torch.uint8)
 
     def hash(self) -> str:
-        weights = {
-            f"{name}.{key}": tensor for name, part in self.parts.items() for key, tensor in part.state_dict().items()
-        }
-        return hash_of(weights)
+        each = {name: part.state_dict() for name, part in self.parts.items()}
+        return hash_of({f"{name}.{key}": tensor for name, state in each.items() for key, tensor in state.items()})
 
     def _table(self) -> Any:
         """Return the embedding of words."""

@@ -73,10 +73,8 @@ class Sampler(Options):
             raise ConfigError(f"Sampler.steps is {self.steps}, but the generator knows {noise.times} times only.")
         library = diffusers()
         # Images: from pure noise on. Latents: as the latent model's own sampler, whose times are shifted by one.
-        spacing = (
-            {"timestep_spacing": "trailing"} if noise.bounded else {"timestep_spacing": "leading", "steps_offset": 1}
-        )
-        common = noise._common() | spacing
+        spacing, offset = ("trailing", 0) if noise.bounded else ("leading", 1)
+        common = noise._common() | {"timestep_spacing": spacing, "steps_offset": offset}
         if self.method == "ddim":
             made = library.DDIMScheduler(**common, clip_sample=noise.bounded, set_alpha_to_one=noise.bounded)
         elif self.method == "dpm-solver++":  # has no clip_sample; its threshold of 1 is the same

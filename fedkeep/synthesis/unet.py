@@ -82,16 +82,15 @@ class UNet(Options):
             "resnet_time_scale_shift": "scale_shift",  # a shift before group norm is lost in groups of one channel
             "attention_head_dim": _EIGHT,
         }
-        unet: nn.Module
         if self.condition == "code":
-            down, up = "AttnDownBlock2D", "AttnUpBlock2D"
-            make, own = diffusers().UNet2DModel, {"class_embed_type": "identity"}
+            make, down, up = diffusers().UNet2DModel, "AttnDownBlock2D", "AttnUpBlock2D"
+            common["class_embed_type"] = "identity"
         else:
-            down, up = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
-            make, own = diffusers().UNet2DConditionModel, {"cross_attention_dim": self.token_width}
+            make, down, up = diffusers().UNet2DConditionModel, "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
+            common["cross_attention_dim"] = self.token_width
         common["down_block_types"] = ("DownBlock2D",) * plain + (down,) * self.attention
         common["up_block_types"] = (up,) * self.attention + ("UpBlock2D",) * plain
-        unet = make(**common, **own)
+        unet: nn.Module = make(**common)
         return unet
 
 

@@ -83,7 +83,7 @@ def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["train", "digits", "--out", "x", "--regime", "fair"], "there is no regime 'fair'. Did you mean 'paper'?"),
+        (["train", "digits", "--out", "x", "--regime", "fair"], "there is no regime 'fair'. Known: disjoint, ldm"),
         (["train", "rgb", "--out", "x"], "nothing to train"),
         (["train", "digits", "--out", "x", "--set", "unet.width=[8]"], "unet: there is no option 'width'"),
         (["train", "digits", "--out", "x", "--set", "net.widths=[8]"], "there is no section 'net'"),

@@ -31,8 +31,9 @@ def pipeline(folder: Path) -> Any:
         encoder_attention_heads=2, head_dim=8, d_model=WIDTH,
     ))  # fmt: skip
     vae = library.AutoencoderKL(
-        block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-        norm_num_groups=4, latent_channels=4, sample_size=16,
+        block_out_channels=(8, 8), norm_num_groups=4,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4, sample_size=16,
     )  # fmt: skip
     unet = library.UNet2DConditionModel(
         sample_size=8, in_channels=4, out_channels=4, block_out_channels=(8, 8), layers_per_block=1, norm_num_groups=4,
