@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.dataset import describe
-from fedkeep.errors import DataError, RunError
+from fedkeep.errors import DataError, RunError, ValueRefused
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import digest
 from fedkeep.synthesis.noise import Noise
@@ -54,12 +54,8 @@ class Generator(ABC):
 
         Parameters
         ----------
+        prototypes : of a size that `check_prototypes` lets through.
         rng : where it is given, the words around a prototype are drawn, for training; else they are always the same.
-
-        Raises
-        ------
-        ValueRefused
-            For prototypes of a size that this generator does not take.
         """
 
     @abstractmethod
@@ -86,6 +82,11 @@ class Generator(ABC):
     def drawn(self) -> tuple[int, ...]:
         """The shape of one image as the network draws it."""
 
+    @property
+    @abstractmethod
+    def prototype_sizes(self) -> Sequence[tuple[int, ...]]:
+        """The sizes of one prototype that it takes."""
+
     @abstractmethod
     def hash(self) -> str:
         """Return a hash of all weights, computed anew: equal for equal bits only."""
@@ -97,6 +98,16 @@ class Generator(ABC):
             raise DataError(
                 f"This generator draws uint8 images of {describe(self.shape)}, and these are {images.dtype} of "
                 f"{describe(theirs)} (channels, height, width). Train a generator on images of that size."
+            )
+
+    def check_prototypes(self, prototypes: Tensor) -> None:
+        """Raise `ValueRefused` for prototypes of a size that it does not take."""
+        size = tuple(prototypes.shape[1:])
+        if size not in self.prototype_sizes:
+            taken = " or ".join(str(list(known)) for known in self.prototype_sizes)
+            raise ValueRefused(
+                f"these prototypes are of size {list(size)} each, and this generator takes {taken}. Use those that "
+                "were found with this generator."
             )
 
 

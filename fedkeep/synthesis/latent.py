@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fedkeep.errors import ConfigError, RunError, ValueRefused
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.synthesis.generator import Generator, Regime, hash_of
 from fedkeep.synthesis.libraries import diffusers, transformers
 from fedkeep.synthesis.noise import Noise
@@ -87,13 +88,11 @@ class LatentGenerator(Generator):
         embedding: Tensor = self._table()(ids.to(self.device)).detach().mean((0, 1))
         return embedding.expand(classes, -1).clone()
 
+    @property
+    def prototype_sizes(self) -> Sequence[tuple[int, ...]]:
+        return ((self._table().embedding_dim,),)
+
     def conditions(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
-        width = self._table().embedding_dim
-        if tuple(prototypes.shape[1:]) != (width,):
-            raise ValueRefused(
-                f"these prototypes are of size {list(prototypes.shape[1:])}, and this model's words are of [{width}]. "
-                "Use those that were found with this model."
-            )
         count = len(prototypes)
         chosen = [0] * count if rng is None else torch.randint(len(LEARNED), (count,), generator=rng).tolist()
         ids = self._words([LEARNED[number] for number in chosen])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,7 +15,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from fedkeep import seeds
-from fedkeep.errors import RunError, ValueRefused, did_you_mean
+from fedkeep.errors import RunError, did_you_mean
 from fedkeep.files import write_whole
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import load_into, parameter_count
@@ -113,16 +113,15 @@ class PixelGenerator(Generator):
         codes = torch.full((classes, self.classes), share, device=self.device)
         return codes if self.space == "code" else self.conditions(codes)
 
+    @property
+    def prototype_sizes(self) -> Sequence[tuple[int, ...]]:
+        return (self.card.unet.condition_shape, (self.classes,))
+
     def conditions(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
-        table, size = self.network.table, tuple(prototypes.shape[1:])
-        if size == tuple(table.shape[1:]):
+        if prototypes.dim() == 3:
             return prototypes
-        if size == (self.classes,):
-            return table[-1] + torch.einsum("nc,ctw->ntw", prototypes, table[:-1] - table[-1])
-        raise ValueRefused(
-            f"these prototypes are of size {list(size)}, and this generator takes {list(table.shape[1:])} (embedding) "
-            f"or [{self.classes}] (code). Use those that were found with this generator."
-        )
+        table = self.network.table
+        return table[-1] + torch.einsum("nc,ctw->ntw", prototypes, table[:-1] - table[-1])
 
     def null(self) -> Tensor:
         return self.network.table[-1:]

@@ -83,11 +83,11 @@ def invert(
         If the generator changed.
     """
     generator.check_images(images)
+    generator.check_prototypes(prototypes)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(prototypes):
         raise DataError(f"labels must lie in 0..{len(prototypes) - 1}, one row of the prototypes for each class.")
     counts = torch.bincount(labels.cpu(), minlength=len(prototypes))
     rows = prototypes.detach().to(generator.device, torch.float32, copy=True).requires_grad_(True)
-    generator.conditions(rows)  # refuses another size before anything is computed
     losses: list[float] = []
     if len(images):
         optimiser = settings.build(rows)

@@ -47,6 +47,7 @@ def sample(
     ConfigError
         For more steps than the generator knows times.
     """
+    generator.check_prototypes(prototypes)
     parts: list[Tensor] = [torch.zeros(0, *generator.shape, dtype=torch.uint8)]
     with torch.no_grad():
         told = generator.conditions(prototypes.to(generator.device))

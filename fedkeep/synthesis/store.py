@@ -87,7 +87,7 @@ class ImageStore:
         RunError
             If the images cannot be kept, such as on a full disk; nothing half written stays.
         """
-        generator.conditions(prototypes.to(generator.device))  # refuses a wrong size before anything is read
+        generator.check_prototypes(prototypes)
         weights, parts = generator.hash(), []
         for row, label in enumerate(labels):
             done = row * count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -39,7 +40,7 @@ class GeneratorTraining(Options):
     lr_end: float = option(0.01, "share of it that is left at the last step", low=0.0, high=1.0)
     null: float = option(0.1, "probability that an image's class is not told, which guidance needs", low=0.0, high=1.0)
     average: float = option(0.999, "decay of the weights' moving average, which is what is kept", low=0.0, high=1.0)
-    checkpoint: int = option(500, "steps from one checkpoint to the next", low=1)
+    checkpoint: float = option(60.0, "seconds from one checkpoint to the next; changes no result", low=0.0)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -75,19 +76,19 @@ def train_generator(
     RunError
         If the folder holds another generator, or the checkpoint of another training.
     """
-    run = _Run(card, data, settings, seed, torch.device(device))
-    path = folder / CHECKPOINT
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
+    run, path = _Run(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
     if path.is_file():
         run.restore(path)
+    saved = time.monotonic()
     while len(run.losses) < settings.steps:
         loss = run.step()
-        done = len(run.losses)
-        if done % settings.checkpoint == 0 and done < settings.steps:
+        if time.monotonic() - saved >= settings.checkpoint:
             run.save(path)
+            saved = time.monotonic()
         if on_step is not None:
-            on_step(done, loss)
+            on_step(len(run.losses), loss)
     run.result().save(folder, half=half)
     path.unlink(missing_ok=True)
     return load_generator(folder, device)

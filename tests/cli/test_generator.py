@@ -61,7 +61,7 @@ def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["train", "digits", *TINY, "--set", "training.checkpoint=2"]
+    arguments = ["train", "digits", *TINY, "--set", "training.checkpoint=0"]
     cli(*arguments, "--out", tmp_path / "whole")
 
     class Stop(command.Counter):

@@ -112,8 +112,8 @@ def test_encoding_turns_some_over_and_is_drawn_by_the_generator(made: LatentGene
 
 
 def test_what_does_not_fit(made: LatentGenerator, tmp_path: Path) -> None:
-    with pytest.raises(ValueRefused, match=r"of size \[5\], and this model's words are of \[16\]"):
-        made.conditions(torch.zeros(2, 5))
+    with pytest.raises(ValueRefused, match=r"of size \[5\] each, and this generator takes \[16\]"):
+        made.check_prototypes(torch.zeros(2, 5))
     with pytest.raises(DataError, match="draws uint8 images of 3 x 12 x 12"):
         made.encode(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.Generator())
     with pytest.raises(RunError, match=r"cannot load a text-to-image model from .*save_pretrained"):

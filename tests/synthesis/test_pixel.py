@@ -20,7 +20,7 @@ from fedkeep.synthesis.unet import UNet
 TOKENS = UNet(widths=(8, 8), blocks=1, attention=1, condition="tokens", tokens=2, token_width=12)
 
 
-@pytest.mark.parametrize("unet", [toy.UNET, TOKENS])
+@pytest.mark.parametrize("unet", [toy.UNET, TOKENS, UNet(widths=(8, 16), blocks=1, patch=2)])
 def test_the_network_is_told_the_class(unet: UNet) -> None:
     made = toy.generator(unet)
     noisy, times = torch.randn(3, 1, 8, 8), torch.tensor([0, 7, 19])
@@ -123,14 +123,14 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path) -> None:
 
 def test_wrong_sizes_are_refused() -> None:
     made = toy.generator()
-    with pytest.raises(
-        ValueRefused, match=r"\[1, 31\], and this generator takes \[1, 32\] \(embedding\) or \[3\] \(code"
-    ):
-        made.conditions(torch.zeros(2, 1, 31))
+    with pytest.raises(ValueRefused, match=r"size \[1, 31\] each, and this generator takes \[1, 32\] or \[3\]"):
+        made.check_prototypes(torch.zeros(2, 1, 31))
     with pytest.raises(DataError, match=r"draws uint8 images of 1 x 8 x 8, and these are torch.uint8 of 1 x 28 x 28"):
         made.encode(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.Generator())
     with pytest.raises(ConfigError, match="28 x 28 pixels cannot be halved 3 times"):
         UNet(widths=(8, 8, 8, 8)).build((1, 28, 28), 3)
+    with pytest.raises(ConfigError, match="halved 2 times in squares of 2: they must be square, and 8 must divide"):
+        UNet(widths=(8, 8, 8), patch=2).build((1, 28, 28), 3)
     with pytest.raises(ConfigError, match="multiples of 8"):
         UNet(widths=(12,))
     with pytest.raises(ConfigError, match="tokens, which need attention"):

@@ -17,7 +17,7 @@ SETTINGS = Inversion(steps=5, batch_size=8)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> PixelGenerator:
-    settings = GeneratorTraining(steps=100, batch_size=16, lr=5e-3, average=0.9, checkpoint=1000)
+    settings = GeneratorTraining(steps=100, batch_size=16, lr=5e-3, average=0.9)
     return train_generator(toy.card(), toy.data(60), settings, tmp_path_factory.mktemp("generator"))
 
 

@@ -16,7 +16,7 @@ from fedkeep.synthesis.unet import UNet
 CLASSES = 3
 UNET = UNet(widths=(8, 8), blocks=1, attention=1)
 NOISE = Noise(times=20, last=0.4)
-TRAINING = GeneratorTraining(steps=6, batch_size=8, lr=5e-3, average=0.9, checkpoint=2)
+TRAINING = GeneratorTraining(steps=6, batch_size=8, lr=5e-3, average=0.9, checkpoint=0.0)
 
 
 def card(unet: UNet = UNET, **changes: Any) -> Card:
