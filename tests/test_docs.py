@@ -32,7 +32,10 @@ def blocks(name: str, language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = [
-        line for name in ("README.md", "CONTRIBUTING.md") for block in blocks(name, "") for line in block.splitlines()
+        line
+        for name in ("README.md", "CONTRIBUTING.md", "docs/generators.md")
+        for block in blocks(name, "")
+        for line in block.splitlines()
     ]
     return [line for line in lines if line.startswith("fedkeep ")]
 
