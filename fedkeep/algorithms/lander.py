@@ -17,8 +17,8 @@ from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
 from fedkeep.objectives import Bounding, FeatureError, Objective, Scaled
 from fedkeep.options import option
-from fedkeep.synthesis import TextInverter, read_anchors
-from fedkeep.synthesis.anchors import FORMS
+from fedkeep.synthesis.inversion import TextInverter, read_anchors
+from fedkeep.synthesis.inversion.anchors import FORMS
 
 
 @dataclass

@@ -16,7 +16,7 @@ from fedkeep.models import Weights
 from fedkeep.models.heads import shrunk
 from fedkeep.objectives import NOTHING, Objective
 from fedkeep.options import option
-from fedkeep.synthesis import Inversion, Problem
+from fedkeep.synthesis.inversion import Inversion, Problem
 
 
 @dataclass

@@ -11,7 +11,7 @@ from fedkeep.algorithms.synthetic import Made, WithSynthetic
 from fedkeep.interface import Client, Data, Server
 from fedkeep.objectives import Objective
 from fedkeep.options import option
-from fedkeep.synthesis import LatentInverter
+from fedkeep.synthesis.inversion import LatentInverter
 
 RELEASED = 10  # batches that the released code makes for CIFAR-100, all within its warm-up
 

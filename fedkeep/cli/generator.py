@@ -30,15 +30,15 @@ from fedkeep.models import architecture
 from fedkeep.options import Options, as_table, build
 from fedkeep.reporting.image_grid import image_grid
 from fedkeep.reporting.plots import save_png
-from fedkeep.synthesis.gate import Gate, quality_gate
-from fedkeep.synthesis.generator import REGIMES, Regime
-from fedkeep.synthesis.material import benchmark, material
-from fedkeep.synthesis.noise import Noise, Sampler
-from fedkeep.synthesis.pixel import Card, PixelGenerator, load_generator
-from fedkeep.synthesis.prototypes import Inversion, check_held, invert
-from fedkeep.synthesis.store import ImageStore
-from fedkeep.synthesis.training import GeneratorTraining, train_generator
-from fedkeep.synthesis.unet import UNet
+from fedkeep.synthesis.diffusion.gate import Gate, quality_gate
+from fedkeep.synthesis.diffusion.generator import REGIMES, Regime
+from fedkeep.synthesis.diffusion.material import benchmark, material
+from fedkeep.synthesis.diffusion.noise import Noise, Sampler
+from fedkeep.synthesis.diffusion.pixel import Card, PixelGenerator, load_generator
+from fedkeep.synthesis.diffusion.prototypes import Inversion, check_held, invert
+from fedkeep.synthesis.diffusion.store import ImageStore
+from fedkeep.synthesis.diffusion.training import GeneratorTraining, train_generator
+from fedkeep.synthesis.diffusion.unet import UNet
 
 JUDGE = Training(batch_size=64, lr=0.05, momentum=0.9)
 JUDGE_STEPS = 2000  # as many for every classifier of the gate, however many images it has

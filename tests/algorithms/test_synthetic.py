@@ -25,7 +25,7 @@ from fedkeep.interface.values import payload
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_into
 from fedkeep.objectives import Slice
-from fedkeep.synthesis import read_anchors
+from fedkeep.synthesis.inversion import read_anchors
 
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 TOY = {**tiny.SYNTHESIS, "nums": 11}

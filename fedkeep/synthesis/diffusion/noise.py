@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedkeep.errors import ConfigError
 from fedkeep.options import Options, option
-from fedkeep.synthesis.libraries import diffusers
+from fedkeep.synthesis.diffusion.libraries import diffusers
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep.synthesis.generator import Generator
-from fedkeep.synthesis.noise import Sampler
+from fedkeep.synthesis.diffusion.generator import Generator
+from fedkeep.synthesis.diffusion.noise import Sampler
 
 OnImages = Callable[[int], None]
 """Told after every batch how many images are drawn."""

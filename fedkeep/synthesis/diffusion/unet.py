@@ -12,7 +12,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from fedkeep.errors import ConfigError
 from fedkeep.models import Shape
 from fedkeep.options import Options, option
-from fedkeep.synthesis.libraries import diffusers
+from fedkeep.synthesis.diffusion.libraries import diffusers
 
 _EIGHT = 8  # groups of channels that are normalised together, and channels of a head in attention
 

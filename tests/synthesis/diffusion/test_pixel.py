@@ -13,9 +13,9 @@ import torch
 import toy
 
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError, ValueRefused
-from fedkeep.synthesis.generator import unchanged
-from fedkeep.synthesis.pixel import load_generator
-from fedkeep.synthesis.unet import UNet
+from fedkeep.synthesis.diffusion.generator import unchanged
+from fedkeep.synthesis.diffusion.pixel import load_generator
+from fedkeep.synthesis.diffusion.unet import UNet
 
 TOKENS = UNet(widths=(8, 8), blocks=1, attention=1, condition="tokens", tokens=2, token_width=12)
 

@@ -23,8 +23,8 @@ from fedkeep.errors import DataError, RunError
 from fedkeep.files import write_whole
 from fedkeep.models.weights import load_into, weights_of
 from fedkeep.options import Options, as_table, option
-from fedkeep.synthesis.generator import hash_of
-from fedkeep.synthesis.pixel import CARD, CHECKPOINT, Card, PixelGenerator, as_signal, load_generator
+from fedkeep.synthesis.diffusion.generator import hash_of
+from fedkeep.synthesis.diffusion.pixel import CARD, CHECKPOINT, Card, PixelGenerator, as_signal, load_generator
 
 OnStep = Callable[[int, float], None]
 """Told after every step how many are done, and the step's loss."""

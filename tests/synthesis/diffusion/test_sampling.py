@@ -13,10 +13,10 @@ import toy
 from torch import Tensor
 
 from fedkeep.errors import ConfigError, RunError, ValueRefused
-from fedkeep.synthesis.noise import Noise, Sampler
-from fedkeep.synthesis.pixel import PixelGenerator
-from fedkeep.synthesis.sampling import sample
-from fedkeep.synthesis.store import ImageStore
+from fedkeep.synthesis.diffusion.noise import Noise, Sampler
+from fedkeep.synthesis.diffusion.pixel import PixelGenerator
+from fedkeep.synthesis.diffusion.sampling import sample
+from fedkeep.synthesis.diffusion.store import ImageStore
 
 SAMPLER = Sampler(steps=4)
 METHODS = ("ddim", "dpm-solver++", "ddpm")
@@ -109,7 +109,7 @@ class Sampled:
             self.images += len(rows)
             return sample(generator, prototypes, rows, *rest, **named)
 
-        monkeypatch.setattr("fedkeep.synthesis.store.sample", counted)
+        monkeypatch.setattr("fedkeep.synthesis.diffusion.store.sample", counted)
 
     def since(self) -> int:
         count, self.images = self.images, 0

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from fedkeep.data import Augmentation, Data, ImageFormat
 from fedkeep.errors import RunError
 from fedkeep.options import Options, option
-from fedkeep.synthesis.statistics import Statistics
+from fedkeep.synthesis.inversion.statistics import Statistics
 
 AUGMENTATION = Augmentation(crop=4, flip=True)  # of what teacher and student see while images are made
 BETAS = (0.5, 0.999)  # of Adam, for generators

@@ -23,9 +23,9 @@ from fedkeep.errors import RunError
 from fedkeep.files import write_whole
 from fedkeep.models.weights import digest
 from fedkeep.options import as_table
-from fedkeep.synthesis.generator import Generator
-from fedkeep.synthesis.noise import Sampler
-from fedkeep.synthesis.sampling import sample
+from fedkeep.synthesis.diffusion.generator import Generator
+from fedkeep.synthesis.diffusion.noise import Sampler
+from fedkeep.synthesis.diffusion.sampling import sample
 
 log = logging.getLogger(__name__)
 

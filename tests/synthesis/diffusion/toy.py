@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fedkeep import seeds
-from fedkeep.synthesis.noise import Noise
-from fedkeep.synthesis.pixel import Card, PixelGenerator
-from fedkeep.synthesis.training import GeneratorTraining
-from fedkeep.synthesis.unet import UNet
+from fedkeep.synthesis.diffusion.noise import Noise
+from fedkeep.synthesis.diffusion.pixel import Card, PixelGenerator
+from fedkeep.synthesis.diffusion.training import GeneratorTraining
+from fedkeep.synthesis.diffusion.unet import UNet
 
 CLASSES = 3
 UNET = UNet(widths=(8, 8), blocks=1, attention=1)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedkeep.errors import ConfigError
-from fedkeep.synthesis import read_anchors
+from fedkeep.synthesis.inversion import read_anchors
 
 VECTORS = {"cat": [1.0, 2.0, 3.0], "sea, the": [0.5, -1.0, 0.25], "unused": [9.0, 9.0, 9.0]}
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.synthesis.generator import Generator, Regime, hash_of
-from fedkeep.synthesis.libraries import diffusers, transformers
-from fedkeep.synthesis.noise import Noise
+from fedkeep.synthesis.diffusion.generator import Generator, Regime, hash_of
+from fedkeep.synthesis.diffusion.libraries import diffusers, transformers
+from fedkeep.synthesis.diffusion.noise import Noise
 
 CHECKPOINT = "CompVis/ldm-text2im-large-256"
 """The public checkpoint of the paper: about 1.5 G parameters, 6 GB."""

@@ -20,9 +20,9 @@ from fedkeep.files import write_whole
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import load_into, parameter_count
 from fedkeep.options import as_table, build
-from fedkeep.synthesis.generator import Generator, Regime, hash_of
-from fedkeep.synthesis.noise import Noise
-from fedkeep.synthesis.unet import UNet
+from fedkeep.synthesis.diffusion.generator import Generator, Regime, hash_of
+from fedkeep.synthesis.diffusion.noise import Noise
+from fedkeep.synthesis.diffusion.unet import UNet
 
 FORMAT = 1
 CARD, WEIGHTS, CHECKPOINT = "generator.json", "weights.safetensors", "checkpoint.safetensors"

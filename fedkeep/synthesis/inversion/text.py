@@ -11,8 +11,8 @@ from torch.nn.functional import mse_loss
 from fedkeep import seeds
 from fedkeep.models.custom import split
 from fedkeep.objectives.features import bounding
-from fedkeep.synthesis.generators import TextDecoder
-from fedkeep.synthesis.inversion import BETAS, Inversion, Inverter, Problem, divergence
+from fedkeep.synthesis.inversion.decoders import TextDecoder
+from fedkeep.synthesis.inversion.inverter import BETAS, Inversion, Inverter, Problem, divergence
 
 
 class TextInverter(Inverter):

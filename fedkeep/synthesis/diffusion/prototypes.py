@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 
 from fedkeep.errors import DataError, ValueRefused
 from fedkeep.options import Options, option
-from fedkeep.synthesis.generator import Generator, unchanged
+from fedkeep.synthesis.diffusion.generator import Generator, unchanged
 
 Average = Literal["uniform", "holders", "count"]
 """Who counts in the mean of a class's prototypes: all, those who hold examples of it, or these by how many."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedkeep import seeds
-from fedkeep.synthesis.generators import Decoder
-from fedkeep.synthesis.inversion import BETAS, Inversion, Inverter, Problem
+from fedkeep.synthesis.inversion.decoders import Decoder
+from fedkeep.synthesis.inversion.inverter import BETAS, Inversion, Inverter, Problem
 
 REPTILE = 67.0  # in the code of TARGET, times the way that the copy went
 

@@ -16,7 +16,7 @@ from fedkeep.data.combine import choose, join
 from fedkeep.data.holdout import hold_out
 from fedkeep.data.ink import as_emnist
 from fedkeep.errors import ConfigError
-from fedkeep.synthesis.generator import Regime
+from fedkeep.synthesis.diffusion.generator import Regime
 
 GREY = "mnist+emnist-letters-a-to-j+fashion-mnist"
 HELD_OUT = 0.15
@@ -87,7 +87,7 @@ def material(name: str, regime: Regime, data_dir: DataDir = None) -> Material:
     if regime == "ldm" or (name, regime) == ("rgb", "paper"):
         raise ConfigError(
             f"{name} under the regime {regime!r} has nothing to train: it is the public text-to-image model, which is "
-            "loaded (fedkeep.synthesis.text_to_image). Train with the regime same_classes or disjoint."
+            "loaded (fedkeep.synthesis.diffusion.text_to_image). Train with the regime same_classes or disjoint."
         )
     dataset = _OTHERS[name](data_dir) if regime == "disjoint" and name in _OTHERS else benchmark(name, data_dir)
     labels = dataset.train["label"].cpu()

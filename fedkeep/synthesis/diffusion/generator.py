@@ -15,7 +15,7 @@ from fedkeep.data.dataset import describe
 from fedkeep.errors import DataError, RunError, ValueRefused
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import digest
-from fedkeep.synthesis.noise import Noise
+from fedkeep.synthesis.diffusion.noise import Noise
 
 Regime = Literal["paper", "same_classes", "disjoint", "ldm"]
 """What a generator saw before the federation began; printed with every result, since it decides what a result means."""

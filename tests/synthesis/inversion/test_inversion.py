@@ -15,11 +15,11 @@ from fedkeep.data import ImageFormat
 from fedkeep.errors import RunError
 from fedkeep.models import Network
 from fedkeep.objectives.features import bounding
-from fedkeep.synthesis import Inversion, LatentInverter, Problem, TextInverter
-from fedkeep.synthesis.generators import PER_LAYER, Decoder, TextDecoder
-from fedkeep.synthesis.inversion import divergence, unlearned
-from fedkeep.synthesis.latent import REPTILE
-from fedkeep.synthesis.statistics import Statistics
+from fedkeep.synthesis.inversion import Inversion, LatentInverter, Problem, TextInverter
+from fedkeep.synthesis.inversion.decoders import PER_LAYER, Decoder, TextDecoder
+from fedkeep.synthesis.inversion.inverter import divergence, unlearned
+from fedkeep.synthesis.inversion.latent import REPTILE
+from fedkeep.synthesis.inversion.statistics import Statistics
 
 SHAPE = (1, 12, 12)
 FORMAT = ImageFormat(SHAPE, (0.4,), (0.2,))

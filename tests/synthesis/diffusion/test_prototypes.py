@@ -8,9 +8,9 @@ import toy
 from torch import Tensor
 
 from fedkeep.errors import DataError, RunError, ValueRefused
-from fedkeep.synthesis.pixel import PixelGenerator
-from fedkeep.synthesis.prototypes import Average, Inversion, Inverted, average, check_held, invert
-from fedkeep.synthesis.training import GeneratorTraining, train_generator
+from fedkeep.synthesis.diffusion.pixel import PixelGenerator
+from fedkeep.synthesis.diffusion.prototypes import Average, Inversion, Inverted, average, check_held, invert
+from fedkeep.synthesis.diffusion.training import GeneratorTraining, train_generator
 
 SETTINGS = Inversion(steps=5, batch_size=8)
 

@@ -11,8 +11,8 @@ import torch
 import toy
 
 from fedkeep.errors import DataError, RunError
-from fedkeep.synthesis.pixel import load_generator
-from fedkeep.synthesis.training import GeneratorTraining, _Draws, _Run, train_generator
+from fedkeep.synthesis.diffusion.pixel import load_generator
+from fedkeep.synthesis.diffusion.training import GeneratorTraining, _Draws, _Run, train_generator
 
 
 def train(folder: Path, settings: GeneratorTraining = toy.TRAINING, **changes: Any) -> Any:

@@ -11,7 +11,7 @@ from fedkeep.data import Data
 from fedkeep.engine.classifier import train_classifier
 from fedkeep.interface import Training
 from fedkeep.models import MLP
-from fedkeep.synthesis.gate import class_accuracies, quality_gate
+from fedkeep.synthesis.diffusion.gate import class_accuracies, quality_gate
 
 
 def brightest(images: Tensor) -> Tensor:

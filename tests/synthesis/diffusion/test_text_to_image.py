@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedkeep.errors import DataError, RunError, ValueRefused
-from fedkeep.synthesis.text_to_image import LEARNED, LatentGenerator, load_latent
-from fedkeep.synthesis.libraries import diffusers, transformers
-from fedkeep.synthesis.noise import Sampler
-from fedkeep.synthesis.prototypes import Inversion, invert
-from fedkeep.synthesis.sampling import sample
+from fedkeep.synthesis.diffusion.libraries import diffusers, transformers
+from fedkeep.synthesis.diffusion.noise import Sampler
+from fedkeep.synthesis.diffusion.prototypes import Inversion, invert
+from fedkeep.synthesis.diffusion.sampling import sample
+from fedkeep.synthesis.diffusion.text_to_image import LEARNED, LatentGenerator, load_latent
 
 WIDTH = 16
 
