@@ -164,11 +164,15 @@ class FedDCL(Algorithm[Gallery, Visitor]):
         if isinstance(reply, Found):
             size = (new, *server.generator.start(1).shape[1:])
             fits = reply.prototypes.shape == size and reply.counts.shape == (new,) and bool((reply.counts >= 0).all())
-            return None if fits else f"prototypes {list(reply.prototypes.shape)}, not {list(size)}"
+            return None if fits else f"prototypes of shape {list(reply.prototypes.shape)}, not {list(size)}"
         if isinstance(reply, Said):
             wanted = (new * self.server_cur, new)
             fits = reply.logits.shape == wanted and reply.logits.dtype == torch.float32
-            return None if fits else f"logits {list(reply.logits.shape)} in {reply.logits.dtype}, not {list(wanted)}"
+            return (
+                None
+                if fits
+                else f"logits of shape {list(reply.logits.shape)} in {reply.logits.dtype}, not {list(wanted)}"
+            )
         return None
 
     def own_model(self, state: Visitor) -> Weights:
