@@ -162,17 +162,13 @@ class FedDCL(Algorithm[Gallery, Visitor]):
     def fault(self, server: Server[Gallery], reply: Any) -> str | None:
         new = server.classes - server.old
         if isinstance(reply, Found):
-            size = (new, *server.generator.start(1).shape[1:])
-            fits = reply.prototypes.shape == size and reply.counts.shape == (new,) and bool((reply.counts >= 0).all())
-            return None if fits else f"prototypes of shape {list(reply.prototypes.shape)}, not {list(size)}"
+            size, found = (new, *server.generator.start(1).shape[1:]), tuple(reply.prototypes.shape)
+            if found != size or reply.counts.shape != (new,) or bool((reply.counts < 0).any()):
+                return f"prototypes of shape {list(found)}, not {list(size)}, or without a count of each class"
         if isinstance(reply, Said):
             wanted = (new * self.server_cur, new)
-            fits = reply.logits.shape == wanted and reply.logits.dtype == torch.float32
-            return (
-                None
-                if fits
-                else f"logits of shape {list(reply.logits.shape)} in {reply.logits.dtype}, not {list(wanted)}"
-            )
+            if reply.logits.shape != wanted or reply.logits.dtype != torch.float32:
+                return f"logits of shape {list(reply.logits.shape)} in {reply.logits.dtype}, not {list(wanted)}"
         return None
 
     def own_model(self, state: Visitor) -> Weights:

@@ -40,7 +40,7 @@ from fedkeep.synthesis.diffusion.store import ImageStore
 from fedkeep.synthesis.diffusion.training import GeneratorTraining, train_generator
 from fedkeep.synthesis.diffusion.unet import UNet
 
-JUDGE = Training(batch_size=64, lr=0.05, momentum=0.9)
+JUDGE = Training(batch_size=64, lr=0.02, momentum=0.9)
 JUDGE_STEPS = 2000  # as many for every classifier of the gate, however many images it has
 
 

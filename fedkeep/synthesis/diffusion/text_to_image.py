@@ -16,7 +16,7 @@ from fedkeep.synthesis.diffusion.libraries import diffusers, transformers
 from fedkeep.synthesis.diffusion.noise import Noise
 
 CHECKPOINT = "CompVis/ldm-text2im-large-256"
-"""The public checkpoint of the paper: about 1.5 G parameters, 6 GB."""
+"""The public checkpoint of the paper: about 1.4 G parameters, 6 GB."""
 
 PLACEHOLDER = "*"
 DRAWN = f"a photo of {PLACEHOLDER}"

@@ -31,7 +31,7 @@ class UNet(Options):
     )
     blocks: int = option(1, "residual blocks at each resolution", low=1)
     patch: int = option(
-        1, "side of the squares of pixels that enter as one with more channels; 2 is about four times as quick", low=1
+        1, "side of the squares of pixels that enter as one with more channels; 2 is a quarter of the work", low=1
     )
     attention: int = option(1, "at how many of the coarsest resolutions pixels attend to each other", low=0)
     condition: Literal["code", "tokens"] = option(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedkeep.errors import DataError, RunError, ValueRefused
+from fedkeep.errors import DataError, MissingExtra, RunError, ValueRefused
 from fedkeep.synthesis.diffusion.libraries import diffusers, transformers
 from fedkeep.synthesis.diffusion.noise import Sampler
 from fedkeep.synthesis.diffusion.prototypes import Inversion, invert
@@ -118,3 +119,9 @@ def test_what_does_not_fit(made: LatentGenerator, tmp_path: Path) -> None:
         made.encode(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.Generator())
     with pytest.raises(RunError, match=r"cannot load a text-to-image model from .*save_pretrained"):
         load_latent(tmp_path / "nothing")
+
+
+def test_without_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'fedkeep\[diffusion\]'"):
+        load_latent(folder)
