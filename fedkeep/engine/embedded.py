@@ -70,7 +70,7 @@ class Embedded:
         dataset = self.federation.dataset
         self.federation = self.federation.to(self.device)
         self.place = Workplace(
-            Networks(self.factory, self.seed, self.device),
+            Networks(self.factory, self.seed, self.device, self.algorithm.rows_per_class),
             dataset.normalise,
             self.augmentation,
             self.training,

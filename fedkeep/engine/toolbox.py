@@ -230,6 +230,9 @@ class _Answers:
     def features(self, model: Weights) -> Tensor:
         return self.party.place.networks.features(model, self._normalised())
 
+    def about(self, data: Data) -> _Answers:
+        return _Answers(self.party, data)
+
     def _normalised(self) -> Tensor:
         if self.images is None:
             self.images = self.party.place.normalise(self.data["image"])

@@ -6,7 +6,8 @@ from fedkeep.objectives.contrast import Contrast
 from fedkeep.objectives.cross_entropy import CrossEntropy, WeightedCrossEntropy
 from fedkeep.objectives.distillation import Distillation, Form, Lesson, Scale
 from fedkeep.objectives.penalties import Quadratic, Slope
-from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy
+from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy, Prototypes
+from fedkeep.objectives.rotations import Rotated
 from fedkeep.objectives.slices import Scaled, Slice
 from fedkeep.objectives.tsd import TSD
 from fedkeep.objectives.weighting import (
@@ -37,7 +38,9 @@ __all__ = [
     "Objective",
     "PerTeacher",
     "PrototypeEntropy",
+    "Prototypes",
     "Quadratic",
+    "Rotated",
     "Scale",
     "Scaled",
     "Slice",

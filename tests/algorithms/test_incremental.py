@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
 
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.fedewc import Consolidated, FedEWC
@@ -19,19 +19,14 @@ from fedkeep.algorithms.fedskf import FedSKF, Personal, next_in_turn
 from fedkeep.algorithms.finetune import Finetune
 from fedkeep.algorithms.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental import joined, old_classes, remembered
-from fedkeep.engine.fit import Assignment
 from fedkeep.engine.networks import Networks
-from fedkeep.engine.toolbox import LocalParty
-from fedkeep.interface import Algorithm, Fit
+from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT, head_of
 from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING
 from fedkeep.objectives.exemplars import class_means, nearest_mean
-
-Method = Algorithm[Any, Any]
-TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 
 
 def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
@@ -67,61 +62,6 @@ def test_special_cases_are_equal(method: Method, same: Method) -> None:
     one, other = final(method), final(same)
     for name, tensor in other.items():
         torch.testing.assert_close(one[name], tensor, rtol=1e-5, atol=1e-6)
-
-
-class Seen:
-    """What clients were given to train, by (task, round, client): in this order of names."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fits: dict[tuple[int, int, str], Assignment] = {}
-        self.results: dict[tuple[int, int, str], Fit] = {}
-        self.networks: Networks | None = None
-        assignment, fit = LocalParty.assignment, LocalParty.fit
-
-        def spy(party: LocalParty, *args: Any, **kwargs: Any) -> Assignment:
-            made = assignment(party, *args, **kwargs)
-            self.fits[party.task, party.round, party.name] = made
-            return made
-
-        def spy_fit(party: LocalParty, *args: Any, **kwargs: Any) -> Fit:
-            done = fit(party, *args, **kwargs)
-            self.results[party.task, party.round, party.name] = done
-            return done
-
-        monkeypatch.setattr(LocalParty, "assignment", spy)
-        monkeypatch.setattr(LocalParty, "fit", spy_fit)
-
-
-def loss_of(engine: Any, given: Assignment, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of a model on the first rows of what it was given to train, their images and labels."""
-    from fedkeep.engine.fit import Pupil
-
-    batch = given.sources[0].first(4)
-    network = engine.place.networks.build(model)
-    weights = dict(network.named_parameters())
-    for name, parameter in weights.items():
-        parameter.data = model[name].clone()
-    value = given.objective(Pupil(engine.place.networks, weights, network), [batch])
-    return value, batch.data["image"], batch.data["label"]
-
-
-def logits(engine: Any, model: Weights, images: Tensor) -> Tensor:
-    return engine.place.networks.logits(model, images)  # type: ignore[no-any-return]
-
-
-def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) -> Tensor:
-    said = (teacher[:, :known] / tau).softmax(-1)
-    return -(said * (student[:, :known] / tau).log_softmax(-1)).sum(-1).mean()
-
-
-def second_task(method: Method, monkeypatch: pytest.MonkeyPatch, rounds: int = 4) -> tuple[Any, Seen, Weights]:
-    """Play some rounds, two a task; return the engine, what was trained, and the last model of the first task."""
-    seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4)
-    tiny.played(engine, 2)
-    old = engine.server.model
-    tiny.played(engine, rounds - 2)
-    return engine, seen, old
 
 
 @pytest.mark.parametrize("round", [1, 2])
@@ -297,10 +237,10 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
 
     train = FedSKF.train
 
-    def noting(self: FedSKF, client: Any, model: Weights) -> Fit:
+    def noting(self: FedSKF, client: Any, model: Weights, moves: list[torch.Tensor]) -> Fit:
         places.append((client.task, client.round))
         try:
-            return train(self, client, model)
+            return train(self, client, model, moves)
         finally:
             places.pop()
 

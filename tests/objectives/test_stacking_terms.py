@@ -33,7 +33,8 @@ TERMS: dict[str, Objective] = {
     "distillation of old classes": Slice(Distillation((TEACHER,), Whole(1.0), tau=2.0), 0, OLD, any_label=True),
     "one old class": Slice(Distillation((TEACHER,), Whole(1.0)), 0, 1, any_label=True) + CrossEntropy(),
     "new classes": Scaled(0.5, Slice(CrossEntropy(), OLD)),
-    "prototypes": PrototypeEntropy(noise(7, 4), torch.arange(7) % 5),
+    "prototypes": PrototypeEntropy(noise(10, 4), torch.arange(10) % 5),
+    "sharper labels": CrossEntropy(tau=0.1),
     "features": FeatureDistance(model(10, 4, 5, seed=3)),
     "pull": Quadratic({name: tensor for name, tensor in STUDENT.items() if "classifier" in name}, 2.0),
 }
