@@ -71,7 +71,11 @@ class FedPASS(Algorithm[NoState, Remembered]):
     A client keeps the prototypes of its own classes, and one that has seen no old class learns without. With
     ``scope=global`` clients tell the server theirs at a task's end, with the number of examples of each, and all learn
     with the means over all. The noise has the radius of the first task (PASS's code) or of the latest (PyCIL's); it is
-    drawn for each example once a round. Stacks of clients and single ones learn the same up to rounding.
+    drawn for each example once a round.
+
+    PASS trains with Adam, to which the size of a loss does not matter. To SGD it does: with the temperature and the
+    weights above gradients are 10 to 100 times the usual, and training at usual learning rates breaks down as soon as
+    there are old classes. ``scale`` makes the whole loss smaller.
     """
 
     title = "FedPASS"
@@ -80,6 +84,9 @@ class FedPASS(Algorithm[NoState, Remembered]):
     w_prototypes: float = option(10.0, "weight of the classifier's cross-entropy on prototypes", low=0.0)
     w_features: float = option(10.0, "weight of the distance of features from the old model's", low=0.0)
     tau: float = option(0.1, "softmax temperature of both cross-entropies", low=1e-3)
+    scale: float = option(
+        1.0, "factor on the whole loss, for SGD; 1 as in PASS's code, which trains with Adam", low=0.0
+    )
     scope: Literal["client", "global"] = option("client", "whose prototypes a client learns with: its own, or all")
     radius: Radius = option("first", "task from which the size of the noise is taken")
     fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
@@ -103,7 +110,8 @@ class FedPASS(Algorithm[NoState, Remembered]):
         """Train on images in all rotations, and the classifier on noisy prototypes of old classes too."""
         kept = client.state
         images = once_a_task(client, Rotated(rotated_images(kept.teacher, self.w_features, self.tau)), client.data)
-        return client.fit(model, images + old_prototypes(client, kept.prototypes, self.w_prototypes, self.tau))
+        old = old_prototypes(client, kept.prototypes, self.w_prototypes, self.tau)
+        return client.fit(model, Scaled(self.scale, images + old))
 
     @on_client
     def remember(self, client: Client[Remembered], model: Weights) -> None:

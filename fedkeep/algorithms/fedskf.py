@@ -114,6 +114,7 @@ class FedSKF(Algorithm[Turn, Personal]):
     w_prototypes: float = option(10.0, "of pass: weight of the cross-entropy on prototypes", low=0.0)
     w_features: float = option(10.0, "of pass: weight of the distance of features from the own old model's", low=0.0)
     tau_labels: float = option(0.1, "of pass: softmax temperature of its cross-entropies", low=1e-3)
+    scale: float = option(1.0, "of pass: factor on PASS's loss (see FedPASS)", low=0.0)
     radius: Radius = option("first", "of pass: task from which the size of the noise is taken")
     fusion: Fusion = option("uniform", "whether clients count by their examples in the mean, or all alike")
     pit: Literal["fused", "aligned", "off"] = option("fused", "result of the projection; off: the plain mean")
@@ -198,7 +199,8 @@ class FedSKF(Algorithm[Turn, Personal]):
     def labels(self, client: Client[Personal]) -> Objective:
         """Return what is learned beside what the lesson of the task holds."""
         if self.level == "pass":
-            return old_prototypes(client, client.state.prototypes, self.w_prototypes, self.tau_labels)
+            weight = self.scale * self.w_prototypes
+            return old_prototypes(client, client.state.prototypes, weight, self.tau_labels)
         return cross_entropy(client, self.slice)
 
     def pull(self, client: Client[Personal], model: Weights) -> Objective:
@@ -218,7 +220,8 @@ class FedSKF(Algorithm[Turn, Personal]):
     def lesson(self, kept: Personal) -> Objective:
         """Return what old models teach in a task, before they are asked; with PASS, all that is learned from images."""
         if self.level == "pass":
-            return Rotated(rotated_images(kept.old_own, self.w_features, self.tau_labels) + self.old_models(kept))
+            images = rotated_images(kept.old_own, self.w_features, self.tau_labels)
+            return Rotated(Scaled(self.scale, images) + self.old_models(kept))
         return self.old_models(kept)
 
     def old_models(self, kept: Personal) -> Objective:

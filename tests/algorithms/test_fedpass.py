@@ -16,7 +16,7 @@ from fedkeep.algorithms.fedskf import FedSKF
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT, head_of
-from fedkeep.objectives import PrototypeEntropy, Prototypes, Scaled
+from fedkeep.objectives import PrototypeEntropy, Prototypes
 
 
 def turned(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,14 +29,16 @@ def distance(engine: Any, model: Weights, old: Weights, images: Tensor) -> Tenso
     return (engine.place.networks.features(model, images) - engine.place.networks.features(old, images)).norm()
 
 
+def terms(objective: Any) -> list[Any]:
+    """Return an objective and all that it is made of."""
+    inside = [*getattr(objective, "terms", ()), *([objective.term] if hasattr(objective, "term") else [])]
+    return [objective, *(found for each in inside for found in terms(each))]
+
+
 def drawn(seen: Seen, *place: Any) -> PrototypeEntropy:
     """Return the noisy prototypes that a client was given in a round."""
-    found = [t for t in seen.fits[place].objective.terms if isinstance(t, Scaled)]  # type: ignore[attr-defined]
-    assert len(found) == 1
-    assert found[0].factor == 10.0
-    term = found[0].term
-    assert isinstance(term, PrototypeEntropy)
-    return term
+    (found,) = (term for term in terms(seen.fits[place].objective) if isinstance(term, PrototypeEntropy))
+    return found
 
 
 def on_prototypes(model: Weights, term: PrototypeEntropy) -> Tensor:
@@ -45,13 +47,13 @@ def on_prototypes(model: Weights, term: PrototypeEntropy) -> Tensor:
 
 
 def test_fedpass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FedPASS(), monkeypatch)
+    engine, seen, old = second_task(FedPASS(scale=0.5), monkeypatch)
     assert old[WEIGHT].shape == (8, 8), "four rows for each of two classes"
     given, model = seen.fits[1, 2, "1"], seen.results[1, 2, "1"].model
     engine.enter(1)
     value, images, labels = loss_of(engine, given, model)
     images, labels = turned(images, labels)
-    torch.testing.assert_close(value, cross_entropy(logits(engine, model, images) / 0.1, labels))
+    torch.testing.assert_close(value, 0.5 * cross_entropy(logits(engine, model, images) / 0.1, labels))
     engine.enter(2)
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     value, images, labels = loss_of(engine, given, model)
@@ -59,7 +61,7 @@ def test_fedpass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = cross_entropy(logits(engine, model, images) / 0.1, labels)
     expected = expected + 10 * distance(engine, model, old, images)
     expected = expected + 10 * on_prototypes(model, drawn(seen, 2, 2, "1"))
-    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(value, 0.5 * expected)
 
 
 def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +105,7 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: p
     (absent,) = (client for client in "0123" if not engine.federation.size(client))
     tiny.played(engine)
     assert engine.federation.size(absent), "it has something to learn in the second task"
-    assert not any(isinstance(term, Scaled) for term in getattr(seen.fits[2, 1, absent].objective, "terms", ()))
+    assert not any(isinstance(term, PrototypeEntropy) for term in terms(seen.fits[2, 1, absent].objective))
     assert engine.states[absent].prototypes.classes.tolist() == [2]
 
 
@@ -120,7 +122,7 @@ def test_what_is_evaluated_is_the_first_row_of_each_class() -> None:
 
 
 def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FedSKF(level="pass"), monkeypatch)
+    engine, seen, old = second_task(FedSKF(level="pass", scale=0.5), monkeypatch)
     own = seen.results[1, 2, "1"].model
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     value, images, labels = loss_of(engine, given, model)
@@ -129,8 +131,8 @@ def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = torch.nn.functional.one_hot(labels, 12).float()
     tsd = binary_cross_entropy_with_logits(torch.cat((local, student[:, 8:]), 1), truth)
     expected = cross_entropy(student / 0.1, labels) + 10 * distance(engine, model, own, images)
+    expected = 0.5 * (expected + 10 * on_prototypes(model, drawn(seen, 2, 2, "1")))
     expected = expected + 3 * (distilled(student, local, 8) + tsd) + distilled(student, logits(engine, old, images), 8)
-    expected = expected + 10 * on_prototypes(model, drawn(seen, 2, 2, "1"))
     pull = sum((model[n] - given.model[n]).square().sum() for n in head_of(model))  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
     data = engine.federation.at(1).data("1")
