@@ -194,7 +194,8 @@ class FedSKF(Algorithm[Turn, Personal]):
             kept.synced = client.task
         if due or not self.sync or not kept.own:
             return model
-        return {**model, **laid(head_of(continued(kept.own, model)), moves)}
+        # Moved first: the rows of new classes come from the server, and read its order already.
+        return {**model, **continued(laid(head_of(kept.own), moves), model)}
 
     def labels(self, client: Client[Personal]) -> Objective:
         """Return what is learned beside what the lesson of the task holds."""

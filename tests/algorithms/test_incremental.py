@@ -255,6 +255,21 @@ def test_fedskf_lets_classifiers_follow_the_neurons(monkeypatch: pytest.MonkeyPa
         assert torch.equal(engine.states[client].old_own[WEIGHT], moved), "its old model reads the last extractor"
 
 
+def test_rows_of_new_classes_follow_the_neurons_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = torch.arange(8).roll(1)
+    monkeypatch.setattr(Transport, "project", lambda self, source, *_: Projection(dict(source), {"all": 0.0}, turn))
+    seen = Seen(monkeypatch)
+    engine = tiny.engine_with_tasks(FedSKF(pit_map_local_cls=True), TWO_ONE, rounds=3, cohort=4)
+    tiny.played(engine, 3)
+    before, base = engine.server.model, engine.server.state.base
+    tiny.played(engine, 1)
+    new = engine.server.grown(before)[WEIGHT][2:]
+    for client in "0123":
+        own, start = seen.results[1, 3, client].model[WEIGHT], seen.fits[2, 1, client].model[WEIGHT]
+        assert torch.equal(start[:2], own if client == base else own[:, turn])
+        assert torch.equal(start[2:], new)
+
+
 def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
     def spread(w_pull: float) -> float:
         training = replace(tiny.TRAINING, epochs=30, lr=0.01, momentum=0.0)
