@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fedkeep import seeds
+from fedkeep.engine.networks import Networks
 from fedkeep.engine.perform import Ticket
 from fedkeep.engine.requests import Lost, Request
 from fedkeep.interface import Fit
@@ -19,6 +20,7 @@ from fedkeep.interface.algorithm import function_of, sent, signature
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import label_counts, not_counts
 from fedkeep.interface.values import copied, found_in, not_finite, payload
+from fedkeep.models import Weights
 from fedkeep.models.weights import same_form
 
 if TYPE_CHECKING:
@@ -124,8 +126,7 @@ class RoundInFlight:
             "down": self.down,
             "up": self.up,
         }
-        watched = self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.round)
-        return books | ({"visits": self.visits} if watched else {})
+        return books | ({"visits": self.visits} if self._watched else {})
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -204,7 +205,7 @@ class RoundInFlight:
         finally:
             del self.under_way[client]
         if not isinstance(outcome, Lost):
-            reason = self._refused(call.step, outcome.reply)
+            reason = self._refused(client, call.step, outcome.reply)
             outcome = outcome if reason is None else Lost(reason)
         if isinstance(outcome, Lost):
             self._lose(client, outcome.reason)
@@ -228,7 +229,7 @@ class RoundInFlight:
                 return "dropped out"
         return self.engine.lose(self.number, client, step) if self.engine.lose else None
 
-    def _refused(self, step: Step, reply: Any) -> str | None:
+    def _refused(self, client: str, step: Step, reply: Any) -> str | None:
         """Return why the border does not let a reply through, or None."""
         where = not_finite(reply)
         if where is not None:
@@ -236,19 +237,13 @@ class RoundInFlight:
         if function_of(step) is label_counts:
             fault = not_counts(reply, self.engine.place.classes)
             return fault and f"answered with {fault}"
-        initial = self.engine.place.networks.initial
-        mismatches = [same_form(reply.model, initial)] if isinstance(reply, Fit) else []
-        mismatches += map(self._mismatch, found_in(reply, Mapping))
-        return next((f"answered with another model: {mismatch}" for mismatch in mismatches if mismatch), None)
-
-    def _mismatch(self, weights: Mapping[Any, Any]) -> str | None:
-        """Return why what stands under a model's names is not of the model's form; parameters alone are enough."""
-        networks = self.engine.place.networks
-        if weights.keys().isdisjoint(networks.initial):
-            return None
-        whole = weights.keys() != set(networks.parameters)
-        expected = networks.initial if whole else {name: networks.initial[name] for name in networks.parameters}
-        return same_form(weights, expected)
+        networks = self.engine.place_of(client).networks
+        mismatches = [same_form(reply.model, networks.initial)] if isinstance(reply, Fit) else []
+        mismatches += (_mismatch(weights, networks) for weights in found_in(reply, Mapping))
+        if mismatch := next(filter(None, mismatches), None):
+            return f"answered with another model: {mismatch}"
+        fault = self.engine.algorithm.fault(self.engine.server, reply)
+        return fault and f"answered with {fault}"
 
     def _lose(self, client: str, reason: str) -> None:
         self.lost[client] = reason
@@ -269,19 +264,32 @@ class RoundInFlight:
         self.lost, self.counting = lost, True
 
     def _came_back(self, client: str, fit: Fit) -> None:
-        if self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.round):
-            began = time.perf_counter()
-            previous = self.engine.evaluate_on(self.fits[-1][0], fit) if self.fits else None
-            self.visits.append(
-                {
-                    "client": client,
-                    "correct": self.engine.evaluate(fit.model).correct,
-                    "own": self.engine.evaluate_on(client, fit),
-                    "previous": previous,
-                }
-            )
-            self.evaluating += time.perf_counter() - began
+        if self._watched:
+            self._visit(client, fit.model, self.fits[-1][0] if self.fits else None)
         self.fits.append((client, fit))
+
+    def look_at_own_models(self) -> None:
+        """Evaluate the models that the round's clients keep for themselves, if they should be."""
+        for client in self.cohort if self._watched else ():
+            if client in self.states and (model := self.engine.algorithm.own_model(self.states[client])):
+                self._visit(client, model, None)
+
+    @property
+    def _watched(self) -> bool:
+        return self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.round)
+
+    def _visit(self, client: str, model: Weights, before: str | None) -> None:
+        """Evaluate a client's model; ``before`` is who was visited before it, on whose examples it is tried too."""
+        began = time.perf_counter()
+        self.visits.append(
+            {
+                "client": client,
+                "correct": self.engine.evaluate(model, client).correct,
+                "own": self.engine.evaluate_on(client, model, client),
+                "previous": None if before is None else self.engine.evaluate_on(before, model, client),
+            }
+        )
+        self.evaluating += time.perf_counter() - began
 
     def _received(self, call: Call) -> Call:
         """Return the call as it arrives at the client."""
@@ -294,3 +302,12 @@ class RoundInFlight:
         )
         kwargs = {name: decode(encode(arg), hints[name], self.engine.device) for name, arg in call.kwargs.items()}
         return Call(call.step, args, kwargs)
+
+
+def _mismatch(weights: Mapping[Any, Any], networks: Networks) -> str | None:
+    """Return why what stands under a model's names is not of the model's form; parameters alone are enough."""
+    if weights.keys().isdisjoint(networks.initial):
+        return None
+    whole = weights.keys() != set(networks.parameters)
+    expected = networks.initial if whole else {name: networks.initial[name] for name in networks.parameters}
+    return same_form(weights, expected)

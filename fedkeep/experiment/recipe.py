@@ -14,17 +14,18 @@ import tomli_w
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import Scheme, schemes
+from fedkeep.data.public import Public
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, did_you_mean, nearest
 from fedkeep.experiment.catalogue import ROOT, paper_tables, recipe_names
 from fedkeep.experiment.changes import SECTIONS, apply, merged
 from fedkeep.experiment.grid import gridded
+from fedkeep.experiment.networks import ClientModel, model_table, read_client_models, read_model
 from fedkeep.interface import Algorithm, Training, algorithm, algorithms
-from fedkeep.models import Architecture, architecture
-from fedkeep.models.custom import from_path
+from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
 
-KEYS = ("title", "extends", "seeds", "methods", "paper", *SECTIONS)
+KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", *SECTIONS)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Recipe:
     ----------
     name : how it was asked for. title : a line for people.
     data : a known data set, a Hub id or a path (see `fedkeep.data.load`).
+    model : the server's network, and every client's that has none of its own in ``client_models``.
     methods : compared on the same partitions, initial weights, cohorts and batch orders. seeds : one run of each for
     each.
     paper : the numbers that a paper printed for it, if it is a paper's experiment.
@@ -68,7 +70,9 @@ class Recipe:
     seeds: tuple[int, ...] = (0,)
     augmentation: Augmentation = field(default_factory=Augmentation)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
+    public: Public = field(default_factory=Public)
     tasks: Tasks = field(default_factory=Tasks)
+    client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -88,11 +92,12 @@ class Recipe:
             "seeds": list(self.seeds),
             "data": {"name": self.data},
             "partition": {"scheme": self.partition.name, **as_table(self.partition)},
-            "model": {"name": self.model.name, **as_table(self.model)},
+            "model": model_table(self.model),
             "training": as_table(self.training),
             "run": as_table(self.run),
             "augmentation": as_table(self.augmentation),
             "auxiliary": as_table(self.auxiliary),
+            "public": as_table(self.public),
             "methods": [
                 {"label": m.label, "algorithm": m.algorithm.name()}
                 | ({"point_of": m.point_of} if m.point_of else {})
@@ -102,6 +107,8 @@ class Recipe:
         }
         if self.has_tasks:
             table["tasks"] = as_table(self.tasks)
+        if self.client_models:
+            table["client_models"] = [model.to_table() for model in self.client_models]
         if self.paper:
             table["paper"] = dict(self.paper)
         return tomli_w.dumps(table)
@@ -231,14 +238,16 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         title=str(table.get("title", name)),
         data=data,
         partition=partition,
-        model=_model(sections["model"], where, allow_code),
+        model=read_model(sections["model"], f"{where}, [model]", allow_code),
         training=build(Training, sections["training"], f"{where}, [training]"),
         run=build(Plan, sections["run"], f"{where}, [run]"),
         methods=_methods(_method_tables(table, where), where),
         seeds=_seeds(table.get("seeds", [0]), where),
         augmentation=build(Augmentation, sections["augmentation"], f"{where}, [augmentation]"),
         auxiliary=build(Auxiliary, sections["auxiliary"], f"{where}, [auxiliary]"),
+        public=build(Public, sections["public"], f"{where}, [public]"),
         tasks=build(Tasks, sections["tasks"], f"{where}, [tasks]"),
+        client_models=read_client_models(table.get("client_models", []), where, allow_code),
         paper=_table(table, "paper", where),
     )
     _check_needs(recipe, where)
@@ -247,6 +256,8 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
             f"{where}: an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or "
             "[tasks]."
         )
+    if recipe.auxiliary.per_class and recipe.public.name:
+        raise ConfigError(f"{where}: the server has one set of its own. Leave out [auxiliary] or [public].")
     clients = partition.clients
     if clients and recipe.run.cohort > clients:
         raise ConfigError(
@@ -262,15 +273,6 @@ def _table(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, A
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {section} must be a table, [{section}].")
     return value
-
-
-def _model(table: dict[str, Any], where: str, allow_code: bool) -> Architecture:
-    name = table.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"{where}: [model] needs a name.")
-    if ":" in name:
-        return from_path(name, allow_code=allow_code)
-    return build(architecture(name), table, f"{where}, [model]")
 
 
 def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
@@ -331,11 +333,21 @@ def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Re
 def _check_needs(recipe: Recipe, where: str) -> None:
     """Raise `ConfigError` if a method needs something of the recipe that it does not give."""
     for method in recipe.methods:
-        unknown = [need for need in method.algorithm.needs if need != "auxiliary"]
+        unknown = [need for need in method.algorithm.needs if need not in ("auxiliary", "public")]
         if unknown:
             raise ConfigError(f"{where}: {method.label} needs {', '.join(unknown)}, which no recipe can give.")
         if "auxiliary" in method.algorithm.needs and not recipe.auxiliary.per_class:
             raise ConfigError(
                 f"{where}: {method.label} needs an auxiliary set on the server, and there is none. Give it one: "
                 "auxiliary.per_class=32."
+            )
+        if "public" in method.algorithm.needs and not recipe.public.name:
+            raise ConfigError(
+                f"{where}: {method.label} needs a public set, about whose images clients tell what they think. Name a "
+                "data set with images of the same size: public.name=fashion-mnist."
+            )
+        if recipe.client_models and method.algorithm.networks == "one":
+            raise ConfigError(
+                f"{where}: {method.label} exchanges weights, which clients of other networks cannot use. Leave out "
+                "[[client_models]], or compare methods that exchange what their models say."
             )

@@ -11,24 +11,30 @@ import torch
 from fedkeep.data import Data, DataSet, Federation, load
 from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.networks import Factory
 from fedkeep.errors import ConfigError
+from fedkeep.experiment.networks import own_models
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.models import Architecture
 from fedkeep.options import as_table
 
 
 def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
-    """Load a data set, or return it again if it was the last one."""
+    """Load a data set, or return it again if it was one of the last two."""
     return _load(name, data_folder(data_dir))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # a recipe may name a public set too
 def _load(name: str, folder: Path | None) -> DataSet:
     return load(name, data_dir=folder)
 
 
 def held_by_server(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> tuple[DataSet, Data]:
-    """Load a recipe's data set; return it without what the server takes for itself, and that."""
-    return recipe.auxiliary.split(load_data(recipe.data, data_dir), seed)
+    """Load a recipe's data set; return it without what the server takes for itself, and what the server holds."""
+    dataset, server = recipe.auxiliary.split(load_data(recipe.data, data_dir), seed)
+    if recipe.public.name:
+        server = recipe.public.draw(load_data(recipe.public.name, data_dir), dataset, seed)
+    return dataset, server
 
 
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
@@ -38,7 +44,7 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
     """
     dataset, server = held_by_server(recipe, seed, data_dir)
     if recipe.has_tasks:
-        return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1)
+        return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1, server)
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
 
 
@@ -57,7 +63,19 @@ def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation
         augmentation=recipe.augmentation,
         seed=seed,
         device=checked_device(device),
+        own=own_factories(recipe, federation),
     )
+
+
+def own_factories(recipe: Recipe, federation: Federation) -> dict[str, Factory]:
+    """Return what builds the networks of clients that have their own; one object for each network."""
+
+    def factory(model: Architecture) -> Factory:
+        return lambda: model.build(federation.dataset.shape, federation.seen[0])
+
+    own = own_models(recipe.client_models, federation.clients)
+    factories = {model: factory(model) for model in own.values()}
+    return {client: factories[model] for client, model in own.items()}
 
 
 def checked_cohort(recipe: Recipe, federation: Federation) -> None:

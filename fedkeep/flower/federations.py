@@ -40,9 +40,14 @@ def roster(dataset: DataSet, server: Data, sizes: Mapping[str, int]) -> Roster:
 
 @dataclass(frozen=True, eq=False)
 class OwnData(Federation):
-    """What a site knows: its own examples. Of the others it does not even know the number."""
+    """What a site knows: its own name and examples. Of the others it does not even know the number."""
 
+    site: str = ""
     examples: Data = field(default_factory=dict)
+
+    @property
+    def clients(self) -> Sequence[str]:
+        return (self.site,)
 
     def data(self, client: str) -> Data:
         return self.examples
@@ -51,14 +56,14 @@ class OwnData(Federation):
         return replace(self, examples={name: column.to(device) for name, column in self.examples.items()})
 
 
-def own_data(dataset: DataSet, examples: Data) -> OwnData:
+def own_data(site: str, dataset: DataSet, examples: Data) -> OwnData:
     """Return a site's own view of the federation; ``dataset`` says what all sites agree on."""
-    return OwnData(dataset, _nobody(clients=1), {}, examples=examples)
+    return OwnData(dataset, _nobody(), {}, site=site, examples=examples)
 
 
-def _nobody(clients: int = 0) -> Partition:
+def _nobody() -> Partition:
     """Return a partition that hands out no rows: here the sites hold what they hold."""
-    return Partition("sites", {}, 0, 1, torch.zeros(0, dtype=torch.int64), torch.zeros(clients + 1, dtype=torch.int64))
+    return Partition("sites", {}, 0, 1, torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
 
 
 def described(dataset: DataSet) -> dict[str, Any]:

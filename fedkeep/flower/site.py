@@ -14,9 +14,9 @@ from torch import Tensor
 from fedkeep.data import Data, DataSet
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.requests import answer_type, read_request
-from fedkeep.engine.toolbox import Clock
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.cells import pinned_threads
+from fedkeep.experiment.networks import of_one
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Recipe, parse_recipe
 from fedkeep.experiment.setup import engine_for, federate, load_data
@@ -69,7 +69,8 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
         found = memory.answer(call, answer_type([request.step], kept))
         if found is None:
             log.info("site %s does %s in round %d", place.site, request.step.__name__, request.round)
-            clock = engine.place.clock = Clock()
+            clock = engine.place.clock
+            clock.restart()
             state = memory.state(request.state, engine.client_state)
             outcome = engine.here.perform(replace(request, state=state))
             left = (outcome.reply, left_by(call, engine.client_state), outcome.uses)
@@ -92,9 +93,10 @@ def _engine(parcel: Parcel, place: Place) -> Embedded:
 def _built(text: str, wanted: str, place: Place) -> Embedded:
     use(filter(None, place.use.split(",")))
     recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
-    alone = replace(recipe, run=replace(recipe.run, cohort=1, min_clients=1))
+    own = of_one(recipe.client_models, place.site)
+    alone = replace(recipe, run=replace(recipe.run, cohort=1, min_clients=1), client_models=own)
     dataset, examples = _own(recipe, json.loads(wanted), place)
-    return engine_for(alone, recipe.methods[0], recipe.seeds[0], own_data(dataset, examples), place.device)
+    return engine_for(alone, recipe.methods[0], recipe.seeds[0], own_data(place.site, dataset, examples), place.device)
 
 
 def _own(recipe: Recipe, wanted: dict[str, object], place: Place) -> tuple[DataSet, Data]:
