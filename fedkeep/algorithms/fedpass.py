@@ -9,6 +9,7 @@ from fedkeep.algorithms.incremental import Old, once_a_task
 from fedkeep.fusion import Fusion, fused
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
 from fedkeep.objectives import (
     NOTHING,
     CrossEntropy,
@@ -104,6 +105,11 @@ class FedPASS(Algorithm[NoState, Remembered]):
             return
         told = clients.ask(self.tell, server.model).values()
         clients.ask(self.hear, server.model, pooled([one for one in told if one is not None]))
+
+    def fault(self, server: Server, reply: Any) -> str | None:
+        if not isinstance(reply, Prototypes):
+            return None
+        return reply.fault(range(server.old, server.classes), server.model[WEIGHT].shape[1])
 
     @on_client
     def train(self, client: Client[Remembered], model: Weights) -> Fit:

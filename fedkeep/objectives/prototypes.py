@@ -39,6 +39,16 @@ class Prototypes:
     examples: Tensor
     radius: float
 
+    def fault(self, classes: range, width: int) -> str | None:
+        """Return what is wrong with prototypes that claim to be of some of these classes, or None if nothing is."""
+        count = len(self.classes)
+        if self.means.shape != (count, width) or self.examples.shape != (count,) or not self.means.is_floating_point():
+            return f"prototypes of shape {list(self.means.shape)} for {count} classes, not {[count, width]}"
+        wrong = set(self.classes.tolist()) - set(classes)
+        if wrong:
+            return f"prototypes of {sorted(wrong)}, which are no classes of this task"
+        return "prototypes of no examples" if self.radius < 0 or bool((self.examples < 1).any()) else None
+
     def drawn(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return features [count, width] of random classes, their mean plus radius * N(0, I), and these classes.
 

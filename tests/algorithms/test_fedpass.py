@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +109,21 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: p
     assert engine.federation.size(absent), "it has something to learn in the second task"
     assert not any(isinstance(term, PrototypeEntropy) for term in terms(seen.fits[2, 1, absent].objective))
     assert engine.states[absent].prototypes.classes.tolist() == [2]
+
+
+def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = FedPASS.tell
+
+    @functools.wraps(honest)
+    def tell(self: FedPASS, client: Any, model: Weights) -> Prototypes | None:
+        told = honest(self, client, model)
+        return replace(told, classes=told.classes + 1) if told is not None and client.id == "1" else told
+
+    monkeypatch.setattr(FedPASS, "tell", tell)
+    engine = tiny.engine_with_tasks(FedPASS(scope="global"), TWO_ONE, cohort=4)
+    record = tiny.played(engine, 2)[-1]
+    assert list(record["lost"]) == ["1"]
+    assert "[2], which are no classes of this task" in record["lost"]["1"]
 
 
 def test_what_is_evaluated_is_the_first_row_of_each_class() -> None:
