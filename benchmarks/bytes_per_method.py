@@ -18,6 +18,7 @@ from fedkeep.interface.values import payload
 from fedkeep.models.weights import weights_of
 
 COHORT = 10
+FILES = {"lander"}  # cannot run without a file of the user's
 SETTINGS = (f"run.cohort={COHORT}", "training.epochs=1", "auxiliary.per_class=2", "run.evaluate_every=4")
 
 
@@ -33,4 +34,4 @@ def row(name: str) -> str:
 
 if __name__ == "__main__":
     print("| method | schedule | down | up | round 1: down | up |\n|:--|:--|--:|--:|--:|--:|")
-    print("\n".join(map(row, algorithms())))
+    print("\n".join(row(name) for name in algorithms() if name not in FILES))

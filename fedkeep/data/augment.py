@@ -19,8 +19,9 @@ class Augmentation(Options):
 
     Crop, flip and rotation move pixels before normalisation, in this order, so that what comes in from outside an
     image is black; all three together are one lookup with nearest-pixel sampling. Brightness multiplies all pixels of
-    an image by one number, and cuts off what is brighter than white and behind the point, as Pillow does. Cutout clears
-    a square after normalisation, so that it holds the mean. Every image of a batch is drawn for by itself.
+    an image by one number, and cuts off what is brighter than white and behind the point, as Pillow does; images that
+    are drawn beside a client's examples, such as synthetic ones, stay as bright as they are. Cutout clears a square
+    after normalisation, so that it holds the mean. Every image of a batch is drawn for by itself.
 
     Sources: random crop and flip as in He et al. (2016), section 4.2; cutout as in DeVries & Taylor (2017), section
     3: the square's centre is uniform over the pixels, and the square is clipped where it leaves the image.
@@ -65,14 +66,20 @@ class Augmentation(Options):
                 f"{images.dtype} {list(images.shape)}."
             )
         if self.crop or self.flip or self.rotation:
-            images = self._move(images, generator)
+            images = self.move(images, generator)
         if self.brightness:
             images = self._brighten(images, generator)
         result = normalise(images)
         return self._cut(result, generator) if self.cutout else result
 
-    def _move(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Look each pixel up where it was before rotation, flip and crop, from the last to the first."""
+    def move(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the batch rotated, flipped and cropped, not normalised: pixels of any type, gradients flow.
+
+        Parameters
+        ----------
+        images : ``[b, channels, height, width]``. generator : see `__call__`.
+        """
+        # Each pixel is looked up where it was before rotation, flip and crop, from the last to the first.
         batch, _, height, width = images.shape
         device = images.device
         y = torch.arange(height, device=device).view(1, height, 1)

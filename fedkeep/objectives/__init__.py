@@ -6,6 +6,7 @@ from fedkeep.objectives.compensation import CompensatedEntropy
 from fedkeep.objectives.contrast import Contrast
 from fedkeep.objectives.cross_entropy import CrossEntropy, WeightedCrossEntropy
 from fedkeep.objectives.distillation import Distillation, Form, Lesson, Scale
+from fedkeep.objectives.features import Bounding, FeatureError
 from fedkeep.objectives.penalties import Quadratic, Slope
 from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy, Prototypes
 from fedkeep.objectives.rotations import Rotated
@@ -27,6 +28,7 @@ __all__ = [
     "TSD",
     "Answer",
     "Batch",
+    "Bounding",
     "ByEntropyAndLabel",
     "CompensatedEntropy",
     "Contrast",
@@ -35,6 +37,7 @@ __all__ = [
     "Distillation",
     "ExampleRule",
     "FeatureDistance",
+    "FeatureError",
     "Form",
     "Lesson",
     "Objective",

@@ -20,6 +20,7 @@ from fedkeep.data import Augmentation
 from fedkeep.engine import networks as networks_module
 from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
+from fedkeep.engine.toolbox import LocalClient
 from fedkeep.errors import FedKeepError
 from fedkeep.interface import Fit, Training
 from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
@@ -194,6 +195,22 @@ def test_several_data_sets_are_drawn_side_by_side() -> None:
     assert joined(short[:2]) != joined(short[2:4])
     assert [len(rows) for rows in long] == [4] * 6
     assert len(set(joined(long))) == 24, "a long one goes on where it stopped"
+
+
+def test_a_pass_may_end_with_the_shortest_and_batches_have_sizes_of_their_own() -> None:
+    watching, training = Watching(), Training(epochs=2, batch_size=4, lr=0.1)
+    engine = tiny.engine(FedAvg(), training=training)
+    sets = columns(10), columns(6, seed=3), columns(50, seed=4)
+    assert engine.server.fit(engine.server.model, watching, *sets, batch_sizes=(0, 3), pass_ends="shortest").steps == 4
+    first, short, long = zip(*watching.seen, strict=True)
+    assert [len(rows) for rows in first] == [4, 4] * 2
+    assert [len(rows) for rows in short] == [3, 3] * 2
+    assert sorted(joined(short[:2])) == sorted(joined(short[2:])) == list(range(6))
+    assert [len(rows) for rows in long] == [4] * 4, "the recipe's, where no size is given"
+    assert set(joined(long[:2])) != set(joined(long[2:])), "all begin anew, in a new order"
+    assert engine.server.fit(engine.server.model, Watching(), *sets[:2], batch_sizes=(3,)).steps == 8
+    with pytest.raises(ValueError, match="2 batch sizes for 1 data sets"):
+        engine.server.fit(engine.server.model, watching, sets[0], batch_sizes=(1, 2))
 
 
 def test_a_second_data_set_changes_nothing_about_the_first() -> None:
@@ -388,3 +405,12 @@ def test_bfloat16_trains_the_same_weights_a_little_coarser() -> None:
         assert tensor.dtype == torch.float32
         assert not torch.equal(tensor, fine.model[name]), "it was computed otherwise"
         torch.testing.assert_close(tensor, fine.model[name], rtol=0.1, atol=0.02)
+
+
+def test_only_own_examples_are_brightened() -> None:
+    engine = tiny.engine(FedAvg(), augmentation=Augmentation(flip=True, brightness=0.2))
+    data = engine.federation.data("0")
+    client = LocalClient(engine.place, "0", data, None, task=1, round=1, uses={})
+    own, beside = client.assignment(engine.server.model, CrossEntropy(), data, data).sources
+    assert own.augmentation == Augmentation(flip=True, brightness=0.2)
+    assert beside.augmentation == Augmentation(flip=True)

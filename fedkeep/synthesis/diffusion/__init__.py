@@ -1,0 +1,1 @@
+"""Diffusion: a frozen generator draws images of classes that prototypes describe."""
