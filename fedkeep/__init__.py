@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.fedavg import FedAvg
     from fedkeep.algorithms.fedcad import FedCAD
     from fedkeep.algorithms.fedcurv import FedCurv
+    from fedkeep.algorithms.feddcl import FedDCL
     from fedkeep.algorithms.feddf import FedDF
     from fedkeep.algorithms.feddkd import FedDKD
     from fedkeep.algorithms.fedewc import FedEWC
@@ -64,6 +65,7 @@ _HOMES = {
     "EBKD": "fedkeep.algorithms.aver",
     "EWCKD": "fedkeep.algorithms.ewc_kd",
     "FTKD": "fedkeep.algorithms.ft_kd",
+    "FedDCL": "fedkeep.algorithms.feddcl",
     "FedDF": "fedkeep.algorithms.feddf",
     "FedGEMS": "fedkeep.algorithms.fedgems",
     "FedMD": "fedkeep.algorithms.fedmd",
@@ -128,6 +130,7 @@ __all__ = [
     "FedAvgM",
     "FedCAD",
     "FedCurv",
+    "FedDCL",
     "FedDF",
     "FedDKD",
     "FedEWC",

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 pytest.register_assert_rewrite("tiny", "conformance", "byhand", "local_line", "permuting", "toy")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests decode and generate out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDKEEP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

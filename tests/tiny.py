@@ -17,6 +17,8 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.plan import Plan
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Weights, architecture
+from fedkeep.synthesis.diffusion.generator import Generator
+from fedkeep.synthesis.diffusion.noise import Noise
 
 CLASSES = 3
 SHAPE = (1, 4, 4)
@@ -98,6 +100,10 @@ def network() -> nn.Module:
 SYNTHESIS = {"nums": 6, "synthesis_batch_size": 4, "g_steps": 2, "warmup": 1, "nz": 3, "ngf": 2, "kd_steps": 2}
 TOYS: dict[str, dict[str, Any]] = {
     "target": SYNTHESIS,
+    "feddcl": {
+        **{"cur": 2, "pre": 2, "server_cur": 3, "server_pre": 2},
+        **{"proto_rounds": 2, "proto_steps": 2, "proto_batch": 4, "sampler_steps": 2},
+    },
     "lander": {**SYNTHESIS, "anchors": str(Path(__file__).parent / "anchors.csv"), "syn_batch_size": 3},
 }
 """Options without which a method cannot run here: as it comes it is too large, or lacks a file."""
@@ -108,6 +114,39 @@ def configured(cls: type[Algorithm[Any, Any]]) -> Algorithm[Any, Any]:
     return cls(**TOYS.get(cls.name(), {}))
 
 
+class ToyGenerator(Generator):
+    """Sees noise in what differs from its prototype, a picture; nothing is learned."""
+
+    shape = SHAPE
+    noise = Noise(times=10)
+    regime = "paper"
+    device = torch.device("cpu")
+    drawn = SHAPE
+    prototype_sizes = (SHAPE,)
+
+    def start(self, classes: int) -> Tensor:
+        return torch.zeros(classes, *SHAPE)
+
+    def conditions(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        return prototypes.flatten(2)
+
+    def null(self) -> Tensor:
+        return torch.zeros(1, 1, 16)
+
+    def predict(self, noisy: Tensor, times: Tensor, conditions: Tensor) -> Tensor:
+        return noisy - conditions.view_as(noisy)
+
+    def encode(self, images: Tensor, rng: torch.Generator) -> Tensor:
+        self.check_images(images)
+        return images.float() / 127.5 - 1
+
+    def decode(self, drawn: Tensor) -> Tensor:
+        return ((drawn.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+    def hash(self) -> str:
+        return "toy"
+
+
 TRAINING = Training(epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=1e-3)
 
 
@@ -116,6 +155,7 @@ def engine(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort: int = 3, 
     plan = Plan(rounds=rounds, cohort=cohort)
     named = {name: changes.pop(name) for name in list(changes) if name in plan.__dataclass_fields__}
     settings: dict[str, Any] = {"federation": federation(), "factory": network, "training": TRAINING}
+    settings["load_generator"] = ToyGenerator
     return Embedded(algorithm=algorithm, plan=replace(plan, **named), **(settings | changes))
 
 

@@ -9,7 +9,7 @@ import torch
 from fedkeep.fusion import Fusion, fused
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.models import Weights
-from fedkeep.objectives import CrossEntropy
+from fedkeep.objectives import NOTHING, CrossEntropy
 from fedkeep.objectives.answers import taught
 from fedkeep.options import option
 
@@ -34,8 +34,8 @@ class FedDF(Algorithm):
         replies = cohort.ask(self.train, server.model)
         server.model = fused(replies, self.fusion)
         said = torch.stack([server.predict(reply.model) for reply in replies.values()]).mean(0)
-        if server.classes > 1:  # of a class alone nothing can be said
-            lesson = taught(said, server.data, self.tau)
+        lesson = taught(said, server.data, self.tau)
+        if lesson is not NOTHING:
             server.model = server.fit(server.model, lesson, server.data, passes=self.passes).model
 
     @on_client

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-from fedkeep.algorithms.ft_kd import FTKD
+from fedkeep.algorithms.ft_kd import FTKD, Ensemble
 from fedkeep.interface import Data
 from fedkeep.objectives import Objective
 from fedkeep.objectives.answers import LogitMatching
@@ -26,7 +25,7 @@ class FedMD(FTKD):
     title = "FedMD"
     paper = "Li and Wang, 2019: FedMD, heterogenous federated learning via model distillation"
 
-    ensemble: Literal["prob", "logit"] = option("logit", "the mean is one of probabilities, or of logits")
+    ensemble: Ensemble = option("logit", "the mean is one of probabilities, or of logits")
 
     def lesson(self, consensus: Tensor, public: Data) -> Objective:
         return LogitMatching(consensus)

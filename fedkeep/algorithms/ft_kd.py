@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,6 +18,9 @@ from fedkeep.models import Weights
 from fedkeep.objectives import NOTHING, Objective
 from fedkeep.objectives.answers import taught
 from fedkeep.options import option
+
+Ensemble = Literal["prob", "logit"]
+"""Whether the mean of what models say is one of their probabilities, or of their logits."""
 
 
 @dataclass
@@ -63,7 +67,7 @@ class FTKD(Algorithm[Guests, K]):
     networks = "any"
 
     tau: float = option(2.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
-    ensemble: Literal["prob", "logit"] = option("prob", "the mean is one of probabilities, or of logits")
+    ensemble: Ensemble = option("prob", "the mean is one of probabilities, or of logits")
     server_passes: int = option(1, "passes over the public set in which the server learns", low=0)
     digest_passes: int = option(1, "passes over the public set in which clients learn", low=0)
     ce_slice: CESlice = option("all", "labels among the task's classes, or among all that were seen")
@@ -110,16 +114,12 @@ class FTKD(Algorithm[Guests, K]):
 
     def absorbed(self, party: Party[Any], model: Weights, consensus: Tensor, public: Data, passes: int) -> Weights:
         """Return a model that has learned what was said of public images; of a class alone nothing can be said."""
-        if party.classes == 1:
-            return model
-        return party.fit(model, self.lesson(consensus, public), public, passes=passes).model
+        lesson = self.lesson(consensus, public)
+        return model if lesson is NOTHING else party.fit(model, lesson, public, passes=passes).model
 
     def consensus(self, server: Server[Guests], replies: Sequence[Tensor]) -> Tensor:
         """Return the mean of what clients said, as logits [n, classes]."""
-        said = torch.stack(list(replies))
-        if self.ensemble == "logit":
-            return said.mean(0)
-        return self.tau * ((said / self.tau).log_softmax(-1).logsumexp(0) - torch.tensor(len(said)).log())
+        return averaged(replies, self.tau, self.ensemble)
 
     def lesson(self, consensus: Tensor, public: Data) -> Objective:
         """Return what is minimised on the public set."""
@@ -128,3 +128,11 @@ class FTKD(Algorithm[Guests, K]):
     def beside(self, client: Client[K], model: Weights) -> Objective:
         """Return what a client minimises besides the cross-entropy, against forgetting."""
         return NOTHING
+
+
+def averaged(replies: Sequence[Tensor], tau: float, how: Ensemble) -> Tensor:
+    """Return the mean of logits [n, classes], or logits whose softmax at tau is the mean of their softmaxes."""
+    said = torch.stack(list(replies))
+    if how == "logit":
+        return said.mean(0)
+    return tau * ((said / tau).log_softmax(-1).logsumexp(0) - math.log(len(said)))

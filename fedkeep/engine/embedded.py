@@ -18,7 +18,7 @@ from fedkeep.engine.perform import Here, Performer
 from fedkeep.engine.plan import Plan
 from fedkeep.engine.round import RoundInFlight, TooFewClients
 from fedkeep.engine.serving import Served, round_mean
-from fedkeep.engine.toolbox import LocalServer, Workplace
+from fedkeep.engine.toolbox import LoadGenerator, LocalServer, Workplace, no_generator
 from fedkeep.errors import ConfigError
 from fedkeep.fusion.mean import moved
 from fedkeep.interface import Algorithm, NoState, Training
@@ -48,6 +48,7 @@ class Embedded:
         of the first; later on, ``federation`` is that of the task that is played.
     factory : builds the network, with PyTorch's default initial weights and the classes of the first task.
     own : clients whose network is another than the server's, and what builds it; one object for all that share one.
+    load_generator : gives the frozen generator of images; called often, so it should remember.
     seed : of everything random (see `fedkeep.seeds`).
     device : where networks and data live.
     stack : up to how many clients of a cohort are trained as one stacked model (see `fedkeep.engine.stack`).
@@ -67,6 +68,7 @@ class Embedded:
     lose: Lose | None = None
     through_codec: bool = False
     own: Mapping[str, Factory] = field(default_factory=dict)
+    load_generator: LoadGenerator = no_generator
 
     def __post_init__(self) -> None:
         dataset = self.federation.dataset
@@ -81,6 +83,7 @@ class Embedded:
             self.federation.seen[-1],
             dataset.format,
             dataset.label_names,
+            self.load_generator,
         )
         built = {factory: Networks(factory, self.seed, self.device, rows) for factory in self.own.values()}
         places = {factory: replace(self.place, networks=networks) for factory, networks in built.items()}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,17 @@ from fedkeep.models import Weights
 from fedkeep.models.heads import continued
 from fedkeep.models.weights import load_into
 from fedkeep.objectives import Objective
+
+if TYPE_CHECKING:
+    from fedkeep.synthesis.diffusion.generator import Generator
+
+
+LoadGenerator = Callable[[], "Generator"]
+
+
+def no_generator() -> Generator:
+    """Raise `ConfigError`: stands where a recipe names no generator."""
+    raise ConfigError("this run has no generator of images. Name one in the recipe: generator.name=FOLDER.")
 
 
 @dataclass
@@ -50,7 +61,7 @@ class Workplace:
     """What parties of one network share on one device: it, the data's normalisation, the settings, and a clock.
 
     ``classes`` are those seen so far, of which ``old`` came before the task; ``label_names`` names all, in order of
-    arrival. ``format`` is what images are like.
+    arrival. ``format`` is what images are like. ``load_generator`` gives the recipe's generator.
     """
 
     networks: Networks
@@ -61,6 +72,7 @@ class Workplace:
     classes: int
     format: ImageFormat
     label_names: tuple[str, ...]
+    load_generator: LoadGenerator
     old: int = 0
     clock: Clock = field(default_factory=Clock)
 
@@ -200,6 +212,10 @@ class LocalParty(Party[Any]):
 
     def grown(self, model: Weights) -> Weights:
         return continued(model, self.initial)
+
+    @property
+    def generator(self) -> Generator:
+        return self.place.load_generator()
 
     def network(self, model: Weights) -> nn.Module:
         network = self.place.networks.build(model)

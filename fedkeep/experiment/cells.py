@@ -100,7 +100,7 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
         helpers.consider(finished)
 
     with pinned_threads(machine.threads):
-        engine = engine_for(recipe, job.method, job.seed, federation, machine.device)
+        engine = engine_for(recipe, job.method, job.seed, federation, machine.device, machine.data_dir)
         count = useful(job.method.algorithm, recipe.run.cohort, spare if machine.device == "cpu" else 0)
         helpers = Helpers(engine, job.folder, job.method.label, job.seed, machine, count)
 

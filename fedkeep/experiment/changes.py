@@ -10,7 +10,18 @@ from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import algorithm
 from fedkeep.options import options_of
 
-SECTIONS = ("data", "auxiliary", "public", "augmentation", "partition", "tasks", "model", "training", "run")
+SECTIONS = (
+    "data",
+    "auxiliary",
+    "public",
+    "generator",
+    "augmentation",
+    "partition",
+    "tasks",
+    "model",
+    "training",
+    "run",
+)
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
         recipe.run, rounds=2, cohort=len(small.clients), evaluate_every=2, evaluate_visits=False, served=("last",)
     )
     brief = replace(recipe, run=plan, tasks=Tasks(), training=replace(recipe.training, epochs=1))
-    engine = engine_for(brief, method, recipe.seeds[0], small, machine.device)
+    engine = engine_for(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
     engine.advance()
     finished = engine.advance()
     shown = sum(map(small.size, finished.record["cohort"])) or 1

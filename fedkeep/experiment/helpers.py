@@ -126,6 +126,7 @@ def _help(connection: Connection, folder: str, label: str, seed: int, machine: M
     use(machine.use)
     recipe = load_recipe(str(Path(folder) / "recipe.toml"), allow_code=machine.allow_code)
     method = next(method for method in recipe.methods if method.label == label)
-    engine = engine_for(recipe, method, seed, federate(recipe, seed, machine.data_dir))
+    federation = federate(recipe, seed, machine.data_dir)
+    engine = engine_for(recipe, method, seed, federation, data_dir=machine.data_dir)
     connection.send_bytes(b"ready")
     serve(engine, connection)

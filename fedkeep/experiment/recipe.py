@@ -24,6 +24,7 @@ from fedkeep.experiment.networks import ClientModel, model_table, read_client_mo
 from fedkeep.interface import Algorithm, Training, algorithm, algorithms
 from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
+from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", *SECTIONS)
 
@@ -71,6 +72,7 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
     public: Public = field(default_factory=Public)
+    generator: GeneratorChoice = field(default_factory=GeneratorChoice)
     tasks: Tasks = field(default_factory=Tasks)
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class Recipe:
             "augmentation": as_table(self.augmentation),
             "auxiliary": as_table(self.auxiliary),
             "public": as_table(self.public),
+            "generator": as_table(self.generator),
             "methods": [
                 {"label": m.label, "algorithm": m.algorithm.name()}
                 | ({"point_of": m.point_of} if m.point_of else {})
@@ -246,6 +249,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         augmentation=build(Augmentation, sections["augmentation"], f"{where}, [augmentation]"),
         auxiliary=build(Auxiliary, sections["auxiliary"], f"{where}, [auxiliary]"),
         public=build(Public, sections["public"], f"{where}, [public]"),
+        generator=build(GeneratorChoice, sections["generator"], f"{where}, [generator]"),
         tasks=build(Tasks, sections["tasks"], f"{where}, [tasks]"),
         client_models=read_client_models(table.get("client_models", []), where, allow_code),
         paper=_table(table, "paper", where),
@@ -333,7 +337,7 @@ def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Re
 def _check_needs(recipe: Recipe, where: str) -> None:
     """Raise `ConfigError` if a method needs something of the recipe that it does not give."""
     for method in recipe.methods:
-        unknown = [need for need in method.algorithm.needs if need not in ("auxiliary", "public")]
+        unknown = [need for need in method.algorithm.needs if need not in ("auxiliary", "public", "generator")]
         if unknown:
             raise ConfigError(f"{where}: {method.label} needs {', '.join(unknown)}, which no recipe can give.")
         if "auxiliary" in method.algorithm.needs and not recipe.auxiliary.per_class:
@@ -345,6 +349,11 @@ def _check_needs(recipe: Recipe, where: str) -> None:
             raise ConfigError(
                 f"{where}: {method.label} needs a public set, about whose images clients tell what they think. Name a "
                 "data set with images of the same size: public.name=fashion-mnist."
+            )
+        if "generator" in method.algorithm.needs and not recipe.generator.name:
+            raise ConfigError(
+                f"{where}: {method.label} needs a generator of images. Train one with fedkeep generator train, and "
+                "name its folder: generator.name=FOLDER."
             )
         if recipe.client_models and method.algorithm.networks == "one":
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,15 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
 
 
-def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation, device: str = "cpu") -> Embedded:
-    """Return the embedded engine of one method with one seed, at round 0."""
+def engine_for(
+    recipe: Recipe,
+    method: Method,
+    seed: int,
+    federation: Federation,
+    device: str = "cpu",
+    data_dir: str | Path | None = None,
+) -> Embedded:
+    """Return the embedded engine of one method with one seed, at round 0; in ``data_dir`` its generator may be."""
     dataset = federation.dataset
     checked_cohort(recipe, federation)
     if recipe.has_tasks and federation.stream is None:
@@ -63,6 +70,7 @@ def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation
         augmentation=recipe.augmentation,
         seed=seed,
         device=checked_device(device),
+        load_generator=cache(lambda: recipe.generator.load(dataset.shape[-1], torch.device(device), data_dir)),
         own=own_factories(recipe, federation),
     )
 

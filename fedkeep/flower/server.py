@@ -79,7 +79,7 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     else:
         sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
     federation = roster(dataset, auxiliary, known["examples"])
-    engine = engine_for(recipe, method, seed, federation, config.device)
+    engine = engine_for(recipe, method, seed, federation, config.device, config.data_dir or None)
     engine.client_state = reference(engine.client_state)
     journal = Journal(cell / "journal")
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)

@@ -96,7 +96,8 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
     own = of_one(recipe.client_models, place.site)
     alone = replace(recipe, run=replace(recipe.run, cohort=1, min_clients=1), client_models=own)
     dataset, examples = _own(recipe, json.loads(wanted), place)
-    return engine_for(alone, recipe.methods[0], recipe.seeds[0], own_data(place.site, dataset, examples), place.device)
+    federation = own_data(place.site, dataset, examples)
+    return engine_for(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
 
 
 def _own(recipe: Recipe, wanted: dict[str, object], place: Place) -> tuple[DataSet, Data]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from fedkeep.data import ImageFormat
 from fedkeep.interface.training import PassEnds, Training
 from fedkeep.models import Weights
 from fedkeep.objectives import Data, Objective
+
+if TYPE_CHECKING:
+    from fedkeep.synthesis.diffusion.generator import Generator
 
 
 @dataclass
@@ -130,6 +133,11 @@ class Party(ABC, Generic[S]):
         One that knows all classes is returned as it is. An older model may also stay as it is: it then answers about
         the classes that it knows.
         """
+
+    @property
+    @abstractmethod
+    def generator(self) -> Generator:
+        """The frozen generator of images that the recipe names, which every party has from the start."""
 
     @abstractmethod
     def network(self, model: Weights) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedkeep.data import Data
-from fedkeep.objectives.base import Batch, Objective, Student
+from fedkeep.objectives.base import NOTHING, Batch, Objective, Student
 from fedkeep.objectives.distillation import Distillation
 from fedkeep.objectives.slices import Slice
 from fedkeep.objectives.weighting import Whole
@@ -23,7 +23,11 @@ def taught(said: Tensor, data: Data, tau: float, weight: float = 1.0, *, start: 
     said : logits [n, classes] about all examples of ``data``, which is data set ``on``, the first of them about class
         ``start``. Probabilities p are passed as tau * ln p.
     tau : the temperature, of the student too; there is no tau^2.
+
+    Of a class alone nothing can be said: then it is `NOTHING`.
     """
+    if said.shape[1] == 1:
+        return NOTHING
     stop = start + said.shape[1]
     # The whole divergence does not depend on labels, but the kernel wants the same ones here and in training.
     labels = (data["label"] - start).clamp(0, stop - start - 1)

@@ -149,6 +149,18 @@ def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any)
     assert 0 in down
 
 
+def test_a_client_that_missed_its_images_gets_them_with_its_next_visit() -> None:
+    def lose(number: int, client: str, step: str) -> str | None:
+        return "no answer" if (number, client, step) == (3, "1", "keep") else None
+
+    engine = tiny.engine_with_tasks(target(), TWO_ONE, cohort=4, lose=lose)
+    records = tiny.played(engine, 3)
+    assert records[-1]["lost"] == {"1": "no answer"}
+    assert sorted(engine.server.state.holders) == ["0", "2", "3"]
+    assert not tiny.played(engine, 1)[0]["lost"]
+    assert torch.equal(engine.states["1"].images["image"], engine.states["0"].images["image"])
+
+
 def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     logits = Networks.logits

@@ -117,7 +117,7 @@ class Inverter(ABC):
     def step(self, loss: Tensor) -> None:
         """Let the generator take a step down."""
 
-    def end(self) -> None:  # noqa: B027 — most have nothing to do
+    def end(self) -> None:  # noqa: B027 — not all have anything to do
         """Finish a batch of images."""
 
     def normalise(self, images: Tensor) -> Tensor:

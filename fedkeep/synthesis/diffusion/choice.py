@@ -1,0 +1,50 @@
+"""Which generator a run has: a section of its recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedkeep.data.known import data_folder
+from fedkeep.errors import ConfigError
+from fedkeep.options import Options, option
+from fedkeep.synthesis.diffusion.generator import Generator
+from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator
+from fedkeep.synthesis.diffusion.text_to_image import CHECKPOINT, load_latent
+
+
+@dataclass(frozen=True)
+class GeneratorChoice(Options):
+    """The frozen generator that every party has before the run begins."""
+
+    name: str = option("", "its folder, from here or in the data folder, or ldm for the text-to-image model; or none")
+    space: Space = option("embedding", "what a prototype is: what the network is told, or a mixture of its classes")
+    initial: Initial = option("mean", "where the search for a prototype begins: at the classes' mean, or at nothing")
+    checkpoint: str = option(CHECKPOINT, "of ldm: a folder, or a Hub id")
+
+    def load(self, side: int, device: torch.device, data_dir: str | Path | None = None) -> Generator:
+        """Load it.
+
+        Parameters
+        ----------
+        side : pixels of the data set's images, to which the text-to-image model's are made smaller.
+
+        Raises
+        ------
+        ConfigError
+            Where none is named.
+        RunError
+            Where it cannot be read.
+        MissingExtra
+            Without the packages it needs.
+        """
+        if not self.name:
+            raise ConfigError("the recipe names no generator. Train one with fedkeep generator train, and name it.")
+        if self.name == "ldm":
+            return load_latent(self.checkpoint, side, device)
+        here, root = Path(self.name).expanduser(), data_folder(data_dir)
+        if not (here / CARD).is_file() and root is not None and (root / self.name / CARD).is_file():
+            here = root / self.name
+        return load_generator(here, device, space=self.space, initial=self.initial)
