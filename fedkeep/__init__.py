@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.fednova import FedNova
     from fedkeep.algorithms.fedntd import FedNTD
     from fedkeep.algorithms.fedopt import FedAdam, FedAvgM
+    from fedkeep.algorithms.fedpass import FedPASS
     from fedkeep.algorithms.fedprox import FedProx
     from fedkeep.algorithms.fedseq import FedSeq
     from fedkeep.algorithms.fedskf import FedSKF
@@ -85,6 +86,7 @@ _HOMES = {
     "FedNTD": "fedkeep.algorithms.fedntd",
     "FedNTDASD": "fedkeep.algorithms.asd",
     "FedNova": "fedkeep.algorithms.fednova",
+    "FedPASS": "fedkeep.algorithms.fedpass",
     "FedProx": "fedkeep.algorithms.fedprox",
     "FedProxLwF": "fedkeep.algorithms.fedlwf",
     "FedSKF": "fedkeep.algorithms.fedskf",
@@ -141,6 +143,7 @@ __all__ = [
     "FedNTD",
     "FedNTDASD",
     "FedNova",
+    "FedPASS",
     "FedProx",
     "FedProxLwF",
     "FedSKF",

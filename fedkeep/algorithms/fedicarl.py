@@ -12,6 +12,8 @@ from torch.nn.functional import normalize
 from fedkeep.algorithms.incremental import CESlice, Old, Selection, WithOldModel, joined, remembered
 from fedkeep.interface import Client, Cohort, Data, Server, on_client
 from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
+from fedkeep.objectives import TSD, CompensatedEntropy, Objective, Scaled
 from fedkeep.objectives.exemplars import nearest_mean
 from fedkeep.options import option
 
@@ -48,6 +50,15 @@ class FediCaRL(WithOldModel[Means, WithExemplars]):
     client together, as in iCaRL's paper: exemplar sets shrink as classes come. Only models travel, and classified is
     with the linear head. With ``classify=nearest_mean`` it is by the nearest mean of features, as in iCaRL: then every
     client hears the new model too, and tells the sums of its features by class, of exemplars and the task's examples.
+
+    ``loss=glfc`` is the loss of GLFC's code (Dong et al., 2022) instead: binary cross-entropies of all classes, half of
+    it to the labels, with weights by which old and new classes pull alike, and half to what the old model says of the
+    old classes beside the labels of the new. GLFC's choice of an old model by a second server is left out, and so is
+    its detection of tasks; its code trains with a learning rate of 2.
+
+    ``compat=target_repo`` keeps all examples that a client ever had, and draws ``memory`` of them (2000, if that is 0)
+    at random for every visit, as TARGET's code does: over many rounds it sees most old data again, which is far more
+    than iCaRL's memory. That code fails for a client with fewer; here it draws all there are.
     """
 
     title = "FediCaRL"
@@ -60,6 +71,10 @@ class FediCaRL(WithOldModel[Means, WithExemplars]):
     scope: Literal["client", "global"] = option("client", "whether each client keeps so many, or all together")
     selection: Selection = option("herding", "how they are chosen")
     classify: Literal["linear", "nearest_mean"] = option("linear", "what is evaluated: the classifier, or means")
+    loss: Literal["icarl", "glfc"] = option("icarl", "cross-entropy and distillation, or GLFC's weighted binary ones")
+    compat: Literal["icarl", "target_repo"] = option(
+        "icarl", "exemplars chosen once a task, or drawn from all past data at every visit, as in TARGET's code"
+    )
 
     def round(self, server: Server[Means], cohort: Cohort) -> None:
         super().round(server, cohort)
@@ -86,7 +101,10 @@ class FediCaRL(WithOldModel[Means, WithExemplars]):
         """Keep the task's last model, and some of its examples."""
         kept = client.state
         kept.teacher = model
-        kept.memory = remembered(client, model, kept.memory, count, self.selection)
+        if self.compat == "target_repo":
+            kept.memory = joined(client.data, kept.memory)
+        else:
+            kept.memory = remembered(client, model, kept.memory, count, self.selection)
 
     @on_client
     def tell(self, client: Client[WithExemplars], model: Weights) -> Sums:
@@ -98,4 +116,24 @@ class FediCaRL(WithOldModel[Means, WithExemplars]):
         return Sums(sums, torch.bincount(labels, minlength=client.classes).to(sums))
 
     def examples(self, client: Client[WithExemplars]) -> Data:
-        return joined(client.data, client.state.memory)
+        memory = client.state.memory
+        if self.compat == "target_repo" and memory:
+            count = len(memory["label"])
+            chosen = torch.randperm(count, generator=client.rng("exemplars"))[: self.memory or 2000]
+            memory = {name: column[chosen.to(column.device)] for name, column in memory.items()}
+        return joined(client.data, memory)
+
+    def taught(self, client: Client[WithExemplars], data: Data) -> Objective:
+        if self.compat == "target_repo":
+            return self.lesson(client.state)  # about other examples at every visit
+        return super().taught(client, data)
+
+    def labels(self, client: Client[WithExemplars]) -> Objective:
+        if self.loss == "icarl":
+            return super().labels(client)
+        return Scaled(0.5 if client.old else 1.0, CompensatedEntropy(client.old))
+
+    def lesson(self, kept: WithExemplars) -> Objective:
+        if self.loss == "icarl" or not kept.teacher:
+            return super().lesson(kept)
+        return Scaled(self.w_old / 2, TSD(kept.teacher, len(kept.teacher[WEIGHT]), "glfc"))

@@ -6,44 +6,64 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fedkeep.algorithms.incremental import CESlice, cross_entropy, joined, old_classes, remembered
+from fedkeep.algorithms.fedpass import Radius, old_prototypes, own_prototypes, rotated_images
+from fedkeep.algorithms.incremental import (
+    CESlice,
+    Taught,
+    cross_entropy,
+    joined,
+    old_classes,
+    once_a_task,
+    remembered,
+)
+from fedkeep.errors import ConfigError
 from fedkeep.fusion import Fusion, Transport, fused
-from fedkeep.fusion.plans import Cost, Solver
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
+from fedkeep.fusion.plans import Cost, Solver, diagonal
+from fedkeep.fusion.transport import laid_classifier
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, each, on_client
 from fedkeep.models import Weights
 from fedkeep.models.channels import channels
-from fedkeep.models.heads import continued, head_of
-from fedkeep.objectives import NOTHING, TSD, Objective, Quadratic, Scaled
+from fedkeep.models.heads import WEIGHT, continued, head_of
+from fedkeep.objectives import NOTHING, TSD, Objective, Prototypes, Quadratic, Rotated, Scaled
+from fedkeep.objectives.prototypes import added
+from fedkeep.objectives.rotations import ROTATIONS
 from fedkeep.objectives.tsd import Reduction, TSDReading
 from fedkeep.options import option
 
 
 @dataclass
 class Turn:
-    """What the server keeps: whose neurons were the base last; empty before anybody's."""
+    """What the server keeps.
+
+    Attributes
+    ----------
+    base : whose neurons were the base last; empty before anybody's.
+    moves : of each client, how projections since its last training moved the channels that its classifier reads.
+    """
 
     base: str = ""
+    moves: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
 @dataclass
-class Personal:
-    """What a client keeps.
+class Personal(Taught):
+    """What a client keeps besides what its old models say.
 
     Attributes
     ----------
     own : its model as the last training left it.
     old_own, old_global : the last models of the task before: its own, and the server's.
-    memory : examples of old classes, if any are kept.
-    lesson : what the old models say in ``task``. synced : the task in which its classifier last met the global one.
+    memory, prototypes : examples of old classes, or their mean features, if any are kept.
+    synced : the task in which its classifier last met the global one.
     """
 
     own: Weights = field(default_factory=dict)
     old_own: Weights = field(default_factory=dict)
     old_global: Weights = field(default_factory=dict)
     memory: Data = field(default_factory=dict)
-    lesson: Objective = NOTHING
-    task: int = 0
+    prototypes: Prototypes | None = None
     synced: int = 0
 
 
@@ -62,17 +82,21 @@ class FedSKF(Algorithm[Turn, Personal]):
     which with an exact plan computes what the mean does); when classifiers meet ("once a task, after the first
     communication": ``sync_round=2``); whether they are pulled before (``first_pull``), when the global rows of new
     classes are untrained; and what TSD means (``tsd``; as printed it teaches nothing about old classes). KD is at
-    temperature 2 without tau^2. ``level=icarl`` adds exemplars, herded by the client's own model; ``lwf`` keeps models
-    only.
+    temperature 2 without tau^2. What a client keeps of old tasks is its ``level``: ``lwf`` models only; ``pass`` also
+    prototypes, under its own model, with PASS's losses in all four rotations (see `FedPASS`) and the terms above over
+    the rows of all rotations; ``icarl`` also exemplars, herded by its own model.
 
     Each round's record says how much of each plan's mass stayed where it was. A share of 1 throughout means that the
-    projection moved nothing: fused, it is then a mean in which the base counts more.
+    projection moved nothing: fused, it is then a mean in which the base counts more. Where neurons do move, the
+    classifiers of all clients but the base read them in the old order, unless ``pit_map_local_cls`` tells them.
     """
 
     title = "FedSKF"
     paper = "FedSKF, Electronics 2024, 13, 1772: selective knowledge fusion in federated class-incremental learning"
 
-    level: Literal["lwf", "icarl"] = option("lwf", "what clients keep of old tasks: models, or exemplars too")
+    level: Literal["lwf", "pass", "icarl"] = option(
+        "lwf", "what clients keep of old tasks: models, and prototypes or exemplars too"
+    )
     w_pull: float = option(2.0, "pull of a client's classifier to the global one (alpha in the paper)", low=0.0)
     w_local: float = option(3.0, "weight of the client's own old model (beta in the paper)", low=0.0)
     w_global: float = option(1.0, "weight of the old global model (gamma in the paper)", low=0.0)
@@ -87,6 +111,11 @@ class FedSKF(Algorithm[Turn, Personal]):
         "pre_sync", "the own old model: as the client left it, or its classifier on the last global extractor"
     )
     per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
+    w_prototypes: float = option(10.0, "of pass: weight of the cross-entropy on prototypes", low=0.0)
+    w_features: float = option(10.0, "of pass: weight of the distance of features from the own old model's", low=0.0)
+    tau_labels: float = option(0.1, "of pass: softmax temperature of its cross-entropies", low=1e-3)
+    scale: float = option(1.0, "of pass: factor on PASS's loss (see FedPASS)", low=0.0)
+    radius: Radius = option("first", "of pass: task from which the size of the noise is taken")
     fusion: Fusion = option("uniform", "whether clients count by their examples in the mean, or all alike")
     pit: Literal["fused", "aligned", "off"] = option("fused", "result of the projection; off: the plain mean")
     pit_eta: float = option(0.5, "of fused: the base's share", low=0.0, high=1.0)
@@ -95,6 +124,15 @@ class FedSKF(Algorithm[Turn, Personal]):
     pit_reg: float = option(0.01, "of sinkhorn: weight of the entropy", low=1e-6)
     pit_skip: Literal["tied", "sj"] = option("tied", "one plan for layers whose outputs are added, or one each")
     pit_counter: Literal["global", "per_task"] = option("global", "whether the base's turn goes on from task to task")
+    pit_map_local_cls: bool = option(False, "clients put their classifier's columns where the projection moved neurons")
+
+    def check(self) -> None:
+        if self.level == "pass" and self.ce_slice == "new":
+            raise ConfigError("FedSKF.level = pass tells all classes apart: leave FedSKF.ce_slice out.")
+
+    @property
+    def rows_per_class(self) -> int:
+        return ROTATIONS if self.level == "pass" else 1
 
     def begin_task(self, server: Server[Turn], clients: Cohort) -> None:
         super().begin_task(server, clients)
@@ -102,42 +140,53 @@ class FedSKF(Algorithm[Turn, Personal]):
             server.state.base = ""
 
     def round(self, server: Server[Turn], cohort: Cohort) -> None:
-        replies = cohort.ask(self.train, server.model)
+        kept = server.state
+        replies = cohort.ask(self.train, server.model, self.moves(kept, cohort))
         average = fused(replies, self.fusion)
         if self.pit == "off":
             server.model = average
             return
-        base = next_in_turn(list(replies), server.state.base)
+        base = next_in_turn(list(replies), kept.base)
         projection = self.transport.project(average, replies[base].model, channels(server.network(average)))
         server.log("diagonal", list(projection.diagonal.values()))
-        server.model, server.state.base = projection.model, base
+        server.model, kept.base = projection.model, base
+        if self.pit_map_local_cls and projection.last is not None and diagonal(projection.last) < 1:
+            before = kept.moves | {client: [] for client in replies}
+            kept.moves = {client: [*m, projection.last] for client, m in before.items()} | {base: []}
+        else:
+            kept.moves = {client: m for client, m in kept.moves.items() if client not in replies}
+
+    def moves(self, kept: Turn, clients: Cohort) -> list[Tensor]:
+        """Return for each client how its channels have moved since it trained."""
+        return each({client.id: kept.moves.get(client.id, []) for client in clients})
 
     def end_task(self, server: Server[Turn], clients: Cohort) -> None:
-        clients.ask(self.remember, server.model)
+        clients.ask(self.remember, server.model, self.moves(server.state, clients))
 
     @on_client
-    def train(self, client: Client[Personal], model: Weights) -> Fit:
+    def train(self, client: Client[Personal], model: Weights, moves: list[Tensor]) -> Fit:
         """Train the global extractor under the client's own classifier, taught by both old models."""
         kept = client.state
         data = joined(client.data, kept.memory)
-        if kept.task != client.task:
-            kept.lesson, kept.task = client.settle(self.lesson(kept), data), client.task
-        labels = cross_entropy(client, self.slice)
-        fit = client.fit(self.start(client, model), labels + self.pull(client, model) + kept.lesson, data)
+        lesson = once_a_task(client, self.lesson(kept), data)
+        start = self.start(client, model, moves)
+        fit = client.fit(start, self.labels(client) + self.pull(client, model) + lesson, data)
         kept.own = fit.model
         return fit
 
     @on_client
-    def remember(self, client: Client[Personal], model: Weights) -> None:
-        """Keep the task's last models, the own and the global one, and with iCaRL some of its examples."""
+    def remember(self, client: Client[Personal], model: Weights, moves: list[Tensor]) -> None:
+        """Keep the task's last models, the own and the global one, and what the level has beside models."""
         kept = client.state
         kept.old_global, kept.old_own = model, kept.own or model
         if self.level == "icarl":
             kept.memory = remembered(client, kept.old_own, kept.memory, self.per_class, "herding")
+        if self.level == "pass":
+            kept.prototypes = added(kept.prototypes, own_prototypes(client, kept.old_own), self.radius == "first")
         if self.old_local == "post_sync":
-            kept.old_own = {**model, **head_of(kept.old_own)}
+            kept.old_own = {**model, **laid(head_of(kept.old_own), moves)}
 
-    def start(self, client: Client[Personal], model: Weights) -> Weights:
+    def start(self, client: Client[Personal], model: Weights, moves: list[Tensor]) -> Weights:
         """Return what is trained: the global model, with the client's own classifier unless it is time to meet."""
         kept = client.state
         due = kept.synced != client.task and client.round >= self.sync_round
@@ -145,7 +194,15 @@ class FedSKF(Algorithm[Turn, Personal]):
             kept.synced = client.task
         if due or not self.sync or not kept.own:
             return model
-        return {**model, **head_of(continued(kept.own, model))}
+        # Moved first: the rows of new classes come from the server, and read its order already.
+        return {**model, **continued(laid(head_of(kept.own), moves), model)}
+
+    def labels(self, client: Client[Personal]) -> Objective:
+        """Return what is learned beside what the lesson of the task holds."""
+        if self.level == "pass":
+            weight = self.scale * self.w_prototypes
+            return old_prototypes(client, client.state.prototypes, weight, self.tau_labels)
+        return cross_entropy(client, self.slice)
 
     def pull(self, client: Client[Personal], model: Weights) -> Objective:
         """Return w_pull ||c - c_global||^2; in a task's first round, of the old classes' rows at most."""
@@ -156,17 +213,25 @@ class FedSKF(Algorithm[Turn, Personal]):
             return Quadratic(anchor, self.w_pull)
         if self.first_pull == "off" or not client.old:
             return NOTHING
-        is_old = torch.arange(client.classes, device=model["classifier.weight"].device) < client.old
+        weight = model[WEIGHT]
+        is_old = torch.arange(len(weight), device=weight.device) < self.rows_per_class * client.old
         rows = {name: is_old.view(-1, *[1] * (tensor.ndim - 1)).to(tensor) for name, tensor in anchor.items()}
         return Quadratic(anchor, self.w_pull, rows)
 
     def lesson(self, kept: Personal) -> Objective:
-        """Return what the old models teach in a task, before they are asked."""
+        """Return what old models teach in a task, before they are asked; with PASS, all that is learned from images."""
+        if self.level == "pass":
+            images = rotated_images(kept.old_own, self.w_features, self.tau_labels)
+            return Rotated(Scaled(self.scale, images) + self.old_models(kept))
+        return self.old_models(kept)
+
+    def old_models(self, kept: Personal) -> Objective:
+        """Return what the own and the global old model teach, the former with TSD."""
         if not kept.old_own:
             return NOTHING
         own = old_classes(kept.old_own, self.w_local, self.tau)
         if self.tsd != "off" and self.w_local:
-            known = len(kept.old_own["classifier.weight"])
+            known = len(kept.old_own[WEIGHT])
             own = own + Scaled(self.w_local, TSD(kept.old_own, known, self.tsd, self.tsd_reduction))
         return own + old_classes(kept.old_global, self.w_global, self.tau)
 
@@ -191,6 +256,13 @@ def next_in_turn(clients: list[str], last: str) -> str:
     """
     order = sorted(clients, key=_place)
     return next((client for client in order if not last or _place(client) > _place(last)), order[0])
+
+
+def laid(head: dict[str, Tensor], moves: list[Tensor]) -> dict[str, Tensor]:
+    """Return a classifier that reads channels where they are now, after one move and the next."""
+    for move in moves:
+        head = laid_classifier(head, move)
+    return head
 
 
 def _place(client: str) -> tuple[int, str]:

@@ -74,12 +74,26 @@ def _cut(memory: Data, count: int) -> Data:
 
 
 @dataclass
-class Old:
-    """What a client keeps: a model of the task before, and what it says about the examples of this one."""
+class Taught:
+    """What a client keeps: what old models say about the examples of ``task``."""
+
+    lesson: Objective = NOTHING
+    task: int = 0
+
+
+@dataclass
+class Old(Taught):
+    """What a client keeps: also a model of the task before."""
 
     teacher: Weights = field(default_factory=dict)
-    lesson: Objective = NOTHING
-    task: int = 0  # of the lesson
+
+
+def once_a_task(client: Client[Any], lesson: Objective, data: Data) -> Objective:
+    """Return a lesson, its teachers asked in the first of a task's rounds, and what they said kept for the others."""
+    kept: Taught = client.state
+    if kept.task != client.task:
+        kept.lesson, kept.task = client.settle(lesson, data), client.task
+    return kept.lesson
 
 
 K = TypeVar("K", bound=Old, default=Old)
@@ -105,14 +119,20 @@ class WithOldModel(Algorithm[S, K]):
     def train(self, client: Client[K], model: Weights) -> Fit:
         """Train the global model on the task's labels and on what the old model said, once and for all its rounds."""
         data = self.examples(client)
-        kept = client.state
-        if kept.task != client.task:
-            kept.lesson, kept.task = client.settle(self.lesson(kept), data), client.task
-        return client.fit(model, cross_entropy(client, self.ce_slice) + kept.lesson + self.beside(client, model), data)
+        objective = self.labels(client) + self.taught(client, data) + self.beside(client, model)
+        return client.fit(model, objective, data)
 
     def examples(self, client: Client[K]) -> Data:
         """Return what a client trains on."""
         return client.data
+
+    def labels(self, client: Client[K]) -> Objective:
+        """Return what is learned from labels."""
+        return cross_entropy(client, self.ce_slice)
+
+    def taught(self, client: Client[K], data: Data) -> Objective:
+        """Return the task's lesson about these examples, which are the same in all its rounds."""
+        return once_a_task(client, self.lesson(client.state), data)
 
     def lesson(self, kept: K) -> Objective:
         """Return what is taught in a task, before any teacher is asked."""

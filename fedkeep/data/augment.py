@@ -15,11 +15,13 @@ from fedkeep.options import Options, option
 
 @dataclass(frozen=True)
 class Augmentation(Options):
-    """Crop, flip, rotate and cut out at random; everything is off by default.
+    """Crop, flip, rotate, brighten and cut out at random; everything is off by default.
 
     Crop, flip and rotation move pixels before normalisation, in this order, so that what comes in from outside an
-    image is black; all three together are one lookup with nearest-pixel sampling. Cutout clears a square after
-    normalisation, so that it holds the mean. Every image of a batch is drawn for by itself.
+    image is black; all three together are one lookup with nearest-pixel sampling. Brightness multiplies all pixels of
+    an image by one number, and cuts off what is brighter than white and behind the point, as Pillow does; images that
+    are drawn beside a client's examples, such as synthetic ones, stay as bright as they are. Cutout clears a square
+    after normalisation, so that it holds the mean. Every image of a batch is drawn for by itself.
 
     Sources: random crop and flip as in He et al. (2016), section 4.2; cutout as in DeVries & Taylor (2017), section
     3: the square's centre is uniform over the pixels, and the square is clipped where it leaves the image.
@@ -29,11 +31,12 @@ class Augmentation(Options):
     crop_mode: Literal["zero", "reflect"] = option("zero", "What the padding of the crop holds.")
     flip: bool = option(False, "Mirror left and right with probability one half.")
     rotation: float = option(0.0, "Rotate by up to this many degrees either way; 0 is off.", low=0, high=180)
+    brightness: float = option(0.0, "Multiply pixels by 1 plus up to this much either way; 0 is off.", low=0, high=1)
     cutout: int = option(0, "Side of the square that is cleared, in pixels; 0 is off.", low=0)
 
     def __bool__(self) -> bool:
         """Whether anything is on: random, so that what a frozen model says about an image cannot be kept."""
-        return bool(self.crop or self.flip or self.rotation or self.cutout)
+        return bool(self.crop or self.flip or self.rotation or self.brightness or self.cutout)
 
     def __call__(self, images: Tensor, normalise: Callable[[Tensor], Tensor], generator: torch.Generator) -> Tensor:
         """Return the batch augmented and normalised.
@@ -64,6 +67,8 @@ class Augmentation(Options):
             )
         if self.crop or self.flip or self.rotation:
             images = self.move(images, generator)
+        if self.brightness:
+            images = self._brighten(images, generator)
         result = normalise(images)
         return self._cut(result, generator) if self.cutout else result
 
@@ -106,6 +111,11 @@ class Augmentation(Options):
                 f"{size} pixels. Lower crop or use crop_mode = 'zero'."
             )
         return size - 1 - (size - 1 - position.abs()).abs()
+
+    def _brighten(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        share = torch.rand((len(images), 1, 1, 1), generator=generator, device=generator.device).to(images.device)
+        factor = 1 + (2 * share - 1) * self.brightness
+        return (images * factor).clamp_(max=255).to(torch.uint8)
 
     def _cut(self, images: Tensor, generator: torch.Generator) -> Tensor:
         batch, _, height, width = images.shape

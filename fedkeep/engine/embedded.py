@@ -73,8 +73,9 @@ class Embedded:
     def __post_init__(self) -> None:
         dataset = self.federation.dataset
         self.federation = self.federation.to(self.device)
+        rows = self.algorithm.rows_per_class
         self.place = Workplace(
-            Networks(self.factory, self.seed, self.device),
+            Networks(self.factory, self.seed, self.device, rows),
             dataset.normalise,
             self.augmentation,
             self.training,
@@ -84,7 +85,7 @@ class Embedded:
             dataset.label_names,
             self.load_generator,
         )
-        built = {factory: Networks(factory, self.seed, self.device) for factory in self.own.values()}
+        built = {factory: Networks(factory, self.seed, self.device, rows) for factory in self.own.values()}
         places = {factory: replace(self.place, networks=networks) for factory, networks in built.items()}
         self.places = [self.place, *places.values()]
         self.own_places = {client: places[factory] for client, factory in self.own.items()}

@@ -13,7 +13,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
 from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split
-from fedkeep.models.heads import WEIGHT, grown
+from fedkeep.models.heads import WEIGHT, grown, widened
 from fedkeep.models.weights import weights_of
 
 Factory = Callable[[], nn.Module]
@@ -35,16 +35,25 @@ class Networks:
     """Builds the recipe's network and runs it for any weights.
 
     Two modules are made once and refilled, instead of one per client: memory does not grow with the cohort.
+
+    Parameters
+    ----------
+    factory : builds the network, with a row of the classifier for each class of the first task.
+    rows : how many rows a class has here; if several, their first is the one that the factory made.
     """
 
-    def __init__(self, factory: Factory, seed: int, device: torch.device) -> None:
+    def __init__(self, factory: Factory, seed: int, device: torch.device, rows: int = 1) -> None:
         self.factory = factory
         self.seed = seed
         self.device = device
+        self.rows = rows
         # The factory draws initial weights from PyTorch's default generator, which is lent to it for the purpose.
         with seeds.borrowed(seeds.derive(seed, "initial weights")):
             built = factory()
-        self.first = weights_of(built.to(device))  # as of the first task
+        self.first: Weights = weights_of(built.to(device))  # as of the first task
+        if rows > 1:
+            self.first = widened(self.first, rows, seeds.generator(seed, "further rows"))
+            _fit_head(built, self.first)
         self.initial: Weights = self.first
         names = [name for name, _ in built.named_parameters(remove_duplicate=False)]
         self.parameters = tuple(name for name in names if name in self.initial)
@@ -73,22 +82,23 @@ class Networks:
         """
         self.initial = self.first
         for task, classes in enumerate(seen[1:], start=2):
-            self.initial = grown(self.initial, classes, seeds.generator(self.seed, "new classes", task=task))
+            generator = seeds.generator(self.seed, "new classes", task=task)
+            self.initial = grown(self.initial, self.rows * classes, generator)
         for network in (self.trained, self.answering):
             _fit_head(network, self.initial)
 
     def build(self, like: Weights | None = None) -> nn.Module:
         """Return another network, with weights of no meaning; its classifier has as many rows as a model's.
 
-        Without a model, as many as in the first task.
+        Without a model, as many as it had first.
         """
         with seeds.borrowed(0):
             network = self.factory().to(self.device).eval()
-        _fit_head(network, like or {})
+        _fit_head(network, like or self.first)
         return network
 
     def logits(self, model: Weights, images: Tensor) -> Tensor:
-        """Return a model's logits [n, classes] on normalised images, without gradient, in evaluation mode."""
+        """Return a model's logits [n, rows] on normalised images, without gradient, in evaluation mode."""
         return self._run(lambda part: functional_call(self.answering, dict(model), (part,), tie_weights=False), images)
 
     def features(self, model: Weights, images: Tensor) -> Tensor:

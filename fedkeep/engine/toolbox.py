@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +155,10 @@ class LocalParty(Party[Any]):
             raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
         objective = self.settle(objective, *data)
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
-        sources = [self._source(columns, size) for columns, size in zip(data, sizes, strict=True)]
+        # What is drawn beside own examples, such as synthetic images, is not brightened in the code of TARGET either.
+        whole, beside = self.place.augmentation, replace(self.place.augmentation, brightness=0.0)
+        random = [whole, *[beside] * (len(data) - 1)]
+        sources = [self._source(*given) for given in zip(data, random, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
         return Assignment(model, objective, sources, passes, self.round, self._derive("network noise"), pass_ends)
 
@@ -229,13 +232,13 @@ class LocalParty(Party[Any]):
         self._uses[purpose] = use + 1
         return seeds.derive(self.place.seed, purpose, task=self.task, round=self.round, client=self.name, use=use)
 
-    def _source(self, data: Data, batch_size: int = 0) -> Source:
-        if data["image"].dtype == torch.uint8 and not self.place.augmentation:
+    def _source(self, data: Data, augmentation: Augmentation, batch_size: int) -> Source:
+        if data["image"].dtype == torch.uint8 and not augmentation:
             data = {**data, "image": self.place.normalise(data["image"])}
         return Source(
             data,
             self.place.normalise,
-            self.place.augmentation,
+            augmentation,
             self.rng("batches"),
             self.rng("augmentation"),
             self.place.networks.layout,
@@ -277,6 +280,9 @@ class _Answers:
 
     def features(self, model: Weights) -> Tensor:
         return self.party.place.networks.features(model, self._normalised())
+
+    def about(self, data: Data) -> _Answers:
+        return _Answers(self.party, data)
 
     def _normalised(self) -> Tensor:
         if self.images is None:

@@ -53,6 +53,11 @@ class Algorithm(Options, ABC, Generic[S, C]):
     needs: ClassVar[tuple[str, ...]] = ()  # what it needs of a recipe, such as "auxiliary"
     networks: ClassVar[Literal["one", "any"]] = "one"  # whether clients may have networks of their own
 
+    @property
+    def rows_per_class(self) -> int:
+        """How many rows of the classifier a class has; if several, side by side, its first says what it is."""
+        return 1
+
     @abstractmethod
     def round(self, server: Server[S], cohort: Cohort) -> None:
         """Carry out one communication round: ask clients, and leave in ``server.model`` what they learned."""
@@ -71,9 +76,9 @@ class Algorithm(Options, ABC, Generic[S, C]):
     def predict(self, server: Server[S], model: Weights, images: Tensor) -> Tensor:
         """Return scores [n, classes] of images, [n, channels, height, width] as they are stored: how it is evaluated.
 
-        By default the logits of the model that is served.
+        By default the logits of the model that is served, of each class's first row.
         """
-        return server.predict(model, {"image": images})
+        return server.predict(model, {"image": images})[:, :: self.rows_per_class]
 
     def own_model(self, state: C) -> Weights:
         """Return the model that a client itself would use, from its state, if that is another than the server's.

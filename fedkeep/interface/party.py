@@ -108,7 +108,10 @@ class Party(ABC, Generic[S]):
 
     @abstractmethod
     def predict(self, model: Weights, data: Data | None = None) -> Tensor:
-        """Return a model's logits [n, classes] on the data (default: the party's own), in evaluation mode."""
+        """Return a model's logits [n, rows] on the data (default: the party's own), in evaluation mode.
+
+        There is a row for each class that the model knows, or several (see `Algorithm.rows_per_class`).
+        """
 
     @abstractmethod
     def features(self, model: Weights, data: Data | None = None) -> Tensor:

@@ -1,8 +1,8 @@
 """Heads that grow: a classifier of more rows for more classes, and the view of an older model with fewer.
 
 Classes are numbered in order of arrival, so the rows of the old classes come first. All functions work on any model
-whose classifier is a linear layer of that name, as `Network`'s is. A head with several rows a class (PASS turns each
-class into four by rotation) grows likewise: rows are what is counted here, 4 for each class then.
+whose classifier is a linear layer of that name, as `Network`'s is. A head may have several rows for each class, next
+to each other (PASS turns each class into four by rotation): rows are what is counted here.
 """
 
 from __future__ import annotations
@@ -46,6 +46,19 @@ def grown(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Te
     if BIAS in model:
         head[BIAS] = torch.cat((model[BIAS], model[BIAS].new_zeros(more)))
     return {name: head.get(name, tensor) for name, tensor in model.items()}
+
+
+@torch.no_grad()
+def widened(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the model with ``rows`` rows in the place of each: the row itself, then new ones as `grown` draws them.
+
+    So the first row of class c, number c * rows, says what the row of the class said before.
+    """
+    classes = len(_head(model))
+    wide = grown(model, classes * rows, generator)
+    places = torch.arange(classes * rows)
+    order = torch.cat((places[:classes, None], places[classes:].view(classes, rows - 1)), dim=1).flatten()
+    return {name: tensor[order] if name in (WEIGHT, BIAS) else tensor for name, tensor in wide.items()}
 
 
 @torch.no_grad()

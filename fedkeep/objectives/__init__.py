@@ -2,12 +2,14 @@
 
 from fedkeep.data import Data
 from fedkeep.objectives.base import NOTHING, Answer, Batch, Objective, Student, Sum
+from fedkeep.objectives.compensation import CompensatedEntropy
 from fedkeep.objectives.contrast import Contrast
 from fedkeep.objectives.cross_entropy import CrossEntropy, WeightedCrossEntropy
 from fedkeep.objectives.distillation import Distillation, Form, Lesson, Scale
 from fedkeep.objectives.features import Bounding, FeatureError
 from fedkeep.objectives.penalties import Quadratic, Slope
-from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy
+from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy, Prototypes
+from fedkeep.objectives.rotations import Rotated
 from fedkeep.objectives.slices import Scaled, Slice
 from fedkeep.objectives.tsd import TSD
 from fedkeep.objectives.weighting import (
@@ -28,6 +30,7 @@ __all__ = [
     "Batch",
     "Bounding",
     "ByEntropyAndLabel",
+    "CompensatedEntropy",
     "Contrast",
     "CrossEntropy",
     "Data",
@@ -40,7 +43,9 @@ __all__ = [
     "Objective",
     "PerTeacher",
     "PrototypeEntropy",
+    "Prototypes",
     "Quadratic",
+    "Rotated",
     "Scale",
     "Scaled",
     "Slice",

@@ -60,6 +60,9 @@ class Answer(Protocol):
     def features(self, model: Weights) -> Tensor:
         """Return what its classifier reads, [n, width]."""
 
+    def about(self, data: Data) -> Answer:
+        """Return the same models' answers about another data set, such as these images turned."""
+
 
 @dataclass(frozen=True, eq=False)
 class Objective(ABC):

@@ -14,13 +14,18 @@ from fedkeep.objectives.decoupled import raised
 
 @dataclass(frozen=True, eq=False)
 class CrossEntropy(Objective):
-    """Mean over the batch of -ln p(label), at temperature 1; ``on`` numbers the data set that it reads."""
+    """Mean over the batch of -ln p(label), p the softmax of the logits divided by ``tau``.
+
+    ``on`` numbers the data set that it reads.
+    """
 
     on: int = 0
+    tau: float = 1.0
 
     def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
         batch = batches[self.on]
-        return cross_entropy(raised(student.logits(batch)), batch.data["label"])
+        logits = raised(student.logits(batch))
+        return cross_entropy(logits if self.tau == 1.0 else logits / self.tau, batch.data["label"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,11 @@
 """Prototype augmentation of PASS (Zhu et al., 2021): old classes are kept by their mean features and noise around them.
 
-Its three parts, beside cross-entropy: a class is learned as four, by rotation; the classifier sees noisy mean features
-of old classes; and features must not move away from the model before.
+The classifier sees noisy mean features of old classes, and features must not move away from the model before.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -21,76 +21,113 @@ from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.objectives.base import Answer, Batch, Objective, Student
 from fedkeep.objectives.decoupled import raised
 
-ROTATIONS = 4
 
+@dataclass(frozen=True, eq=False)
+class Prototypes:
+    """What stands for classes without their examples.
 
-def rotated(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images turned by 0, 90, 180 and 270 degrees, one after the other, and labels 4 y + k of the k-th turn.
-
-    Parameters
+    Attributes
     ----------
-    images : [b, channels, side, side]. labels : int64 [b].
+    classes : int64 [k]. means : their mean features, [k, width]. examples : how many each is the mean of, int64 [k].
+    radius : of the noise around them. Its square is the mean over classes of their features' variance, itself a mean
+        over the width (trace of the covariance / width, divided by n - 1); classes with one example do not count, and
+        without any other it is 0.
     """
-    turned = torch.stack([images.rot90(k, (-2, -1)) for k in range(ROTATIONS)], dim=1).flatten(0, 1)
-    return turned, (ROTATIONS * labels[:, None] + torch.arange(ROTATIONS, device=labels.device)).flatten()
 
+    classes: Tensor
+    means: Tensor
+    examples: Tensor
+    radius: float
 
-def upright(logits: Tensor) -> Tensor:
-    """Return the logits of the unturned classes, [b, classes], from [b, 4 classes]: what is evaluated."""
-    return logits[:, ::ROTATIONS]
+    def fault(self, classes: range, width: int) -> str | None:
+        """Return what is wrong with prototypes that claim to be of some of these classes, or None if nothing is."""
+        count = len(self.classes)
+        if self.means.shape != (count, width) or self.examples.shape != (count,) or not self.means.is_floating_point():
+            return f"prototypes of shape {list(self.means.shape)} for {count} classes, not {[count, width]}"
+        wrong = set(self.classes.tolist()) - set(classes)
+        if wrong:
+            return f"prototypes of {sorted(wrong)}, which are no classes of this task"
+        return "prototypes of no examples" if self.radius < 0 or bool((self.examples < 1).any()) else None
+
+    def drawn(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return features [count, width] of random classes, their mean plus radius * N(0, I), and these classes.
+
+        Parameters
+        ----------
+        generator : on the CPU.
+        """
+        places = torch.randint(len(self.classes), (count,), generator=generator).to(self.classes.device)
+        noise = torch.randn(count, self.means.shape[1], generator=generator).to(self.means)
+        return self.means[places] + self.radius * noise, self.classes[places]
 
 
 @torch.no_grad()
-def prototypes(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return the classes that occur, int64 [k] in order, their mean features [k, width], and the radius of the noise.
-
-    The radius squared is the mean over classes of their features' variance, itself a mean over the width (trace of the
-    covariance / width, divided by n - 1); classes with one example do not count, and without any other it is 0.
+def prototypes(features: Tensor, labels: Tensor) -> Prototypes:
+    """Return the prototypes of the classes that occur, in order.
 
     Parameters
     ----------
-    features : [n, width]. labels : int64 [n].
+    features : [n, width]. labels : int64 [n], of at least one example.
     """
-    found = torch.bincount(labels).nonzero().flatten()
+    counts = torch.bincount(labels)
+    found = counts.nonzero().flatten()
     members = [features[labels == c] for c in found.tolist()]
     variances = [rows.var(dim=0).mean() for rows in members if len(rows) > 1]
     radius = float(torch.stack(variances).mean().sqrt()) if variances else 0.0
-    return found, torch.stack([rows.mean(0) for rows in members]), radius
+    return Prototypes(found, torch.stack([rows.mean(0) for rows in members]), counts[found], radius)
 
 
-def augmented(
-    classes: Tensor, means: Tensor, radius: float, count: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return features [count, width] of random classes, their mean plus radius * N(0, I), and these classes [count].
+def added(old: Prototypes | None, new: Prototypes | None, fixed: bool) -> Prototypes | None:
+    """Return the prototypes of older classes and those of other, newer ones; None stands for no class at all.
 
     Parameters
     ----------
-    classes : int64 [k]. means : [k, width].
-    generator : on the CPU.
+    fixed : whether the first radius that is not 0 stays for all classes, or the newest replaces it.
     """
-    drawn = torch.randint(len(classes), (count,), generator=generator).to(classes.device)
-    noise = torch.randn(count, means.shape[1], generator=generator).to(means)
-    return means[drawn] + radius * noise, classes[drawn]
+    if old is None or new is None:
+        return old or new
+    radius = (old.radius or new.radius) if fixed else new.radius
+    columns = {name: torch.cat((getattr(old, name), getattr(new, name))) for name in ("classes", "means", "examples")}
+    return Prototypes(**columns, radius=radius)
+
+
+def pooled(told: Sequence[Prototypes]) -> Prototypes | None:
+    """Return the prototypes of all parties' examples together; the squared radius is the mean over these examples.
+
+    Each class's mean is that of all its examples. The spread of one party's mean around another's is left out: what
+    is known of the variance is what each party found around its own.
+    """
+    if not told:
+        return None
+    labels, means = torch.cat([one.classes for one in told]), torch.cat([one.means for one in told])
+    weights = torch.cat([one.examples for one in told])
+    totals = torch.bincount(labels, weights.double())
+    found = totals.nonzero().flatten()
+    sums = means.new_zeros(len(totals), means.shape[1]).index_add_(0, labels, means * weights[:, None])
+    examples = totals[found]
+    squares = sum(one.radius**2 * int(one.examples.sum()) for one in told)
+    radius = math.sqrt(squares / float(examples.sum()))
+    return Prototypes(found, sums[found] / examples[:, None].to(sums), examples.long(), radius)
 
 
 @dataclass(frozen=True, eq=False)
 class PrototypeEntropy(Objective):
     """Cross-entropy of the classifier on given features, its logits divided by ``tau``.
 
-    A step reads as many of the pool's rows as the batch of the first data set has, those that the batch's rows have
-    modulo the pool: so in a random order, and the pool may be larger or smaller than the data.
-
     Attributes
     ----------
-    features : the pool, [m, width]. labels : int64 [m], rows of the classifier.
+    features : [n, width], one for each example of the first data set, whose batches say which a step sees.
+    labels : int64 [n], rows of the classifier.
     """
+
+    columns: ClassVar[tuple[str, ...]] = ("features", "labels")
 
     features: Tensor
     labels: Tensor
     tau: float = 0.1
 
     def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
-        rows = batches[0].index % len(self.labels)
+        rows = batches[0].index
         logits = linear(self.features[rows], student.weights[WEIGHT], student.weights.get(BIAS))
         return cross_entropy(raised(logits) / self.tau, self.labels[rows])
 

@@ -112,3 +112,6 @@ class _CutAnswer:
 
     def features(self, model: Weights) -> Tensor:
         return self.answer.features(model)
+
+    def about(self, data: Data) -> Answer:
+        return replace(self, answer=self.answer.about(data))

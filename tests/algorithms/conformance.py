@@ -32,6 +32,7 @@ from fedkeep.interface import Algorithm, Cohort, Fit, Server
 from fedkeep.interface.algorithm import client_steps, signature
 from fedkeep.interface.codec import encode
 from fedkeep.models import Network
+from fedkeep.models.heads import BIAS, WEIGHT
 
 Method = Algorithm[Any, Any]
 ROUNDS = 4
@@ -63,7 +64,9 @@ class Conformance:
     ) -> None:
         own, reference = seen(method, monkeypatch), seen(Reference(), monkeypatch)
         assert own["cohorts"] == reference["cohorts"]
-        assert tiny.equal(own["initial"], reference["initial"])
+        first = slice(None, None, method.rows_per_class)  # where a class has several rows, its first is everybody's
+        begins = {name: t[first] if name in (WEIGHT, BIAS) else t for name, t in own["initial"].items()}
+        assert tiny.equal(begins, reference["initial"])
         assert {client: own["labels"][client] for client in reference["labels"]} == reference["labels"]
         assert own["orders"]
         if "generator" in method.needs:

@@ -27,9 +27,14 @@ VARIANTS["fedicarl-memory-global-random"] = METHODS["fedicarl"](memory=9, scope=
 VARIANTS["fedicarl-nearest_mean"] = METHODS["fedicarl"](classify="nearest_mean")  # type: ignore[call-arg]
 VARIANTS["target-repo-reptile"] = METHODS["target"](**tiny.SYNTHESIS, compat="repo", is_maml=False)
 VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_slice="all")  # type: ignore[call-arg]
+VARIANTS["fedicarl-glfc-target_repo"] = METHODS["fedicarl"](loss="glfc", compat="target_repo", memory=4)  # type: ignore[call-arg]
 VARIANTS["fedskf-icarl"] = METHODS["fedskf"](  # type: ignore[call-arg]
     level="icarl", tsd="glfc", first_pull="old_rows", old_local="post_sync", pit_counter="per_task"
 )
+VARIANTS["fedskf-pass"] = METHODS["fedskf"](  # type: ignore[call-arg]
+    level="pass", tsd="glfc", old_local="post_sync", pit_solver="sinkhorn", pit_map_local_cls=True
+)
+VARIANTS["fedpass-global"] = METHODS["fedpass"](scope="global", radius="latest")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
 
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.fedewc import Consolidated, FedEWC
@@ -20,19 +20,16 @@ from fedkeep.algorithms.finetune import Finetune
 from fedkeep.algorithms.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental import joined, old_classes, remembered
 from fedkeep.algorithms.target import TARGET
-from fedkeep.engine.fit import Assignment
 from fedkeep.engine.networks import Networks
-from fedkeep.engine.toolbox import LocalParty
-from fedkeep.interface import Algorithm, Fit
+from fedkeep.fusion import Transport
+from fedkeep.fusion.transport import Projection
+from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT, head_of
 from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING
 from fedkeep.objectives.exemplars import class_means, nearest_mean
-
-Method = Algorithm[Any, Any]
-TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 
 
 def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
@@ -69,61 +66,6 @@ def test_special_cases_are_equal(method: Method, same: Method) -> None:
     one, other = final(method), final(same)
     for name, tensor in other.items():
         torch.testing.assert_close(one[name], tensor, rtol=1e-5, atol=1e-6)
-
-
-class Seen:
-    """What clients were given to train, by (task, round, client): in this order of names."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fits: dict[tuple[int, int, str], Assignment] = {}
-        self.results: dict[tuple[int, int, str], Fit] = {}
-        self.networks: Networks | None = None
-        assignment, fit = LocalParty.assignment, LocalParty.fit
-
-        def spy(party: LocalParty, *args: Any, **kwargs: Any) -> Assignment:
-            made = assignment(party, *args, **kwargs)
-            self.fits[party.task, party.round, party.name] = made
-            return made
-
-        def spy_fit(party: LocalParty, *args: Any, **kwargs: Any) -> Fit:
-            done = fit(party, *args, **kwargs)
-            self.results[party.task, party.round, party.name] = done
-            return done
-
-        monkeypatch.setattr(LocalParty, "assignment", spy)
-        monkeypatch.setattr(LocalParty, "fit", spy_fit)
-
-
-def loss_of(engine: Any, given: Assignment, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of a model on the first rows of what it was given to train, their images and labels."""
-    from fedkeep.engine.fit import Pupil
-
-    batch = given.sources[0].first(4)
-    network = engine.place.networks.build(model)
-    weights = dict(network.named_parameters())
-    for name, parameter in weights.items():
-        parameter.data = model[name].clone()
-    value = given.objective(Pupil(engine.place.networks, weights, network), [batch])
-    return value, batch.data["image"], batch.data["label"]
-
-
-def logits(engine: Any, model: Weights, images: Tensor) -> Tensor:
-    return engine.place.networks.logits(model, images)  # type: ignore[no-any-return]
-
-
-def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) -> Tensor:
-    said = (teacher[:, :known] / tau).softmax(-1)
-    return -(said * (student[:, :known] / tau).log_softmax(-1)).sum(-1).mean()
-
-
-def second_task(method: Method, monkeypatch: pytest.MonkeyPatch, rounds: int = 4) -> tuple[Any, Seen, Weights]:
-    """Play some rounds, two a task; return the engine, what was trained, and the last model of the first task."""
-    seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4)
-    tiny.played(engine, 2)
-    old = engine.server.model
-    tiny.played(engine, rounds - 2)
-    return engine, seen, old
 
 
 @pytest.mark.parametrize("round", [1, 2])
@@ -177,6 +119,45 @@ def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPa
     expected = cross_entropy(student, batch) + distilled(student, logits(engine, old, images), 2)
     torch.testing.assert_close(value, expected)
     assert engine.states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.size("1"))
+
+
+def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(FediCaRL(loss="glfc", per_class=2), monkeypatch)
+    for place, known in (((1, 2, "1"), 0), ((2, 2, "1"), 2)):
+        engine.enter(place[0])
+        given, model = seen.fits[place], seen.results[place].model
+        value, images, labels = loss_of(engine, given, model)
+        student = logits(engine, model, images)
+        truth = torch.nn.functional.one_hot(labels, student.shape[1]).float()
+        gaps = [1 - float(row[c].sigmoid()) for row, c in zip(student, labels, strict=True)]
+        weights = []
+        for gap, c in zip(gaps, labels, strict=True):
+            alike = [g for g, other in zip(gaps, labels, strict=True) if (other < known) == (c < known)]
+            weights.append(gap / (sum(alike) / len(alike)) if known else 1.0)
+        losses = binary_cross_entropy_with_logits(student, truth, reduction="none")
+        expected = (torch.tensor(weights)[:, None] * losses).mean()
+        if known:
+            target = torch.cat((logits(engine, old, images).sigmoid(), truth[:, 2:]), 1)
+            expected = (expected + binary_cross_entropy_with_logits(student, target)) / 2
+        torch.testing.assert_close(value, expected)
+
+
+def test_fedicarl_as_in_targets_code_draws_from_all_past_examples_at_every_visit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, seen, old = second_task(FediCaRL(compat="target_repo", memory=3), monkeypatch)
+    again = []
+    for client in "0123":
+        past, own = engine.federation.at(1).data(client), engine.federation.size(client)
+        images = [seen.fits[2, round, client].sources[0].data["image"][own:] for round in (1, 2)]
+        assert [len(each) for each in images] == [min(3, len(past["label"]))] * 2, "all, if there are fewer"
+        assert len(engine.states[client].memory["label"]) == len(past["label"]) + own
+        again.append(torch.equal(images[0], images[1]))
+    assert not all(again)
+    value, images, labels = loss_of(engine, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model)
+    student = logits(engine, seen.results[2, 2, "1"].model, images)
+    expected = cross_entropy(student, labels) + distilled(student, logits(engine, old, images), 2)
+    torch.testing.assert_close(value, expected)
 
 
 def test_what_all_clients_keep_together_and_a_full_memory() -> None:
@@ -246,6 +227,51 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
     assert not tiny.equal(head_of(own), head_of(others))
 
 
+def test_fedskf_lets_classifiers_follow_the_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every projection turns the eight neurons by one; the base is as it was, and who is absent misses several."""
+    turn = torch.arange(8).roll(1)
+
+    def project(self: Transport, source: Weights, base: Weights, layers: Any) -> Projection:
+        return Projection(dict(source), {"all": 0.0}, turn)
+
+    monkeypatch.setattr(Transport, "project", project)
+    seen = Seen(monkeypatch)
+    method = FedSKF(pit_map_local_cls=True, sync_round=1, old_local="post_sync")
+    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=6, cohort=3)
+    behind: dict[str, int] = {}
+    last: dict[str, Weights] = {}
+    longest = 0
+    for number in range(1, 7):
+        cohort = engine.advance().record["cohort"]
+        for client in cohort:
+            start = seen.fits[1, number, client].model[WEIGHT]
+            if client in last:
+                assert torch.equal(start, last[client][WEIGHT][:, torch.arange(8).roll(behind[client])])
+                longest = max(longest, behind[client])
+            last[client] = seen.results[1, number, client].model
+        behind = {client: behind.get(client, 0) + 1 for client in last} | dict.fromkeys(cohort, 1)
+        behind[engine.server.state.base] = 0
+    assert longest > 1
+    for client in last:
+        moved = last[client][WEIGHT][:, torch.arange(8).roll(behind[client])]
+        assert torch.equal(engine.states[client].old_own[WEIGHT], moved), "its old model reads the last extractor"
+
+
+def test_rows_of_new_classes_follow_the_neurons_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = torch.arange(8).roll(1)
+    monkeypatch.setattr(Transport, "project", lambda self, source, *_: Projection(dict(source), {"all": 0.0}, turn))
+    seen = Seen(monkeypatch)
+    engine = tiny.engine_with_tasks(FedSKF(pit_map_local_cls=True), TWO_ONE, rounds=3, cohort=4)
+    tiny.played(engine, 3)
+    before, base = engine.server.model, engine.server.state.base
+    tiny.played(engine, 1)
+    new = engine.server.grown(before)[WEIGHT][2:]
+    for client in "0123":
+        own, start = seen.results[1, 3, client].model[WEIGHT], seen.fits[2, 1, client].model[WEIGHT]
+        assert torch.equal(start[:2], own if client == base else own[:, turn])
+        assert torch.equal(start[2:], new)
+
+
 def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
     def spread(w_pull: float) -> float:
         training = replace(tiny.TRAINING, epochs=30, lr=0.01, momentum=0.0)
@@ -292,17 +318,17 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
     settle = Networks.logits
     places: list[tuple[int, int]] = []
 
-    def spy(self: Networks, model: Weights, images: Tensor) -> Tensor:
+    def spy(self: Networks, model: Weights, images: torch.Tensor) -> torch.Tensor:
         if places:
             asked.append(places[-1])
         return settle(self, model, images)
 
     train = FedSKF.train
 
-    def noting(self: FedSKF, client: Any, model: Weights) -> Fit:
+    def noting(self: FedSKF, client: Any, model: Weights, moves: list[torch.Tensor]) -> Fit:
         places.append((client.task, client.round))
         try:
-            return train(self, client, model)
+            return train(self, client, model, moves)
         finally:
             places.pop()
 
@@ -336,4 +362,5 @@ def test_memories_are_cut_short_and_joined() -> None:
 
 
 def test_the_methods_are_known_by_name() -> None:
-    assert {"finetune", "fedlwf", "fedprox-lwf", "flwf-2t", "fedewc", "fedicarl", "fedskf"} <= algorithms().keys()
+    teaching = {"fedlwf", "fedprox-lwf", "flwf-2t", "fedpass", "fedicarl", "fedskf"}
+    assert teaching | {"finetune", "fedewc"} <= algorithms().keys()

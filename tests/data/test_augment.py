@@ -35,14 +35,23 @@ def test_off_by_default_draws_nothing() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
-@pytest.mark.parametrize("options", [{"crop": 1}, {"flip": True}, {"rotation": 5.0}, {"cutout": 2}])
+@pytest.mark.parametrize(
+    "options", [{"crop": 1}, {"flip": True}, {"rotation": 5.0}, {"brightness": 0.1}, {"cutout": 2}]
+)
 def test_on(options: dict[str, Any]) -> None:
     assert Augmentation(**options)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"crop": 3}, {"crop": 3, "crop_mode": "reflect"}, {"flip": True}, {"rotation": 30.0}, {"cutout": 4}],
+    [
+        {"crop": 3},
+        {"crop": 3, "crop_mode": "reflect"},
+        {"flip": True},
+        {"rotation": 30.0},
+        {"brightness": 0.3},
+        {"cutout": 4},
+    ],
 )
 def test_same_generator_same_batch_and_input_unchanged(options: dict[str, Any]) -> None:
     images = noise()
@@ -116,6 +125,34 @@ def test_rotation_varies_within_its_range_and_fills_with_black() -> None:
     assert int(heights.max()) > 12
     assert int(heights.min()) >= 6  # sin(20 degrees) * 10 is 3.4
     assert int(heights.max()) <= 14
+
+
+def test_brightness_multiplies_each_image_by_a_number_of_its_own() -> None:
+    images = torch.full((4000, 3, 2, 2), 200, dtype=torch.uint8)
+    result = Augmentation(brightness=63 / 255)(images, raw, seeded())
+    assert bool((result == result[:, :1, :1, :1]).all()), "one number for an image"
+    values = result[:, 0, 0, 0]
+    assert 150 <= float(values.min()) <= 151, "200 * (1 - 63 / 255) is 150.6"
+    assert float(values.max()) <= 249
+    assert float(values.mean()) == pytest.approx(199.5, abs=1.5), "as often brighter as darker, and cut to integers"
+    white = Augmentation(brightness=1.0)(images, raw, seeded())
+    assert float(white.max()) == 255
+    assert float(white.min()) < 10
+
+
+@pytest.mark.parametrize("factor", [0.76, 0.9, 1.0, 1.1, 1.24])
+def test_brightness_agrees_with_pillow(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("PIL.Image")
+    from PIL import Image, ImageEnhance
+
+    image = noise(1)
+    share = (factor - 1) / 0.25 / 2 + 0.5
+    monkeypatch.setattr(torch, "rand", lambda *shape, **where: torch.full((1, 1, 1, 1), share, dtype=torch.float64))
+    result = Augmentation(brightness=0.25)(image, raw, seeded())
+    expected = np.asarray(ImageEnhance.Brightness(Image.fromarray(image[0].permute(1, 2, 0).numpy())).enhance(factor))
+    apart = np.abs(result[0].permute(1, 2, 0).numpy() - expected)
+    assert apart.max() <= 1, "where a product is a whole number but for rounding"
+    assert (apart == 0).mean() > 0.98
 
 
 def test_cutout_clears_one_square_after_normalisation() -> None:

@@ -20,6 +20,7 @@ from fedkeep.data import Augmentation
 from fedkeep.engine import networks as networks_module
 from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
+from fedkeep.engine.toolbox import LocalClient
 from fedkeep.errors import FedKeepError
 from fedkeep.interface import Fit, Training
 from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
@@ -404,3 +405,12 @@ def test_bfloat16_trains_the_same_weights_a_little_coarser() -> None:
         assert tensor.dtype == torch.float32
         assert not torch.equal(tensor, fine.model[name]), "it was computed otherwise"
         torch.testing.assert_close(tensor, fine.model[name], rtol=0.1, atol=0.02)
+
+
+def test_only_own_examples_are_brightened() -> None:
+    engine = tiny.engine(FedAvg(), augmentation=Augmentation(flip=True, brightness=0.2))
+    data = engine.federation.data("0")
+    client = LocalClient(engine.place, "0", data, None, task=1, round=1, uses={})
+    own, beside = client.assignment(engine.server.model, CrossEntropy(), data, data).sources
+    assert own.augmentation == Augmentation(flip=True, brightness=0.2)
+    assert beside.augmentation == Augmentation(flip=True)

@@ -80,6 +80,22 @@ def test_only_convolutions_are_laid_out_otherwise() -> None:
     assert Networks(tiny.network, 0, CPU).layout == torch.contiguous_format
 
 
+def test_several_rows_for_each_class_and_the_first_is_everybodys() -> None:
+    """PASS's head, whose classes are four by rotation: it grows by as many rows for each class."""
+    plain, wide = Networks(tiny.network, 0, CPU), Networks(tiny.network, 0, CPU, rows=4)
+    assert tiny.equal({n: t[::4] if "classifier" in n else t for n, t in wide.initial.items()}, plain.initial)
+    assert wide.parameters == plain.parameters
+    images = torch.randn(2, *tiny.SHAPE, generator=torch.Generator().manual_seed(0))
+    expected = plain.logits(plain.initial, images)
+    torch.testing.assert_close(wide.logits(wide.initial, images)[:, ::4], expected)
+    assert dict(wide.build().named_parameters())["classifier.weight"].shape == (12, 8)
+    first = wide.initial
+    wide.enter([3, 5])
+    assert wide.initial["classifier.weight"].shape == (20, 8)
+    assert torch.equal(wide.initial["classifier.weight"][:12], first["classifier.weight"])
+    assert wide.logits(first, images).shape == (2, 12), "an older model answers as it did"
+
+
 # Batch norm
 
 

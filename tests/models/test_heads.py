@@ -15,7 +15,7 @@ from fedkeep import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.models import Architecture, LeNet5, MeanCNN, ResNet32, Shape, Weights
 from fedkeep.models.custom import custom
-from fedkeep.models.heads import grown, head_of, shrunk
+from fedkeep.models.heads import grown, head_of, shrunk, widened
 from fedkeep.models.weights import load_into, weights_of
 
 GREY: Shape = (1, 28, 28)
@@ -114,6 +114,21 @@ def test_growing_by_four_rows_a_class_keeps_the_old_classes_first() -> None:
     new = grown(old, 4 * 5, rows_of(2))
     assert torch.equal(new["classifier.weight"][:12], old["classifier.weight"])
     assert len(new["classifier.weight"]) == len(new["classifier.bias"]) == 20
+
+
+def test_a_row_for_each_class_becomes_the_first_of_several() -> None:
+    old = weights_of(LeNet5().build(GREY, 3))
+    wide = widened(old, 4, rows_of(1))
+    assert list(wide) == list(old)
+    for name in ("classifier.weight", "classifier.bias"):
+        assert len(wide[name]) == 12
+        assert torch.equal(wide[name][::4], old[name])
+    others = wide["classifier.weight"].unflatten(0, (3, 4))[:, 1:]
+    assert others.flatten(0, 1).unique(dim=0).shape == (9, 84), "all different"
+    assert 0.9 * math.sqrt(3 / 84) < float(others.abs().max()) <= math.sqrt(3 / 84)
+    assert not wide["classifier.bias"].unflatten(0, (3, 4))[:, 1:].any()
+    assert tiny.equal(widened(old, 1, rows_of(1)), old)
+    assert tiny.equal(wide, widened(old, 4, rows_of(1)))
 
 
 def test_growing_to_the_same_size_changes_nothing_and_the_argument_is_never_changed() -> None:

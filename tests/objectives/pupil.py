@@ -68,6 +68,9 @@ class Told:
     def features(self, model: Mapping[str, Tensor]) -> Tensor:
         return features(model, self.batch)
 
+    def about(self, data: Mapping[str, Tensor]) -> Told:
+        return Told(data)
+
 
 def data(labels: Sequence[int]) -> dict[str, Tensor]:
     return {"image": torch.arange(len(labels)), "label": torch.tensor(list(labels))}

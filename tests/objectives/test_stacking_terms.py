@@ -13,6 +13,7 @@ from torch.func import grad_and_value, vmap
 from fedkeep.objectives import (
     TSD,
     Batch,
+    CompensatedEntropy,
     CrossEntropy,
     Distillation,
     FeatureDistance,
@@ -30,10 +31,12 @@ TERMS: dict[str, Objective] = {
     "tsd as printed": TSD(TEACHER, OLD, "recombined_sigmoid"),
     "tsd softmax": TSD(TEACHER, OLD, "recombined_softmax"),
     "tsd glfc": TSD(TEACHER, OLD, "glfc"),
+    "glfc": CompensatedEntropy(4),
     "distillation of old classes": Slice(Distillation((TEACHER,), Whole(1.0), tau=2.0), 0, OLD, any_label=True),
     "one old class": Slice(Distillation((TEACHER,), Whole(1.0)), 0, 1, any_label=True) + CrossEntropy(),
     "new classes": Scaled(0.5, Slice(CrossEntropy(), OLD)),
-    "prototypes": PrototypeEntropy(noise(7, 4), torch.arange(7) % 5),
+    "prototypes": PrototypeEntropy(noise(10, 4), torch.arange(10) % 5),
+    "sharper labels": CrossEntropy(tau=0.1),
     "features": FeatureDistance(model(10, 4, 5, seed=3)),
     "pull": Quadratic({name: tensor for name, tensor in STUDENT.items() if "classifier" in name}, 2.0),
 }

@@ -1,0 +1,178 @@
+"""FedPASS, and FedSKF with PASS, by their formulas: what is turned, what stands for old classes, and what is kept."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
+from watched import TWO_ONE, Seen, distilled, logits, loss_of, second_task
+
+from fedkeep.algorithms.fedpass import FedPASS
+from fedkeep.algorithms.fedskf import FedSKF
+from fedkeep.errors import ConfigError
+from fedkeep.models import Weights
+from fedkeep.models.heads import BIAS, WEIGHT, head_of
+from fedkeep.objectives import PrototypeEntropy, Prototypes
+
+
+def turned(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images in four rotations, and the labels of these, one by one."""
+    rows = [image.rot90(k, (1, 2)) for image in images for k in range(4)]
+    return torch.stack(rows), torch.tensor([4 * int(y) + k for y in labels for k in range(4)])
+
+
+def distance(engine: Any, model: Weights, old: Weights, images: Tensor) -> Tensor:
+    return (engine.place.networks.features(model, images) - engine.place.networks.features(old, images)).norm()
+
+
+def terms(objective: Any) -> list[Any]:
+    """Return an objective and all that it is made of."""
+    inside = [*getattr(objective, "terms", ()), *([objective.term] if hasattr(objective, "term") else [])]
+    return [objective, *(found for each in inside for found in terms(each))]
+
+
+def drawn(seen: Seen, *place: Any) -> PrototypeEntropy:
+    """Return the noisy prototypes that a client was given in a round."""
+    (found,) = (term for term in terms(seen.fits[place].objective) if isinstance(term, PrototypeEntropy))
+    return found
+
+
+def on_prototypes(model: Weights, term: PrototypeEntropy) -> Tensor:
+    """Return the cross-entropy of the first four."""
+    return cross_entropy(linear(term.features[:4], model[WEIGHT], model[BIAS]) / 0.1, term.labels[:4])
+
+
+def test_fedpass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(FedPASS(scale=0.5), monkeypatch)
+    assert old[WEIGHT].shape == (8, 8), "four rows for each of two classes"
+    given, model = seen.fits[1, 2, "1"], seen.results[1, 2, "1"].model
+    engine.enter(1)
+    value, images, labels = loss_of(engine, given, model)
+    images, labels = turned(images, labels)
+    torch.testing.assert_close(value, 0.5 * cross_entropy(logits(engine, model, images) / 0.1, labels))
+    engine.enter(2)
+    given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
+    value, images, labels = loss_of(engine, given, model)
+    images, labels = turned(images, labels)
+    expected = cross_entropy(logits(engine, model, images) / 0.1, labels)
+    expected = expected + 10 * distance(engine, model, old, images)
+    expected = expected + 10 * on_prototypes(model, drawn(seen, 2, 2, "1"))
+    torch.testing.assert_close(value, 0.5 * expected)
+
+
+def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(FedPASS(), monkeypatch)
+    first = engine.federation.at(1)
+    for client in "0123":
+        data = first.data(client)
+        known: Prototypes = engine.states[client].prototypes
+        features = engine.place.networks.features(old, engine.place.normalise(data["image"]))
+        held = sorted(set(data["label"].tolist()))
+        assert known.classes.tolist() == [*held, 2] if engine.federation.size(client) else held
+        for place, c in enumerate(held):
+            torch.testing.assert_close(known.means[place], features[data["label"] == c].mean(0))
+        variances = [features[data["label"] == c].var(0).mean() for c in held if (data["label"] == c).sum() > 1]
+        if variances:
+            assert known.radius == pytest.approx(float(torch.stack(variances).mean().sqrt())), "that of the first task"
+            assert not torch.equal(drawn(seen, 2, 1, client).features, drawn(seen, 2, 2, client).features), "anew"
+        term = drawn(seen, 2, 1, client)
+        assert set(term.labels.tolist()) <= {4 * c for c in held}, "the rows of unturned classes that it had"
+        assert len(term.labels) == engine.federation.size(client)
+
+
+def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, old = second_task(FedPASS(scope="global", radius="latest"), monkeypatch, rounds=2)
+    first = engine.federation.at(1)
+    parts = [first.data(client) for client in "0123"]
+    data = {name: torch.cat([part[name] for part in parts]) for name in ("image", "label")}
+    features = engine.place.networks.features(old, engine.place.normalise(data["image"]))
+    for client in "0123":
+        known: Prototypes = engine.states[client].prototypes
+        assert known.classes.tolist() == [0, 1]
+        for c in (0, 1):
+            torch.testing.assert_close(known.means[c], features[data["label"] == c].mean(0))
+        assert known.examples.tolist() == torch.bincount(data["label"]).tolist()
+
+
+def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = tiny.stream((2, 1), clients=4, absent=1)
+    seen = Seen(monkeypatch)
+    engine = tiny.engine_with_tasks(FedPASS(), stream, cohort=4)
+    (absent,) = (client for client in "0123" if not engine.federation.size(client))
+    tiny.played(engine)
+    assert engine.federation.size(absent), "it has something to learn in the second task"
+    assert not any(isinstance(term, PrototypeEntropy) for term in terms(seen.fits[2, 1, absent].objective))
+    assert engine.states[absent].prototypes.classes.tolist() == [2]
+
+
+def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = FedPASS.tell
+
+    @functools.wraps(honest)
+    def tell(self: FedPASS, client: Any, model: Weights) -> Prototypes | None:
+        told = honest(self, client, model)
+        return replace(told, classes=told.classes + 1) if told is not None and client.id == "1" else told
+
+    monkeypatch.setattr(FedPASS, "tell", tell)
+    engine = tiny.engine_with_tasks(FedPASS(scope="global"), TWO_ONE, cohort=4)
+    record = tiny.played(engine, 2)[-1]
+    assert list(record["lost"]) == ["1"]
+    assert "[2], which are no classes of this task" in record["lost"]["1"]
+
+
+def test_what_is_evaluated_is_the_first_row_of_each_class() -> None:
+    engine = tiny.engine_with_tasks(FedPASS(), TWO_ONE, cohort=4, evaluate_visits=True)
+    records = tiny.played(engine)
+    test = engine.federation.dataset.test
+    said = logits(engine, engine.server.model, engine.place.normalise(test["image"]))
+    assert said.shape == (len(test["label"]), 12)
+    hits = said[:, [0, 4, 8]].argmax(1) == test["label"]
+    assert sum(records[-1]["correct"]) == int(hits.sum())
+    assert len(records[-1]["visits"][0]["correct"]) == 3
+    assert engine.evaluate(engine.server.model).correct == records[-1]["correct"]
+
+
+def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(FedSKF(level="pass", scale=0.5), monkeypatch)
+    own = seen.results[1, 2, "1"].model
+    given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
+    value, images, labels = loss_of(engine, given, model)
+    images, labels = turned(images, labels)
+    student, local = logits(engine, model, images), logits(engine, own, images)
+    truth = torch.nn.functional.one_hot(labels, 12).float()
+    tsd = binary_cross_entropy_with_logits(torch.cat((local, student[:, 8:]), 1), truth)
+    expected = cross_entropy(student / 0.1, labels) + 10 * distance(engine, model, own, images)
+    expected = 0.5 * (expected + 10 * on_prototypes(model, drawn(seen, 2, 2, "1")))
+    expected = expected + 3 * (distilled(student, local, 8) + tsd) + distilled(student, logits(engine, old, images), 8)
+    pull = sum((model[n] - given.model[n]).square().sum() for n in head_of(model))  # synchronised in this round
+    torch.testing.assert_close(value, expected + 2 * pull)
+    data = engine.federation.at(1).data("1")
+    features = engine.place.networks.features(own, engine.place.normalise(data["image"]))
+    known = engine.states["1"].prototypes
+    torch.testing.assert_close(known.means[0], features[data["label"] == known.classes[0]].mean(0))
+
+
+def test_fedskf_with_pass_pulls_the_rows_of_old_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, seen, _ = second_task(FedSKF(level="pass", first_pull="old_rows"), monkeypatch, rounds=3)
+    (pull,) = (term for term in seen.fits[2, 1, "1"].objective.terms if hasattr(term, "curvature"))  # type: ignore[attr-defined]
+    assert pull.curvature[BIAS].tolist() == [1.0] * 8 + [0.0] * 4
+
+
+def test_the_first_task_of_fedskf_with_pass_is_fedpasss() -> None:
+    models = []
+    for method in (FedPASS(), FedSKF(level="pass", pit="off", sync=False)):
+        engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4)
+        tiny.played(engine, 2)
+        models.append(engine.server.model)
+    assert tiny.equal(*models)
+
+
+def test_pass_tells_all_classes_apart() -> None:
+    with pytest.raises(ConfigError, match=r"leave FedSKF\.ce_slice out"):
+        FedSKF(level="pass", ce_slice="new")

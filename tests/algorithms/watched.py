@@ -1,0 +1,68 @@
+"""Two tasks, of two classes and of one, and what clients were given to train in them: for losses by formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+from torch import Tensor
+from torch.func import functional_call
+
+from fedkeep.engine.fit import Assignment, Pupil
+from fedkeep.engine.toolbox import LocalParty
+from fedkeep.interface import Algorithm, Fit
+from fedkeep.models import Weights
+
+Method = Algorithm[Any, Any]
+TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
+
+
+class Seen:
+    """What clients were given to train, by (task, round, client): in this order of names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fits: dict[tuple[int, int, str], Assignment] = {}
+        self.results: dict[tuple[int, int, str], Fit] = {}
+        assignment, fit = LocalParty.assignment, LocalParty.fit
+
+        def spy(party: LocalParty, *args: Any, **kwargs: Any) -> Assignment:
+            made = assignment(party, *args, **kwargs)
+            self.fits[party.task, party.round, party.name] = made
+            return made
+
+        def spy_fit(party: LocalParty, *args: Any, **kwargs: Any) -> Fit:
+            done = fit(party, *args, **kwargs)
+            self.results[party.task, party.round, party.name] = done
+            return done
+
+        monkeypatch.setattr(LocalParty, "assignment", spy)
+        monkeypatch.setattr(LocalParty, "fit", spy_fit)
+
+
+def loss_of(engine: Any, given: Assignment, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of a model on the first rows of what it was given to train, their images and labels."""
+    batch, networks = given.sources[0].first(4), engine.place.networks
+    weights = {name: model[name] for name in networks.parameters}
+    student = Pupil(networks, weights, lambda images: functional_call(networks.trained, dict(model), (images,)))
+    value = given.objective(student, [batch])
+    return value, batch.data["image"], batch.data["label"]
+
+
+def logits(engine: Any, model: Weights, images: Tensor) -> Tensor:
+    return engine.place.networks.logits(model, images)  # type: ignore[no-any-return]
+
+
+def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) -> Tensor:
+    said = (teacher[:, :known] / tau).softmax(-1)
+    return -(said * (student[:, :known] / tau).log_softmax(-1)).sum(-1).mean()
+
+
+def second_task(method: Method, monkeypatch: pytest.MonkeyPatch, rounds: int = 4) -> tuple[Any, Seen, Weights]:
+    """Play some rounds, two a task; return the engine, what was trained, and the last model of the first task."""
+    seen = Seen(monkeypatch)
+    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4)
+    tiny.played(engine, 2)
+    old = engine.server.model
+    tiny.played(engine, rounds - 2)
+    return engine, seen, old
