@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedkeep.data import Data, DataSet, Federation, load
+from fedkeep.data import DataSet, Federation, load
 from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError
@@ -26,17 +26,17 @@ def _load(name: str, folder: Path | None) -> DataSet:
     return load(name, data_dir=folder)
 
 
-def held_by_server(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> tuple[DataSet, Data]:
-    """Load a recipe's data set; return it without what the server takes for itself, and that."""
-    return recipe.auxiliary.split(load_data(recipe.data, data_dir), seed)
-
-
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
     """Load a recipe's data set and split it over the server and the clients, as this seed has it.
 
     With tasks it is the first task's.
     """
-    dataset, server = held_by_server(recipe, seed, data_dir)
+    return shared_out(recipe, seed, load_data(recipe.data, data_dir))
+
+
+def shared_out(recipe: Recipe, seed: int, dataset: DataSet) -> Federation:
+    """Split a data set over the server and the clients, as this seed has it; with tasks, the first task's."""
+    dataset, server = recipe.auxiliary.split(dataset, seed)
     if recipe.has_tasks:
         return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1)
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
@@ -46,8 +46,6 @@ def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation
     """Return the embedded engine of one method with one seed, at round 0."""
     dataset = federation.dataset
     checked_cohort(recipe, federation)
-    if recipe.has_tasks and federation.stream is None:
-        raise ConfigError("tasks are played on one machine only so far: leave out [tasks], or use fedkeep run.")
     return Embedded(
         algorithm=method.algorithm,
         federation=federation,

@@ -15,6 +15,7 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.perform import Performer, Ticket
 from fedkeep.engine.requests import Lost, Outcome, Request, answer_type, write_request
 from fedkeep.errors import ValueRefused
+from fedkeep.flower.federations import Roster
 from fedkeep.flower.journal import Journal
 from fedkeep.flower.line import Line, Parcel, naming
 from fedkeep.flower.memory import AtSite, left_by
@@ -67,8 +68,10 @@ class AtSites(Performer):
         self.ahead = len(engine.federation.clients)
         self.pending: dict[str, _Asked] = {}  # by what the answer will be known by
         self.names: dict[int, tuple[str, Tensor]] = {}
+        self.round = 0  # over all tasks
 
     def begin(self, round: int, cohort: Sequence[str]) -> None:
+        self.round = round
         self.journal.begin(round)
         self.names.clear()
         self.sites.gather(cohort, min(self.engine.plan.min_clients, len(cohort)))
@@ -112,7 +115,7 @@ class AtSites(Performer):
         node = self.sites.node(request.client)
         if node is None:
             return Lost("is not connected")
-        return self.line.send(node, "perform", parcel, request.round, self.deadline)
+        return self.line.send(node, "perform", parcel, self.round, self.deadline)
 
     def _hear(self) -> None:
         for sent, reply in self.line.receive(self.pending).items():
@@ -148,13 +151,18 @@ class AtSites(Performer):
         tensors = {name: tensor.to(self.engine.device) for name, tensor in reply.tensors.items()}
         try:
             found = restore(reply.head.get("answer"), tensors, self._hint(asked.request))
-            fault = implausible(found, self.engine.federation.size(asked.request.client))
+            fault = implausible(found, self._examples(asked.request.client))
             return Lost(f"answered with {fault}") if fault else found
         except ValueRefused as error:
             return Lost(f"answered with what {asked.request.step.__name__} does not give: {error}")
 
     def _hint(self, request: Request) -> Any:
         return answer_type([request.step], self.engine.client_state)
+
+    def _examples(self, client: str) -> int:
+        federation = self.engine.federation
+        assert isinstance(federation, Roster)
+        return federation.size_so_far(client)
 
     def _packed(self, request: Request) -> Parcel:
         """Return a request as a parcel, named by its round and by all that is asked."""
@@ -167,7 +175,7 @@ class AtSites(Performer):
             "request": write_request(request, naming(tensors, self.names)),
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
-        return Parcel({**head, "call": f"{request.round:06d}-{digest}"}, tensors)
+        return Parcel({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
 
 
 def implausible(answer: Any, examples: int) -> str | None:

@@ -8,7 +8,7 @@ import math
 import secrets
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, pinned_th
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
 from fedkeep.experiment.run import Machine, lay_out, pending_cells
-from fedkeep.experiment.setup import checked_device, describe_cell, engine_for, held_by_server
+from fedkeep.experiment.setup import checked_device, describe_cell, engine_for, load_data
 from fedkeep.files import write_whole
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.federations import described, roster
@@ -63,13 +63,12 @@ def serve(line: Line, config: RunConfig) -> Run:
 
 def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: int, cell: Path) -> None:
     """Play one method with one seed, in the round where it stopped if it was begun before."""
-    data = recipe if not config.data else replace(recipe, data=config.data)
-    dataset, auxiliary = held_by_server(data, seed, config.data_dir or None)
+    dataset = load_data(config.data or recipe.data, config.data_dir or None)
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
     introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": described(dataset)})
     book = cell / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None
-    sites = Sites(line, introduction, config.wait, known and known["nodes"])
+    sites = Sites(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
     if known is None:
         count = config.sites or recipe.partition.clients
         if not count:
@@ -78,13 +77,14 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
         write_whole(book, json.dumps(known))
     else:
         sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
-    federation = roster(dataset, auxiliary, known["examples"])
+    federation = roster(recipe, seed, dataset, known["examples"])
     engine = engine_for(recipe, method, seed, federation, config.device)
     engine.client_state = reference(engine.client_state)
     journal = Journal(cell / "journal")
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
-    write_whole(cell / "cell.json", json.dumps(describe_cell(recipe, method, seed, federation)))
-    told = _telling(cell_name(method, seed), recipe.run.rounds, len(dataset.test["label"]))
+    description = describe_cell(recipe, method, seed, federation)
+    write_whole(cell / "cell.json", json.dumps(description))
+    told = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])
     try:
         play(engine, cell, told, checkpoint_share=math.inf)  # a checkpoint after every round
     except Exception:
@@ -104,10 +104,15 @@ def _alone(cell: Path) -> Iterator[None]:
         raise CellBusy(f"{cell} is being played by another server app. Wait for it, or end it.") from None
 
 
-def _telling(cell: str, rounds: int, images: int) -> Callable[[Finished], None]:
+def _telling(cell: str, rounds: int, images: Sequence[int]) -> Callable[[Finished], None]:
+    """Return what tells of each round in the log; ``images`` are the test images of each class."""
+
     def tell(finished: Finished) -> None:
         record = finished.record
-        hits = f", accuracy {sum(record['correct']) / images:.4f}" if "correct" in record else ""
+        hits = ""
+        if "correct" in record:
+            correct = record["correct"]  # of the classes that were seen by then
+            hits = f", accuracy {sum(correct) / sum(images[: len(correct)]):.4f}"
         lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
         undone = "; undone, for too few answered" if record["undone"] else ""
         log.info("%s: round %d of %d%s%s%s", cell, record["round"], rounds, hits, lost, undone)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedkeep.data import Data, DataSet
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.requests import answer_type, read_request
 from fedkeep.engine.toolbox import Clock
@@ -19,9 +18,9 @@ from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.cells import pinned_threads
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Recipe, parse_recipe
-from fedkeep.experiment.setup import engine_for, federate, load_data
+from fedkeep.experiment.setup import engine_for, load_data, shared_out
 from fedkeep.flower.config import Place
-from fedkeep.flower.federations import fitted, own_data
+from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of
 from fedkeep.flower.line import Kind, Parcel, naming
 from fedkeep.flower.memory import Memory, left_by, reference
 from fedkeep.interface.codec import flatten
@@ -49,9 +48,10 @@ def answer(kind: Kind, parcel: Parcel, place: Place) -> Parcel:
 
 
 def introduce(parcel: Parcel, place: Place) -> Parcel:
-    """Tell who this is and how many examples there are, if the data fit the run."""
-    examples = len(_engine(parcel, place).federation.data(place.site)["label"])
-    log.info("site %s fits the run, with %d examples", place.site, examples)
+    """Tell who this is and how many examples of each task there are, if the data fit the run."""
+    federation = _engine(parcel, place).federation
+    examples = [federation.at(task).size(place.site) for task in range(1, federation.tasks + 1)]
+    log.info("site %s fits the run, with %s examples", place.site, " + ".join(map(str, examples)))
     return Parcel({"site": place.site, "examples": examples})
 
 
@@ -68,14 +68,16 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
     with memory.lock():
         found = memory.answer(call, answer_type([request.step], kept))
         if found is None:
-            log.info("site %s does %s in round %d", place.site, request.step.__name__, request.round)
+            step, task, round = request.step.__name__, request.task, request.round
+            log.info("site %s does %s in round %d of task %d", place.site, step, round, task)
+            engine.enter(task)
             clock = engine.place.clock = Clock()
             state = memory.state(request.state, engine.client_state)
             outcome = engine.here.perform(replace(request, state=state))
             left = (outcome.reply, left_by(call, engine.client_state), outcome.uses)
             found = ((left,), clock.train, clock.teachers)
             memory.keep(call, outcome.state, found)
-        memory.forget(request.round, str(head["settled"]))
+        memory.forget(call, str(head["settled"]))
     tensors: dict[str, Tensor] = {}
     return Parcel({"answer": flatten(found, naming(tensors, {}))}, tensors)
 
@@ -93,21 +95,20 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
     use(filter(None, place.use.split(",")))
     recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
     alone = replace(recipe, run=replace(recipe.run, cohort=1, min_clients=1))
-    dataset, examples = _own(recipe, json.loads(wanted), place)
-    return engine_for(alone, recipe.methods[0], recipe.seeds[0], own_data(dataset, examples), place.device)
+    own = _own(recipe, recipe.seeds[0], json.loads(wanted), place)
+    return engine_for(alone, recipe.methods[0], recipe.seeds[0], own, place.device)
 
 
-def _own(recipe: Recipe, wanted: dict[str, object], place: Place) -> tuple[DataSet, Data]:
-    """Return the site's data set, brought in line with the run's, and its examples."""
+def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> OwnData:
+    """Return the site's own view of the federation, with its classes numbered as the run's."""
+    dataset = fitted(load_data(place.data or recipe.data, place.data_dir or None), wanted)
     if place.partition_id < 0:
-        dataset = fitted(load_data(place.data, place.data_dir or None), wanted)
-        return dataset, dataset.train
-    federation = federate(replace(recipe, data=place.data or recipe.data), recipe.seeds[0], place.data_dir or None)
+        return own_data(dataset, announced(recipe, seed, dataset))
+    federation = shared_out(recipe, seed, dataset)
     clients = len(federation.clients)
     if place.num_partitions not in (0, clients):
         raise ConfigError(
             f"the recipe splits its data over {clients} clients, and there are {place.num_partitions} nodes. Start as "
             f"many, or set partition.clients={place.num_partitions}."
         )
-    dataset = fitted(federation.dataset, wanted)
-    return dataset, replace(federation, dataset=dataset).data(str(place.partition_id))
+    return part_of(federation, str(place.partition_id))
