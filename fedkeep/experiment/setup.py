@@ -102,7 +102,7 @@ def describe_cell(recipe: Recipe, method: Method, seed: int, federation: Federat
         "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),
     }
     if recipe.has_tasks:
-        described["tasks"] = [len(task["classes"]) for task in final.stream.manifest()] if final.stream else []
+        described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
     return described
 
 

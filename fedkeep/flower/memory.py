@@ -41,8 +41,8 @@ def left_by(call: str, client_state: type[Any]) -> Any:
 class Memory:
     """The folder of one site in one run, with an answer and a state for each call.
 
-    A call's name begins with its round, counted over all tasks, and ends with a digest of all that was asked. So a message that comes twice gets
-    the same answer, and one that differs gets its own.
+    A call's name begins with its round, counted over all tasks, and ends with a digest of all that was asked. So a
+    message that comes twice gets the same answer, and one that differs gets its own.
     """
 
     def __init__(self, root: Path, run: str, site: str, device: torch.device) -> None:

@@ -83,7 +83,8 @@ class Sites:
             self._heard(self.asked.pop(sent), reply)
 
     def _heard(self, node: int, reply: Parcel | Lost) -> None:
-        site, examples, reason = "", [], ""
+        site: Any = None
+        examples: Any = None
         if isinstance(reply, Lost):
             reason = reply.reason
         elif "error" in reply.head:

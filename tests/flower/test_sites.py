@@ -11,47 +11,25 @@ import pytest
 import tiny
 import torch
 from local_line import LocalLine, Tamper, places
-from safetensors.torch import load_file
+from trial import SETTINGS, Killed, config, embedded, killing, model, records
 
-import fedkeep
 from fedkeep.engine.cell import CellBusy
 from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.cells import cell_name
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.flower import performer, sites
-from fedkeep.flower.config import RunConfig
 from fedkeep.flower.journal import Journal
 from fedkeep.flower.line import Kind, Parcel
 from fedkeep.flower.memory import Memory
 from fedkeep.flower.server import serve
 
 METHODS = ("fedavg", "sfedkd", "fedcad", "fedadkd", "scaffold", "moon")
-SETTINGS = ("auxiliary.per_class=2", "run.cohort=4")
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny.write_recipe(tmp_path_factory.mktemp("recipe"))
-
-
-def config(recipe: str, out: Path, **changes: Any) -> RunConfig:
-    usual: dict[str, Any] = {"settings": " ".join(SETTINGS), "rounds": 3, "wait": 0.2, "deadline": 5.0}
-    return RunConfig(recipe=recipe, out=str(out), **(usual | changes))
-
-
-def embedded(recipe: str, method: str, out: Path, rounds: int = 3) -> fedkeep.Run:
-    chosen = load_recipe(recipe, settings=SETTINGS, methods=[method], rounds=rounds)
-    return fedkeep.run(chosen, out=out)
-
-
-def model(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(next((run / "cells").iterdir()) / "model.safetensors")
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    lines = (next((run / "cells").iterdir()) / "rounds.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -74,22 +52,6 @@ def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -
     (reply,) = line.receive([number]).values()
     assert isinstance(reply, Parcel)
     assert reply.head == {"error": "'round' is no client step of fedavg."}
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
-
-
-def killing(after: int) -> Tamper:
-    calls = [0]
-
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
-        calls[0] += kind == "perform"
-        if calls[0] > after:
-            raise Killed
-        return said
-
-    return tamper
 
 
 @pytest.mark.parametrize("method", ["sfedkd", "scaffold", "moon"])
