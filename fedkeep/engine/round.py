@@ -14,6 +14,7 @@ import torch
 from fedkeep import seeds
 from fedkeep.engine.perform import Ticket
 from fedkeep.engine.requests import Lost, Request
+from fedkeep.errors import in_one_line
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import function_of, sent, signature
 from fedkeep.interface.codec import decode, encode
@@ -204,7 +205,7 @@ class RoundInFlight:
         finally:
             del self.under_way[client]
         if not isinstance(outcome, Lost):
-            reason = self._refused(call.step, outcome.reply)
+            reason = self._refused(client, call.step, outcome.reply)
             outcome = outcome if reason is None else Lost(reason)
         if isinstance(outcome, Lost):
             self._lose(client, outcome.reason)
@@ -228,13 +229,13 @@ class RoundInFlight:
                 return "dropped out"
         return self.engine.lose(self.number, client, step) if self.engine.lose else None
 
-    def _refused(self, step: Step, reply: Any) -> str | None:
+    def _refused(self, client: str, step: Step, reply: Any) -> str | None:
         """Return why the border does not let a reply through, or None."""
         where = not_finite(reply)
         if where is not None:
             return f"answered with a {where} that is not finite"
         if function_of(step) is label_counts:
-            fault = not_counts(reply, self.engine.place.classes)
+            fault = not_counts(reply, self.engine.place.classes, self.engine.federation.size(client))
             return fault and f"answered with {fault}"
         initial = self.engine.place.networks.initial
         mismatches = [same_form(reply.model, initial)] if isinstance(reply, Fit) else []
@@ -251,7 +252,7 @@ class RoundInFlight:
         return same_form(weights, expected)
 
     def _lose(self, client: str, reason: str) -> None:
-        self.lost[client] = reason
+        self.lost[client] = in_one_line(reason)  # it may hold names and words that came from the client
         self.waiting.pop(client, None)
         if self.counting and self._answering() < min(self.engine.plan.min_clients, len(self.cohort)):
             raise TooFewClients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ class AtSites(Performer):
         if isinstance(reply, Lost):
             return reply
         if "error" in reply.head:
-            return Lost(f"its site says: {_plain(reply.head['error'])}")
+            return Lost(f"its site says: {reply.head['error']}")
         tensors = {name: tensor.to(self.engine.device) for name, tensor in reply.tensors.items()}
         try:
             found = restore(reply.head.get("answer"), tensors, self._hint(asked.request))
@@ -180,14 +181,12 @@ class AtSites(Performer):
 
 def implausible(answer: Any, examples: int) -> str | None:
     """Return what a site with so many examples cannot have answered, or None: it would outweigh all others."""
+    _, train, teachers = answer
+    if not (0 <= train < math.inf and 0 <= teachers < math.inf):
+        return f"a training of {train} s and teachers of {teachers} s"
     for fit in found_in(answer, Fit):
         if not 0 <= fit.examples <= examples:
             return f"a model trained on {fit.examples} examples, and it has {examples}"
         if fit.steps < 0:
             return f"a model trained in {fit.steps} steps"
     return None
-
-
-def _plain(text: Any) -> str:
-    """Return what a site says as one short line that any file and terminal can take."""
-    return "".join(c if c.isprintable() else " " for c in str(text)[:1000]).encode("utf-8", "replace").decode()

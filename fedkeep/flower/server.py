@@ -7,6 +7,7 @@ import logging
 import math
 import secrets
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,10 +34,11 @@ from fedkeep.flower.memory import reference
 from fedkeep.flower.performer import AtSites
 from fedkeep.flower.sites import Sites
 from fedkeep.interface.algorithm import client_steps, is_annotated
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.finish import finish, is_reported
 from fedkeep.reporting.run_folder import Run
 
 log = logging.getLogger(__name__)
+IN_VAIN = 3  # rounds that may be undone, where none was not, before a run stops
 REJOIN = 60.0  # seconds that the sites of a run have to be seen again when the server starts again
 
 
@@ -84,13 +86,39 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
     description = describe_cell(recipe, method, seed, federation)
     write_whole(cell / "cell.json", json.dumps(description))
-    told = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])
+    if rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
+        shutil.rmtree(cell / "checkpoint", ignore_errors=True)
+    tell = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])
+
+    def on_round(finished: Finished) -> None:
+        tell(finished)
+        if finished.record["undone"]:
+            _check_for_success(cell, recipe)
+
     try:
-        play(engine, cell, told, checkpoint_share=math.inf)  # a checkpoint after every round
+        play(engine, cell, on_round, checkpoint_share=math.inf)  # a checkpoint after every round
     except Exception:
         journal.remove()  # an answer may have been the cause: sites give theirs again, without training again
         raise
     journal.remove()
+
+
+def _check_for_success(cell: Path, recipe: Recipe) -> None:
+    """Raise `RunError` if a run would go on in vain: every round so far was undone, and these were several, or all."""
+    undone = rounds_in_vain(cell)
+    if undone >= min(IN_VAIN, recipe.rounds):
+        raise RunError(
+            f"too few sites: fewer than {recipe.run.min_clients} answered in each of {undone} rounds, so that all were "
+            "undone and nothing was learned. The lines above say who was lost and why. Mend that, and begin anew with "
+            "the same out."
+        )
+
+
+def rounds_in_vain(cell: Path) -> int:
+    """Return how many rounds a cell has if every single one was undone; otherwise 0."""
+    file = cell / "rounds.jsonl"
+    whole = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # a kill may have left half a line
+    return len(whole) if all(json.loads(line)["undone"] for line in whole) else 0
 
 
 @contextmanager
@@ -159,7 +187,7 @@ def _folder(recipe: Recipe, config: RunConfig) -> Path:
         return lay_out(recipe, out, Machine(device=config.device), ["flwr", "run"])
     if (out / "recipe.toml").read_text(encoding="utf-8") != recipe.to_toml():
         raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")
-    if not pending_cells(out, recipe):
+    if not pending_cells(out, recipe) and is_reported(out):
         raise RunError(f"{out} is finished. Choose another out for a new run.")
     return out
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedkeep.engine.requests import Lost
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.flower.line import Line, Parcel
 
 log = logging.getLogger(__name__)
@@ -86,9 +86,9 @@ class Sites:
         site: Any = None
         examples: Any = None
         if isinstance(reply, Lost):
-            reason = reply.reason
+            reason = in_one_line(reply.reason)
         elif "error" in reply.head:
-            reason = str(reply.head["error"])
+            reason = in_one_line(reply.head["error"])
             if self.members is None:  # before the first round nothing is lost by stopping, and much time by waiting
                 raise ConfigError(f"a site does not fit the run. {reason}")
         else:

@@ -54,6 +54,14 @@ def test_what_is_too_large_is_refused_unread() -> None:
         unpack(pack(parcel()), 100)
 
 
+def test_a_head_that_is_too_large_is_refused_unread() -> None:
+    assert unpack(pack(Parcel({"x": "y" * 1000})), 1e6, 2000).head
+    with pytest.raises(ValueRefused, match=r"a head of 0\.0 MB, where at most 0\.0 MB are taken"):
+        unpack(pack(Parcel({"x": "y" * 2000})), 1e6, 2000)
+    with pytest.raises(ValueRefused, match="a head of"):
+        unpack(pack(Parcel({}, {"name" * 600: torch.zeros(1)})), 1e6, 2000)
+
+
 @pytest.mark.parametrize(
     "records",
     [
@@ -61,6 +69,8 @@ def test_what_is_too_large_is_refused_unread() -> None:
         RecordDict({"head": ConfigRecord({"text": "[1"}), "tensors": ArrayRecord()}),
         RecordDict({"head": ConfigRecord({"text": "[1]"}), "tensors": ArrayRecord()}),
         RecordDict({"head": ConfigRecord({"other": "{}"}), "tensors": ArrayRecord()}),
+        RecordDict({"head": ConfigRecord({"text": [1, 2]}), "tensors": ArrayRecord()}),
+        RecordDict({"head": ConfigRecord({"text": '{"x":' * 100_000}), "tensors": ArrayRecord()}),
         RecordDict(
             {
                 "head": ConfigRecord({"text": "{}"}),
