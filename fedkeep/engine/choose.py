@@ -29,7 +29,7 @@ def choose_stack(engine: Embedded, workers: int = 1) -> int:
     workers : processes that will share the cohort: more than there are groups find nothing to do.
     """
     plan, federation = engine.plan, engine.federation
-    if engine.algorithm.schedule != "parallel" or not engine.place.networks.stackable:
+    if engine.algorithm.schedule != "parallel" or engine.own or not engine.place.networks.stackable:
         return 1
     if engine.rounds * plan.cohort < LONG:
         return 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from fedkeep.engine.perform import Here, Performer
 from fedkeep.engine.plan import Plan
 from fedkeep.engine.round import RoundInFlight, TooFewClients
 from fedkeep.engine.serving import Served, round_mean
-from fedkeep.engine.toolbox import Clock, LocalServer, Workplace
+from fedkeep.engine.toolbox import LocalServer, Workplace
 from fedkeep.errors import ConfigError
 from fedkeep.fusion.mean import moved
 from fedkeep.interface import Algorithm, Fit, NoState, Training
@@ -47,6 +47,7 @@ class Embedded:
     algorithm, federation, training, plan, augmentation : what is run. If the federation is of a stream of tasks, it is
         of the first; later on, ``federation`` is that of the task that is played.
     factory : builds the network, with PyTorch's default initial weights and the classes of the first task.
+    own : clients whose network is another than the server's, and what builds it; one object for all that share one.
     seed : of everything random (see `fedkeep.seeds`).
     device : where networks and data live.
     stack : up to how many clients of a cohort are trained as one stacked model (see `fedkeep.engine.stack`).
@@ -65,6 +66,7 @@ class Embedded:
     stack: int = 1
     lose: Lose | None = None
     through_codec: bool = False
+    own: Mapping[str, Factory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         dataset = self.federation.dataset
@@ -77,7 +79,12 @@ class Embedded:
             self.seed,
             self.federation.seen[-1],
         )
-        checked_batches(self.place.networks.trained, self.training)
+        built = {factory: Networks(factory, self.seed, self.device) for factory in self.own.values()}
+        places = {factory: replace(self.place, networks=networks) for factory, networks in built.items()}
+        self.places = [self.place, *places.values()]
+        self.own_places = {client: places[factory] for client, factory in self.own.items()}
+        for place in self.places:
+            checked_batches(place.networks.trained, self.training)
         if self.stack < 1:
             raise ConfigError(f"a stack holds at least one client, not {self.stack}. Set stack=1 for none.")
         server_state, self.client_state = state_types(type(self.algorithm))
@@ -85,7 +92,7 @@ class Embedded:
         self.server = LocalServer(
             self.place, self.federation.server, server_state(), self.place.networks.initial, clients
         )
-        self.here = Here(self.place, self.federation, self.client_state)
+        self.here = Here(self.place, self.federation, self.client_state, self.own_places)
         self.performer: Performer = self.here  # replaced by a pool of workers, if there is one
         self.states: dict[str, Any] = {}
         self.changed: set[str] = set()  # clients whose state is newer than the last checkpoint
@@ -102,7 +109,12 @@ class Embedded:
         """Go to a task, counted from 1: who holds what, and networks that know its classes. No model changes."""
         if task != self.federation.task:
             self.federation = self.here.federation = self.federation.at(task)
-            self.place.enter(self.federation.seen)
+            for place in self.places:
+                place.enter(self.federation.seen)
+
+    def place_of(self, client: str) -> Workplace:
+        """Return where a client works: with the server's network, or with one of its own."""
+        return self.own_places.get(client, self.place)
 
     def advance(self) -> Finished:
         """Play the next round and return its record. An exception leaves everything as after the last round."""
@@ -110,7 +122,7 @@ class Embedded:
         number = self.finished + 1
         before = self.server.model, self.server.served, copied(self.server.state)
         averages, task = (self.graduates, self.average), self.federation.task
-        self.place.clock = Clock()
+        self.place.clock.restart()
         self.server.logged = {}
         flight = RoundInFlight(self, number, self.draw_cohort(number))
         try:
@@ -215,14 +227,14 @@ class Embedded:
             drawn = list(first)[:wanted]
         return [self.federation.clients[i] for i in drawn]
 
-    def evaluate(self, model: Weights) -> Counts:
-        """Count the model's hits on the test images of all classes seen so far."""
-        return count(self.place, model, self.federation.dataset.test)
+    def evaluate(self, model: Weights, client: str = "") -> Counts:
+        """Count a model's hits on the test images of all classes seen so far; a client's model, if it is named."""
+        return count(self.place_of(client), model, self.federation.dataset.test)
 
-    def evaluate_on(self, client: str, fit: Fit) -> list[int]:
-        """Return [correct, total] of a model on a client's own examples, without augmentation."""
+    def evaluate_on(self, client: str, fit: Fit, owner: str) -> list[int]:
+        """Return [correct, total] of an owner's model on a client's own examples, without augmentation."""
         data = self.federation.data(client)
         if not len(data["label"]):
             return [0, 0]
-        counts = count(self.place, fit.model, data)
+        counts = count(self.place_of(owner), fit.model, data)
         return [sum(counts.correct), sum(counts.total)]

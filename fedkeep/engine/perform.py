@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -62,8 +63,15 @@ class Here(Performer):
     carried out for all that do, and handed back to each.
     """
 
-    def __init__(self, place: Workplace, federation: Federation, new_state: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        federation: Federation,
+        new_state: Callable[[], Any],
+        own: Mapping[str, Workplace] = MappingProxyType({}),
+    ) -> None:
         self.place = place
+        self.own = own  # of clients whose network is another
         self.federation = federation
         self.new_state = new_state
         self.stacks = Stacks(place.networks, place.training)
@@ -82,8 +90,9 @@ class Here(Performer):
 
     def perform(self, request: Request, train: Callable[[Assignment], Fit] | None = None) -> Outcome:
         """Perform a request now; ``train`` carries out its trainings, by default one step after another."""
+        own = self.own.get(request.client)
         party = LocalClient(
-            self.place,
+            own or self.place,
             request.client,
             self.federation.data(request.client),
             self.new_state() if request.state is None else copied(request.state),
@@ -91,7 +100,8 @@ class Here(Performer):
             round=request.round,
             uses=request.uses,
         )
-        party.train = train or party.train
+        if train and not own:  # a network of its own is trained alone
+            party.train = train
         try:
             reply = request.step(party, *request.args, **request.kwargs)
         except Exception as error:

@@ -22,7 +22,6 @@ from torch import Tensor
 from fedkeep.engine import line
 from fedkeep.engine.perform import Performer, Ticket
 from fedkeep.engine.requests import Outcome, Request, answer_type, place_of, read_request, write_request
-from fedkeep.engine.toolbox import Clock
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.interface.codec import restore, take_apart
 
@@ -219,7 +218,7 @@ def _performed(
     engine: Embedded, written: Sequence[Mapping[str, Any]], known: Mapping[str, Tensor]
 ) -> tuple[Any, dict[str, Tensor]]:
     requests = [read_request(engine.algorithm, one, known, engine.client_state) for one in written]
-    engine.place.clock = Clock()
+    engine.place.clock.restart()
     outcomes = [engine.here.wait(ticket) for ticket in engine.here.submit(*requests)]
     said = tuple((outcome.reply, outcome.state, outcome.uses) for outcome in outcomes)
     return take_apart((said, engine.place.clock.train, engine.place.clock.teachers))

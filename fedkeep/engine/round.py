@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fedkeep import seeds
+from fedkeep.engine.networks import Networks
 from fedkeep.engine.perform import Ticket
 from fedkeep.engine.requests import Lost, Request
 from fedkeep.errors import in_one_line
@@ -237,19 +238,10 @@ class RoundInFlight:
         if function_of(step) is label_counts:
             fault = not_counts(reply, self.engine.place.classes, self.engine.federation.size(client))
             return fault and f"answered with {fault}"
-        initial = self.engine.place.networks.initial
-        mismatches = [same_form(reply.model, initial)] if isinstance(reply, Fit) else []
-        mismatches += map(self._mismatch, found_in(reply, Mapping))
+        networks = self.engine.place_of(client).networks
+        mismatches = [same_form(reply.model, networks.initial)] if isinstance(reply, Fit) else []
+        mismatches += (_mismatch(weights, networks) for weights in found_in(reply, Mapping))
         return next((f"answered with another model: {mismatch}" for mismatch in mismatches if mismatch), None)
-
-    def _mismatch(self, weights: Mapping[Any, Any]) -> str | None:
-        """Return why what stands under a model's names is not of the model's form; parameters alone are enough."""
-        networks = self.engine.place.networks
-        if weights.keys().isdisjoint(networks.initial):
-            return None
-        whole = weights.keys() != set(networks.parameters)
-        expected = networks.initial if whole else {name: networks.initial[name] for name in networks.parameters}
-        return same_form(weights, expected)
 
     def _lose(self, client: str, reason: str) -> None:
         self.lost[client] = in_one_line(reason)  # it may hold names and words that came from the client
@@ -272,12 +264,12 @@ class RoundInFlight:
     def _came_back(self, client: str, fit: Fit) -> None:
         if self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.round):
             began = time.perf_counter()
-            previous = self.engine.evaluate_on(self.fits[-1][0], fit) if self.fits else None
+            previous = self.engine.evaluate_on(self.fits[-1][0], fit, client) if self.fits else None
             self.visits.append(
                 {
                     "client": client,
-                    "correct": self.engine.evaluate(fit.model).correct,
-                    "own": self.engine.evaluate_on(client, fit),
+                    "correct": self.engine.evaluate(fit.model, client).correct,
+                    "own": self.engine.evaluate_on(client, fit, client),
                     "previous": previous,
                 }
             )
@@ -295,3 +287,12 @@ class RoundInFlight:
         )
         kwargs = {name: decode(encode(arg), hints[name], self.engine.device) for name, arg in call.kwargs.items()}
         return Call(call.step, args, kwargs)
+
+
+def _mismatch(weights: Mapping[Any, Any], networks: Networks) -> str | None:
+    """Return why what stands under a model's names is not of the model's form; parameters alone are enough."""
+    if weights.keys().isdisjoint(networks.initial):
+        return None
+    whole = weights.keys() != set(networks.parameters)
+    expected = networks.initial if whole else {name: networks.initial[name] for name in networks.parameters}
+    return same_form(weights, expected)

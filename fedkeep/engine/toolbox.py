@@ -39,10 +39,14 @@ class Clock:
         """Both."""
         return self.train + self.teachers
 
+    def restart(self) -> None:
+        """Begin at zero again, for all who share the clock."""
+        self.train = self.teachers = 0.0
+
 
 @dataclass
 class Workplace:
-    """What all parties on one device share: the network, the data's normalisation, the settings, and a clock.
+    """What parties of one network share on one device: it, the data's normalisation, the settings, and a clock.
 
     ``classes`` are those seen so far, of which ``old`` came before the task.
     """

@@ -19,12 +19,12 @@ from fedkeep.errors import ConfigError, did_you_mean, nearest
 from fedkeep.experiment.catalogue import ROOT, paper_tables, recipe_names
 from fedkeep.experiment.changes import SECTIONS, apply, merged
 from fedkeep.experiment.grid import gridded
+from fedkeep.experiment.networks import ClientModel, model_table, read_client_models, read_model
 from fedkeep.interface import Algorithm, Training, algorithm, algorithms
-from fedkeep.models import Architecture, architecture
-from fedkeep.models.custom import from_path
+from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
 
-KEYS = ("title", "extends", "seeds", "methods", "paper", *SECTIONS)
+KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", *SECTIONS)
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Recipe:
     ----------
     name : how it was asked for. title : a line for people.
     data : a known data set, a Hub id or a path (see `fedkeep.data.load`).
+    model : the server's network, and every client's that has none of its own in ``client_models``.
     methods : compared on the same partitions, initial weights, cohorts and batch orders. seeds : one run of each for
     each.
     paper : the numbers that a paper printed for it, if it is a paper's experiment.
@@ -69,6 +70,7 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
     tasks: Tasks = field(default_factory=Tasks)
+    client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -88,7 +90,7 @@ class Recipe:
             "seeds": list(self.seeds),
             "data": {"name": self.data},
             "partition": {"scheme": self.partition.name, **as_table(self.partition)},
-            "model": {"name": self.model.name, **as_table(self.model)},
+            "model": model_table(self.model),
             "training": as_table(self.training),
             "run": as_table(self.run),
             "augmentation": as_table(self.augmentation),
@@ -102,6 +104,8 @@ class Recipe:
         }
         if self.has_tasks:
             table["tasks"] = as_table(self.tasks)
+        if self.client_models:
+            table["client_models"] = [model.to_table() for model in self.client_models]
         if self.paper:
             table["paper"] = dict(self.paper)
         return tomli_w.dumps(table)
@@ -231,7 +235,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         title=str(table.get("title", name)),
         data=data,
         partition=partition,
-        model=_model(sections["model"], where, allow_code),
+        model=read_model(sections["model"], f"{where}, [model]", allow_code),
         training=build(Training, sections["training"], f"{where}, [training]"),
         run=build(Plan, sections["run"], f"{where}, [run]"),
         methods=_methods(_method_tables(table, where), where),
@@ -239,6 +243,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         augmentation=build(Augmentation, sections["augmentation"], f"{where}, [augmentation]"),
         auxiliary=build(Auxiliary, sections["auxiliary"], f"{where}, [auxiliary]"),
         tasks=build(Tasks, sections["tasks"], f"{where}, [tasks]"),
+        client_models=read_client_models(table.get("client_models", []), where, allow_code),
         paper=_table(table, "paper", where),
     )
     _check_needs(recipe, where)
@@ -262,15 +267,6 @@ def _table(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, A
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {section} must be a table, [{section}].")
     return value
-
-
-def _model(table: dict[str, Any], where: str, allow_code: bool) -> Architecture:
-    name = table.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"{where}: [model] needs a name.")
-    if ":" in name:
-        return from_path(name, allow_code=allow_code)
-    return build(architecture(name), table, f"{where}, [model]")
 
 
 def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
@@ -338,4 +334,9 @@ def _check_needs(recipe: Recipe, where: str) -> None:
             raise ConfigError(
                 f"{where}: {method.label} needs an auxiliary set on the server, and there is none. Give it one: "
                 "auxiliary.per_class=32."
+            )
+        if recipe.client_models and method.algorithm.networks == "one":
+            raise ConfigError(
+                f"{where}: {method.label} exchanges weights, which clients of other networks cannot use. Leave out "
+                "[[client_models]], or compare methods that exchange what their models say."
             )

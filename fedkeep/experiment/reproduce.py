@@ -182,7 +182,7 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Co
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:
     """Return in which sections two recipes differ, apart from which methods and seeds they have."""
-    names = ("data", "auxiliary", "augmentation", "partition", "tasks", "model", "training", "run")
+    names = ("data", "auxiliary", "augmentation", "partition", "tasks", "model", "client_models", "training", "run")
     found = [name for name in names if getattr(old, name) != getattr(new, name)]
     options = {method.label: method.algorithm for method in old.methods}
     return found + [m.label for m in new.methods if options.get(m.label, m.algorithm) != m.algorithm]

@@ -11,8 +11,11 @@ import torch
 from fedkeep.data import DataSet, Federation, load
 from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.networks import Factory
 from fedkeep.errors import ConfigError
+from fedkeep.experiment.networks import own_models
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.models import Architecture
 from fedkeep.options import as_table
 
 
@@ -55,7 +58,19 @@ def engine_for(recipe: Recipe, method: Method, seed: int, federation: Federation
         augmentation=recipe.augmentation,
         seed=seed,
         device=checked_device(device),
+        own=own_factories(recipe, federation),
     )
+
+
+def own_factories(recipe: Recipe, federation: Federation) -> dict[str, Factory]:
+    """Return what builds the networks of clients that have their own; one object for each network."""
+
+    def factory(model: Architecture) -> Factory:
+        return lambda: model.build(federation.dataset.shape, federation.seen[0])
+
+    own = own_models(recipe.client_models, federation.clients)
+    factories = {model: factory(model) for model in own.values()}
+    return {client: factories[model] for client, model in own.items()}
 
 
 def checked_cohort(recipe: Recipe, federation: Federation) -> None:

@@ -61,9 +61,14 @@ def announced(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
 
 @dataclass(frozen=True, eq=False)
 class OwnData(Federation):
-    """What a site knows: its own examples of each task. Of the others it does not even know the number."""
+    """What a site knows: its own name, and examples of each task. Of the others it does not even know the number."""
 
+    site: str = ""
     examples: Sequence[Data] = ()
+
+    @property
+    def clients(self) -> Sequence[str]:
+        return (self.site,)
 
     def at(self, task: int) -> OwnData:
         return replace(self, task=task)
@@ -79,24 +84,20 @@ class OwnData(Federation):
         return replace(self, examples=moved)
 
 
-def own_data(dataset: DataSet, stream: TaskStream | None) -> OwnData:
+def own_data(site: str, dataset: DataSet, stream: TaskStream | None) -> OwnData:
     """Return the view of a site all of whose training examples are its own; of a task it may have none."""
     if stream is None:
-        return _site(dataset, None, [dataset.train])
+        return OwnData(dataset, Partition.of_nothing(), site=site, examples=[dataset.train])
     train = stream.dataset.train
     rows = [task.rows(train["label"]) for task in stream.tasks]
     examples = [{name: column[own] for name, column in train.items()} for own in rows]
-    return _site(stream.dataset, stream, examples)
+    return OwnData(stream.dataset, Partition.of_nothing(), stream=stream, site=site, examples=examples)
 
 
-def part_of(federation: Federation, client: str) -> OwnData:
+def part_of(federation: Federation, client: str, site: str) -> OwnData:
     """Return the view of a site that plays one of the clients among whom a data set was split."""
-    tasks = range(1, federation.tasks + 1)
-    return _site(federation.dataset, federation.stream, [federation.at(task).data(client) for task in tasks])
-
-
-def _site(dataset: DataSet, stream: TaskStream | None, examples: Sequence[Data]) -> OwnData:
-    return OwnData(dataset, Partition.of_nothing(clients=1), {}, stream, examples=examples)
+    examples = [federation.at(task).data(client) for task in range(1, federation.tasks + 1)]
+    return OwnData(federation.dataset, Partition.of_nothing(), stream=federation.stream, site=site, examples=examples)
 
 
 def described(dataset: DataSet) -> dict[str, Any]:

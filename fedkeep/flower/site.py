@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.requests import answer_type, read_request
-from fedkeep.engine.toolbox import Clock
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.cells import pinned_threads
+from fedkeep.experiment.networks import of_one
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Recipe, parse_recipe
 from fedkeep.experiment.setup import engine_for, load_data, shared_out
@@ -71,7 +71,8 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
             step, task, round = request.step.__name__, request.task, request.round
             log.info("site %s does %s in round %d of task %d", place.site, step, round, task)
             engine.enter(task)
-            clock = engine.place.clock = Clock()
+            clock = engine.place.clock
+            clock.restart()
             state = memory.state(request.state, engine.client_state)
             outcome = engine.here.perform(replace(request, state=state))
             left = (outcome.reply, left_by(call, engine.client_state), outcome.uses)
@@ -94,16 +95,17 @@ def _engine(parcel: Parcel, place: Place) -> Embedded:
 def _built(text: str, wanted: str, place: Place) -> Embedded:
     use(filter(None, place.use.split(",")))
     recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
-    alone = replace(recipe, run=replace(recipe.run, cohort=1, min_clients=1))
-    own = _own(recipe, recipe.seeds[0], json.loads(wanted), place)
-    return engine_for(alone, recipe.methods[0], recipe.seeds[0], own, place.device)
+    own = of_one(recipe.client_models, place.site)
+    alone = replace(recipe, run=replace(recipe.run, cohort=1, min_clients=1), client_models=own)
+    federation = _own(recipe, recipe.seeds[0], json.loads(wanted), place)
+    return engine_for(alone, recipe.methods[0], recipe.seeds[0], federation, place.device)
 
 
 def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> OwnData:
     """Return the site's own view of the federation, with its classes numbered as the run's."""
     dataset = fitted(load_data(place.data or recipe.data, place.data_dir or None), wanted)
     if place.partition_id < 0:
-        return own_data(dataset, announced(recipe, seed, dataset))
+        return own_data(place.site, dataset, announced(recipe, seed, dataset))
     federation = shared_out(recipe, seed, dataset)
     clients = len(federation.clients)
     if place.num_partitions not in (0, clients):
@@ -111,4 +113,4 @@ def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> 
             f"the recipe splits its data over {clients} clients, and there are {place.num_partitions} nodes. Start as "
             f"many, or set partition.clients={place.num_partitions}."
         )
-    return part_of(federation, str(place.partition_id))
+    return part_of(federation, str(place.partition_id), place.site)

@@ -51,6 +51,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
     paper: ClassVar[str] = ""
     schedule: ClassVar[Literal["parallel", "sequential"]] = "parallel"
     needs: ClassVar[tuple[str, ...]] = ()  # what it needs of a recipe, such as "auxiliary"
+    networks: ClassVar[Literal["one", "any"]] = "one"  # whether clients may have networks of their own
 
     @abstractmethod
     def round(self, server: Server[S], cohort: Cohort) -> None:

@@ -17,6 +17,7 @@ from fedkeep.data.partition import ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.catalogue import recipe_names
 from fedkeep.experiment.changes import parsed
+from fedkeep.experiment.networks import of_one, own_models
 from fedkeep.experiment.recipe import Recipe, load_recipe, with_methods
 from fedkeep.models.mlp import MLP
 
@@ -343,3 +344,58 @@ def test_values_are_read_as_toml_or_text() -> None:
 
 def test_a_recipe_is_json_free_of_surprises(load: Any) -> None:
     assert json.loads(json.dumps(tomllib.loads(load().to_toml())))["methods"][0]["algorithm"] == "fedavg"
+
+
+OWN = """
+[[client_models]]
+clients = ["0"]
+name = "mlp"
+hidden = [9]
+
+[[client_models]]
+clients = ["2-4", "6"]
+name = "lenet5"
+"""
+
+
+class Alone(FedSeq):
+    """A method whose clients may have any network."""
+
+    title = "any network for a test"
+    networks = "any"
+
+
+def test_clients_may_have_networks_of_their_own(load: Any, tmp_path: Path) -> None:
+    text = tiny.RECIPE[: tiny.RECIPE.index("[[methods]]")] + '[[methods]]\nalgorithm = "any-network-for-a-test"\n'
+    recipe = load(text + OWN)
+    own = own_models(recipe.client_models, [str(i) for i in range(8)])
+    assert {client: model.name for client, model in own.items()} == {
+        "0": "mlp",
+        "2": "lenet5",
+        "3": "lenet5",
+        "4": "lenet5",
+        "6": "lenet5",
+    }
+    assert own["0"] == MLP(hidden=(9,))
+    again = load_recipe(tiny.write_recipe(tmp_path, recipe.to_toml(), "again.toml"))
+    assert again.client_models == recipe.client_models
+    assert own_models(of_one(recipe.client_models, "3"), ["3"]) == {"3": own["2"]}
+    assert of_one(recipe.client_models, "5") == ()
+    with pytest.raises(ConfigError, match="names '6', which is no client"):
+        own_models(recipe.client_models, [str(i) for i in range(6)])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[client_models]]\nname = "mlp"\n', r"\[\[client_models\]\] 1 needs clients, a list of names"),
+        ('[[client_models]]\nclients = ["1"]\n', r"\[\[client_models\]\] 1 needs a name"),
+        ('[[client_models]]\nclients = ["1"]\nname = "mpl"\n', "no model 'mpl'"),
+        ('[[client_models]]\nclients = ["1"]\nname = "mlp"\nhiden = [1]\n', "no option 'hiden'"),
+        ('[[client_models]]\nclients = ["1-3", "2"]\nname = "mlp"\n', "gives client '2' two networks"),
+        ('[[client_models]]\nclients = ["1"]\nname = "mlp"\n', "FedAvg exchanges weights"),
+    ],
+)
+def test_client_models_that_cannot_be(load: Any, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(tiny.RECIPE + text)

@@ -58,9 +58,9 @@ class Partition:
         return self.rows[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
     @classmethod
-    def of_nothing(cls, clients: int = 0) -> Partition:
-        """Return the partition in which nobody holds anything."""
-        return cls("nothing", {}, 0, 1, torch.zeros(0, dtype=torch.int64), torch.zeros(clients + 1, dtype=torch.int64))
+    def of_nothing(cls) -> Partition:
+        """Return the partition that hands out nothing, to nobody: others hold what they hold."""
+        return cls("nothing", {}, 0, 1, torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
 
     @property
     def sizes(self) -> Tensor:

@@ -1,0 +1,95 @@
+"""The networks of a recipe: the server's, and those of clients that have another."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedkeep.errors import ConfigError
+from fedkeep.models import Architecture, architecture
+from fedkeep.models.custom import from_path
+from fedkeep.options import as_table, build
+
+
+@dataclass(frozen=True)
+class ClientModel:
+    """A network that some clients have instead of the server's.
+
+    Attributes
+    ----------
+    clients : their names; ``"3-7"`` stands for ``"3"`` to ``"7"``.
+    model : what builds it.
+    """
+
+    clients: tuple[str, ...]
+    model: Architecture
+
+    def to_table(self) -> dict[str, Any]:
+        """Return it as a recipe writes it."""
+        return {"clients": list(self.clients), **model_table(self.model)}
+
+
+def model_table(model: Architecture) -> dict[str, Any]:
+    """Return a network as a recipe writes it."""
+    return {"name": model.name, **as_table(model)}
+
+
+def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Architecture:
+    """Return the network that a table of a recipe names, with its options; raise `ConfigError` with what is wrong."""
+    options = dict(table)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where} needs a name.")
+    return from_path(name, allow_code=allow_code) if ":" in name else build(architecture(name), options, where)
+
+
+def read_client_models(entries: Any, where: str, allow_code: bool) -> tuple[ClientModel, ...]:
+    """Return the networks that a recipe gives to some clients; raise `ConfigError` if a client would get two."""
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError(f"{where}: client_models must be tables, each under [[client_models]].")
+    found = []
+    for number, entry in enumerate(entries, start=1):
+        place = f"{where}, [[client_models]] {number}"
+        clients = entry.get("clients")
+        if not isinstance(clients, list) or not clients or not all(isinstance(name, str) for name in clients):
+            raise ConfigError(f'{place} needs clients, a list of names such as ["0", "1-4"], not {clients!r}.')
+        rest = {key: value for key, value in entry.items() if key != "clients"}
+        found.append(ClientModel(tuple(clients), read_model(rest, place, allow_code)))
+    named = [name for model in found for name in _names(model, ())]
+    twice = next((name for name in named if named.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{where}: [[client_models]] gives client {twice!r} two networks. Name it once.")
+    return tuple(found)
+
+
+def own_models(models: Sequence[ClientModel], clients: Container[str]) -> dict[str, Architecture]:
+    """Return the networks of clients that have another than the server's, by client.
+
+    Raises
+    ------
+    ConfigError
+        For a name that is no client's.
+    """
+    own = {name: model.model for model in models for name in _names(model, clients)}
+    stranger = next((name for name in own if name not in clients), None)
+    if stranger is not None:
+        raise ConfigError(f"[[client_models]] names {stranger!r}, which is no client of this federation.")
+    return own
+
+
+def of_one(models: Sequence[ClientModel], client: str) -> tuple[ClientModel, ...]:
+    """Return what these say of one client alone."""
+    return tuple(ClientModel((client,), model.model) for model in models if client in _names(model, (client,)))
+
+
+def _names(model: ClientModel, clients: Container[str]) -> list[str]:
+    """Return the names that are meant; a client that is itself called "3-7" is taken at its word."""
+    found: list[str] = []
+    for name in model.clients:
+        first, dash, last = name.partition("-")
+        if name not in clients and dash and first.isdecimal() and last.isdecimal():
+            found += map(str, range(int(first), int(last) + 1))
+        else:
+            found.append(name)
+    return found
