@@ -28,6 +28,7 @@ from fedkeep.flower.wire import pack, unpack
 
 QUICK = ["fedavg", "sfedkd"]
 OTHERS = ["fedcad", "fedadkd", "scaffold"]
+OVER_TASKS = ["fedlwf", "fedskf"]
 SITES = 2
 
 
@@ -121,9 +122,11 @@ def test_keys_are_of_the_kind_that_flower_reads_and_never_overwritten(tmp_path: 
 
 
 def new_app(folder: Path, methods: list[str]) -> Path:
-    words = ["--sites", str(SITES), "--seeds", "0", "--rounds", "3", "--methods", ",".join(methods)]
-    changes = ["partition.classes=6", "training.epochs=1"]
+    rounds, changes = "3", ["partition.classes=6", "training.epochs=1"]
+    if methods == OVER_TASKS:  # five classes arrive with each
+        rounds, changes = "2", ["partition.classes=3", "training.epochs=1", "tasks.tasks=2", "fedskf.level=icarl"]
     changes += ["auxiliary.per_class=2"] if "fedcad" in methods else []
+    words = ["--sites", str(SITES), "--seeds", "0", "--rounds", rounds, "--methods", ",".join(methods)]
     sets = [word for change in changes for word in ("--set", change)]
     assert main(["flower", "new", str(folder / "app"), *words, *sets]) == 0
     return folder / "app"
@@ -148,15 +151,19 @@ def compare(app: Path, out: Path, said: str) -> None:
         assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-6) for name in mine)
 
 
-@pytest.mark.parametrize("methods", [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=",".join)
+SLOW = [pytest.param(methods, marks=pytest.mark.slow) for methods in (OTHERS, OVER_TASKS)]
+
+
+@pytest.mark.parametrize("methods", [QUICK, *SLOW], ids=",".join)
 def test_the_simulation_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
     app, out = new_app(tmp_path, methods), tmp_path / "out"
     compare(app, out, hosts.simulate(tmp_path, app, SITES, f'out="{out}"', free_port()))
 
 
 @pytest.mark.slow
-def test_a_superlink_with_supernodes_gives_the_same_models(tmp_path: Path) -> None:
-    app, out = new_app(tmp_path, QUICK + OTHERS), tmp_path / "out"
+@pytest.mark.parametrize("methods", [QUICK + OTHERS, OVER_TASKS], ids=",".join)
+def test_a_superlink_with_supernodes_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
+    app, out = new_app(tmp_path, methods), tmp_path / "out"
     names = [str(number) for number in range(SITES)]
     with hosts.federation(tmp_path, names, port=free_port()) as made:
         made.make_keys(names)
