@@ -18,6 +18,7 @@ from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.cells import cell_name
 from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.setup import load_data
 from fedkeep.flower import performer, sites
 from fedkeep.flower.journal import Journal
 from fedkeep.flower.line import Kind, Parcel
@@ -258,7 +259,8 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
     )
     line = LocalLine(places(tmp_path / "states"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedkeep.flower.site.load_data", lambda name, folder: odd)
+        own = {str(strange): odd}
+        patch.setattr("fedkeep.flower.site.load_data", lambda name, folder: own.get(name) or load_data(name, folder))
         line.places[103] = line.places[103].__class__(site="3", data=str(strange))
         with pytest.raises(ConfigError, match="'cat'"):
             serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
@@ -269,7 +271,7 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"settings": "run.evaluate_visits=true"}, "evaluate_visits"),
+        ({"settings": ["run.evaluate_visits=true"]}, "evaluate_visits"),
         ({"methods": "fedavgg"}, "fedavg"),
         ({"seeds": "a"}, "seeds must be integers"),
         ({"device": "tpu"}, "cannot use device"),
