@@ -15,16 +15,20 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.asd import ASD, FedNTDASD
     from fedkeep.algorithms.aver import AVER, CAMKD, EBKD
     from fedkeep.algorithms.cwc import CWC
+    from fedkeep.algorithms.ewc_kd import EWCKD
     from fedkeep.algorithms.fedadkd import FedADKD
     from fedkeep.algorithms.fedavg import FedAvg
     from fedkeep.algorithms.fedcad import FedCAD
     from fedkeep.algorithms.fedcurv import FedCurv
+    from fedkeep.algorithms.feddf import FedDF
     from fedkeep.algorithms.feddkd import FedDKD
     from fedkeep.algorithms.fedewc import FedEWC
+    from fedkeep.algorithms.fedgems import FedGEMS
     from fedkeep.algorithms.fedgkd import FedGKD
     from fedkeep.algorithms.fedicarl import FediCaRL
     from fedkeep.algorithms.fedlsd import FedLSD
     from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
+    from fedkeep.algorithms.fedmd import FedMD
     from fedkeep.algorithms.fednova import FedNova
     from fedkeep.algorithms.fedntd import FedNTD
     from fedkeep.algorithms.fedopt import FedAdam, FedAvgM
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.fedskf import FedSKF
     from fedkeep.algorithms.finetune import Finetune
     from fedkeep.algorithms.flwf2t import FLwF2T
+    from fedkeep.algorithms.ft_kd import FTKD
+    from fedkeep.algorithms.lwf_kd import LwFKD
     from fedkeep.algorithms.moon import MOON
     from fedkeep.algorithms.scaffold import SCAFFOLD
     from fedkeep.algorithms.seqkeep import SeqKeep
@@ -53,6 +59,12 @@ _HOMES = {
     "CAMKD": "fedkeep.algorithms.aver",
     "CWC": "fedkeep.algorithms.cwc",
     "EBKD": "fedkeep.algorithms.aver",
+    "EWCKD": "fedkeep.algorithms.ewc_kd",
+    "FTKD": "fedkeep.algorithms.ft_kd",
+    "FedDF": "fedkeep.algorithms.feddf",
+    "FedGEMS": "fedkeep.algorithms.fedgems",
+    "FedMD": "fedkeep.algorithms.fedmd",
+    "LwFKD": "fedkeep.algorithms.lwf_kd",
     "FLwF2T": "fedkeep.algorithms.flwf2t",
     "FedADKD": "fedkeep.algorithms.fedadkd",
     "FedAdam": "fedkeep.algorithms.fedopt",
@@ -97,6 +109,8 @@ __all__ = [
     "CAMKD",
     "CWC",
     "EBKD",
+    "EWCKD",
+    "FTKD",
     "MOON",
     "SCAFFOLD",
     "FLwF2T",
@@ -106,12 +120,15 @@ __all__ = [
     "FedAvgM",
     "FedCAD",
     "FedCurv",
+    "FedDF",
     "FedDKD",
     "FedEWC",
+    "FedGEMS",
     "FedGKD",
     "FedKeepError",
     "FedLSD",
     "FedLwF",
+    "FedMD",
     "FedNTD",
     "FedNTDASD",
     "FedNova",
@@ -121,6 +138,7 @@ __all__ = [
     "FedSeq",
     "FediCaRL",
     "Finetune",
+    "LwFKD",
     "Machine",
     "Recipe",
     "SFedKD",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from fedkeep.algorithms.incremental import CESlice, cross_entropy
 from fedkeep.fusion import Fusion, fused
@@ -52,20 +52,25 @@ class FedEWC(Algorithm[NoState, Consolidated]):
     @on_client
     def train(self, client: Client[Consolidated], model: Weights) -> Fit:
         """Train on the task's labels, held where old tasks need it."""
-        return client.fit(model, cross_entropy(client, self.ce_slice) + self.penalty(client.state, model))
+        return client.fit(model, cross_entropy(client, self.ce_slice) + penalty(client.state, model, self.w_penalty))
 
     @on_client
     def consolidate(self, client: Client[Consolidated], model: Weights) -> None:
         """Note what the task's last model is worth to the client's data."""
-        kept = client.state
-        if not len(client.data["label"]):
-            return  # it says nothing about this task, and goes on holding what mattered before
-        fisher = client.fisher(model, batch=max(client.training.batch_size, 2))
-        kept.fisher = merged_fisher(kept.fisher, fisher, client.old / client.classes, self.limit)
-        kept.anchor = {name: model[name] for name in fisher}
+        client.state = consolidated(client, client.state, model, self.limit)
 
-    def penalty(self, kept: Consolidated, model: Weights) -> Objective:
-        """Return the penalty on the weights of a model that may have grown since."""
-        if not kept.anchor:
-            return NOTHING
-        return Quadratic(padded(kept.anchor, model), self.w_penalty / 2, padded(kept.fisher, model))
+
+def consolidated(client: Client[Any], before: Consolidated, model: Weights, limit: float) -> Consolidated:
+    """Return what is to be held after a task that ended with ``model``; see `FedEWC`."""
+    if not len(client.data["label"]):
+        return before  # it says nothing about this task, and goes on holding what mattered before
+    fisher = client.fisher(model, batch=max(client.training.batch_size, 2))
+    merged = merged_fisher(before.fisher, fisher, client.old / client.classes, limit)
+    return Consolidated({name: model[name] for name in fisher}, merged)
+
+
+def penalty(kept: Consolidated, model: Weights, weight: float) -> Objective:
+    """Return weight / 2 * sum_j F_j (w_j - a_j)^2, on the weights of a model that may have grown since."""
+    if not kept.anchor:
+        return NOTHING
+    return Quadratic(padded(kept.anchor, model), weight / 2, padded(kept.fisher, model))

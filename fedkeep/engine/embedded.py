@@ -21,7 +21,7 @@ from fedkeep.engine.serving import Served, round_mean
 from fedkeep.engine.toolbox import LocalServer, Workplace
 from fedkeep.errors import ConfigError
 from fedkeep.fusion.mean import moved
-from fedkeep.interface import Algorithm, Fit, NoState, Training
+from fedkeep.interface import Algorithm, NoState, Training
 from fedkeep.interface.algorithm import knows_tasks, state_types
 from fedkeep.interface.values import copied
 from fedkeep.models import Weights
@@ -132,6 +132,7 @@ class Embedded:
             undone = self._play(flight)
             own_work = self.place.clock.worked - flight.clients_worked
             serving = time.perf_counter() - playing - flight.asking - own_work
+            flight.look_at_own_models()
             self.finished = number
         except BaseException:
             self.server.model, self.server.served, self.server.state = before
@@ -231,10 +232,10 @@ class Embedded:
         """Count a model's hits on the test images of all classes seen so far; a client's model, if it is named."""
         return count(self.place_of(client), model, self.federation.dataset.test)
 
-    def evaluate_on(self, client: str, fit: Fit, owner: str) -> list[int]:
+    def evaluate_on(self, client: str, model: Weights, owner: str) -> list[int]:
         """Return [correct, total] of an owner's model on a client's own examples, without augmentation."""
         data = self.federation.data(client)
         if not len(data["label"]):
             return [0, 0]
-        counts = count(self.place_of(owner), fit.model, data)
+        counts = count(self.place_of(owner), model, data)
         return [sum(counts.correct), sum(counts.total)]

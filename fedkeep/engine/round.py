@@ -21,6 +21,7 @@ from fedkeep.interface.algorithm import function_of, sent, signature
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import label_counts, not_counts
 from fedkeep.interface.values import copied, found_in, not_finite, payload
+from fedkeep.models import Weights
 from fedkeep.models.weights import same_form
 
 if TYPE_CHECKING:
@@ -126,8 +127,7 @@ class RoundInFlight:
             "down": self.down,
             "up": self.up,
         }
-        watched = self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.round)
-        return books | ({"visits": self.visits} if watched else {})
+        return books | ({"visits": self.visits} if self._watched else {})
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -241,7 +241,10 @@ class RoundInFlight:
         networks = self.engine.place_of(client).networks
         mismatches = [same_form(reply.model, networks.initial)] if isinstance(reply, Fit) else []
         mismatches += (_mismatch(weights, networks) for weights in found_in(reply, Mapping))
-        return next((f"answered with another model: {mismatch}" for mismatch in mismatches if mismatch), None)
+        if mismatch := next(filter(None, mismatches), None):
+            return f"answered with another model: {mismatch}"
+        fault = self.engine.algorithm.fault(self.engine.server, reply)
+        return fault and f"answered with {fault}"
 
     def _lose(self, client: str, reason: str) -> None:
         self.lost[client] = in_one_line(reason)  # it may hold names and words that came from the client
@@ -262,19 +265,32 @@ class RoundInFlight:
         self.lost, self.counting = lost, True
 
     def _came_back(self, client: str, fit: Fit) -> None:
-        if self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.round):
-            began = time.perf_counter()
-            previous = self.engine.evaluate_on(self.fits[-1][0], fit, client) if self.fits else None
-            self.visits.append(
-                {
-                    "client": client,
-                    "correct": self.engine.evaluate(fit.model, client).correct,
-                    "own": self.engine.evaluate_on(client, fit, client),
-                    "previous": previous,
-                }
-            )
-            self.evaluating += time.perf_counter() - began
+        if self._watched:
+            self._visit(client, fit.model, self.fits[-1][0] if self.fits else None)
         self.fits.append((client, fit))
+
+    def look_at_own_models(self) -> None:
+        """Evaluate the models that the round's clients keep for themselves, if they should be."""
+        for client in self.cohort if self._watched else ():
+            if client in self.states and (model := self.engine.algorithm.own_model(self.states[client])):
+                self._visit(client, model, None)
+
+    @property
+    def _watched(self) -> bool:
+        return self.engine.plan.evaluate_visits and self.engine.plan.is_due(self.round)
+
+    def _visit(self, client: str, model: Weights, before: str | None) -> None:
+        """Evaluate a client's model; ``before`` is who was visited before it, on whose examples it is tried too."""
+        began = time.perf_counter()
+        self.visits.append(
+            {
+                "client": client,
+                "correct": self.engine.evaluate(model, client).correct,
+                "own": self.engine.evaluate_on(client, model, client),
+                "previous": None if before is None else self.engine.evaluate_on(before, model, client),
+            }
+        )
+        self.evaluating += time.perf_counter() - began
 
     def _received(self, call: Call) -> Call:
         """Return the call as it arrives at the client."""

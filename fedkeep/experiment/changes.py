@@ -10,7 +10,7 @@ from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import algorithm
 from fedkeep.options import options_of
 
-SECTIONS = ("data", "auxiliary", "augmentation", "partition", "tasks", "model", "training", "run")
+SECTIONS = ("data", "auxiliary", "public", "augmentation", "partition", "tasks", "model", "training", "run")
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

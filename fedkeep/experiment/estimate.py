@@ -47,7 +47,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     engine = engine_for(brief, method, recipe.seeds[0], small, machine.device)
     engine.advance()
     finished = engine.advance()
-    shown = finished.record["examples"] or 1
+    shown = sum(map(small.size, finished.record["cohort"])) or 1
     visited = recipe.run.cohort * float(federation.partition.sizes.double().mean())  # examples of a round, once
     training = finished.timings["train"] / shown * visited * recipe.training.epochs
     teaching = finished.timings["teachers"] / shown * visited

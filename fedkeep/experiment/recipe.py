@@ -14,6 +14,7 @@ import tomli_w
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import Scheme, schemes
+from fedkeep.data.public import Public
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, did_you_mean, nearest
 from fedkeep.experiment.catalogue import ROOT, paper_tables, recipe_names
@@ -69,6 +70,7 @@ class Recipe:
     seeds: tuple[int, ...] = (0,)
     augmentation: Augmentation = field(default_factory=Augmentation)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
+    public: Public = field(default_factory=Public)
     tasks: Tasks = field(default_factory=Tasks)
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
@@ -95,6 +97,7 @@ class Recipe:
             "run": as_table(self.run),
             "augmentation": as_table(self.augmentation),
             "auxiliary": as_table(self.auxiliary),
+            "public": as_table(self.public),
             "methods": [
                 {"label": m.label, "algorithm": m.algorithm.name()}
                 | ({"point_of": m.point_of} if m.point_of else {})
@@ -242,6 +245,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         seeds=_seeds(table.get("seeds", [0]), where),
         augmentation=build(Augmentation, sections["augmentation"], f"{where}, [augmentation]"),
         auxiliary=build(Auxiliary, sections["auxiliary"], f"{where}, [auxiliary]"),
+        public=build(Public, sections["public"], f"{where}, [public]"),
         tasks=build(Tasks, sections["tasks"], f"{where}, [tasks]"),
         client_models=read_client_models(table.get("client_models", []), where, allow_code),
         paper=_table(table, "paper", where),
@@ -252,6 +256,8 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
             f"{where}: an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or "
             "[tasks]."
         )
+    if recipe.auxiliary.per_class and recipe.public.name:
+        raise ConfigError(f"{where}: the server has one set of its own. Leave out [auxiliary] or [public].")
     clients = partition.clients
     if clients and recipe.run.cohort > clients:
         raise ConfigError(
@@ -327,13 +333,18 @@ def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Re
 def _check_needs(recipe: Recipe, where: str) -> None:
     """Raise `ConfigError` if a method needs something of the recipe that it does not give."""
     for method in recipe.methods:
-        unknown = [need for need in method.algorithm.needs if need != "auxiliary"]
+        unknown = [need for need in method.algorithm.needs if need not in ("auxiliary", "public")]
         if unknown:
             raise ConfigError(f"{where}: {method.label} needs {', '.join(unknown)}, which no recipe can give.")
         if "auxiliary" in method.algorithm.needs and not recipe.auxiliary.per_class:
             raise ConfigError(
                 f"{where}: {method.label} needs an auxiliary set on the server, and there is none. Give it one: "
                 "auxiliary.per_class=32."
+            )
+        if "public" in method.algorithm.needs and not recipe.public.name:
+            raise ConfigError(
+                f"{where}: {method.label} needs a public set, about whose images clients tell what they think. Name a "
+                "data set with images of the same size: public.name=fashion-mnist."
             )
         if recipe.client_models and method.algorithm.networks == "one":
             raise ConfigError(

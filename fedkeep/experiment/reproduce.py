@@ -14,6 +14,7 @@ from pathlib import Path
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.catalogue import paper_tables
 from fedkeep.experiment.cells import Job, cell_name
+from fedkeep.experiment.changes import SECTIONS
 from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe, printed
 from fedkeep.experiment.run import begin, pending_cells
@@ -182,7 +183,7 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Co
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:
     """Return in which sections two recipes differ, apart from which methods and seeds they have."""
-    names = ("data", "auxiliary", "augmentation", "partition", "tasks", "model", "client_models", "training", "run")
+    names = (*SECTIONS, "client_models")
     found = [name for name in names if getattr(old, name) != getattr(new, name)]
     options = {method.label: method.algorithm for method in old.methods}
     return found + [m.label for m in new.methods if options.get(m.label, m.algorithm) != m.algorithm]

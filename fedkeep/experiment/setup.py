@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedkeep.data import DataSet, Federation, load
+from fedkeep.data import Data, DataSet, Federation, load
 from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.networks import Factory
@@ -20,11 +20,11 @@ from fedkeep.options import as_table
 
 
 def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
-    """Load a data set, or return it again if it was the last one."""
+    """Load a data set, or return it again if it was one of the last two."""
     return _load(name, data_folder(data_dir))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # a recipe may name a public set too
 def _load(name: str, folder: Path | None) -> DataSet:
     return load(name, data_dir=folder)
 
@@ -34,14 +34,23 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
 
     With tasks it is the first task's.
     """
-    return shared_out(recipe, seed, load_data(recipe.data, data_dir))
+    return shared_out(recipe, seed, *held_by_server(recipe, seed, load_data(recipe.data, data_dir), data_dir))
 
 
-def shared_out(recipe: Recipe, seed: int, dataset: DataSet) -> Federation:
-    """Split a data set over the server and the clients, as this seed has it; with tasks, the first task's."""
+def held_by_server(
+    recipe: Recipe, seed: int, dataset: DataSet, data_dir: str | Path | None = None
+) -> tuple[DataSet, Data]:
+    """Return a data set without what the server takes for itself, and what the server holds."""
     dataset, server = recipe.auxiliary.split(dataset, seed)
+    if recipe.public.name:
+        server = recipe.public.draw(load_data(recipe.public.name, data_dir), dataset, seed)
+    return dataset, server
+
+
+def shared_out(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:
+    """Split what the server has left of a data set over the clients, as this seed has it; see `federate`."""
     if recipe.has_tasks:
-        return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1)
+        return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1, server)
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
 
 

@@ -39,14 +39,14 @@ class Roster(Federation):
         raise DataError(f"The examples of {client} are at its site; the server has none of them.")
 
 
-def roster(recipe: Recipe, seed: int, dataset: DataSet, sizes: Mapping[str, Sequence[int]]) -> Roster:
-    """Return what the server knows; of the training images it keeps one, for its shape, and its auxiliary set.
+def roster(recipe: Recipe, seed: int, dataset: DataSet, server: Data, sizes: Mapping[str, Sequence[int]]) -> Roster:
+    """Return what the server knows; of the training images it keeps one, for its shape.
 
     Parameters
     ----------
+    server : what it holds itself.
     sizes : examples of each site in each task.
     """
-    dataset, server = recipe.auxiliary.split(dataset, seed)
     dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
     stream = announced(recipe, seed, dataset)
     first = dataset if stream is None else stream.federation(1).dataset

@@ -106,7 +106,8 @@ def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> 
     dataset = fitted(load_data(place.data or recipe.data, place.data_dir or None), wanted)
     if place.partition_id < 0:
         return own_data(place.site, dataset, announced(recipe, seed, dataset))
-    federation = shared_out(recipe, seed, dataset)
+    left, _ = recipe.auxiliary.split(dataset, seed)
+    federation = shared_out(recipe, seed, left, {})
     clients = len(federation.clients)
     if place.num_partitions not in (0, clients):
         raise ConfigError(

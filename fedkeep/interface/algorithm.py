@@ -75,6 +75,21 @@ class Algorithm(Options, ABC, Generic[S, C]):
         """
         return server.predict(model, {"image": images})
 
+    def own_model(self, state: C) -> Weights:
+        """Return the model that a client itself would use, from its state, if that is another than the server's.
+
+        Where one machine plays all clients it can be evaluated with theirs (``run.evaluate_visits``). Fits that come
+        back are evaluated anyway; this is for models that stay at home.
+        """
+        return {}
+
+    def fault(self, server: Server[S], reply: Any) -> str | None:
+        """Return what is wrong with a reply, such as its shape; None if nothing is. Who sent it is lost for the round.
+
+        Whether numbers are finite, and models of the client's form, is looked after already.
+        """
+        return None
+
     @classmethod
     def name(cls) -> str:
         """Return the name in recipes and on the command line: the title in lower case, or the class's name."""
@@ -92,12 +107,17 @@ def state_types(cls: type[Algorithm[Any, Any]]) -> tuple[type[Any], type[Any]]:
     for base in cls.__mro__:
         for written in base.__dict__.get("__orig_bases__", ()):
             origin = get_origin(written)
-            arguments = [given.get(a, NoState) if isinstance(a, typing.TypeVar) else a for a in get_args(written)]
+            arguments = [given.get(a, _default(a)) if isinstance(a, typing.TypeVar) else a for a in get_args(written)]
             if origin is Algorithm:
                 return arguments[0], (arguments[1] if len(arguments) > 1 else NoState)
             if isinstance(origin, type) and issubclass(origin, Algorithm):
                 given |= dict(zip(origin.__parameters__, arguments, strict=False))  # type: ignore[attr-defined]
     return NoState, NoState
+
+
+def _default(variable: Any) -> Any:
+    """Return what a type variable stands for where nothing is said."""
+    return getattr(variable, "__default__", NoState)
 
 
 def client_steps(cls: type[Algorithm[Any, Any]]) -> dict[str, Callable[..., Any]]:

@@ -1,0 +1,130 @@
+"""FT+KD: clients of different networks say what they think of public images, and all learn what they say together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from fedkeep.algorithms.incremental import CESlice, cross_entropy
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
+from fedkeep.interface.party import Party
+from fedkeep.models import Weights
+from fedkeep.objectives import NOTHING, Objective
+from fedkeep.objectives.answers import taught
+from fedkeep.options import option
+
+
+@dataclass
+class Guests:
+    """What the server keeps: who has the public images already."""
+
+    welcomed: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Learner:
+    """What a client keeps: its own model, empty before it was trained, and the public images."""
+
+    model: Weights = field(default_factory=dict)
+    public: Data = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Said:
+    """What a client tells: the logits of its model about all public images, [n, classes]."""
+
+    logits: Tensor
+
+
+K = TypeVar("K", bound=Learner, default=Learner)
+
+
+@dataclass(frozen=True)
+class FTKD(Algorithm[Guests, K]):
+    """Fine-tuning with knowledge distillation, for clients of different networks.
+
+    A round: every client trains its own model on its own examples, and tells its logits about a public set; the server
+    takes their mean, teaches it to its own model and sends it back; the clients learn it too. Weights never travel.
+    Public images are sent once to each client.
+
+    FedDCL's paper has one sentence about it (section V): this is FedMD's and FedGEMS's communication, with plain
+    training in the place of a rule against forgetting. Which public set, at what temperature and for how many passes
+    it does not say.
+    """
+
+    title = "FT+KD"
+    paper = "Baseline of FedDCL (2025), after FedMD (Li and Wang, 2019)"
+    needs = ("public",)
+    networks = "any"
+
+    tau: float = option(2.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
+    ensemble: Literal["prob", "logit"] = option("prob", "the mean is one of probabilities, or of logits")
+    server_passes: int = option(1, "passes over the public set in which the server learns", low=0)
+    digest_passes: int = option(1, "passes over the public set in which clients learn", low=0)
+    ce_slice: CESlice = option("all", "labels among the task's classes, or among all that were seen")
+
+    def begin_task(self, server: Server[Guests], clients: Cohort) -> None:
+        """Go on with what everybody has: the own models, and the public images."""
+        super().begin_task(server, clients)
+
+    def round(self, server: Server[Guests], cohort: Cohort) -> None:
+        kept = server.state
+        kept.welcomed = kept.welcomed + list(cohort.without(kept.welcomed).ask(self.welcome, server.data))
+        replies = [reply.logits for reply in cohort.ask(self.learn).values()]
+        consensus = self.consensus(server, replies)
+        server.model = self.absorbed(server, server.model, consensus, server.data, self.server_passes)
+        cohort.start(self.digest, consensus)
+
+    def own_model(self, state: K) -> Weights:
+        return state.model
+
+    def fault(self, server: Server[Guests], reply: Any) -> str | None:
+        wanted = (len(server.data["label"]), server.classes)
+        if not isinstance(reply, Said) or (reply.logits.shape == wanted and reply.logits.dtype == torch.float32):
+            return None
+        return f"logits of shape {list(reply.logits.shape)} in {reply.logits.dtype}, not {list(wanted)} in float32"
+
+    @on_client
+    def welcome(self, client: Client[K], public: Data) -> None:
+        """Keep the public images."""
+        client.state.public = public
+
+    @on_client
+    def learn(self, client: Client[K]) -> Said:
+        """Train the own model on the own examples, and tell what it thinks of the public images."""
+        kept = client.state
+        start = client.grown(kept.model) if kept.model else client.initial
+        kept.model = client.fit(start, cross_entropy(client, self.ce_slice) + self.beside(client, start)).model
+        return Said(client.predict(kept.model, kept.public))
+
+    @on_client
+    def digest(self, client: Client[K], consensus: Tensor) -> None:
+        """Learn what all clients together think of the public images."""
+        kept = client.state
+        kept.model = self.absorbed(client, kept.model, consensus, kept.public, self.digest_passes)
+
+    def absorbed(self, party: Party[Any], model: Weights, consensus: Tensor, public: Data, passes: int) -> Weights:
+        """Return a model that has learned what was said of public images; of a class alone nothing can be said."""
+        if party.classes == 1:
+            return model
+        return party.fit(model, self.lesson(consensus, public), public, passes=passes).model
+
+    def consensus(self, server: Server[Guests], replies: Sequence[Tensor]) -> Tensor:
+        """Return the mean of what clients said, as logits [n, classes]."""
+        said = torch.stack(list(replies))
+        if self.ensemble == "logit":
+            return said.mean(0)
+        return self.tau * ((said / self.tau).log_softmax(-1).logsumexp(0) - torch.tensor(len(said)).log())
+
+    def lesson(self, consensus: Tensor, public: Data) -> Objective:
+        """Return what is minimised on the public set."""
+        return taught(consensus, public, self.tau)
+
+    def beside(self, client: Client[K], model: Weights) -> Objective:
+        """Return what a client minimises besides the cross-entropy, against forgetting."""
+        return NOTHING

@@ -1,0 +1,143 @@
+"""Methods that exchange predictions, against whole rounds written out plainly in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import tiny
+import torch
+from byhand import Hand, Model, hand_of
+from torch import Tensor, log_softmax, softmax
+
+from fedkeep import seeds
+from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.feddf import FedDF
+from fedkeep.algorithms.fedgems import FedGEMS
+from fedkeep.algorithms.fedmd import FedMD
+from fedkeep.algorithms.ft_kd import FTKD, Said
+from fedkeep.engine.embedded import Embedded
+
+ROUNDS = 2
+CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
+
+
+def public(hand: Hand) -> tuple[Tensor, Tensor]:
+    server = hand.engine.federation.server
+    return hand.engine.place.normalise(server["image"]).double(), server["label"]
+
+
+def learn(
+    hand: Hand, start: Mapping[str, Tensor], said: Tensor, place: tuple[int, str, int], kind: str, passes: int = 1
+) -> Model:
+    """Return the model after passes over the public set; ``place`` names the batch orders: round, client, use."""
+    images, labels = public(hand)
+    number, client, use = place
+    order = seeds.generator(hand.engine.seed, "batches", task=1, round=number, client=client, use=use)
+    weights = {name: tensor.detach().clone() for name, tensor in start.items()}
+    velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    tau = getattr(hand.engine.algorithm, "tau", 1.0)
+    for _ in range(passes):
+        rows = torch.randperm(len(images), generator=order)
+        for batch in torch.split(rows, hand.training.batch_size):
+            live = {name: tensor.requires_grad_() for name, tensor in weights.items()}
+            own = hand.logits(live, images[batch])
+            divergence = -(softmax(said[batch] / tau, -1) * log_softmax(own / tau, -1)).sum(-1).mean()
+            if kind == "kd":
+                loss = divergence
+            elif kind == "mse":
+                loss = ((own - said[batch]) ** 2).mean()
+            else:
+                true = -log_softmax(own, -1)[torch.arange(len(batch)), labels[batch]].mean()
+                loss = 0.75 * true + 0.25 * divergence
+            for name, gradient in zip(list(weights), torch.autograd.grad(loss, list(live.values())), strict=True):
+                weight = weights[name].detach()
+                velocity[name] = (
+                    hand.training.momentum * velocity[name] + gradient + hand.training.weight_decay * weight
+                )
+                weights[name] = weight - hand.training.lr * velocity[name]
+    return {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def compare(engine: Embedded, model: Model) -> None:
+    tiny.played(engine)
+    for name, tensor in engine.server.model.items():
+        torch.testing.assert_close(tensor.double(), model[name], **CLOSE)
+
+
+def test_feddf() -> None:
+    engine = tiny.engine(FedDF(passes=2), rounds=ROUNDS)
+    hand = hand_of()
+    hand.engine = engine
+    model = hand.initial
+    images, _ = public(hand)
+    for number, cohort in hand.cohorts(ROUNDS):
+        trained = {client: hand.train(client, number, model, hand.cross_entropy) for client in cohort}
+        said = torch.stack([hand.taught(one, images) for one in trained.values()]).mean(0)
+        model = learn(hand, hand.by_count(trained), said, (number, "", 0), "kd", passes=2)
+    compare(engine, model)
+
+
+@pytest.mark.parametrize("method", [FTKD(), FTKD(ensemble="logit", tau=1.0), FedMD(), FedGEMS()], ids=repr)
+def test_own_models_and_a_consensus(method: FTKD) -> None:
+    engine = tiny.engine(method, rounds=ROUNDS, own={})
+    hand = hand_of()
+    hand.engine = engine
+    kind = {"FedMD": "mse", "FedGEMS": "labelled"}.get(type(method).__name__, "kd")
+    model, own = hand.initial, {}
+    images, labels = public(hand)
+    for number, cohort in hand.cohorts(ROUNDS):
+        for client in cohort:
+            own[client] = hand.train(client, number, own.get(client, hand.initial), hand.cross_entropy)
+        told = [hand.taught(own[client], images) for client in cohort]
+        tau = method.tau
+        if isinstance(method, FedGEMS):
+            chances = torch.stack([softmax(said / tau, -1) for said in told])
+            sure = 1 / -(chances * chances.log()).sum(-1)
+            together = tau * ((sure.exp() / sure.exp().sum(0))[..., None] * chances).sum(0).log()
+            before = hand.taught(model, images)
+            consensus = torch.where((before.argmax(-1) == labels)[:, None], before, together)
+        elif method.ensemble == "prob":
+            consensus = tau * torch.stack([softmax(said / tau, -1) for said in told]).mean(0).log()
+        else:
+            consensus = torch.stack(told).mean(0)
+        model = learn(hand, model, consensus, (number, "", 0), kind)
+        # The client's training drew the first batch order of the round, and digesting the second.
+        own |= {client: learn(hand, own[client], consensus, (number, client, 1), kind) for client in cohort}
+    compare(engine, model)
+    for client, expected in own.items():
+        for name, tensor in engine.states[client].model.items():
+            torch.testing.assert_close(tensor.double(), expected[name], **CLOSE)
+
+
+def test_without_passes_feddf_is_fedavg() -> None:
+    one, two = tiny.engine(FedDF(passes=0)), tiny.engine(FedAvg())
+    tiny.played(one), tiny.played(two)
+    assert tiny.equal(one.server.model, two.server.model)
+
+
+def test_weights_never_leave_and_public_images_are_sent_once() -> None:
+    engine = tiny.engine(FTKD(), cohort=6, rounds=3)
+    records = tiny.played(engine)
+    rows = len(engine.federation.server["label"])
+    logits = rows * tiny.CLASSES * 4
+    assert [record["up"] for record in records] == [6 * logits] * 3
+    images = sum(column.nbytes for column in engine.federation.server.values())
+    assert [record["down"] for record in records] == [6 * (logits + images), 6 * logits, 6 * logits]
+
+
+def test_a_client_that_says_too_little_is_lost_by_name() -> None:
+    engine = tiny.engine(FTKD())
+    said = Said(torch.zeros(5, tiny.CLASSES))
+    assert "not [6, 3] in float32" in str(engine.algorithm.fault(engine.server, said))
+    assert engine.algorithm.fault(engine.server, Said(torch.zeros(6, tiny.CLASSES))) is None
+
+
+def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
+    engine = tiny.engine(FTKD(), rounds=2, evaluate_visits=True)
+    records = tiny.played(engine)
+    assert [[visit["client"] for visit in record["visits"]] for record in records] == [r["cohort"] for r in records]
+    last = records[-1]["visits"][0]
+    model = engine.states[last["client"]].model
+    assert last["correct"] == engine.evaluate(model, last["client"]).correct
+    assert last["previous"] is None

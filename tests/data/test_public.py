@@ -1,0 +1,84 @@
+"""The public set: which images, how many, under no label; and what cannot be one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.feddf import FedDF
+from fedkeep.data.public import Public
+from fedkeep.errors import ConfigError, DataError
+from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.setup import engine_for, federate
+
+
+def test_images_of_some_classes_are_drawn_by_the_seed_and_lose_their_labels() -> None:
+    source = tiny.dataset(30)
+    public = Public(name="x", images=7, classes=("a", "c"))
+    drawn = [public.draw(source, tiny.dataset(), seed) for seed in (0, 0, 1)]
+    allowed = {tuple(image.flatten().tolist()) for image in source.train["image"][source.train["label"] != 1]}
+    for data in drawn:
+        assert data["image"].shape == (7, *tiny.SHAPE)
+        assert not data["label"].any()
+        assert {tuple(image.flatten().tolist()) for image in data["image"]} <= allowed
+    assert torch.equal(drawn[0]["image"], drawn[1]["image"])
+    assert not torch.equal(drawn[0]["image"], drawn[2]["image"])
+
+
+def test_without_a_number_it_is_everything_in_order() -> None:
+    source = tiny.dataset(30)
+    assert torch.equal(Public(name="x").draw(source, tiny.dataset(), 0)["image"], source.train["image"])
+
+
+def test_what_cannot_be_a_public_set() -> None:
+    source = tiny.dataset(12)
+    with pytest.raises(DataError, match=r"has no class 'z'. It has: a, b, c"):
+        Public(name="x", classes=("z",)).draw(source, source, 0)
+    with pytest.raises(DataError, match="asks for 13 images, and tiny has only 12"):
+        Public(name="x", images=13).draw(source, source, 0)
+    halves = {
+        split: {**data, "image": data["image"][..., :2]}
+        for split, data in (("train", source.train), ("test", source.test))
+    }
+    small = replace(source, **halves)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="Choose a public set with images of that size"):
+        Public(name="x").draw(small, source, 0)
+    with pytest.raises(ConfigError, match="Give it a name"):
+        Public(images=3)
+
+
+def test_a_recipe_names_it_and_methods_ask_for_it(tmp_path: Path) -> None:
+    text = tiny.RECIPE.replace('algorithm = "fedavg"', 'algorithm = "feddf"')
+    with pytest.raises(ConfigError, match="FedDF needs a public set"):
+        load_recipe(tiny.write_recipe(tmp_path, text))
+    path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nimages = 20\n')
+    recipe = load_recipe(path, methods=["feddf"])
+    assert recipe.public == Public(name="digits", images=20)
+    assert isinstance(recipe.methods[0].algorithm, FedDF)
+    federation = federate(recipe, 0)
+    assert len(federation.server["label"]) == 20
+    assert tiny.played(engine_for(recipe, recipe.methods[0], 0, federation), 1)[0]["lost"] == {}
+    with pytest.raises(ConfigError, match=r"Leave out \[auxiliary\] or \[public\]"):
+        load_recipe(path, methods=["feddf"], settings=["auxiliary.per_class=2"])
+
+
+def test_with_tasks_the_server_has_it_in_each(tmp_path: Path) -> None:
+    text = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\n', 'scheme = "dirichlet"\nclients = 8\n')
+    path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nimages = 9\n[tasks]\ntasks = 2\n')
+    federation = federate(load_recipe(path), 0)
+    assert [len(federation.at(task).server["label"]) for task in (1, 2)] == [9, 9]
+
+
+def test_methods_without_a_use_for_it_are_not_disturbed(tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path, tiny.RECIPE + '\n[public]\nname = "digits"\n'), methods=["fedavg"])
+    with_public = engine_for(recipe, recipe.methods[0], 0, federate(recipe, 0))
+    without: Any = replace(recipe, public=Public())
+    plain = engine_for(without, without.methods[0], 0, federate(without, 0))
+    assert isinstance(with_public.algorithm, FedAvg)
+    assert tiny.played(with_public) == tiny.played(plain)
