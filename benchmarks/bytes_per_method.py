@@ -5,7 +5,7 @@
 Small federations of digits are enough: what travels depends on the model, the cohort and the method, not on the data.
 Writes two Markdown tables, in sizes of the model. Of methods that know nothing of tasks: the last of four rounds, and
 the first. Of methods for classes that arrive in tasks: a round within the second task, and for every client, asked or
-not, what the task's end adds.
+not, what the task's end adds. Left out are methods that exchange predictions instead of models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def row(name: str) -> str:
 
 
 def _without_tasks(name: str) -> str:
-    settings = (*SETTINGS, "auxiliary.per_class=2", "run.evaluate_every=4")
+    public = "public" in algorithm(name).needs
+    settings = (*SETTINGS, "public.name=digits" if public else "auxiliary.per_class=2", "run.evaluate_every=4")
     recipe = load_recipe("demo", settings=settings, methods=[name], seeds=[0], rounds=4)
     cell, model = _played(recipe)
     return _row(cell, (cell.rounds[place][way] / COHORT / model for place in (-1, 0) for way in WAYS))
@@ -65,7 +66,7 @@ def _print_table(last: str, names: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    known = algorithms()
+    known = {name: cls for name, cls in algorithms().items() if cls.networks == "one"}
     _print_table("round 1", (name for name, cls in known.items() if not knows_tasks(cls)))
     print()
     _print_table("task's end", (name for name, cls in known.items() if knows_tasks(cls)))

@@ -22,7 +22,7 @@ from fedkeep.flower.memory import Memory
 from fedkeep.flower.server import serve
 
 ROUNDS = 2  # of each task
-SETTINGS = ("tasks.tasks=2", "tasks.absent=1", "run.cohort=4")
+SETTINGS = ("tasks.tasks=2", "tasks.absent=1", "run.cohort=4", "public.name=digits", "public.images=20")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def same(one: Path, other: Path) -> bool:
     return tiny.equal(model(one), model(other)) and records(one) == records(other)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedlwf", "fedskf", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", "fedlwf", "fedskf", "scaffold", "ft-kd"])
 def test_sites_give_the_same_as_one_machine(method: str, recipe: str, tmp_path: Path) -> None:
     embedded(recipe, method, tmp_path / "one", ROUNDS, SETTINGS)
     at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
