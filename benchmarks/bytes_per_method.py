@@ -5,7 +5,7 @@
 Small federations of digits are enough: what travels depends on the model, the cohort and the method, not on the data.
 Writes two Markdown tables, in sizes of the model. Of methods that know nothing of tasks: the last of four rounds, and
 the first. Of methods for classes that arrive in tasks: a round within the second task, and for every client, asked or
-not, what the task's end adds. Left out are methods that exchange predictions instead of models.
+not, what the task's end adds. Left out are methods that exchange predictions, or images that the server makes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedkeep.interface.values import payload
 from fedkeep.models.weights import weights_of
 
 COHORT = 10
+IMAGES = {"lander", "target"}  # send images that the server makes, as many as an option says
 SETTINGS = (f"run.cohort={COHORT}", "training.epochs=1")
 WAYS = ("down", "up")
 
@@ -66,7 +67,7 @@ def _print_table(last: str, names: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    known = {name: cls for name, cls in algorithms().items() if cls.networks == "one"}
+    known = {name: cls for name, cls in algorithms().items() if cls.networks == "one" and name not in IMAGES}
     _print_table("round 1", (name for name, cls in known.items() if not knows_tasks(cls)))
     print()
     _print_table("task's end", (name for name, cls in known.items() if knows_tasks(cls)))

@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.finetune import Finetune
     from fedkeep.algorithms.flwf2t import FLwF2T
     from fedkeep.algorithms.ft_kd import FTKD
+    from fedkeep.algorithms.lander import LANDER
     from fedkeep.algorithms.lwf_kd import LwFKD
     from fedkeep.algorithms.moon import MOON
     from fedkeep.algorithms.scaffold import SCAFFOLD
     from fedkeep.algorithms.seqkeep import SeqKeep
     from fedkeep.algorithms.sfedkd import SFedKD
+    from fedkeep.algorithms.target import TARGET
     from fedkeep.api import resume, run
     from fedkeep.data import load
     from fedkeep.errors import FedKeepError
@@ -87,12 +89,14 @@ _HOMES = {
     "FedSeq": "fedkeep.algorithms.fedseq",
     "FediCaRL": "fedkeep.algorithms.fedicarl",
     "Finetune": "fedkeep.algorithms.finetune",
+    "LANDER": "fedkeep.algorithms.lander",
     "MOON": "fedkeep.algorithms.moon",
     "Machine": "fedkeep.experiment.run",
     "Recipe": "fedkeep.experiment.recipe",
     "SCAFFOLD": "fedkeep.algorithms.scaffold",
     "SFedKD": "fedkeep.algorithms.sfedkd",
     "SeqKeep": "fedkeep.algorithms.seqkeep",
+    "TARGET": "fedkeep.algorithms.target",
     "algorithms": "fedkeep.interface.algorithm",
     "custom": "fedkeep.models.custom",
     "load": "fedkeep.data",
@@ -111,8 +115,10 @@ __all__ = [
     "EBKD",
     "EWCKD",
     "FTKD",
+    "LANDER",
     "MOON",
     "SCAFFOLD",
+    "TARGET",
     "FLwF2T",
     "FedADKD",
     "FedAdam",

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("tiny", "conformance", "byhand", "local_line", "permuting")
+pytest.register_assert_rewrite("tiny", "conformance", "byhand", "local_line", "permuting", "toy")

@@ -9,11 +9,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.cli.main import parser
 from fedkeep.data import Tasks
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.networks import own_models
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.options import build, options_of
 from fedkeep.reporting.rows import summary
@@ -29,7 +32,10 @@ def blocks(name: str, language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = [
-        line for name in ("README.md", "CONTRIBUTING.md") for block in blocks(name, "") for line in block.splitlines()
+        line
+        for name in ("README.md", "CONTRIBUTING.md", "docs/generators.md")
+        for block in blocks(name, "")
+        for line in block.splitlines()
     ]
     return [line for line in lines if line.startswith("fedkeep ")]
 
@@ -92,6 +98,8 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
         "docs/reproduction.md",
         "docs/averaged-sequences.md",
         "docs/deploy.md",
+        "docs/new-classes.md",
+        "docs/different-networks.md",
     ],
 )
 def test_links_lead_somewhere(name: str) -> None:
@@ -143,3 +151,15 @@ def test_the_tasks_of_the_guide_can_be_read() -> None:
     assert set(options) == set(options_of(Tasks)) - {"reseed_each_task"}
     for name, value in options.items():
         build(Tasks, {name: value} | ({"tasks": 4} if name == "sizes" else {}), "the guide")
+
+
+def test_the_tables_of_the_page_on_networks_are_a_recipe(tmp_path: Path) -> None:
+    models, public = (tomllib.loads(text) for text in blocks("docs/different-networks.md", "toml"))
+    table = tomllib.loads((ROOT / "fedkeep" / "recipes" / "fedkeep" / "different-networks.toml").read_text())
+    path = tmp_path / "recipe.toml"
+    path.write_text(tomli_w.dumps(table | models | public | {"partition": table["partition"] | {"clients": 8}}))
+    recipe = load_recipe(str(path))
+    assert recipe.public.images == 2000
+    assert set(own_models(recipe.client_models, list("01234567"))) == {"0", "1", "2", "7"}
+    with pytest.raises(ConfigError, match="exchanges weights"):
+        load_recipe(str(path), methods=["fedavg"])

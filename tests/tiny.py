@@ -95,6 +95,19 @@ def network() -> nn.Module:
     return architecture("mlp")(hidden=(8,)).build(SHAPE, CLASSES)  # type: ignore[call-arg]
 
 
+SYNTHESIS = {"nums": 6, "synthesis_batch_size": 4, "g_steps": 2, "warmup": 1, "nz": 3, "ngf": 2, "kd_steps": 2}
+TOYS: dict[str, dict[str, Any]] = {
+    "target": SYNTHESIS,
+    "lander": {**SYNTHESIS, "anchors": str(Path(__file__).parent / "anchors.csv"), "syn_batch_size": 3},
+}
+"""Options without which a method cannot run here: as it comes it is too large, or lacks a file."""
+
+
+def configured(cls: type[Algorithm[Any, Any]]) -> Algorithm[Any, Any]:
+    """Return a method as it comes, or small."""
+    return cls(**TOYS.get(cls.name(), {}))
+
+
 TRAINING = Training(epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=1e-3)
 
 

@@ -27,14 +27,14 @@ def cross_entropy(client: Client[Any], ce_slice: CESlice) -> Objective:
     return Slice(CrossEntropy(), client.old) if ce_slice == "new" and client.old else CrossEntropy()
 
 
-def old_classes(teacher: Weights, weight: float, tau: float) -> Objective:
+def old_classes(teacher: Weights, weight: float, tau: float, on: int = 0) -> Objective:
     """Return weight * cross-entropy with an older model's probabilities among the classes that it knows, without tau^2.
 
-    Without a model, or without weight, it is nothing.
+    It is over data set ``on``. Without a model, or without weight, it is nothing.
     """
     if not teacher or not weight:
         return NOTHING
-    term = Distillation((teacher,), Whole(weight), tau, scale="none", form="ce")
+    term = Distillation((teacher,), Whole(weight), tau, scale="none", on=on, form="ce")
     return Slice(term, 0, len(teacher[WEIGHT]), any_label=True)
 
 

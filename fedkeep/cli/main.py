@@ -67,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
     _add_compare(commands.add_parser("compare", help="show several runs in one table"))
     _add_report(commands.add_parser("report", help="write the table and the HTML report of a run again"))
     _add_flower(commands.add_parser("flower", help="run across machines, on Flower: make an app, make keys"))
+    _add_generator(
+        commands.add_parser("generator", help="train a diffusion model that draws images of classes, and look at it")
+    )
     _add_recipes(commands.add_parser("recipes", help="list the recipes and the papers' tables, or print one"))
     return top
 
@@ -174,6 +177,62 @@ def _add_flower(command: argparse.ArgumentParser) -> None:
     gate.add_argument("--listen", default="0.0.0.0:8000", metavar="HOST:PORT", help="default: 0.0.0.0:8000")
     gate.add_argument("--superlink", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: 127.0.0.1:8001")
     gate.set_defaults(command=_lazily("flower", "gate"))
+
+
+def _add_generator(command: argparse.ArgumentParser) -> None:
+    verbs = command.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    train = verbs.add_parser("train", help="train a generator; the same command again goes on where it was stopped")
+    train.add_argument("data", help="grey or rgb, as in FedDCL, or a data set; several with + between them")
+    train.add_argument("--out", required=True, metavar="DIR", help="folder of the generator")
+    train.add_argument(
+        "--regime",
+        default="paper",
+        metavar="REGIME",
+        help="paper: all training images; same_classes: a part that no client gets; disjoint: other classes "
+        "(default: paper)",
+    )
+    train.add_argument("--half", action="store_true", help="keep 16 bits a weight: half the size")
+    _add_generator_options(train, "unet.widths=[64,128,128] or training.steps=5000")
+    train.set_defaults(command=_lazily("generator", "train"))
+    sample = verbs.add_parser("sample", help="draw real and generated images side by side")
+    sample.add_argument("folder", metavar="DIR", help="folder of the generator")
+    sample.add_argument("--out", metavar="FILE", help="the picture, .png (default: samples.png in the folder)")
+    sample.add_argument("--count", type=_positive, default=8, help="images of each class (default: 8)")
+    _add_generator_use(sample)
+    sample.set_defaults(command=_lazily("generator", "sample"))
+    check = verbs.add_parser("check", help="measure with classifiers how good a generator is, class by class")
+    check.add_argument("folder", metavar="DIR", help="folder of the generator")
+    check.add_argument("--count", type=_positive, default=200, help="generated images of each class (default: 200)")
+    check.add_argument(
+        "--real", type=_positive, default=1000, help="real training images of each class, at most (default: 1000)"
+    )
+    check.add_argument("--model", default="cnn4", help="architecture of the classifiers (default: cnn4)")
+    _add_generator_use(check)
+    check.set_defaults(command=_lazily("generator", "check"))
+
+
+def _add_generator_use(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--on",
+        metavar="DATA",
+        help="draw the classes of these data, from prototypes that are found first (default: the generator's own)",
+    )
+    _add_generator_options(command, "sampler.guidance=1 or prototypes.steps=500")
+
+
+def _add_generator_options(command: argparse.ArgumentParser, example: str) -> None:
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.OPTION=VALUE",
+        dest="settings",
+        help=f"change an option, such as {example}; may be repeated",
+    )
+    command.add_argument("--seed", type=_natural, default=0)
+    command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    _add_data(command)
+    command.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def _add_reproduce(command: argparse.ArgumentParser) -> None:

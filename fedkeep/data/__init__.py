@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedkeep.data.augment import Augmentation
-from fedkeep.data.dataset import Data, DataSet
+from fedkeep.data.dataset import Data, DataSet, ImageFormat
 from fedkeep.data.federation import ClientNames, Federation
 from fedkeep.data.known import Known, known
 from fedkeep.data.sources import load
@@ -15,6 +15,7 @@ __all__ = [
     "Data",
     "DataSet",
     "Federation",
+    "ImageFormat",
     "Known",
     "Task",
     "TaskStream",

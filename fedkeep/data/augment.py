@@ -63,12 +63,18 @@ class Augmentation(Options):
                 f"{images.dtype} {list(images.shape)}."
             )
         if self.crop or self.flip or self.rotation:
-            images = self._move(images, generator)
+            images = self.move(images, generator)
         result = normalise(images)
         return self._cut(result, generator) if self.cutout else result
 
-    def _move(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Look each pixel up where it was before rotation, flip and crop, from the last to the first."""
+    def move(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the batch rotated, flipped and cropped, not normalised: pixels of any type, gradients flow.
+
+        Parameters
+        ----------
+        images : ``[b, channels, height, width]``. generator : see `__call__`.
+        """
+        # Each pixel is looked up where it was before rotation, flip and crop, from the last to the first.
         batch, _, height, width = images.shape
         device = images.device
         y = torch.arange(height, device=device).view(1, height, 1)

@@ -15,6 +15,27 @@ from fedkeep.errors import DataError, did_you_mean
 Data = Mapping[str, Tensor]
 """Columns of one length, by name."""
 
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """What the images of a data set are like, for those who make some.
+
+    Attributes
+    ----------
+    shape : channels, height, width.
+    mean, std : per channel, of pixels scaled to 0..1.
+    """
+
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Return ``(pixels - mean) / std`` of pixels in 0..1, ``[b, channels, height, width]``; gradients flow."""
+        mean, std = (pixels.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        return (pixels - mean) / std
+
+
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -89,6 +110,11 @@ class DataSet:
         """The shape of one image: channels, height, width."""
         _, channels, height, width = self.train["image"].shape
         return channels, height, width
+
+    @property
+    def format(self) -> ImageFormat:
+        """What its images are like."""
+        return ImageFormat(self.shape, self.mean, self.std)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return pixels as a network takes them: ``(x / 255 - mean) / std``.

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedkeep.data import cache
 from fedkeep.data.assemble import assemble
+from fedkeep.data.combine import join
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.digits import digits
 from fedkeep.data.folder import folder_splits, image_files
@@ -35,7 +36,8 @@ def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
     ----------
     name : a known name (see `known`), a Hub id ``"owner/name"``, or the path of a folder, from here or from the data
         folder, with the Parquet files ``train.parquet`` and ``test.parquet`` or with images, ``train/CLASS/*.png`` and
-        ``test/CLASS/*.png`` or ``CLASS/*.png`` alone.
+        ``test/CLASS/*.png`` or ``CLASS/*.png`` alone; or several of these as one set, with ``+`` between them (see
+        `fedkeep.data.combine.join`).
     data_dir : a folder with local copies, ``OWNER/NAME/SPLIT.parquet``; the environment variable ``FEDKEEP_DATA`` if
         None.
 
@@ -58,6 +60,8 @@ def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
     root = data_folder(data_dir)
     if root is not None and name and (root / name).is_dir():
         return _load_folder(root / name, name)
+    if "+" in name:
+        return join([load(part.strip(), data_dir=data_dir) for part in name.split("+")])
     if _HUB_ID.fullmatch(name):
         return _load_hub(name, name, None)
     near = did_you_mean(name.lower().replace("_", "-"), KNOWN)

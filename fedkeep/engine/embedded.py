@@ -78,6 +78,8 @@ class Embedded:
             self.training,
             self.seed,
             self.federation.seen[-1],
+            dataset.format,
+            dataset.label_names,
         )
         built = {factory: Networks(factory, self.seed, self.device) for factory in self.own.values()}
         places = {factory: replace(self.place, networks=networks) for factory, networks in built.items()}

@@ -15,7 +15,7 @@ from fedkeep.data import Augmentation
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
-from fedkeep.interface.training import Precision
+from fedkeep.interface.training import PassEnds, Precision
 from fedkeep.models import Weights
 from fedkeep.models.custom import split
 from fedkeep.models.weights import load_into, weights_of
@@ -71,7 +71,10 @@ class Pupil:
 
 @dataclass(frozen=True)
 class Source:
-    """One data set as `fit` draws it: rows in a new random order every pass, images normalised once or augmented."""
+    """One data set as `fit` draws it: rows in a new random order every pass, images normalised once or augmented.
+
+    ``batch_size`` is its own; 0 for the recipe's.
+    """
 
     data: Data
     normalise: Normalise
@@ -79,10 +82,11 @@ class Source:
     order: torch.Generator
     noise: torch.Generator
     layout: torch.memory_format = torch.contiguous_format
+    batch_size: int = 0
 
     def batches(self, size: int, merge_last: bool) -> Iterator[Batch]:
         """Yield one pass over the data. ``merge_last`` joins a last batch of one to the one before it."""
-        count = len(self.data["image"])
+        count, size = len(self.data["image"]), self.batch_size or size
         order = torch.randperm(count, generator=self.order).to(self.data["image"].device)
         # Gathering a pass at once leaves only views to the steps, which is quicker than a gather in each.
         rows = {name: column[order] for name, column in self.data.items()}
@@ -119,6 +123,7 @@ class Assignment:
     passes : over the first source.
     round : for the learning rate of the round.
     seed : of what the network itself draws, such as dropout.
+    pass_ends : with the first source, the others starting over; or with the shortest, all starting over then.
     """
 
     model: Weights
@@ -127,6 +132,7 @@ class Assignment:
     passes: int
     round: int
     seed: int
+    pass_ends: PassEnds = "first"
 
     @property
     def examples(self) -> int:
@@ -148,8 +154,10 @@ class Assignment:
                 )
         others = [_endless(source, size, merge_last) for source in self.sources[1:]]
         for _ in range(self.passes):
-            for batch in self.sources[0].batches(size, merge_last):
-                yield [batch, *(next(other) for other in others)]
+            if self.pass_ends == "shortest":
+                others = [source.batches(size, merge_last) for source in self.sources[1:]]
+            own = self.sources[0].batches(size, merge_last)
+            yield from map(list, zip(own, *others, strict=False))
 
 
 def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:

@@ -15,12 +15,13 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import log_softmax
 
 from fedkeep import seeds
-from fedkeep.data import Augmentation
+from fedkeep.data import Augmentation, ImageFormat
 from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server, Training
 from fedkeep.interface.party import Party
+from fedkeep.interface.training import PassEnds
 from fedkeep.models import Weights
 from fedkeep.models.heads import continued
 from fedkeep.models.weights import load_into
@@ -48,7 +49,8 @@ class Clock:
 class Workplace:
     """What parties of one network share on one device: it, the data's normalisation, the settings, and a clock.
 
-    ``classes`` are those seen so far, of which ``old`` came before the task.
+    ``classes`` are those seen so far, of which ``old`` came before the task; ``label_names`` names all, in order of
+    arrival. ``format`` is what images are like.
     """
 
     networks: Networks
@@ -57,6 +59,8 @@ class Workplace:
     training: Training
     seed: int
     classes: int
+    format: ImageFormat
+    label_names: tuple[str, ...]
     old: int = 0
     clock: Clock = field(default_factory=Clock)
 
@@ -97,7 +101,7 @@ class LocalParty(Party[Any]):
         self.state = state
         self.task = task
         self.round = round
-        self.training = place.training
+        self.training, self.format = place.training, place.format
         self._look_round()
         self.parameters = place.networks.parameters
         self.train: Callable[[Assignment], Fit] = place.train
@@ -106,26 +110,49 @@ class LocalParty(Party[Any]):
     def _look_round(self) -> None:
         """Note what a task changes."""
         self.classes, self.old, self.initial = self.place.classes, self.place.old, self.place.networks.initial
+        self.label_names = self.place.label_names[: self.classes]
 
-    def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
-        return self.train(self.assignment(model, objective, *data, passes=passes))
+    def fit(
+        self,
+        model: Weights,
+        objective: Objective,
+        *data: Data,
+        passes: int | None = None,
+        batch_sizes: Sequence[int] = (),
+        pass_ends: PassEnds = "first",
+    ) -> Fit:
+        assignment = self.assignment(
+            model, objective, *data, passes=passes, batch_sizes=batch_sizes, pass_ends=pass_ends
+        )
+        return self.train(assignment)
 
-    def assignment(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Assignment:
+    def assignment(
+        self,
+        model: Weights,
+        objective: Objective,
+        *data: Data,
+        passes: int | None = None,
+        batch_sizes: Sequence[int] = (),
+        pass_ends: PassEnds = "first",
+    ) -> Assignment:
         """Return a training as it is carried out, its teachers settled and its generators drawn."""
         data = data or (self.data,)
         for columns in data:
             self._check(columns)
+        if len(batch_sizes) > len(data):
+            raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
         objective = self.settle(objective, *data)
-        sources = [self._source(columns) for columns in data]
+        sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
+        sources = [self._source(columns, size) for columns, size in zip(data, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
-        return Assignment(model, objective, sources, passes, self.round, self._derive("network noise"))
+        return Assignment(model, objective, sources, passes, self.round, self._derive("network noise"), pass_ends)
 
     def settle(self, objective: Objective, *data: Data) -> Objective:
         with self.place.asking():
             for number, columns in enumerate(data or (self.data,)):
-                if self.place.augmentation and columns["image"].dtype == torch.uint8:
+                if self.place.augmentation and columns and columns["image"].dtype == torch.uint8:
                     continue  # teachers must see the images that the student sees, which differ from pass to pass
-                if len(columns["image"]):
+                if columns and len(columns["image"]):
                     objective = objective.settle(_Answers(self, columns), columns, number)
         return objective
 
@@ -186,7 +213,7 @@ class LocalParty(Party[Any]):
         self._uses[purpose] = use + 1
         return seeds.derive(self.place.seed, purpose, task=self.task, round=self.round, client=self.name, use=use)
 
-    def _source(self, data: Data) -> Source:
+    def _source(self, data: Data, batch_size: int = 0) -> Source:
         if data["image"].dtype == torch.uint8 and not self.place.augmentation:
             data = {**data, "image": self.place.normalise(data["image"])}
         return Source(
@@ -196,6 +223,7 @@ class LocalParty(Party[Any]):
             self.rng("batches"),
             self.rng("augmentation"),
             self.place.networks.layout,
+            batch_size,
         )
 
     def _images(self, data: Data | None) -> Tensor:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from fedkeep.engine.requests import Lost
+from fedkeep.models.weights import digest
 
 Kind = Literal["introduce", "perform"]
 """What a site can be asked: who it is, or a client step."""
@@ -34,19 +33,12 @@ def naming(collected: dict[str, Tensor], known: dict[int, tuple[str, Tensor]]) -
 
     def name(tensor: Tensor) -> str:
         if id(tensor) not in known:
-            known[id(tensor)] = (_digest(tensor), tensor)
+            known[id(tensor)] = (digest(tensor), tensor)
         found = known[id(tensor)][0]
         collected[found] = tensor
         return found
 
     return name
-
-
-def _digest(tensor: Tensor) -> str:
-    plain = tensor.detach().cpu().contiguous()
-    digest = hashlib.blake2b(f"{plain.dtype} {list(plain.shape)} ".encode(), digest_size=16)
-    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 class Line(Protocol):

@@ -6,6 +6,7 @@ Every name here is implemented once, in the engine, and used by all engines; met
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from fedkeep.interface.training import Training
+from fedkeep.data import ImageFormat
+from fedkeep.interface.training import PassEnds, Training
 from fedkeep.models import Weights
 from fedkeep.objectives import Data, Objective
 
@@ -54,6 +56,8 @@ class Party(ABC, Generic[S]):
     task, round : the task, and its round, both counted from 1. Without tasks there is one.
     classes : how many classes the model knows now, in order of arrival.
     old : how many of them came before this task.
+    label_names : of the classes known now.
+    format : what the images are like: their shape, and how pixels are normalised.
     training : the recipe's settings of local training.
     initial : what the party's network began with, before anybody trained it, with rows for all classes known now.
     parameters : names of the model's tensors that are trained; the others are buffers, such as batch norm's statistics.
@@ -65,16 +69,28 @@ class Party(ABC, Generic[S]):
     round: int
     classes: int
     old: int
+    label_names: tuple[str, ...]
+    format: ImageFormat
     training: Training
     initial: Weights
     parameters: tuple[str, ...]
 
     @abstractmethod
-    def fit(self, model: Weights, objective: Objective, *data: Data, passes: int | None = None) -> Fit:
+    def fit(
+        self,
+        model: Weights,
+        objective: Objective,
+        *data: Data,
+        passes: int | None = None,
+        batch_sizes: Sequence[int] = (),
+        pass_ends: PassEnds = "first",
+    ) -> Fit:
         """Train a copy of ``model``: the only training of the recipe's network.
 
         Several data sets are drawn side by side, one batch of each per step; a pass ends with the first, the others
-        start over as often as needed. Without ``data`` it is the party's own; without ``passes``, the recipe's epochs.
+        start over as often as needed. With ``pass_ends="shortest"`` it ends with the shortest, and all start over.
+        Without ``data`` it is the party's own; without ``passes``, the recipe's epochs. ``batch_sizes`` gives the data
+        sets, in their order, batch sizes of their own; 0, and what is not given, is the recipe's.
         Frozen teachers of the objective are settled first. A party without examples gets its model back after 0 steps.
         Others may be trained meanwhile: hold nothing around it that is the whole process's, such as a seed or autocast.
         """
@@ -83,7 +99,8 @@ class Party(ABC, Generic[S]):
     def settle(self, objective: Objective, *data: Data) -> Objective:
         """Replace an objective's frozen teachers by what they say about the data, once and for all passes.
 
-        With random augmentation teachers must see what the student sees; the objective is then returned as it is.
+        With random augmentation teachers must see what the student sees; the objective is then returned as it is. A
+        data set of which nothing is said may be given as {}, to number those behind it.
         """
 
     @abstractmethod

@@ -8,6 +8,8 @@ from typing import Literal
 from fedkeep.options import Options, option
 
 Precision = Literal["float32", "bfloat16"]
+PassEnds = Literal["first", "shortest"]
+"""With which data set a pass over several ends: the first, or the shortest."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ buffers, such as batch norm's count of batches, are those of the first model. Re
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -127,6 +128,14 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> d
         total += share
         torch._foreach_lerp_(running, [model[name] for name in names], share / total)
     return _result(first, running)
+
+
+def digest(tensor: Tensor) -> str:
+    """Return a hash of a tensor's type, shape and numbers, 32 hexadecimal digits: equal for equal bits only."""
+    plain = tensor.detach().cpu().contiguous()
+    hashed = hashlib.blake2b(f"{plain.dtype} {list(plain.shape)} ".encode(), digest_size=16)
+    hashed.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -5,6 +5,7 @@ from fedkeep.objectives.base import NOTHING, Answer, Batch, Objective, Student, 
 from fedkeep.objectives.contrast import Contrast
 from fedkeep.objectives.cross_entropy import CrossEntropy, WeightedCrossEntropy
 from fedkeep.objectives.distillation import Distillation, Form, Lesson, Scale
+from fedkeep.objectives.features import Bounding, FeatureError
 from fedkeep.objectives.penalties import Quadratic, Slope
 from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy
 from fedkeep.objectives.slices import Scaled, Slice
@@ -25,6 +26,7 @@ __all__ = [
     "TSD",
     "Answer",
     "Batch",
+    "Bounding",
     "ByEntropyAndLabel",
     "Contrast",
     "CrossEntropy",
@@ -32,6 +34,7 @@ __all__ = [
     "Distillation",
     "ExampleRule",
     "FeatureDistance",
+    "FeatureError",
     "Form",
     "Lesson",
     "Objective",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tiny
 from conformance import Conformance, calls_of
 from task_conformance import TaskConformance
 
@@ -13,7 +14,7 @@ from fedkeep.interface.algorithm import client_steps
 
 # Other tests define methods of their own, which are known by name too.
 METHODS = {name: cls for name, cls in algorithms().items() if cls.__module__.startswith("fedkeep.")}
-VARIANTS: dict[str, Algorithm[Any, Any]] = {name: cls() for name, cls in METHODS.items()}
+VARIANTS: dict[str, Algorithm[Any, Any]] = {name: tiny.configured(cls) for name, cls in METHODS.items()}
 VARIANTS["sfedkd-random-exclude-self"] = METHODS["sfedkd"](teachers=2, selection="random", exclude_self=True)  # type: ignore[call-arg]
 VARIANTS["fedadkd-true-target_term-zero_logit"] = METHODS["fedadkd"](  # type: ignore[call-arg]
     gini_init="true", tckd="target_term", nckd_mask="zero_logit"
@@ -24,6 +25,7 @@ VARIANTS["fednova-ccvr"] = METHODS["fednova"](compat_ccvr=True)  # type: ignore[
 
 VARIANTS["fedicarl-memory-global-random"] = METHODS["fedicarl"](memory=9, scope="global", selection="random")  # type: ignore[call-arg]
 VARIANTS["fedicarl-nearest_mean"] = METHODS["fedicarl"](classify="nearest_mean")  # type: ignore[call-arg]
+VARIANTS["target-repo-reptile"] = METHODS["target"](**tiny.SYNTHESIS, compat="repo", is_maml=False)
 VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_slice="all")  # type: ignore[call-arg]
 VARIANTS["fedskf-icarl"] = METHODS["fedskf"](  # type: ignore[call-arg]
     level="icarl", tsd="glfc", first_pull="old_rows", old_local="post_sync", pit_counter="per_task"

@@ -19,6 +19,7 @@ from fedkeep.algorithms.fedskf import FedSKF, Personal, next_in_turn
 from fedkeep.algorithms.finetune import Finetune
 from fedkeep.algorithms.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental import joined, old_classes, remembered
+from fedkeep.algorithms.target import TARGET
 from fedkeep.engine.fit import Assignment
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.toolbox import LocalParty
@@ -42,6 +43,7 @@ def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
 
 UNIFORM = FedAvg(fusion="uniform")
 FIRST = [Finetune(), FedLwF(), FLwF2T(), FediCaRL(), FedEWC(), FedProxLwF(mu=0.0), FedSKF(pit="off", sync=False)]
+FIRST.append(TARGET(**tiny.SYNTHESIS))
 
 
 @pytest.mark.parametrize("method", FIRST, ids=repr)

@@ -152,3 +152,15 @@ def test_refusals() -> None:
         Augmentation(crop=-1)
     with pytest.raises(ConfigError, match="reflect"):
         Augmentation(crop_mode="reflected")  # type: ignore[arg-type]
+
+
+def test_pixels_of_any_type_are_moved_alike_and_pass_gradients_on() -> None:
+    augmentation = Augmentation(crop=2, flip=True)
+    stored = torch.arange(2 * 3 * 6 * 6).view(2, 3, 6, 6).to(torch.uint8)
+    pixels = stored.float().requires_grad_()
+    moved = augmentation.move(pixels, torch.Generator().manual_seed(0))
+    expected = augmentation.move(stored, torch.Generator().manual_seed(0))
+    assert torch.equal(moved.detach(), expected.float())
+    moved.sum().backward()
+    assert pixels.grad is not None
+    assert int(pixels.grad.sum()) < pixels.numel(), "what was cropped away counts for nothing"

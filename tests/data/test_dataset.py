@@ -39,6 +39,17 @@ def test_normalise_per_channel_in_float32_and_leaves_its_input() -> None:
     assert int(images.min()) == 51
 
 
+def test_made_pixels_are_normalised_as_stored_ones_and_pass_gradients_on() -> None:
+    stored = torch.randint(0, 256, (2, 3, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    made = (stored / 255).requires_grad_()
+    result = small().format.normalise(made)
+    torch.testing.assert_close(result, small().normalise(stored))
+    result.sum().backward()
+    assert made.grad is not None
+    torch.testing.assert_close(made.grad[0, :, 0, 0], torch.tensor([10.0, 5.0, 2.5]))
+    assert small().format.shape == (3, 4, 4)
+
+
 def test_normalise_returns_floats_as_they_are() -> None:
     images = torch.rand(2, 3, 4, 4)
     assert small().normalise(images) is images

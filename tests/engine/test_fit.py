@@ -196,6 +196,22 @@ def test_several_data_sets_are_drawn_side_by_side() -> None:
     assert len(set(joined(long))) == 24, "a long one goes on where it stopped"
 
 
+def test_a_pass_may_end_with_the_shortest_and_batches_have_sizes_of_their_own() -> None:
+    watching, training = Watching(), Training(epochs=2, batch_size=4, lr=0.1)
+    engine = tiny.engine(FedAvg(), training=training)
+    sets = columns(10), columns(6, seed=3), columns(50, seed=4)
+    assert engine.server.fit(engine.server.model, watching, *sets, batch_sizes=(0, 3), pass_ends="shortest").steps == 4
+    first, short, long = zip(*watching.seen, strict=True)
+    assert [len(rows) for rows in first] == [4, 4] * 2
+    assert [len(rows) for rows in short] == [3, 3] * 2
+    assert sorted(joined(short[:2])) == sorted(joined(short[2:])) == list(range(6))
+    assert [len(rows) for rows in long] == [4] * 4, "the recipe's, where no size is given"
+    assert set(joined(long[:2])) != set(joined(long[2:])), "all begin anew, in a new order"
+    assert engine.server.fit(engine.server.model, Watching(), *sets[:2], batch_sizes=(3,)).steps == 8
+    with pytest.raises(ValueError, match="2 batch sizes for 1 data sets"):
+        engine.server.fit(engine.server.model, watching, sets[0], batch_sizes=(1, 2))
+
+
 def test_a_second_data_set_changes_nothing_about_the_first() -> None:
     networks = Networks(tiny.network, 0, CPU)
     alone, beside = (

@@ -24,7 +24,7 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.interface import Algorithm, Fit, algorithms, on_client
 from fedkeep.interface.codec import encode
 
-METHODS = [cls() for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
+METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 
 
 def with_thread(engine: Embedded, twin: Embedded) -> Pool:

@@ -1,0 +1,148 @@
+"""Generated images on disk, so that none is generated twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as tensor_bytes
+from torch import Tensor
+
+from fedkeep import seeds
+from fedkeep.data import Data
+from fedkeep.data.cache import cache_folder
+from fedkeep.errors import RunError
+from fedkeep.files import write_whole
+from fedkeep.models.weights import digest
+from fedkeep.options import as_table
+from fedkeep.synthesis.generator import Generator
+from fedkeep.synthesis.noise import Sampler
+from fedkeep.synthesis.sampling import sample
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Raised when the same settings would give other images."""
+
+OnClass = Callable[[int, int], None]
+"""Told how many images of how many there are."""
+
+
+@dataclass(frozen=True)
+class ImageStore:
+    """Draws images of classes and keeps them, one file a class.
+
+    An entry is found by the hash of the generator's weights, the hash of the prototype, the sampler's settings, the
+    class, how many images, and the seed. The first images of a class are the same however many are asked for.
+
+    Parameters
+    ----------
+    folder : where; by default ``generated`` in the cache folder (``FEDKEEP_CACHE``).
+    """
+
+    folder: Path | None = None
+
+    @property
+    def place(self) -> Path:
+        """The folder in use."""
+        return cache_folder() / "generated" if self.folder is None else self.folder
+
+    def images(
+        self,
+        generator: Generator,
+        prototypes: Tensor,
+        labels: Sequence[int],
+        count: int,
+        sampler: Sampler,
+        *,
+        seed: int = 0,
+        batch_size: int = 256,
+        on_images: OnClass | None = None,
+    ) -> Data:
+        """Return images of classes, from disk where they are, sorted by class.
+
+        Parameters
+        ----------
+        prototypes : [classes, ...].
+        labels : the number of each prototype's class, which is what its images are labelled with.
+        count : images of each class.
+        seed : the run's seed.
+
+        Returns
+        -------
+        ``"image"``, uint8 [classes * count, channels, height, width], and ``"label"``, int64.
+
+        Raises
+        ------
+        ValueRefused
+            For prototypes of another size than the generator takes.
+        RunError
+            If the images cannot be kept, such as on a full disk; nothing half written stays.
+        """
+        generator.check_prototypes(prototypes)
+        weights, parts = generator.hash(), []
+        for row, label in enumerate(labels):
+            done = row * count
+
+            def told(images: int, done: int = done) -> None:
+                if on_images is not None:
+                    on_images(done + images, len(labels) * count)
+
+            key = {
+                "version": VERSION,
+                "generator": weights,
+                "prototype": digest(prototypes[row]),
+                "sampler": as_table(sampler),
+                "class": int(label),
+                "count": count,
+                "seed": seed,
+            }
+            path = self.place / f"{_digest(key)}.safetensors"
+            images = _read(path, (count, *generator.shape))
+            if images is None:
+                image_seeds = [seeds.derive(seed, f"image of class {label}", use=use) for use in range(count)]
+                images = sample(
+                    generator, prototypes, [row] * count, image_seeds, sampler, batch_size=batch_size, on_images=told
+                )
+                _write(path, images, key)
+            told(count)
+            parts.append(images)
+        images = torch.cat(parts) if parts else torch.zeros(0, *generator.shape, dtype=torch.uint8)
+        return {"image": images, "label": torch.tensor(labels, dtype=torch.int64).repeat_interleave(count)}
+
+
+def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
+    """Return an entry, or None where there is none, or none that is whole."""
+    try:
+        if not path.is_file():
+            return None
+        images = read_tensors(path.read_bytes())["image"]
+        if images.dtype != torch.uint8 or tuple(images.shape) != shape:
+            raise ValueError(f"it holds {images.dtype} {list(images.shape)}")
+        return images
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        log.warning("The generated images in %s cannot be read (%s); they are made again.", path, error)
+        return None
+
+
+def _write(path: Path, images: Tensor, key: dict[str, Any]) -> None:
+    try:
+        write_whole(path, tensor_bytes({"image": images.contiguous()}, metadata={"key": json.dumps(key)}))
+    except OSError as error:
+        raise RunError(
+            f"generated images cannot be kept in {path.parent} ({error.strerror or error}). Make room for "
+            f"{images.numel() / 1e6:.1f} MB a class there, or set FEDKEEP_CACHE to another folder; what is there "
+            "already is used again."
+        ) from error
+
+
+def _digest(key: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,225 @@
+"""How a pixel-space generator is trained: denoising, with a moving average, resumable at any kill to the same bits."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as tensor_bytes
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from fedkeep import seeds
+from fedkeep.data import Data
+from fedkeep.data.dataset import describe
+from fedkeep.errors import DataError, RunError
+from fedkeep.files import write_whole
+from fedkeep.models.weights import load_into, weights_of
+from fedkeep.options import Options, as_table, option
+from fedkeep.synthesis.generator import hash_of
+from fedkeep.synthesis.pixel import CARD, CHECKPOINT, Card, PixelGenerator, as_signal, load_generator
+
+OnStep = Callable[[int, float], None]
+"""Told after every step how many are done, and the step's loss."""
+
+
+@dataclass(frozen=True)
+class GeneratorTraining(Options):
+    """Adam on the squared error of the noise, with a learning rate that falls in equal steps."""
+
+    steps: int = option(20000, "optimiser steps", low=1)
+    batch_size: int = option(128, "images a step; classes are drawn evenly, however many images each has", low=1)
+    lr: float = option(1e-3, "learning rate of the first step", low=0.0)
+    lr_end: float = option(0.01, "share of it that is left at the last step", low=0.0, high=1.0)
+    null: float = option(0.1, "probability that an image's class is not told, which guidance needs", low=0.0, high=1.0)
+    average: float = option(0.999, "decay of the weights' moving average, which is what is kept", low=0.0, high=1.0)
+    checkpoint: float = option(60.0, "seconds from one checkpoint to the next; changes no result", low=0.0)
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        return self.lr * (1 - (1 - self.lr_end) * step / max(1, self.steps - 1))
+
+
+def train_generator(
+    card: Card,
+    data: Data,
+    settings: GeneratorTraining,
+    folder: Path,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    half: bool = False,
+    on_step: OnStep | None = None,
+) -> PixelGenerator:
+    """Train a generator, or go on where the folder's checkpoint was taken, and save it into the folder.
+
+    Every step draws from generators of its own, so that a resume ends in the same weights, on a CPU to the bit.
+
+    Parameters
+    ----------
+    card : what to train, for which classes; its ``training`` is filled in.
+    data : ``"image"``, uint8 [n, channels, height, width] of the card's shape, and ``"label"``, int64 [n].
+    folder : receives checkpoints, and the generator when it is done.
+    half : save 16 bits a weight; the generator is then what was saved.
+
+    Raises
+    ------
+    DataError
+        For images of another size, or a class without images.
+    RunError
+        If the folder holds another generator, or the checkpoint of another training.
+    """
+    if (folder / CARD).is_file():
+        raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
+    run, path = _Run(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
+    if path.is_file():
+        run.restore(path)
+    saved = time.monotonic()
+    while len(run.losses) < settings.steps:
+        loss = run.step()
+        if time.monotonic() - saved >= settings.checkpoint:
+            run.save(path)
+            saved = time.monotonic()
+        if on_step is not None:
+            on_step(len(run.losses), loss)
+    run.result().save(folder, half=half)
+    path.unlink(missing_ok=True)
+    return load_generator(folder, device)
+
+
+class _Run:
+    """A training between two steps."""
+
+    def __init__(self, card: Card, data: Data, settings: GeneratorTraining, seed: int, device: torch.device) -> None:
+        self.card, self.settings, self.seed, self.device = card, settings, seed, device
+        with seeds.borrowed(seeds.derive(seed, "generator weights")):
+            self.network = card.unet.build(card.shape, len(card.label_names))
+        self.network.to(device).train()
+        self.average = weights_of(self.network)
+        self.optimiser = torch.optim.Adam(self.network.parameters(), settings.lr, fused=True)
+        self.losses: list[float] = []
+        self.draws = _Draws(data, card, settings, seed)
+        self.identity = json.dumps(
+            {
+                "unet": as_table(card.unet),
+                "noise": as_table(card.noise),
+                "training": {name: value for name, value in as_table(settings).items() if name != "checkpoint"},
+                "label_names": card.label_names,
+                "seed": seed,
+                "data": hash_of({name: data[name] for name in ("image", "label")}),
+            }
+        )
+
+    def step(self) -> float:
+        """Take one step; return its loss."""
+        number = len(self.losses)
+        images, classes, times, noise = (drawn.to(self.device) for drawn in self.draws(number))
+        noisy = self.card.noise.add(images, noise, times)
+        loss = mse_loss(self.network(noisy, times, self.network.table[classes]), noise)
+        self.optimiser.param_groups[0]["lr"] = self.settings.lr_at(number)
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        # A short average at first, so that the initial weights do not stay in it.
+        decay = min(self.settings.average, (1 + number) / (10 + number))
+        new = weights_of(self.network)
+        torch._foreach_lerp_(list(self.average.values()), [new[name] for name in self.average], 1 - decay)
+        self.losses.append(loss.item())
+        return self.losses[-1]
+
+    def result(self) -> PixelGenerator:
+        """Return the moving average as a generator."""
+        last = self.losses[-100:]
+        training = as_table(self.settings) | {
+            "seed": self.seed,
+            "images": len(self.draws.labels),
+            "loss": round(sum(last) / len(last), 6),
+        }
+        return PixelGenerator(replace(self.card, training=training), self.average, self.device)
+
+    def save(self, path: Path) -> None:
+        """Write all that the next step depends on, as one file that is whole or not there."""
+        tensors = {f"weights.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        tensors |= {f"average.{name}": tensor for name, tensor in self.average.items()}
+        for index, moments in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in moments.items()}
+        tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
+        whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        write_whole(path, tensor_bytes(whole, metadata={"training": self.identity}))
+
+    def restore(self, path: Path) -> None:
+        """Go to where a checkpoint was taken.
+
+        Raises
+        ------
+        RunError
+            If it cannot be read, or belongs to another training.
+        """
+        try:
+            with safe_open(path, framework="pt") as opened:
+                theirs = opened.metadata()["training"]
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+        except (OSError, SafetensorError, KeyError, TypeError) as error:
+            raise RunError(f"cannot read the checkpoint {path}: {error}. Remove it to begin again.") from error
+        if theirs != self.identity:
+            raise RunError(
+                f"{path} belongs to another training: {_difference(json.loads(theirs), json.loads(self.identity))}. "
+                "Use the same options and data, or another folder."
+            )
+        load_into(self.network, _below("weights", tensors))
+        self.average = {name: tensor.to(self.device) for name, tensor in _below("average", tensors).items()}
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _below("optimiser", tensors).items():
+            index, moment = name.split(".", 1)
+            state.setdefault(int(index), {})[moment] = tensor
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+        self.losses = tensors["losses"].tolist()
+
+
+class _Draws:
+    """What each step sees: images with their classes, times and noise, from the step's number alone."""
+
+    def __init__(self, data: Data, card: Card, settings: GeneratorTraining, seed: int) -> None:
+        self.images, self.labels = data["image"].cpu(), data["label"].cpu()
+        if tuple(self.images.shape[1:]) != card.shape:
+            raise DataError(
+                f"these images are {describe(tuple(self.images.shape[1:]))}, and the generator shall draw "
+                f"{describe(card.shape)} (channels, height, width). Give it images of one size."
+            )
+        counts = torch.bincount(self.labels, minlength=len(card.label_names))
+        empty = [name for name, count in zip(card.label_names, counts.tolist(), strict=True) if not count]
+        if empty:
+            raise DataError(f"there are no images of {', '.join(map(repr, empty))}. Leave such classes out.")
+        self.counts = counts
+        self.order = self.labels.argsort(stable=True)
+        self.first = torch.tensor([0, *accumulate(counts.tolist())])[:-1]
+        self.size, self.null, self.times, self.seed = settings.batch_size, settings.null, card.noise.times, seed
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return images in -1..1 [b, ...], rows of the class table [b], times [b] and noise [b, ...]."""
+        rng = seeds.generator(self.seed, "generator step", use=step)
+        classes = torch.randint(len(self.counts), (self.size,), generator=rng)
+        share = torch.rand(self.size, generator=rng, dtype=torch.float64)
+        place = (share * self.counts[classes]).long()
+        images = as_signal(self.images[self.order[self.first[classes] + place]])
+        times = torch.randint(self.times, (self.size,), generator=rng)
+        noise = torch.randn(images.shape, generator=rng)
+        told = torch.rand(self.size, generator=rng) >= self.null
+        return images, torch.where(told, classes, len(self.counts)), times, noise
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    begin = f"{prefix}."
+    return {name.removeprefix(begin): tensor for name, tensor in tensors.items() if name.startswith(begin)}
+
+
+def _difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    return ", ".join(f"it has another {name!r}" for name in ours if ours[name] != theirs.get(name))

@@ -1,0 +1,106 @@
+"""``fedkeep generator``: the whole way at toy size, on scikit-learn's digits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep.cli import generator as command
+from fedkeep.cli import main
+
+TINY = ["--set", "unet.widths=[8,8]", "--set", "unet.blocks=1", "--set", "noise.times=20", "--set", "training.steps=4"]
+FEW = ["--set", "sampler.steps=2", "--count", "2"]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+
+    def call(*arguments: object, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main(["generator", *map(str, arguments)]) == code
+        told = capsys.readouterr()
+        return told.err if code else told.out
+
+    return call
+
+
+def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "JUDGE_STEPS", 3)
+    folder = tmp_path / "g"
+    told = cli("train", "digits", "--out", folder, "--regime", "same_classes", "--half", *TINY)
+    for expected in (
+        "digits: 216 images of 10 classes",
+        "regime same_classes",
+        "that no client has",
+        "4/4 steps  loss",
+    ):
+        assert expected in told
+    card = json.loads((folder / "generator.json").read_text())
+    assert (card["data"], card["regime"], card["shape"]) == ("digits", "same_classes", [1, 8, 8])
+
+    told = cli("sample", folder, *FEW)
+    assert "regime same_classes" in told
+    assert "20/20 images" in told
+    assert (folder / "samples.png").read_bytes().startswith(b"\x89PNG")
+
+    told = cli("check", folder, "--model", "mlp", *FEW)
+    assert "20/20 images" in told
+    gate = json.loads((folder / "gate.json").read_text())
+    assert gate["regime"] == "same_classes"
+    assert gate["generator"] == card["hash"]
+    assert [len(gate[name]) for name in ("real", "shown", "learned", "label_names")] == [10] * 4
+
+    told = cli("check", folder, "--on", "digits", "--set", "prototypes.steps=3", "--model", "mlp", *FEW)
+    assert "prototypes: 3 steps, loss" in told
+    assert json.loads((folder / "gate-on-digits.json").read_text())["prototypes"] == "found"
+
+
+def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["train", "digits", *TINY, "--set", "training.checkpoint=0"]
+    cli(*arguments, "--out", tmp_path / "whole")
+
+    class Stop(command.Counter):
+        def __call__(self, done: int, total: int, note: str = "") -> None:
+            if done == 3:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(command, "Counter", Stop)
+        told = cli(*arguments, "--out", tmp_path / "stopped", code=130)
+    assert "stopped" in told
+    assert "the command that began it again" in cli("sample", tmp_path / "stopped", code=1)
+    cli(*arguments, "--out", tmp_path / "stopped")
+    whole, stopped = ((tmp_path / name / "generator.json").read_text() for name in ("whole", "stopped"))
+    assert stopped == whole
+    assert "holds a generator already" in cli(*arguments, "--out", tmp_path / "stopped", code=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "digits", "--out", "x", "--regime", "fair"], "there is no regime 'fair'. Known: disjoint, ldm"),
+        (["train", "rgb", "--out", "x"], "nothing to train"),
+        (["train", "digits", "--out", "x", "--set", "unet.width=[8]"], "unet: there is no option 'width'"),
+        (["train", "digits", "--out", "x", "--set", "net.widths=[8]"], "there is no section 'net'"),
+        (["train", "digits", "--out", "x", "--set", "widths"], "cannot read --set 'widths'"),
+        (["train", "digits", "--out", "x", "--set", "unet.widths=[8,8,8,8,8]"], "cannot be halved 4 times"),
+        (["sample", "nowhere"], "there is no generator in nowhere"),
+        (["sample", "nowhere", "--out", "picture.gif"], "the picture is written as .png"),
+        (["check", "nowhere", "--model", "cnn5"], "there is no model 'cnn5'"),
+    ],
+)
+def test_what_cannot_be_done_is_said(cli: Any, arguments: list[str], expected: str) -> None:
+    assert expected in cli(*arguments, code=1)
+
+
+def test_without_the_extra(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    for arguments in (["train", "digits", "--out", tmp_path], ["sample", tmp_path], ["check", tmp_path]):
+        told = cli(*arguments, code=1)
+        assert told.count("\n") == 1
+        assert "pip install 'fedkeep[diffusion]'" in told

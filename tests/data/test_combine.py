@@ -1,0 +1,87 @@
+"""Data sets made of others, and letters made to look like others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from small_sources import own_folders, write_mnist
+
+from fedkeep.data.combine import choose, join
+from fedkeep.data.ink import as_emnist
+from fedkeep.data.sources import load
+from fedkeep.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_folders(tmp_path, monkeypatch)
+
+
+def test_several_sets_are_one() -> None:
+    first, second = tiny.dataset(12, 6), replace(tiny.dataset(9, 3, seed=1), name="other", note="Not the whole.")
+    whole = join([first, second])
+    assert whole.name == "tiny+other"
+    assert whole.label_names == ("tiny: a", "tiny: b", "tiny: c", "other: a", "other: b", "other: c")
+    assert torch.equal(whole.train["image"], torch.cat((first.train["image"], second.train["image"])))
+    assert whole.train["label"].tolist() == [*first.train["label"].tolist(), *(second.train["label"] + 3).tolist()]
+    assert len(whole.test["label"]) == 9
+    assert whole.note == "other: Not the whole."
+    pixels = whole.train["image"].double() / 255
+    assert whole.mean == pytest.approx((float(pixels.mean()),))
+    assert whole.std == pytest.approx((float(pixels.std(correction=0)),))
+
+
+def test_what_cannot_be_joined() -> None:
+    small = tiny.dataset()
+    large = {name: torch.zeros(6, 1, 5, 5, dtype=torch.uint8) if name == "image" else column[:6]
+             for name, column in small.train.items()}  # fmt: skip
+    with pytest.raises(DataError, match=r"big cannot be joined to tiny: its images are 1 x 5 x 5, not 1 x 4 x 4"):
+        join([small, replace(small, name="big", train=large, test=large)])
+    floats = {**small.train, "image": small.train["image"].float()}
+    with pytest.raises(DataError, match="normalised already"):
+        join([small, replace(small, train=floats)])
+    with pytest.raises(DataError, match="two classes have the same name"):
+        join([small, small])
+
+
+def test_a_name_with_plus_loads_both(tmp_path: Path) -> None:
+    write_mnist(tmp_path, train=(7, 2, 2, 9), test=(9, 7))
+    (tmp_path / "one+two").mkdir()  # a folder of that name comes first
+    with pytest.raises(DataError, match="has no images"):
+        load("one+two", data_dir=tmp_path)
+    with pytest.raises(DataError, match="two classes have the same name"):
+        load("mnist+mnist", data_dir=tmp_path)
+    with pytest.raises(DataError, match="digits cannot be joined to mnist: its images are 1 x 8 x 8"):
+        load("mnist+digits", data_dir=tmp_path)
+    with pytest.raises(DataError, match="There is no data set 'mnits'"):
+        load("mnist+mnits", data_dir=tmp_path)
+
+
+def test_some_classes_of_a_set() -> None:
+    data = tiny.dataset(12, 6)
+    some = choose(data, ["c", "a"])
+    assert some.label_names == ("c", "a")
+    assert some.train["label"].tolist() == [1] * 4 + [0] * 4
+    assert torch.equal(some.train["image"], data.train["image"][data.train["label"] != 1])
+    with pytest.raises(DataError, match="tiny has no class 'd' in this copy"):
+        choose(data, ["a", "d"])
+
+
+def test_letters_as_emnist_has_them() -> None:
+    paper = torch.full((3, 1, 28, 28), 255, dtype=torch.uint8)
+    paper[0, 0, 3:14, 2:4] = 0  # a thin stroke of 11 x 2 pixels in a corner
+    paper[1, 0, 20:25, 10:20] = 60
+    letters = as_emnist(paper)
+    assert letters.dtype == torch.uint8
+    assert letters.shape == paper.shape
+    rows, columns = ((letters[0, 0] > 127).any(axis).nonzero().flatten() for axis in (1, 0))
+    assert (rows[0], rows[-1]) == (3, 24)  # 22 pixels high, in the middle
+    assert (columns[0], columns[-1]) == (12, 15)
+    rows, columns = ((letters[1, 0] > 90).any(axis).nonzero().flatten() for axis in (1, 0))
+    assert (columns[0], columns[-1]) == (3, 24)
+    assert (rows[0], rows[-1]) == (8, 18)
+    assert not letters[2].any()
