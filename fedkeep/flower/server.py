@@ -38,7 +38,7 @@ from fedkeep.reporting.finish import finish, is_reported
 from fedkeep.reporting.run_folder import Run
 
 log = logging.getLogger(__name__)
-IN_VAIN = 3  # rounds that may be undone, where none was not, before a run stops
+IN_VAIN = 3  # rounds, all undone from the first on, after which a run stops
 REJOIN = 60.0  # seconds that the sites of a run have to be seen again when the server starts again
 
 
@@ -87,7 +87,7 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
     description = describe_cell(recipe, method, seed, federation)
     write_whole(cell / "cell.json", json.dumps(description))
-    if rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
+    if _rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
         shutil.rmtree(cell / "checkpoint", ignore_errors=True)
     tell = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])
 
@@ -106,7 +106,7 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
 
 def _check_for_success(cell: Path, recipe: Recipe) -> None:
     """Raise `RunError` if a run would go on in vain: every round so far was undone, and these were several, or all."""
-    undone = rounds_in_vain(cell)
+    undone = _rounds_in_vain(cell)
     if undone >= min(IN_VAIN, recipe.rounds):
         raise RunError(
             f"too few sites: fewer than {recipe.run.min_clients} answered in each of {undone} rounds, so that all were "
@@ -115,7 +115,7 @@ def _check_for_success(cell: Path, recipe: Recipe) -> None:
         )
 
 
-def rounds_in_vain(cell: Path) -> int:
+def _rounds_in_vain(cell: Path) -> int:
     """Return how many rounds a cell has if every single one was undone; otherwise 0."""
     file = cell / "rounds.jsonl"
     whole = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # a kill may have left half a line
