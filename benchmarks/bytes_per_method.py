@@ -3,35 +3,71 @@
     python benchmarks/bytes_per_method.py
 
 Small federations of digits are enough: what travels depends on the model, the cohort and the method, not on the data.
-Writes a Markdown table, in sizes of the model, of the last of four rounds, and of the first where that differs.
+Writes two Markdown tables, in sizes of the model. Of methods that know nothing of tasks: the last of four rounds, and
+the first. Of methods for classes that arrive in tasks: a round within the second task, and for every client, asked or
+not, what the task's end adds. Left out are methods that exchange predictions, or images that the server makes.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import fedkeep
-from fedkeep.experiment.recipe import load_recipe
-from fedkeep.interface import algorithms
+from fedkeep.experiment.recipe import Recipe, load_recipe
+from fedkeep.interface import algorithm, algorithms
+from fedkeep.interface.algorithm import knows_tasks
 from fedkeep.interface.values import payload
 from fedkeep.models.weights import weights_of
 
 COHORT = 10
-FILES = {"lander"}  # cannot run without a file of the user's
-SETTINGS = (f"run.cohort={COHORT}", "training.epochs=1", "auxiliary.per_class=2", "run.evaluate_every=4")
+IMAGES = {"lander", "target"}  # send images that the server makes, as many as an option says
+SETTINGS = (f"run.cohort={COHORT}", "training.epochs=1")
+WAYS = ("down", "up")
 
 
 def row(name: str) -> str:
-    """Return a method's row of the table."""
-    recipe = load_recipe("demo", settings=SETTINGS, methods=[name], seeds=[0], rounds=4)
+    """Return a method's row of its table."""
+    return _with_tasks(name) if knows_tasks(algorithm(name)) else _without_tasks(name)
+
+
+def _without_tasks(name: str) -> str:
+    public = "public" in algorithm(name).needs
+    settings = (*SETTINGS, "public.name=digits" if public else "auxiliary.per_class=2", "run.evaluate_every=4")
+    recipe = load_recipe("demo", settings=settings, methods=[name], seeds=[0], rounds=4)
+    cell, model = _played(recipe)
+    return _row(cell, (cell.rounds[place][way] / COHORT / model for place in (-1, 0) for way in WAYS))
+
+
+def _with_tasks(name: str) -> str:
+    settings = (*SETTINGS, "tasks.tasks=2", "run.evaluate_every=3")
+    recipe = load_recipe("demo", settings=settings, methods=[name], seeds=[0], rounds=3)
+    cell, model = _played(recipe)
+    *_, within, last = cell.rounds
+    ends = ((last[way] - within[way]) / recipe.partition.clients / model for way in WAYS)
+    return _row(cell, (*(within[way] / COHORT / model for way in WAYS), *ends))
+
+
+def _played(recipe: Recipe) -> tuple[Any, int]:
+    """Return the one cell of a recipe, and the bytes of its model with all classes."""
     with tempfile.TemporaryDirectory() as folder:
         (cell,) = fedkeep.run(recipe, out=Path(folder) / "run").cells
-    model = payload(weights_of(recipe.model.build((1, 8, 8), 10)))
-    counts = [cell.rounds[place][way] / COHORT / model for place in (-1, 0) for way in ("down", "up")]
+    return cell, payload(weights_of(recipe.model.build((1, 8, 8), 10)))
+
+
+def _row(cell: Any, counts: Iterable[float]) -> str:
     return f"| {cell.label} | {cell.schedule} | " + " | ".join(f"{count:.2f}" for count in counts) + " |"
 
 
+def _print_table(last: str, names: Iterable[str]) -> None:
+    print(f"| method | schedule | down | up | {last}: down | up |\n|:--|:--|--:|--:|--:|--:|")
+    print("\n".join(map(row, names)))
+
+
 if __name__ == "__main__":
-    print("| method | schedule | down | up | round 1: down | up |\n|:--|:--|--:|--:|--:|--:|")
-    print("\n".join(row(name) for name in algorithms() if name not in FILES))
+    known = {name: cls for name, cls in algorithms().items() if cls.networks == "one" and name not in IMAGES}
+    _print_table("round 1", (name for name, cls in known.items() if not knows_tasks(cls)))
+    print()
+    _print_table("task's end", (name for name, cls in known.items() if knows_tasks(cls)))

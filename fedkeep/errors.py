@@ -37,6 +37,11 @@ class MissingExtra(FedKeepError, ImportError):
         super().__init__(f"{what} needs packages that are not installed. Install them: pip install 'fedkeep[{extra}]'")
 
 
+def in_one_line(text: object, most: int = 1000) -> str:
+    """Return what somebody else said as one line of printable characters, which can forge nothing in a log."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'? Known: a, b, c."``, the nearest first, for the end of an error."""
     known = sorted(known)

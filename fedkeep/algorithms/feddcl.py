@@ -55,10 +55,12 @@ class Visitor(Made):
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a client found: prototypes of the task's classes, [new classes, ...], and its examples of each, int64."""
+    """What a client found: prototypes of the task's classes, [new classes, ...], its examples of each, int64, and the
+    hash of the generator that they are for."""
 
     prototypes: Tensor
     counts: Tensor
+    generator: str
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ class FedDCL(Algorithm[Gallery, Visitor]):
             size, found = (new, *server.generator.start(1).shape[1:]), tuple(reply.prototypes.shape)
             if found != size or reply.counts.shape != (new,) or bool((reply.counts < 0).any()):
                 return f"prototypes of shape {list(found)}, not {list(size)}, or without a count of each class"
+            if reply.generator != server.generator.hash():
+                return "prototypes for another generator than the server's; give all parties the same folder"
         if isinstance(reply, Said):
             wanted = (new * self.server_cur, new)
             if reply.logits.shape != wanted or reply.logits.dtype != torch.float32:
@@ -180,7 +184,7 @@ class FedDCL(Algorithm[Gallery, Visitor]):
         settings = Inversion(self.proto_steps, self.proto_batch, self.proto_opt)
         labels = client.data["label"] - client.old
         found = invert(client.generator, rows, client.data["image"], labels, settings, client.rng("prototypes"))
-        return Found(found.prototypes, found.counts.to(rows.device))
+        return Found(found.prototypes, found.counts.to(rows.device), client.generator.hash())
 
     @on_client
     def receive(self, client: Client[Visitor], made: Made) -> None:

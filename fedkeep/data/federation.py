@@ -109,7 +109,10 @@ class Federation:
 
     def at(self, task: int) -> Federation:
         """Return who holds what in another task, counted from 1."""
-        return self if self.stream is None else self.stream.federation(task, self.server)
+        if self.stream is None:
+            return self
+        there = self.stream.federation(task)
+        return replace(self, dataset=there.dataset, partition=there.partition, task=task)
 
     def data(self, client: str) -> Data:
         """Return a client's training rows, every column, on the data set's device.
@@ -133,9 +136,10 @@ class Federation:
         if dataset is self.dataset:
             return self
         server = {name: column.to(device) for name, column in self.server.items()}
+        moved = replace(self, dataset=dataset, server=server)
         if self.stream is None:
-            return replace(self, dataset=dataset, server=server)
-        return replace(self.stream, dataset=self.stream.dataset.to(device)).federation(self.task, server)
+            return moved
+        return replace(moved, stream=replace(self.stream, dataset=self.stream.dataset.to(device))).at(self.task)
 
     def _index(self, client: str) -> int:
         try:

@@ -35,6 +35,11 @@ class Task:
     partition: Partition
     test: Tensor
 
+    def rows(self, labels: Tensor) -> Tensor:
+        """Return which of these labels are of the task's own classes: int64 [m], on the CPU."""
+        labels = labels.cpu()
+        return ((labels >= self.old) & (labels < self.seen)).nonzero().flatten()
+
 
 @dataclass(frozen=True, eq=False)
 class TaskStream:
@@ -114,17 +119,29 @@ class Tasks(Options):
         PartitionError
             If a task cannot be partitioned so.
         """
+        stream = self.announced(dataset, seed)
+        _check_examples(stream.dataset, stream.tasks[-1].seen)
+        tasks = (replace(t, partition=self._partition(stream.dataset, scheme, t, seed)) for t in stream.tasks)
+        return replace(stream, tasks=tuple(tasks))
+
+    def announced(self, dataset: DataSet, seed: int) -> TaskStream:
+        """Return the tasks as they are known before it is known who holds what: here nobody holds anything.
+
+        A data set with the same class names gives the same, whatever its examples.
+
+        Raises
+        ------
+        ConfigError
+            If the classes cannot be cut so.
+        """
         arriving = self._arriving(dataset, seed)
-        sizes = self._sizes(len(arriving))
         order = (*arriving, *(c for c in range(dataset.classes) if c not in set(arriving)))
         relabelled = _relabelled(dataset, order)
-        _check_examples(relabelled, len(arriving))
-        tasks = []
-        for number, size in enumerate(sizes, start=1):
-            old = sum(sizes[: number - 1])
-            partition = self._partition(relabelled, scheme, number, range(old, old + size), seed)
+        tasks, old = [], 0
+        for number, size in enumerate(self._sizes(len(arriving)), start=1):
             test = (relabelled.test["label"].cpu() < old + size).nonzero().flatten()
-            tasks.append(Task(number, old, old + size, partition, test))
+            tasks.append(Task(number, old, old + size, Partition.of_nothing(), test))
+            old += size
         return TaskStream(relabelled, order, tuple(tasks))
 
     def _arriving(self, dataset: DataSet, seed: int) -> tuple[int, ...]:
@@ -165,22 +182,21 @@ class Tasks(Options):
             )
         return (size,) * self.tasks
 
-    def _partition(self, dataset: DataSet, scheme: Scheme, number: int, classes: range, seed: int) -> Partition:
+    def _partition(self, dataset: DataSet, scheme: Scheme, task: Task, seed: int) -> Partition:
         """Return the partition of one task, in row numbers of the whole training set and over all clients."""
         if isinstance(scheme, ByColumn):
             raise PartitionError("tasks cannot be partitioned by column: a value's client would change with the task.")
         if self.absent >= scheme.clients:
             raise PartitionError(f"{self.absent} of {scheme.clients} clients are absent: nobody is left.")
-        label = dataset.train["label"].cpu()
-        rows = ((label >= classes.start) & (label < classes.stop)).nonzero().flatten()
+        rows = task.rows(dataset.train["label"])
         train = {name: c.cpu()[rows] for name, c in dataset.train.items() if name != "image"}
-        train["label"] = train["label"] - classes.start
-        own = seed if self.reseed_each_task else seeds.derive(seed, "task partition", task=number)
+        train["label"] = train["label"] - task.old
+        own = seed if self.reseed_each_task else seeds.derive(seed, "task partition", task=task.number)
         try:
-            found = replace(scheme, clients=scheme.clients - self.absent).split(train, len(classes), own)
+            found = replace(scheme, clients=scheme.clients - self.absent).split(train, task.seen - task.old, own)
         except PartitionError as error:
-            raise PartitionError(f"task {number} of {self.tasks}: {error}") from None
-        who = torch.randperm(scheme.clients, generator=seeds.generator(seed, "absent clients", task=number))
+            raise PartitionError(f"task {task.number} of {self.tasks}: {error}") from None
+        who = torch.randperm(scheme.clients, generator=seeds.generator(seed, "absent clients", task=task.number))
         present = who[: len(found)].sort().values
         sizes = torch.zeros(scheme.clients, dtype=torch.int64).index_copy(0, present, found.sizes)
         offsets = torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)))

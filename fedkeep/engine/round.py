@@ -15,6 +15,7 @@ from fedkeep import seeds
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.perform import Ticket
 from fedkeep.engine.requests import Lost, Request
+from fedkeep.errors import in_one_line
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import function_of, sent, signature
 from fedkeep.interface.codec import decode, encode
@@ -235,7 +236,7 @@ class RoundInFlight:
         if where is not None:
             return f"answered with a {where} that is not finite"
         if function_of(step) is label_counts:
-            fault = not_counts(reply, self.engine.place.classes)
+            fault = not_counts(reply, self.engine.place.classes, self.engine.federation.size(client))
             return fault and f"answered with {fault}"
         networks = self.engine.place_of(client).networks
         mismatches = [same_form(reply.model, networks.initial)] if isinstance(reply, Fit) else []
@@ -246,7 +247,7 @@ class RoundInFlight:
         return fault and f"answered with {fault}"
 
     def _lose(self, client: str, reason: str) -> None:
-        self.lost[client] = reason
+        self.lost[client] = in_one_line(reason)  # it may hold names and words that came from the client
         self.waiting.pop(client, None)
         if self.counting and self._answering() < min(self.engine.plan.min_clients, len(self.cohort)):
             raise TooFewClients

@@ -29,20 +29,26 @@ def _load(name: str, folder: Path | None) -> DataSet:
     return load(name, data_dir=folder)
 
 
-def held_by_server(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> tuple[DataSet, Data]:
-    """Load a recipe's data set; return it without what the server takes for itself, and what the server holds."""
-    dataset, server = recipe.auxiliary.split(load_data(recipe.data, data_dir), seed)
-    if recipe.public.name:
-        server = recipe.public.draw(load_data(recipe.public.name, data_dir), dataset, seed)
-    return dataset, server
-
-
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
     """Load a recipe's data set and split it over the server and the clients, as this seed has it.
 
     With tasks it is the first task's.
     """
-    dataset, server = held_by_server(recipe, seed, data_dir)
+    return shared_out(recipe, seed, *held_by_server(recipe, seed, load_data(recipe.data, data_dir), data_dir))
+
+
+def held_by_server(
+    recipe: Recipe, seed: int, dataset: DataSet, data_dir: str | Path | None = None
+) -> tuple[DataSet, Data]:
+    """Return a data set without what the server takes for itself, and what the server holds."""
+    dataset, server = recipe.auxiliary.split(dataset, seed)
+    if recipe.public.name:
+        server = recipe.public.draw(load_data(recipe.public.name, data_dir), dataset, seed)
+    return dataset, server
+
+
+def shared_out(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:
+    """Split what the server has left of a data set over the clients, as this seed has it; see `federate`."""
     if recipe.has_tasks:
         return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1, server)
     return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
@@ -59,8 +65,6 @@ def engine_for(
     """Return the embedded engine of one method with one seed, at round 0; in ``data_dir`` its generator may be."""
     dataset = federation.dataset
     checked_cohort(recipe, federation)
-    if recipe.has_tasks and federation.stream is None:
-        raise ConfigError("tasks are played on one machine only so far: leave out [tasks], or use fedkeep run.")
     return Embedded(
         algorithm=method.algorithm,
         federation=federation,
@@ -130,7 +134,7 @@ def describe_cell(recipe: Recipe, method: Method, seed: int, federation: Federat
         "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),
     }
     if recipe.has_tasks:
-        described["tasks"] = [len(task["classes"]) for task in final.stream.manifest()] if final.stream else []
+        described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
     return described
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -32,7 +34,7 @@ def _answered(kind: Kind, message: Message, context: Context) -> Message:
     try:
         place = read_place(context.node_config, context.run_config)
         # The site runs what this server sends it, so it takes messages of any size from it.
-        parcel = answer(kind, unpack(message.content, float("inf")), place)
+        parcel = answer(kind, unpack(message.content, math.inf, math.inf), place)
     except (ConfigError, ValueRefused) as error:
         log.error("this site cannot answer: %s", error)
         parcel = Parcel({"error": str(error)})

@@ -1,4 +1,7 @@
-"""A federation as each side knows it: the server the sites' names and sizes, a site its own examples."""
+"""A federation as each side knows it: the server the sites' names and sizes, a site its own examples.
+
+Both know which classes arrive in which task: that follows from the recipe, the seed and the classes' names alone.
+"""
 
 from __future__ import annotations
 
@@ -8,62 +11,93 @@ from typing import Any
 
 import torch
 
-from fedkeep.data import Data, DataSet, Federation
+from fedkeep.data import Data, DataSet, Federation, TaskStream
 from fedkeep.data.dataset import describe
 from fedkeep.data.partition import Partition
 from fedkeep.errors import DataError
+from fedkeep.experiment.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
 class Roster(Federation):
-    """What the server knows: every site's name and how many examples it holds. The test set is its own."""
+    """What the server knows: every site's name and how many examples it holds in each task. The test set is its own."""
 
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def clients(self) -> Sequence[str]:
         return tuple(self.sizes)
 
     def size(self, client: str) -> int:
-        return self.sizes[client]
+        return self.sizes[client][self.task - 1]
+
+    def size_so_far(self, client: str) -> int:
+        """Return how many examples a site has had, this task's included; it may have kept some of earlier ones."""
+        return sum(self.sizes[client][: self.task])
 
     def data(self, client: str) -> Data:
         raise DataError(f"The examples of {client} are at its site; the server has none of them.")
 
 
-def roster(dataset: DataSet, server: Data, sizes: Mapping[str, int]) -> Roster:
-    """Return what the server knows; of the training images it keeps one, for its shape."""
-    kept = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
+def roster(recipe: Recipe, seed: int, dataset: DataSet, server: Data, sizes: Mapping[str, Sequence[int]]) -> Roster:
+    """Return what the server knows; of the training images it keeps one, for its shape.
+
+    Parameters
+    ----------
+    server : what it holds itself.
+    sizes : examples of each site in each task.
+    """
+    dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
+    stream = announced(recipe, seed, dataset)
+    first = dataset if stream is None else stream.federation(1).dataset
     ordered = sorted(sizes, key=lambda name: (len(name), name) if name.isdecimal() else (0, name))
-    return Roster(kept, _nobody(), server, sizes={name: sizes[name] for name in ordered})
+    return Roster(first, Partition.of_nothing(), server, stream, sizes={name: sizes[name] for name in ordered})
+
+
+def announced(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
+    """Return which classes arrive when, which server and sites find out alike; None without tasks."""
+    return recipe.tasks.announced(dataset, seed) if recipe.has_tasks else None
 
 
 @dataclass(frozen=True, eq=False)
 class OwnData(Federation):
-    """What a site knows: its own name and examples. Of the others it does not even know the number."""
+    """What a site knows: its own name, and examples of each task. Of the others it does not even know the number."""
 
     site: str = ""
-    examples: Data = field(default_factory=dict)
+    examples: Sequence[Data] = ()
 
     @property
     def clients(self) -> Sequence[str]:
         return (self.site,)
 
+    def at(self, task: int) -> OwnData:
+        return replace(self, task=task)
+
     def data(self, client: str) -> Data:
-        return self.examples
+        return self.examples[self.task - 1]
+
+    def size(self, client: str) -> int:
+        return len(self.data(client)["label"])
 
     def to(self, device: torch.device | str) -> OwnData:
-        return replace(self, examples={name: column.to(device) for name, column in self.examples.items()})
+        moved = [{name: column.to(device) for name, column in data.items()} for data in self.examples]
+        return replace(self, examples=moved)
 
 
-def own_data(site: str, dataset: DataSet, examples: Data) -> OwnData:
-    """Return a site's own view of the federation; ``dataset`` says what all sites agree on."""
-    return OwnData(dataset, _nobody(), {}, site=site, examples=examples)
+def own_data(site: str, dataset: DataSet, stream: TaskStream | None) -> OwnData:
+    """Return the view of a site all of whose training examples are its own; of a task it may have none."""
+    if stream is None:
+        return OwnData(dataset, Partition.of_nothing(), site=site, examples=[dataset.train])
+    train = stream.dataset.train
+    rows = [task.rows(train["label"]) for task in stream.tasks]
+    examples = [{name: column[own] for name, column in train.items()} for own in rows]
+    return OwnData(stream.dataset, Partition.of_nothing(), stream=stream, site=site, examples=examples)
 
 
-def _nobody() -> Partition:
-    """Return a partition that hands out no rows: here the sites hold what they hold."""
-    return Partition("sites", {}, 0, 1, torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+def part_of(federation: Federation, client: str, site: str) -> OwnData:
+    """Return the view of a site that plays one of the clients among whom a data set was split."""
+    examples = [federation.at(task).data(client) for task in range(1, federation.tasks + 1)]
+    return OwnData(federation.dataset, Partition.of_nothing(), stream=federation.stream, site=site, examples=examples)
 
 
 def described(dataset: DataSet) -> dict[str, Any]:

@@ -22,7 +22,8 @@ _RUN = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class AtSite:
-    """Stands, at the server, for a client's state: the call after which its site kept it."""
+    """Stands, at the server, for a client's state: the call after which its site kept it; empty for a state that is
+    as it was before the first call."""
 
     call: str = ""
 
@@ -40,8 +41,8 @@ def left_by(call: str, client_state: type[Any]) -> Any:
 class Memory:
     """The folder of one site in one run, with an answer and a state for each call.
 
-    A call's name begins with its round and ends with a digest of all that was asked. So a message that comes twice gets
-    the same answer, and one that differs gets its own.
+    A call's name begins with its round, counted over all tasks, and ends with a digest of all that was asked. So a
+    message that comes twice gets the same answer, and one that differs gets its own.
     """
 
     def __init__(self, root: Path, run: str, site: str, device: torch.device) -> None:
@@ -67,7 +68,7 @@ class Memory:
 
     def state(self, after: Any, hint: type[Any]) -> Any:
         """Return the state that a call left; None for a client that never kept anything."""
-        if not isinstance(after, AtSite):
+        if not isinstance(after, AtSite) or not after.call:
             return None
         file = self._file(after.call, "state")
         if not file.exists():
@@ -77,17 +78,22 @@ class Memory:
             )
         return decode(file.read_bytes(), hint, self.device)
 
-    def forget(self, round: int, settled: str) -> None:
-        """Remove what nobody will ask for again: calls of earlier rounds, but for that which this round began with.
+    def forget(self, call: str, settled: str) -> None:
+        """Remove what nobody will ask for again: calls of rounds before this call's, but for that with which its round
+        began.
 
         A message may come late, so that there are calls of later rounds too; those stay.
         """
         for file in self.folder.glob("*.safetensors"):
-            call = file.name.partition(".")[0]
-            if int(call.partition("-")[0]) < round and call != settled:
+            other = file.name.partition(".")[0]
+            if _round_of(other) < _round_of(call) and other != settled:
                 file.unlink()
 
     def _file(self, call: str, what: str) -> Path:
         if not _CALL.fullmatch(call):
             raise ValueRefused(f"{call[:60]!r} is not the name of a call.")
         return self.folder / f"{call}.{what}.safetensors"
+
+
+def _round_of(call: str) -> int:
+    return int(call.partition("-")[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.perform import Performer, Ticket
 from fedkeep.engine.requests import Lost, Outcome, Request, answer_type, write_request
 from fedkeep.errors import ValueRefused
+from fedkeep.flower.federations import Roster
 from fedkeep.flower.journal import Journal
 from fedkeep.flower.line import Line, Parcel, naming
 from fedkeep.flower.memory import AtSite, left_by
@@ -67,8 +69,10 @@ class AtSites(Performer):
         self.ahead = len(engine.federation.clients)
         self.pending: dict[str, _Asked] = {}  # by what the answer will be known by
         self.names: dict[int, tuple[str, Tensor]] = {}
+        self.round = 0  # over all tasks
 
     def begin(self, round: int, cohort: Sequence[str]) -> None:
+        self.round = round
         self.journal.begin(round)
         self.names.clear()
         self.sites.gather(cohort, min(self.engine.plan.min_clients, len(cohort)))
@@ -112,7 +116,7 @@ class AtSites(Performer):
         node = self.sites.node(request.client)
         if node is None:
             return Lost("is not connected")
-        return self.line.send(node, "perform", parcel, request.round, self.deadline)
+        return self.line.send(node, "perform", parcel, self.round, self.deadline)
 
     def _hear(self) -> None:
         for sent, reply in self.line.receive(self.pending).items():
@@ -144,17 +148,22 @@ class AtSites(Performer):
         if isinstance(reply, Lost):
             return reply
         if "error" in reply.head:
-            return Lost(f"its site says: {_plain(reply.head['error'])}")
+            return Lost(f"its site says: {reply.head['error']}")
         tensors = {name: tensor.to(self.engine.device) for name, tensor in reply.tensors.items()}
         try:
             found = restore(reply.head.get("answer"), tensors, self._hint(asked.request))
-            fault = implausible(found, self.engine.federation.size(asked.request.client))
+            fault = implausible(found, self._examples(asked.request.client))
             return Lost(f"answered with {fault}") if fault else found
         except ValueRefused as error:
             return Lost(f"answered with what {asked.request.step.__name__} does not give: {error}")
 
     def _hint(self, request: Request) -> Any:
         return answer_type([request.step], self.engine.client_state)
+
+    def _examples(self, client: str) -> int:
+        federation = self.engine.federation
+        assert isinstance(federation, Roster)
+        return federation.size_so_far(client)
 
     def _packed(self, request: Request) -> Parcel:
         """Return a request as a parcel, named by its round and by all that is asked."""
@@ -167,19 +176,17 @@ class AtSites(Performer):
             "request": write_request(request, naming(tensors, self.names)),
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
-        return Parcel({**head, "call": f"{request.round:06d}-{digest}"}, tensors)
+        return Parcel({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
 
 
 def implausible(answer: Any, examples: int) -> str | None:
     """Return what a site with so many examples cannot have answered, or None: it would outweigh all others."""
+    _, train, teachers = answer
+    if not (0 <= train < math.inf and 0 <= teachers < math.inf):
+        return f"a training of {train} s and teachers of {teachers} s"
     for fit in found_in(answer, Fit):
         if not 0 <= fit.examples <= examples:
             return f"a model trained on {fit.examples} examples, and it has {examples}"
         if fit.steps < 0:
             return f"a model trained in {fit.steps} steps"
     return None
-
-
-def _plain(text: Any) -> str:
-    """Return what a site says as one short line that any file and terminal can take."""
-    return "".join(c if c.isprintable() else " " for c in str(text)[:1000]).encode("utf-8", "replace").decode()

@@ -7,8 +7,9 @@ import logging
 import math
 import secrets
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -23,7 +24,7 @@ from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, pinned_th
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
 from fedkeep.experiment.run import Machine, lay_out, pending_cells
-from fedkeep.experiment.setup import checked_device, describe_cell, engine_for, held_by_server
+from fedkeep.experiment.setup import checked_device, describe_cell, engine_for, held_by_server, load_data
 from fedkeep.files import write_whole
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.federations import described, roster
@@ -33,10 +34,11 @@ from fedkeep.flower.memory import reference
 from fedkeep.flower.performer import AtSites
 from fedkeep.flower.sites import Sites
 from fedkeep.interface.algorithm import client_steps, is_annotated
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.finish import finish, is_reported
 from fedkeep.reporting.run_folder import Run
 
 log = logging.getLogger(__name__)
+IN_VAIN = 3  # rounds, all undone from the first on, after which a run stops
 REJOIN = 60.0  # seconds that the sites of a run have to be seen again when the server starts again
 
 
@@ -63,13 +65,13 @@ def serve(line: Line, config: RunConfig) -> Run:
 
 def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: int, cell: Path) -> None:
     """Play one method with one seed, in the round where it stopped if it was begun before."""
-    data = recipe if not config.data else replace(recipe, data=config.data)
-    dataset, auxiliary = held_by_server(data, seed, config.data_dir or None)
+    data_dir = config.data_dir or None
+    dataset, held = held_by_server(recipe, seed, load_data(config.data or recipe.data, data_dir), data_dir)
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
     introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": described(dataset)})
     book = cell / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None
-    sites = Sites(line, introduction, config.wait, known and known["nodes"])
+    sites = Sites(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
     if known is None:
         count = config.sites or recipe.partition.clients
         if not count:
@@ -78,19 +80,46 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
         write_whole(book, json.dumps(known))
     else:
         sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
-    federation = roster(dataset, auxiliary, known["examples"])
+    federation = roster(recipe, seed, dataset, held, known["examples"])
     engine = engine_for(recipe, method, seed, federation, config.device, config.data_dir or None)
     engine.client_state = reference(engine.client_state)
     journal = Journal(cell / "journal")
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
-    write_whole(cell / "cell.json", json.dumps(describe_cell(recipe, method, seed, federation)))
-    told = _telling(cell_name(method, seed), recipe.run.rounds, len(dataset.test["label"]))
+    description = describe_cell(recipe, method, seed, federation)
+    write_whole(cell / "cell.json", json.dumps(description))
+    if _rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
+        shutil.rmtree(cell / "checkpoint", ignore_errors=True)
+    tell = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])
+
+    def on_round(finished: Finished) -> None:
+        tell(finished)
+        if finished.record["undone"]:
+            _check_for_success(cell, recipe)
+
     try:
-        play(engine, cell, told, checkpoint_share=math.inf)  # a checkpoint after every round
+        play(engine, cell, on_round, checkpoint_share=math.inf)  # a checkpoint after every round
     except Exception:
         journal.remove()  # an answer may have been the cause: sites give theirs again, without training again
         raise
     journal.remove()
+
+
+def _check_for_success(cell: Path, recipe: Recipe) -> None:
+    """Raise `RunError` if a run would go on in vain: every round so far was undone, and these were several, or all."""
+    undone = _rounds_in_vain(cell)
+    if undone >= min(IN_VAIN, recipe.rounds):
+        raise RunError(
+            f"too few sites: fewer than {recipe.run.min_clients} answered in each of {undone} rounds, so that all were "
+            "undone and nothing was learned. The lines above say who was lost and why. Mend that, and begin anew with "
+            "the same out."
+        )
+
+
+def _rounds_in_vain(cell: Path) -> int:
+    """Return how many rounds a cell has if every single one was undone; otherwise 0."""
+    file = cell / "rounds.jsonl"
+    whole = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # a kill may have left half a line
+    return len(whole) if all(json.loads(line)["undone"] for line in whole) else 0
 
 
 @contextmanager
@@ -104,10 +133,15 @@ def _alone(cell: Path) -> Iterator[None]:
         raise CellBusy(f"{cell} is being played by another server app. Wait for it, or end it.") from None
 
 
-def _telling(cell: str, rounds: int, images: int) -> Callable[[Finished], None]:
+def _telling(cell: str, rounds: int, images: Sequence[int]) -> Callable[[Finished], None]:
+    """Return what tells of each round in the log; ``images`` are the test images of each class."""
+
     def tell(finished: Finished) -> None:
         record = finished.record
-        hits = f", accuracy {sum(record['correct']) / images:.4f}" if "correct" in record else ""
+        hits = ""
+        if "correct" in record:
+            correct = record["correct"]  # of the classes that were seen by then
+            hits = f", accuracy {sum(correct) / sum(images[: len(correct)]):.4f}"
         lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
         undone = "; undone, for too few answered" if record["undone"] else ""
         log.info("%s: round %d of %d%s%s%s", cell, record["round"], rounds, hits, lost, undone)
@@ -154,7 +188,7 @@ def _folder(recipe: Recipe, config: RunConfig) -> Path:
         return lay_out(recipe, out, Machine(device=config.device), ["flwr", "run"])
     if (out / "recipe.toml").read_text(encoding="utf-8") != recipe.to_toml():
         raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")
-    if not pending_cells(out, recipe):
+    if not pending_cells(out, recipe) and is_reported(out):
         raise RunError(f"{out} is finished. Choose another out for a new run.")
     return out
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedkeep.data import Data, DataSet
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.requests import answer_type, read_request
 from fedkeep.errors import ConfigError, FedKeepError
@@ -19,12 +18,13 @@ from fedkeep.experiment.cells import pinned_threads
 from fedkeep.experiment.networks import of_one
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Recipe, parse_recipe
-from fedkeep.experiment.setup import engine_for, federate, load_data
+from fedkeep.experiment.setup import engine_for, load_data, shared_out
 from fedkeep.flower.config import Place
-from fedkeep.flower.federations import fitted, own_data
+from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of
 from fedkeep.flower.line import Kind, Parcel, naming
 from fedkeep.flower.memory import Memory, left_by, reference
 from fedkeep.interface.codec import flatten
+from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,10 @@ def answer(kind: Kind, parcel: Parcel, place: Place) -> Parcel:
 
 
 def introduce(parcel: Parcel, place: Place) -> Parcel:
-    """Tell who this is and how many examples there are, if the data fit the run."""
-    examples = len(_engine(parcel, place).federation.data(place.site)["label"])
-    log.info("site %s fits the run, with %d examples", place.site, examples)
+    """Tell who this is and how many examples of each task there are, if the data fit the run."""
+    federation = _engine(parcel, place).federation
+    examples = [federation.at(task).size(place.site) for task in range(1, federation.tasks + 1)]
+    log.info("site %s fits the run, with %s examples", place.site, " + ".join(map(str, examples)))
     return Parcel({"site": place.site, "examples": examples})
 
 
@@ -68,7 +69,9 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
     with memory.lock():
         found = memory.answer(call, answer_type([request.step], kept))
         if found is None:
-            log.info("site %s does %s in round %d", place.site, request.step.__name__, request.round)
+            step, task, round = request.step.__name__, request.task, request.round
+            log.info("site %s does %s in round %d of task %d", place.site, step, round, task)
+            engine.enter(task)
             clock = engine.place.clock
             clock.restart()
             state = memory.state(request.state, engine.client_state)
@@ -76,7 +79,7 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
             left = (outcome.reply, left_by(call, engine.client_state), outcome.uses)
             found = ((left,), clock.train, clock.teachers)
             memory.keep(call, outcome.state, found)
-        memory.forget(request.round, str(head["settled"]))
+        memory.forget(call, str(head["settled"]))
     tensors: dict[str, Tensor] = {}
     return Parcel({"answer": flatten(found, naming(tensors, {}))}, tensors)
 
@@ -94,23 +97,35 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
     use(filter(None, place.use.split(",")))
     recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
     own = of_one(recipe.client_models, place.site)
-    alone = replace(recipe, run=replace(recipe.run, cohort=1, min_clients=1), client_models=own)
-    dataset, examples = _own(recipe, json.loads(wanted), place)
-    federation = own_data(place.site, dataset, examples)
+    run = replace(recipe.run, cohort=1, min_clients=1)
+    alone = replace(recipe, run=run, client_models=own, generator=_generator(recipe, place))
+    federation = _own(recipe, recipe.seeds[0], json.loads(wanted), place)
     return engine_for(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
 
 
-def _own(recipe: Recipe, wanted: dict[str, object], place: Place) -> tuple[DataSet, Data]:
-    """Return the site's data set, brought in line with the run's, and its examples."""
+def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
+    """Return the generator as this site has it: a real site reads no folder that the run names."""
+    if place.generator:
+        return replace(recipe.generator, name=place.generator)
+    if recipe.generator.name and place.partition_id < 0:
+        raise ConfigError(
+            f"site {place.site} has no generator of images, and this run needs one. Copy it there and name its folder "
+            'in the node-config: generator="/path/to/it".'
+        )
+    return recipe.generator
+
+
+def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> OwnData:
+    """Return the site's own view of the federation, with its classes numbered as the run's."""
+    dataset = fitted(load_data(place.data or recipe.data, place.data_dir or None), wanted)
     if place.partition_id < 0:
-        dataset = fitted(load_data(place.data, place.data_dir or None), wanted)
-        return dataset, dataset.train
-    federation = federate(replace(recipe, data=place.data or recipe.data), recipe.seeds[0], place.data_dir or None)
+        return own_data(place.site, dataset, announced(recipe, seed, dataset))
+    left, _ = recipe.auxiliary.split(dataset, seed)
+    federation = shared_out(recipe, seed, left, {})
     clients = len(federation.clients)
     if place.num_partitions not in (0, clients):
         raise ConfigError(
             f"the recipe splits its data over {clients} clients, and there are {place.num_partitions} nodes. Start as "
             f"many, or set partition.clients={place.num_partitions}."
         )
-    dataset = fitted(federation.dataset, wanted)
-    return dataset, replace(federation, dataset=dataset).data(str(place.partition_id))
+    return part_of(federation, str(place.partition_id), place.site)

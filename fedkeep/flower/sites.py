@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedkeep.engine.requests import Lost
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.flower.line import Line, Parcel
 
 log = logging.getLogger(__name__)
@@ -27,24 +27,26 @@ class Sites:
     ----------
     introduction : what a node is told of the run before it says who it is.
     patience : seconds to wait where too few are connected.
+    tasks : how many the run has; a site tells its examples of each.
     nodes : the sites that take part, each with the node that it had; None before the first round, when it is found out.
     """
 
     def __init__(
-        self, line: Line, introduction: Parcel, patience: float, nodes: Mapping[str, int] | None = None
+        self, line: Line, introduction: Parcel, patience: float, tasks: int = 1, nodes: Mapping[str, int] | None = None
     ) -> None:
         self.line = line
         self.introduction = introduction
         self.patience = patience
+        self.tasks = tasks
         self.members: Collection[str] | None = None if nodes is None else nodes.keys()
-        self.sizes: dict[str, int] = {}
+        self.sizes: dict[str, list[int]] = {}
         self.connected: Mapping[int, str] = {}
         self.names = {node: site for site, node in (nodes or {}).items()}
         self.asked: dict[str, int] = {}  # nodes that have not said yet who they are, by what was sent
         self.turned_away: dict[int, float] = {}  # nodes, and when
 
-    def assemble(self, count: int) -> dict[str, int]:
-        """Wait until all sites of a new run are there, and return how many examples each holds."""
+    def assemble(self, count: int) -> dict[str, list[int]]:
+        """Wait until all sites of a new run are there, and return how many examples each holds in each task."""
         self._await(None, count, count, self.patience)
         here = sorted(site for node, site in self.names.items() if node in self.connected)
         if len(here) > count:
@@ -81,15 +83,16 @@ class Sites:
             self._heard(self.asked.pop(sent), reply)
 
     def _heard(self, node: int, reply: Parcel | Lost) -> None:
-        site, examples, reason = "", 0, ""
+        site: Any = None
+        examples: Any = None
         if isinstance(reply, Lost):
-            reason = reply.reason
+            reason = in_one_line(reply.reason)
         elif "error" in reply.head:
-            reason = str(reply.head["error"])
+            reason = in_one_line(reply.head["error"])
             if self.members is None:  # before the first round nothing is lost by stopping, and much time by waiting
                 raise ConfigError(f"a site does not fit the run. {reason}")
         else:
-            site, examples = reply.head.get("site", ""), reply.head.get("examples", 0)
+            site, examples = reply.head.get("site"), reply.head.get("examples")
             reason = self._objection(node, site, examples)
         if reason:
             self.turned_away[node] = time.monotonic()
@@ -97,13 +100,17 @@ class Sites:
             return
         self.turned_away.pop(node, None)
         self.names[node], self.sizes[site] = site, examples
-        log.info("site %s is there, with %d examples", site, examples)
+        log.info("site %s is there, with %s examples", site, " + ".join(map(str, examples)))
 
     def _objection(self, node: int, site: Any, examples: Any) -> str:
         """Return why a node is not taken for the site that it says it is; empty if it is."""
         registered = self.connected.get(node, "")
-        if not isinstance(site, str) or not 0 < len(site) <= 100 or type(examples) is not int or examples < 0:
+        if not isinstance(site, str) or not 0 < len(site) <= 100 or not site.isprintable():
             return "it did not say properly who it is"
+        if not isinstance(examples, list) or len(examples) != self.tasks:
+            return "it did not say how many examples it has in each task"
+        if any(type(number) is not int or number < 0 for number in examples):
+            return "it did not say properly how many examples it has"
         if registered and registered != site:
             return f"it calls itself {site!r} and is registered as {registered!r}"
         if self.members is not None and site not in self.members:

@@ -18,6 +18,7 @@ from fedkeep.flower.line import Kind, Parcel
 
 MESSAGES: dict[Kind, str] = {"introduce": "query.introduce", "perform": "train.perform"}
 _HEAD, _TENSORS = "head", "tensors"
+LARGEST_HEAD = 4e6  # characters of an answer's head, which takes far more memory once it is read
 
 
 def pack(parcel: Parcel) -> RecordDict:
@@ -33,12 +34,13 @@ def pack(parcel: Parcel) -> RecordDict:
     return RecordDict({_HEAD: ConfigRecord({"text": text}), _TENSORS: ArrayRecord(arrays)})
 
 
-def unpack(records: RecordDict, limit: float) -> Parcel:
+def unpack(records: RecordDict, limit: float, largest_head: float = LARGEST_HEAD) -> Parcel:
     """Return the parcel that `pack` wrote.
 
     Parameters
     ----------
     limit : the most bytes that it may have, head and tensors together.
+    largest_head : the most characters that the head may have, with the names of the tensors.
 
     Raises
     ------
@@ -48,10 +50,15 @@ def unpack(records: RecordDict, limit: float) -> Parcel:
     try:
         text = records.config_records[_HEAD]["text"]
         arrays = records.array_records[_TENSORS]
-        size = len(str(text)) + sum(len(array.data) for array in arrays.values())
+        if not isinstance(text, str):
+            raise TypeError("its head is no text")
+        written = len(text) + sum(map(len, arrays))
+        size = written + sum(len(array.data) for array in arrays.values())
         if size > limit:
             raise ValueRefused(f"{size / 1e6:.1f} MB, where at most {limit / 1e6:.1f} MB are taken")
-        head = json.loads(str(text))
+        if written > largest_head:
+            raise ValueRefused(f"a head of {written / 1e6:.1f} MB, where at most {largest_head / 1e6:.1f} MB are taken")
+        head = json.loads(text)
         if not isinstance(head, dict):
             raise ValueError("its head is no object")
         return Parcel(head, {name: _tensor(array) for name, array in arrays.items()})

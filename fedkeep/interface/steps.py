@@ -17,8 +17,14 @@ def label_counts(self: object, client: Client[Any]) -> Tensor:
     return torch.bincount(client.data["label"], minlength=client.classes).float()
 
 
-def not_counts(reply: Tensor, classes: int) -> str | None:
-    """Return why a reply is not what `label_counts` gives, or None: sums over clients would carry it to all others."""
+def not_counts(reply: Tensor, classes: int, examples: int) -> str | None:
+    """Return why a reply is not what `label_counts` gives of so many examples, or None.
+
+    Sums over clients would carry it to all others.
+    """
     if reply.shape != (classes,) or reply.dtype != torch.float32:
         return f"label counts of shape {list(reply.shape)} and type {reply.dtype} instead of {[classes]} and float32"
-    return "negative label counts" if bool((reply < 0).any()) else None
+    if bool((reply < 0).any()) or bool((reply != reply.round()).any()):
+        return "label counts that are negative or no whole numbers"
+    told = int(reply.double().sum())
+    return f"label counts of {told} examples, and it has {examples}" if told != examples else None

@@ -10,6 +10,14 @@ from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.table import cells_csv, markdown, summary
 
 
+def is_reported(run_path: str | Path) -> bool:
+    """Tell whether `finish` came to its end after the last of a run's cells was finished."""
+    folder = Path(run_path)
+    last = folder / "report.html"  # of what it writes
+    results = [file.stat().st_mtime_ns for file in folder.glob("cells/*/result.json")]
+    return last.is_file() and last.stat().st_mtime_ns >= max(results, default=0)
+
+
 def finish(run_path: str | Path) -> Run:
     """Write results.csv, table.md and report.html into a run folder, each whole or not at all, and return the run.
 

@@ -166,9 +166,9 @@ def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
     prototype = 16 * 4
     searched = [5 * fed.proto_rounds * n * prototype for n in (2, 1)]
     assert [r["up"] for r in records] == [
-        searched[0] + 5 * fed.proto_rounds * 2 * 8 + 5 * logits[0],
+        searched[0] + 5 * fed.proto_rounds * (2 * 8 + 3) + 5 * logits[0],
         5 * logits[0],
-        searched[1] + 5 * fed.proto_rounds * 1 * 8 + 5 * logits[1],
+        searched[1] + 5 * fed.proto_rounds * (1 * 8 + 3) + 5 * logits[1],
         5 * logits[1],
     ]
     answers = 4 * (fed.server_pre * 2) * 2
@@ -212,10 +212,12 @@ def test_replies_of_another_size_lose_their_client() -> None:
     engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort=5)
     tiny.played(engine)
     fault = engine.algorithm.fault
-    assert fault(engine.server, Found(torch.zeros(3, *tiny.SHAPE), torch.zeros(3, dtype=torch.int64))) is None
+    assert fault(engine.server, Found(torch.zeros(3, *tiny.SHAPE), torch.zeros(3, dtype=torch.int64), "toy")) is None
     assert "prototypes of shape [2, 1, 4, 4], not [3, 1, 4, 4]" in fault(
-        engine.server, Found(torch.zeros(2, *tiny.SHAPE), torch.zeros(3))
+        engine.server, Found(torch.zeros(2, *tiny.SHAPE), torch.zeros(3), "toy")
     )
+    other = Found(torch.zeros(3, *tiny.SHAPE), torch.zeros(3, dtype=torch.int64), "another")
+    assert "for another generator than the server's" in fault(engine.server, other)
     assert "logits of shape [4, 3]" in fault(engine.server, Said(torch.zeros(4, 3)))
 
 

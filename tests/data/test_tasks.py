@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,17 @@ def test_the_test_set_is_that_of_all_classes_seen() -> None:
         assert torch.equal(federation.dataset.test["label"], labels[task.test])
         assert torch.equal(federation.dataset.test["image"], stream.dataset.test["image"][task.test])
         assert federation.dataset.train["image"] is stream.dataset.train["image"]
+
+
+def test_tasks_are_announced_alike_to_all_who_know_the_classes_names() -> None:
+    whole = Tasks(tasks=3).stream(dataset(), IID(2), 4)
+    few = dataset()
+    few = replace(few, train={name: column[:1] for name, column in few.train.items()})
+    told = Tasks(tasks=3).announced(few, 4)
+    assert told.order == whole.order
+    assert [(t.number, t.old, t.seen) for t in told.tasks] == [(t.number, t.old, t.seen) for t in whole.tasks]
+    assert all(torch.equal(one.test, other.test) for one, other in zip(told.tasks, whole.tasks, strict=True))
+    assert not any(len(task.partition) for task in told.tasks), "nobody holds anything yet"
 
 
 def test_a_given_order_and_the_first_classes_only() -> None:

@@ -28,6 +28,7 @@ from fedkeep.flower.wire import pack, unpack
 
 QUICK = ["fedavg", "sfedkd"]
 OTHERS = ["fedcad", "fedadkd", "scaffold"]
+OVER_TASKS = ["fedlwf", "fedskf"]
 SITES = 2
 
 
@@ -54,6 +55,14 @@ def test_what_is_too_large_is_refused_unread() -> None:
         unpack(pack(parcel()), 100)
 
 
+def test_a_head_that_is_too_large_is_refused_unread() -> None:
+    assert unpack(pack(Parcel({"x": "y" * 1000})), 1e6, 2000).head
+    with pytest.raises(ValueRefused, match=r"a head of 0\.0 MB, where at most 0\.0 MB are taken"):
+        unpack(pack(Parcel({"x": "y" * 2000})), 1e6, 2000)
+    with pytest.raises(ValueRefused, match="a head of"):
+        unpack(pack(Parcel({}, {"name" * 600: torch.zeros(1)})), 1e6, 2000)
+
+
 @pytest.mark.parametrize(
     "records",
     [
@@ -61,6 +70,8 @@ def test_what_is_too_large_is_refused_unread() -> None:
         RecordDict({"head": ConfigRecord({"text": "[1"}), "tensors": ArrayRecord()}),
         RecordDict({"head": ConfigRecord({"text": "[1]"}), "tensors": ArrayRecord()}),
         RecordDict({"head": ConfigRecord({"other": "{}"}), "tensors": ArrayRecord()}),
+        RecordDict({"head": ConfigRecord({"text": [1, 2]}), "tensors": ArrayRecord()}),
+        RecordDict({"head": ConfigRecord({"text": '{"x":' * 100_000}), "tensors": ArrayRecord()}),
         RecordDict(
             {
                 "head": ConfigRecord({"text": "{}"}),
@@ -111,9 +122,11 @@ def test_keys_are_of_the_kind_that_flower_reads_and_never_overwritten(tmp_path: 
 
 
 def new_app(folder: Path, methods: list[str]) -> Path:
-    words = ["--sites", str(SITES), "--seeds", "0", "--rounds", "3", "--methods", ",".join(methods)]
-    changes = ["partition.classes=6", "training.epochs=1"]
+    rounds, changes = "3", ["partition.classes=6", "training.epochs=1"]
+    if methods == OVER_TASKS:  # five classes arrive with each
+        rounds, changes = "2", ["partition.classes=3", "training.epochs=1", "tasks.tasks=2", "fedskf.level=icarl"]
     changes += ["auxiliary.per_class=2"] if "fedcad" in methods else []
+    words = ["--sites", str(SITES), "--seeds", "0", "--rounds", rounds, "--methods", ",".join(methods)]
     sets = [word for change in changes for word in ("--set", change)]
     assert main(["flower", "new", str(folder / "app"), *words, *sets]) == 0
     return folder / "app"
@@ -138,15 +151,19 @@ def compare(app: Path, out: Path, said: str) -> None:
         assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-6) for name in mine)
 
 
-@pytest.mark.parametrize("methods", [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=",".join)
+SLOW = [pytest.param(methods, marks=pytest.mark.slow) for methods in (OTHERS, OVER_TASKS)]
+
+
+@pytest.mark.parametrize("methods", [QUICK, *SLOW], ids=",".join)
 def test_the_simulation_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
     app, out = new_app(tmp_path, methods), tmp_path / "out"
     compare(app, out, hosts.simulate(tmp_path, app, SITES, f'out="{out}"', free_port()))
 
 
 @pytest.mark.slow
-def test_a_superlink_with_supernodes_gives_the_same_models(tmp_path: Path) -> None:
-    app, out = new_app(tmp_path, QUICK + OTHERS), tmp_path / "out"
+@pytest.mark.parametrize("methods", [QUICK + OTHERS, OVER_TASKS], ids=",".join)
+def test_a_superlink_with_supernodes_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
+    app, out = new_app(tmp_path, methods), tmp_path / "out"
     names = [str(number) for number in range(SITES)]
     with hosts.federation(tmp_path, names, port=free_port()) as made:
         made.make_keys(names)

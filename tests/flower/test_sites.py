@@ -11,47 +11,26 @@ import pytest
 import tiny
 import torch
 from local_line import LocalLine, Tamper, places
-from safetensors.torch import load_file
+from trial import SETTINGS, Killed, config, embedded, killing, model, records
 
-import fedkeep
 from fedkeep.engine.cell import CellBusy
 from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.cells import cell_name
 from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.setup import load_data
 from fedkeep.flower import performer, sites
-from fedkeep.flower.config import RunConfig
 from fedkeep.flower.journal import Journal
 from fedkeep.flower.line import Kind, Parcel
 from fedkeep.flower.memory import Memory
 from fedkeep.flower.server import serve
 
 METHODS = ("fedavg", "sfedkd", "fedcad", "fedadkd", "scaffold", "moon")
-SETTINGS = ("auxiliary.per_class=2", "run.cohort=4")
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny.write_recipe(tmp_path_factory.mktemp("recipe"))
-
-
-def config(recipe: str, out: Path, **changes: Any) -> RunConfig:
-    usual: dict[str, Any] = {"settings": " ".join(SETTINGS), "rounds": 3, "wait": 0.2, "deadline": 5.0}
-    return RunConfig(recipe=recipe, out=str(out), **(usual | changes))
-
-
-def embedded(recipe: str, method: str, out: Path, rounds: int = 3) -> fedkeep.Run:
-    chosen = load_recipe(recipe, settings=SETTINGS, methods=[method], rounds=rounds)
-    return fedkeep.run(chosen, out=out)
-
-
-def model(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(next((run / "cells").iterdir()) / "model.safetensors")
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    lines = (next((run / "cells").iterdir()) / "rounds.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -74,22 +53,6 @@ def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -
     (reply,) = line.receive([number]).values()
     assert isinstance(reply, Parcel)
     assert reply.head == {"error": "'round' is no client step of fedavg."}
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
-
-
-def killing(after: int) -> Tamper:
-    calls = [0]
-
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
-        calls[0] += kind == "perform"
-        if calls[0] > after:
-            raise Killed
-        return said
-
-    return tamper
 
 
 @pytest.mark.parametrize("method", ["sfedkd", "scaffold", "moon"])
@@ -296,7 +259,8 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
     )
     line = LocalLine(places(tmp_path / "states"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedkeep.flower.site.load_data", lambda name, folder: odd)
+        own = {str(strange): odd}
+        patch.setattr("fedkeep.flower.site.load_data", lambda name, folder: own.get(name) or load_data(name, folder))
         line.places[103] = line.places[103].__class__(site="3", data=str(strange))
         with pytest.raises(ConfigError, match="'cat'"):
             serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
@@ -307,7 +271,7 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"settings": "run.evaluate_visits=true"}, "evaluate_visits"),
+        ({"settings": ["run.evaluate_visits=true"]}, "evaluate_visits"),
         ({"methods": "fedavgg"}, "fedavg"),
         ({"seeds": "a"}, "seeds must be integers"),
         ({"device": "tpu"}, "cannot use device"),
@@ -394,8 +358,17 @@ def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> No
     assert again
 
 
-@pytest.mark.parametrize("bad", [torch.ones(99), torch.full((10,), -1.0), torch.ones(10, dtype=torch.int64)])
-def test_label_counts_that_are_none_lose_the_site(bad: torch.Tensor, recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (torch.ones(99), "of shape"),
+        (torch.ones(10, dtype=torch.int64), "of shape"),
+        (torch.full((10,), -1.0), "negative or no whole numbers"),
+        (torch.full((10,), 12.5), "negative or no whole numbers"),
+        (torch.full((10,), 1e6), "of 10000000 examples, and it has"),
+    ],
+)
+def test_label_counts_that_are_none_lose_the_site(bad: torch.Tensor, reason: str, recipe: str, tmp_path: Path) -> None:
     def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
         step = asked.head.get("request", {}).get("step")
         if step != "label_counts" or place.site != victims.setdefault("first", place.site):
@@ -403,5 +376,98 @@ def test_label_counts_that_are_none_lose_the_site(bad: torch.Tensor, recipe: str
         return Parcel(said.head, dict.fromkeys(said.tensors, bad))
 
     victims: dict[str, str] = {}
-    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="sfedkd"))
-    assert "label counts" in records(tmp_path / "run")[0]["lost"][victims["first"]]
+    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="sfedkd", rounds=1))
+    said = records(tmp_path / "run")[0]["lost"][victims["first"]]
+    assert "label counts" in said
+    assert reason in said
+
+
+@pytest.mark.parametrize("seconds", [-1.0, {"float": "nan"}, {"float": "inf"}])
+def test_seconds_that_cannot_be_lose_the_site(seconds: Any, recipe: str, tmp_path: Path) -> None:
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        if kind == "perform" and place.site == victims.setdefault("first", place.site):
+            answers, _, teachers = said.head["answer"]["tuple"]
+            return Parcel({"answer": {"tuple": [answers, seconds, teachers]}}, said.tensors)
+        return said
+
+    victims: dict[str, str] = {}
+    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
+    assert "a training of" in records(tmp_path / "run")[0]["lost"][victims["first"]]
+
+
+FORGED = "away\n2026-01-01 INFO all is well \x1b[2J\u202e" + "x" * 5000
+
+
+def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, tmp_path: Path) -> None:
+    """Neither with an error, nor with the name of a tensor that is no model's, nor as it comes in again."""
+    victims = embedded_cohort(recipe, tmp_path)[:2]
+
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel | Lost:
+        if asked.head.get("request", {}).get("round") != 2 or place.site not in victims:
+            return said
+        if place.site == victims[0]:
+            return Parcel({"error": FORGED})
+        head = json.loads(json.dumps(said.head))
+        model = head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]["model"]["dict"]
+        model[0][0] = FORGED
+        return Parcel(head, said.tensors)
+
+    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg"))
+    lost = records(tmp_path / "run")[1]["lost"]
+    assert sorted(lost) == sorted(victims)
+    assert all("all is well" in reason and reason.isprintable() and len(reason) <= 1000 for reason in lost.values())
+    lines = (tmp_path / "run" / "server.log").read_text().split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith("2026-01-01 INFO all") for line in lines)
+
+
+@pytest.mark.parametrize("how", ["error", "lost", "name"])
+def test_a_newcomer_forges_no_line_of_a_log(how: str, recipe: str, tmp_path: Path) -> None:
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel | Lost:
+        if place.site != "3":
+            return said
+        bad = {"error": Parcel({"error": FORGED}), "lost": Lost(FORGED), "name": Parcel({**said.head, "site": "3\n4"})}
+        return bad[how]
+
+    with pytest.raises(FedKeepError) as caught:
+        serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg"))
+    assert str(caught.value).isprintable()
+    assert all(line.isprintable() for line in (tmp_path / "run" / "server.log").read_text().split("\n"))
+
+
+def test_a_report_that_a_kill_left_unwritten_is_written(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = config(recipe, tmp_path / "run", methods="fedavg", rounds=1)
+
+    def killed(folder: Path) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedkeep.flower.server.finish", killed)
+        with pytest.raises(Killed):
+            serve(LocalLine(places(tmp_path / "states")), begun)
+    assert not (tmp_path / "run" / "report.html").exists()
+    line = LocalLine(places(tmp_path / "states"))
+    serve(line, begun)
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert not line.sent, "nobody had to be asked"
+    with pytest.raises(RunError, match="is finished"):
+        serve(line, begun)
+
+
+@pytest.mark.parametrize(("rounds", "played"), [(2, 2), (6, 3)])
+def test_a_run_whose_every_round_is_undone_stops_and_can_begin_anew(
+    rounds: int, played: int, recipe: str, tmp_path: Path
+) -> None:
+    begun = config(recipe, tmp_path / "run", methods="fedavg", rounds=rounds, min_clients=4)
+
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        return Parcel({"error": "out of order"}) if kind == "perform" else said
+
+    with pytest.raises(RunError, match=rf"too few sites: fewer than 4 answered in each of {played} rounds"):
+        serve(LocalLine(places(tmp_path / "states"), tamper), begun)
+    assert [record["undone"] for record in records(tmp_path / "run")] == [True] * played
+    run = serve(LocalLine(places(tmp_path / "states")), begun)
+    assert [record["undone"] for record in records(tmp_path / "run")] == [False] * rounds
+    assert run.cells[0].finished

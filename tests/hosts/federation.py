@@ -228,8 +228,9 @@ def federation(folder: Path, sites: list[str], *, namespaces: bool = False, port
         made.stop()
 
 
-def simulate(folder: Path, app: Path, nodes: int, config: str, port: int) -> str:
-    """Run an app in Flower's simulation, and return what was said."""
+@contextmanager
+def simulation(folder: Path, port: int) -> Iterator[Host]:
+    """Give a place whose ``flwr`` has a SuperLink of Flower's simulation, and take that down in the end."""
     host = Host(folder / "simulation", "127.0.0.1")
     connection = host.folder / "flwr" / "config.toml"
     connection.parent.mkdir(parents=True, exist_ok=True)
@@ -240,11 +241,17 @@ def simulate(folder: Path, app: Path, nodes: int, config: str, port: int) -> str
     try:
         ready = lambda: '"success": true' in host.run("flwr", "ls", "--format", "json", check=False)  # noqa: E731
         wait_for("the SuperLink of the simulation", ready, 90)
+        yield host
+    finally:
+        host.kill()
+
+
+def simulate(folder: Path, app: Path, nodes: int, config: str, port: int) -> str:
+    """Run an app in Flower's simulation, and return what was said."""
+    with simulation(folder, port) as host:
         size = f"num-supernodes={nodes} client-resources-num-cpus=1"
         words = ("flwr", "run", str(app), "--stream", "--federation-config", size, "--run-config", config)
         return host.run(*words, timeout=600)
-    finally:
-        host.kill()
 
 
 def wait_for(what: str, holds: Callable[[], Any], seconds: float) -> Any:

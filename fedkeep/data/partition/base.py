@@ -57,6 +57,11 @@ class Partition:
             raise IndexError(f"There is no client {client}: the partition has {len(self)}, counted from 0.")
         return self.rows[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
+    @classmethod
+    def of_nothing(cls) -> Partition:
+        """Return the partition that hands out nothing, to nobody: others hold what they hold."""
+        return cls("nothing", {}, 0, 1, torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+
     @property
     def sizes(self) -> Tensor:
         """Return how many rows each client holds, int64 [clients]."""

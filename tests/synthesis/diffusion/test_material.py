@@ -11,8 +11,8 @@ import torch
 
 from fedkeep.data import DataSet
 from fedkeep.errors import ConfigError
+from fedkeep.synthesis.diffusion import material as module
 from fedkeep.synthesis.diffusion.material import HELD_OUT, as_grey, benchmark, material
-from fedkeep.synthesis.inversion import material as module
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 

@@ -1,0 +1,93 @@
+"""The commands of docs/deploy.md, word for word, as far as one machine can go; tests/hosts/run.py goes all the way."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep.cli import main
+from fedkeep.flower.config import read_place, read_run_config
+from fedkeep.reporting.run_folder import read_run
+
+pytest.importorskip("flwr")
+
+import federation as hosts
+import uvicorn
+from flwr.common.config import parse_config_args
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", GUIDE, flags=re.S | re.M)
+LINES = [line for block in BLOCKS for line in block.splitlines()]
+
+
+def starting(with_: str) -> list[str]:
+    found = [line for line in LINES if line.startswith(with_)]
+    assert found, f"the guide has no line that starts with {with_!r}"
+    return found
+
+
+def fedkeep(line: str) -> None:
+    assert main(shlex.split(line, comments=True)[1:]) == 0, line
+
+
+def after(flag: str, line: str) -> str:
+    words = shlex.split(line)
+    return words[words.index(flag) + 1]
+
+
+def test_the_apps_can_be_made_and_take_what_the_run_lines_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in starting("fedkeep flower new "):
+        fedkeep(line)
+    for line in starting("flwr run "):
+        app = shlex.split(line)[2]
+        if app == ".":
+            continue
+        project = tomllib.loads((tmp_path / app / "pyproject.toml").read_text())
+        config = project["tool"]["flwr"]["app"]["config"]
+        changes = parse_config_args([after("--run-config", line)]) if "--run-config" in line else {}
+        assert changes.keys() <= config.keys(), "Flower lets a run change only what the file names"
+        read_run_config(config | changes)
+
+
+def test_the_keys_can_be_made_and_the_gate_opens_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = starting("fedkeep flower keys ")
+    fedkeep(line)
+    named = {word for line in LINES for word in shlex.split(line, comments=True) if word.startswith("keys/")}
+    assert {"keys/ca.crt", "keys/superlink.key", "keys/a.pub"} <= named
+    assert all((tmp_path / name).is_file() for name in named)
+    opened: list[dict[str, Any]] = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, **settings: opened.append({"app": app, **settings}))
+    (line,) = starting("fedkeep flower gate ")
+    fedkeep(line)
+    assert (opened[0]["host"], opened[0]["port"]) == ("0.0.0.0", 8000)
+    (superlink,) = starting("flower-superlink ")
+    assert opened[0]["app"].superlink == f"{after('--host', superlink)}:{after('--port', superlink)}"
+
+
+def test_a_site_takes_the_node_config_of_the_guide() -> None:
+    (line,) = (line for line in LINES if "--node-config" in line)
+    place = read_place(parse_config_args([after("--node-config", line)]), {})
+    assert (place.site, place.data, place.state_dir) == ("a", "/data/a", "/var/lib/fedkeep")
+
+
+@pytest.mark.slow
+def test_the_trial_on_one_machine_runs(tmp_path: Path) -> None:
+    """The block as it stands, in a shell, with the exports of the installation; Flower's port alone is another."""
+    (trial,) = (block for block in BLOCKS if "flwr run trial" in block)
+    exports = starting("export ")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = int(found.getsockname()[1])
+    with hosts.simulation(tmp_path, port) as host:
+        said = host.run("/bin/sh", "-ec", "\n".join([*exports, trial]), timeout=1500)
+    found = list((tmp_path / "simulation").glob("runs/recipe-*"))
+    assert len(found) == 1, said
+    assert all(cell.finished for cell in read_run(found[0]).cells), said

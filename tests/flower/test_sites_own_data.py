@@ -1,0 +1,94 @@
+"""Where a site's data come from: a folder of images, and a Hub id on a machine that cannot reach the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+from local_line import LocalLine
+from trial import config, records
+
+from fedkeep.data import hub, load, sources
+from fedkeep.errors import ConfigError, DataError
+from fedkeep.flower.config import Place
+from fedkeep.flower.server import serve
+
+HELD = {"a": (3, 7, 1), "b": (0, 2), "c": (9, 8, 3, 5)}  # classes of each site
+IMAGES = 5  # of each class
+SETTINGS = ("run.cohort=3",)
+
+
+def write_images(folder: Path, classes: tuple[int, ...]) -> Path:
+    """Write some of the digits as a folder of images, those of each split and class in a folder of their own."""
+    pillow = pytest.importorskip("PIL.Image")
+    digits = load("digits")
+    for split, data in (("train", digits.train), ("test", digits.test)):
+        for c in classes:
+            place = folder / split / digits.label_names[c]
+            place.mkdir(parents=True)
+            for number, image in enumerate(data["image"][data["label"] == c][:IMAGES]):
+                pillow.fromarray(image[0].numpy()).save(place / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    return tiny.write_recipe(tmp_path)
+
+
+def line_to(folder: Path, data: dict[str, str]) -> LocalLine:
+    return LocalLine(
+        {
+            number: Place(site=site, data=source, state_dir=str(folder / "states"))
+            for number, (site, source) in enumerate(data.items())
+        }
+    )
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_folder_of_images_is_a_sites_data(tasks: int, recipe: str, tmp_path: Path) -> None:
+    own = {site: str(write_images(tmp_path / site, classes)) for site, classes in HELD.items()}
+    settings = [*SETTINGS, f"tasks.tasks={tasks}", 'tasks.class_order="source"'] if tasks > 1 else list(SETTINGS)
+    serve(line_to(tmp_path, own), config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1, sites=3))
+    found = records(tmp_path / "run")
+    assert [record["lost"] for record in found] == [{}] * tasks
+    old = 10 // tasks
+    arriving = [range(10)] if tasks == 1 else [range(old), range(old, 10)]
+    held = [sum(IMAGES * (c in task) for classes in HELD.values() for c in classes) for task in arriving]
+    assert [record["examples"] for record in found] == held
+    log = (tmp_path / "run" / "server.log").read_text()
+    assert ("site b is there, with 10 examples" if tasks == 1 else "site b is there, with 10 + 0 examples") in log
+
+
+@pytest.fixture
+def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(hub_id: str) -> str:
+        raise hub.Unreachable("no route to host")
+
+    monkeypatch.setattr(sources, "revision", fail)
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_a_site_that_cannot_reach_the_hub_is_told_of_at_both_ends(
+    recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = line_to(tmp_path, {"a": "someone/clinic", "b": "digits", "c": "digits"})
+    said = r"'someone/clinic' was not found locally, and the Hugging Face Hub cannot be reached \(no route to host\)"
+    with pytest.raises(ConfigError, match=said):
+        serve(line, config(recipe, tmp_path / "run", SETTINGS, methods="fedavg", sites=3))
+    assert "someone/clinic" in (tmp_path / "run" / "server.log").read_text()
+    (told,) = (message for message in caplog.messages if message.startswith("site a cannot answer"))
+    assert "no route to host" in told
+    assert "someone/clinic/train.parquet" in told, "what to do instead"
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_a_server_that_cannot_reach_the_hub_asks_nobody(recipe: str, tmp_path: Path) -> None:
+    line = line_to(tmp_path, {"a": "digits"})
+    with pytest.raises(DataError, match=r"cannot be reached \(no route to host\)"):
+        serve(line, config(recipe, tmp_path / "run", methods="fedavg", data="someone/clinic"))
+    assert "someone/clinic" in (tmp_path / "run" / "server.log").read_text()
+    assert not line.sent

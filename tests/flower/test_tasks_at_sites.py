@@ -1,0 +1,131 @@
+"""Classes that arrive in tasks, at sites: the same models as on one machine, restarts within a task, who is away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from local_line import LocalLine, places
+from trial import Killed, config, embedded, killing, model, records
+
+from fedkeep.data import DataSet
+from fedkeep.errors import RunError
+from fedkeep.experiment.recipe import Recipe, load_recipe
+from fedkeep.experiment.setup import federate
+from fedkeep.flower.config import Place
+from fedkeep.flower.line import Kind, Parcel
+from fedkeep.flower.memory import Memory
+from fedkeep.flower.server import serve
+
+ROUNDS = 2  # of each task
+SETTINGS = ("tasks.tasks=2", "tasks.absent=1", "run.cohort=4", "public.name=digits", "public.images=20")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    methods = '[[methods]]\nalgorithm = "fedskf"\nlevel = "icarl"\nper_class = 3\n'
+    return tiny.write_recipe(tmp_path_factory.mktemp("recipe"), tiny.RECIPE + methods)
+
+
+def at_sites(recipe: str, out: Path, line: LocalLine, method: str, **changes: Any) -> None:
+    serve(line, config(recipe, out, SETTINGS, methods=method, rounds=ROUNDS, **changes))
+
+
+def same(one: Path, other: Path) -> bool:
+    return tiny.equal(model(one), model(other)) and records(one) == records(other)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedlwf", "fedskf", "scaffold", "ft-kd"])
+def test_sites_give_the_same_as_one_machine(method: str, recipe: str, tmp_path: Path) -> None:
+    embedded(recipe, method, tmp_path / "one", ROUNDS, SETTINGS)
+    at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
+    assert same(tmp_path / "one", tmp_path / "sites")
+    found = records(tmp_path / "sites")
+    assert [(record["task"], record["round"], len(record["correct"])) for record in found] == [
+        (1, 1, 5),
+        (1, 2, 5),
+        (2, 3, 10),
+        (2, 4, 10),
+    ]
+    assert "examples" in (tmp_path / "sites" / "server.log").read_text()
+
+
+def as_held(recipe: Recipe, site: str) -> DataSet:
+    """Return what a client of the recipe holds, in any task, as a data set with no more classes than these."""
+    first = federate(recipe, recipe.seeds[0])
+    stream = first.stream
+    assert stream is not None
+    rows = torch.cat([task.partition[int(site)] for task in stream.tasks])
+    train = {name: column[rows] for name, column in stream.dataset.train.items()}
+    held = train["label"].unique().flip(0)  # numbered in another order than anybody else's
+    train["label"] = torch.stack([(held == label).nonzero()[0, 0] for label in train["label"]])
+    names = tuple(stream.dataset.label_names[label] for label in held.tolist())
+    test = {name: column[:1] for name, column in train.items()}
+    return replace(stream.dataset, name=f"site {site}", train=train, test=test, label_names=names)
+
+
+def test_sites_with_data_of_their_own_take_the_rows_of_each_task(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load_recipe(recipe, settings=SETTINGS, rounds=ROUNDS)
+    embedded(recipe, "fedskf", tmp_path / "one", ROUNDS, SETTINGS)
+    monkeypatch.setattr("fedkeep.flower.site.load_data", lambda name, folder: as_held(whole, name))
+    own = {node: Place(site=str(node), data=str(node), state_dir=str(tmp_path / "states")) for node in range(8)}
+    line = LocalLine(own)
+    at_sites(recipe, tmp_path / "sites", line, "fedskf")
+    assert same(tmp_path / "one", tmp_path / "sites")
+    assert all(place.partition_id < 0 for place in line.places.values())
+
+
+@pytest.mark.parametrize(("method", "after"), [("fedskf", 10), ("fedskf", 17), ("fedskf", 22), ("scaffold", 9)])
+def test_a_server_that_was_killed_in_a_task_continues_there(
+    method: str, after: int, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedSKF is killed as the first task ends, and in both rounds of the second; SCAFFOLD right after it has begun."""
+    performed: list[str] = []
+    keep = Memory.keep
+
+    def watch(self: Memory, call: str, state: Any, found: Any) -> None:
+        performed.append(f"{self.folder.name} {call}")
+        keep(self, call, state, found)
+
+    monkeypatch.setattr(Memory, "keep", watch)
+    embedded(recipe, method, tmp_path / "one", ROUNDS, SETTINGS)
+    with pytest.raises(Killed):
+        at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), killing(after)), method)
+    at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
+    assert same(tmp_path / "one", tmp_path / "sites")
+    assert len(performed) == len(set(performed))
+
+
+def test_a_site_that_is_away_as_a_task_ends_is_told_of_and_undoes_nothing(recipe: str, tmp_path: Path) -> None:
+    def tamper(place: Place, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        step = asked.head.get("request", {}).get("step")
+        return Parcel({"error": "away"}) if step == "remember" and place.site == "5" else said
+
+    at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), tamper), "fedskf")
+    found = records(tmp_path / "sites")
+    assert [list(record["lost"]) for record in found] == [[], ["5"], [], ["5"]]
+    assert not any(record["undone"] for record in found)
+
+
+def test_a_site_tells_its_examples_of_every_task(recipe: str, tmp_path: Path) -> None:
+    def tamper(place: Place, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        short = kind == "introduce" and place.site == "5"
+        return Parcel({**said.head, "examples": said.head["examples"][:1]}) if short else said
+
+    with pytest.raises(RunError, match="too few sites"):
+        at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), tamper), "fedavg")
+    assert "how many examples it has in each task" in (tmp_path / "sites" / "server.log").read_text()
+
+
+def test_states_are_kept_over_a_tasks_end(recipe: str, tmp_path: Path) -> None:
+    at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), "fedskf")
+    for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
+        rounds = {file.name[:6] for file in site.glob("*.state.safetensors")}
+        assert "000004" in rounds, "the call that ended the last task"
+        assert rounds <= {"000002", "000003", "000004"}

@@ -1,0 +1,55 @@
+"""A tiny run, on one machine and at sites in this process, and what it left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from local_line import Tamper
+from safetensors.torch import load_file
+
+import fedkeep
+from fedkeep.experiment.recipe import load_recipe
+from fedkeep.flower.config import RunConfig
+from fedkeep.flower.line import Kind, Parcel
+
+SETTINGS = ("auxiliary.per_class=2", "run.cohort=4")
+
+
+def config(recipe: str, out: Path, settings: Sequence[str] = SETTINGS, **changes: Any) -> RunConfig:
+    usual: dict[str, Any] = {"settings": " ".join(settings), "rounds": 3, "wait": 0.2, "deadline": 5.0}
+    return RunConfig(recipe=recipe, out=str(out), **(usual | changes))
+
+
+def embedded(recipe: str, method: str, out: Path, rounds: int = 3, settings: Sequence[str] = SETTINGS) -> fedkeep.Run:
+    chosen = load_recipe(recipe, settings=settings, methods=[method], rounds=rounds)
+    return fedkeep.run(chosen, out=out)
+
+
+def model(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(next((run / "cells").iterdir()) / "model.safetensors")
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    lines = (next((run / "cells").iterdir()) / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def killing(after: int) -> Tamper:
+    """Kill the server when a site has answered so many calls and answers another."""
+    calls = [0]
+
+    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+        calls[0] += kind == "perform"
+        if calls[0] > after:
+            raise Killed
+        return said
+
+    return tamper
