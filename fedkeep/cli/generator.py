@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def check(options: Namespace, console: Console) -> int:
         "count": options.count,
         "model": options.model,
         "label_names": dataset.label_names,
-        **{name: [round(x, 4) for x in values.tolist()] for name, values in vars(gate).items()},
+        **{name: _figures(values) for name, values in vars(gate).items()},
     }
     out = Path(options.folder) / ("gate.json" if not options.on else f"gate-on-{work.name.replace('/', '-')}.json")
     write_whole(out, json.dumps(figures, indent=1) + "\n")
@@ -223,6 +224,11 @@ def _gate_table(gate: Gate, label_names: Sequence[str]) -> Table:
     for name, members in (groups | {"all classes": list(range(len(label_names)))}).items():
         table.add_row(escape(name), *(f"{100 * float(column[members].mean()):.1f}" for column in columns))
     return table
+
+
+def _figures(values: Tensor) -> list[float | None]:
+    """Return accuracies as JSON can hold them; None for a class without an image."""
+    return [None if math.isnan(value) else round(value, 4) for value in values.tolist()]
 
 
 def _first(labels: Tensor, c: int, count: int) -> Tensor:
