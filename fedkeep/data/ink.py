@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import string
+
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
+from fedkeep.data.combine import choose
+from fedkeep.data.dataset import DataSet, channel_statistics
+
+LETTERS = string.ascii_uppercase[10:] + string.ascii_lowercase[10:]
 _INK = 32  # darker than paper and scanning noise
 _GLYPH = 22  # pixels of the longer side, as EMNIST's letters have
 _GAIN = 1.2  # enlarged strokes fade; so they are as bright as EMNIST's on average
+
+
+def letters(femnist: DataSet) -> DataSet:
+    """Return FEMNIST's letters from K and k on, which MNIST and EMNIST's first ten letters lack, as EMNIST has them."""
+    chosen = choose(femnist, [name for name in LETTERS if name in femnist.label_names])
+    train, test = ({"image": as_emnist(half["image"]), "label": half["label"]} for half in (chosen.train, chosen.test))
+    mean, std = channel_statistics(train["image"])
+    note = f"Letters of {femnist.name}, scaled and centred as EMNIST's."
+    return DataSet("femnist-letters", train, test, chosen.label_names, mean, std, note)
 
 
 def as_emnist(images: Tensor) -> Tensor:

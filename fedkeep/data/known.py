@@ -103,6 +103,10 @@ _TABLE = (
         ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)), "zh-plus/tiny-imagenet",
     ),
     Known(
+        "femnist-letters", "FEMNIST's letters from K on, as EMNIST has them", 32, _GREY, _ONE, None,
+        where="made from femnist", note="Scaled and centred as EMNIST's letters.",
+    ),
+    Known(
         "emnist-letters-a-to-j", "EMNIST Letters, A to J", 10, _GREY, _ONE, ((0.1696,), (0.3289,)),
         folder="emnist_letters_a_to_j",
         note="Made from the official test split only: not comparable with published EMNIST results.",

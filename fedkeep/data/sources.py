@@ -17,6 +17,7 @@ from fedkeep.data.dataset import DataSet
 from fedkeep.data.digits import digits
 from fedkeep.data.folder import folder_splits, image_files
 from fedkeep.data.hub import Unreachable, answers_offline, hub_splits, offline, revision
+from fedkeep.data.ink import letters
 from fedkeep.data.known import KNOWN, Known, data_folder
 from fedkeep.data.layout import TEST_NAMES, Layout, guess
 from fedkeep.data.splits import Split, parquet_files, parquet_split
@@ -51,6 +52,8 @@ def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
     """
     if name == "digits":
         return digits()
+    if name == "femnist-letters":
+        return letters(load("femnist", data_dir=data_dir))
     by_hub_id = {entry.hub: entry for entry in KNOWN.values() if entry.hub}
     if (entry := KNOWN.get(name) or by_hub_id.get(name)) is not None:
         return _load_known(entry, data_folder(data_dir))

@@ -53,9 +53,11 @@ COLUMNS = {
     "fedskf/table1": 4,
     "fedskf/table2": 1,
     "fedskf/tiny-imagenet": 1,
-    "feddcl/table1": 2,
+    "feddcl/table1": 4,
+    "feddcl/table1-heterogeneous": 2,
 }
 MISSING = {"FedWeIT", "LANDER"}  # rows of methods that are not built, or lack a file
+OURS = {"Labels of made images"}  # rows that no paper printed
 METRICS = ("accuracy", "forgetting", "rounds_to")
 TABLES = list(paper_tables().values())
 COLUMN_NAMES = [name for table in TABLES if table.name in COLUMNS for name in table.columns]
@@ -118,6 +120,7 @@ def test_numbers_belong_to_methods_and_have_their_shape(name: str) -> None:
     for metric, numbers in printed.items():
         rows = [label for label in numbers if label not in MISSING]
         expected = [label for label in labels(recipe) if label in rows or table != "tiny-imagenet"]
+        expected = [label for label in expected if label not in OURS]
         assert rows == expected, "every row, in the paper's order"
         for values in numbers.values():
             assert len(values) == (2 if name.startswith("sfedkd/table1/") else 1)
@@ -226,6 +229,8 @@ def test_training_rounds_and_seeds(name: str) -> None:
         "fedskf": (FEDSKF, Plan(rounds=100, cohort=5, evaluate_every=10), (2021, 2022, 2023)),
         "feddcl": (replace(FEDSKF, lr=0.01), Plan(rounds=40, cohort=5, evaluate_every=10), (2023, 2024, 2025)),
     }[paper]
+    if "gray" in name:
+        training, run = replace(training, epochs=1), Plan(rounds=5, cohort=5, evaluate_every=5)
     assert recipe.training == TRAINING.get(name, training)
     assert recipe.run == RUN.get(name, RUN.get(f"{paper}/{table}", run))
     assert recipe.seeds == (tuple(range(seeds)) if isinstance(seeds, int) else seeds)

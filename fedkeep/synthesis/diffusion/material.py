@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch.nn.functional import interpolate
 from fedkeep.data import Data, DataSet, load
 from fedkeep.data.combine import choose, join
 from fedkeep.data.holdout import hold_out
-from fedkeep.data.ink import as_emnist
 from fedkeep.errors import ConfigError
 from fedkeep.synthesis.diffusion.generator import Regime
 
@@ -96,10 +94,7 @@ def material(name: str, regime: Regime, data_dir: DataDir = None) -> Material:
 
 
 def _grey_others(data_dir: DataDir) -> DataSet:
-    femnist = load("femnist", data_dir=data_dir)
-    wanted = string.ascii_uppercase[10:] + string.ascii_lowercase[10:]
-    letters = choose(femnist, [name for name in wanted if name in femnist.label_names])
-    return join([_changed(letters, as_emnist), _changed(load("cifar10", data_dir=data_dir), as_grey)])
+    return join([load("femnist-letters", data_dir=data_dir), _in_grey(load("cifar10", data_dir=data_dir))])
 
 
 def _rgb_others(data_dir: DataDir) -> DataSet:
@@ -120,7 +115,7 @@ def as_grey(images: Tensor, side: int = 28) -> Tensor:
     return torch.cat(parts)
 
 
-def _changed(dataset: DataSet, change: Callable[[Tensor], Tensor]) -> DataSet:
-    """Return a data set with other images; its normalisation is no longer of use."""
-    train, test = ({**half, "image": change(half["image"])} for half in (dataset.train, dataset.test))
+def _in_grey(dataset: DataSet) -> DataSet:
+    """Return a data set with grey images; its normalisation is no longer of use."""
+    train, test = ({**half, "image": as_grey(half["image"])} for half in (dataset.train, dataset.test))
     return replace(dataset, train=train, test=test, mean=(0.0,), std=(1.0,))
