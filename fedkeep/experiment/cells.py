@@ -90,7 +90,7 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
     """Play one cell; ``spare`` processes may share its cohorts."""
     recipe, machine = job.recipe, as_begun(job.folder, machine)
     federation = federate(recipe, job.seed, machine.data_dir)
-    description = describe_cell(recipe, job.method, job.seed, federation)
+    description = describe_cell(recipe, job.method, job.seed, federation, machine.data_dir)
     last: dict[str, Any] | None = None
 
     def on_round(finished: Any) -> None:

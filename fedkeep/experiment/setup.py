@@ -17,6 +17,7 @@ from fedkeep.experiment.networks import own_models
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
+from fedkeep.synthesis.diffusion.generator import REGIMES
 
 
 def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
@@ -112,7 +113,9 @@ def checked_device(name: str) -> torch.device:
     return device
 
 
-def describe_cell(recipe: Recipe, method: Method, seed: int, federation: Federation) -> dict[str, Any]:
+def describe_cell(
+    recipe: Recipe, method: Method, seed: int, federation: Federation, data_dir: str | Path | None = None
+) -> dict[str, Any]:
     """Return what a report needs to know about one method with one seed."""
     dataset, final = federation.dataset, federation.at(federation.tasks)
     classes = final.seen[-1]  # those that arrive
@@ -135,6 +138,9 @@ def describe_cell(recipe: Recipe, method: Method, seed: int, federation: Federat
     }
     if recipe.has_tasks:
         described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
+    if "generator" in method.algorithm.needs:
+        regime = recipe.generator.load(dataset.shape[-1], torch.device("cpu"), data_dir).regime
+        described["generator"] = f"{recipe.generator.name} ({regime}): {REGIMES[regime]}"
     return described
 
 

@@ -85,7 +85,7 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     engine.client_state = reference(engine.client_state)
     journal = Journal(cell / "journal")
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
-    description = describe_cell(recipe, method, seed, federation)
+    description = describe_cell(recipe, method, seed, federation, config.data_dir or None)
     write_whole(cell / "cell.json", json.dumps(description))
     if _rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
         shutil.rmtree(cell / "checkpoint", ignore_errors=True)

@@ -71,6 +71,11 @@ class Cell:
         return correct, np.where(np.arange(len(correct)) < len(row["correct"]), self._test_total, 0.0)
 
     @property
+    def generator(self) -> str:
+        """Return which generator made images for it, and what that had seen; empty without one."""
+        return str(self.info.get("generator", ""))
+
+    @property
     def task_sizes(self) -> list[int]:
         """Return how many classes arrived with each task; empty without tasks."""
         return [int(size) for size in self.info.get("tasks", [])]

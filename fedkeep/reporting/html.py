@@ -93,6 +93,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     rounds = sorted({cell.rounds_planned for cell in run.cells})
     facts = [
         ("data", " ".join(str(info[key]) for key in ("dataset", "dataset_note") if info.get(key))),
+        ("generator of images", next((cell.generator for cell in run.cells if cell.generator), "")),
         ("clients", f"{info['clients']}" + (f", {info['cohort']} a round" if len(cohorts) == 1 else "")),
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
         ("rounds", ", ".join(map(str, rounds))),

@@ -233,7 +233,9 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
         parts += [reproduction.notes, ""]
     for column in reproduction.columns:
         titles = heads(column)
-        parts += [f"{'#' * (level + 1)} {column.run.title}", "", f"{column.scale}. {column.verdict}", ""]
+        generators = {cell.generator for cell in column.run.cells} - {""}
+        made = "".join(f" Generator of images: {generator}." for generator in sorted(generators))
+        parts += [f"{'#' * (level + 1)} {column.run.title}", "", f"{column.scale}. {column.verdict}{made}", ""]
         parts += ["| " + " | ".join(titles) + " |", "|:--|" + "--:|" * (len(titles) - 1)]
         parts += ["| " + " | ".join(texts(column, line)) + " |" for line in column.lines]
         parts.append("")
