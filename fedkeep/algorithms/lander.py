@@ -41,7 +41,7 @@ class LANDER(WithSynthetic[Best]):
     is 1 and B is 0.
 
     ``anchors`` names the file, which the server alone reads: a .csv with a line for each class, its name and then the
-    numbers; or a .safetensors or .npz with a vector under each class's name.
+    numbers; or a .safetensors with a vector under each class's name.
 
     A task leaves the global model with which clients had the lowest loss, not the last one. The code sums the losses of
     a visit's first pass; here it is the mean over all of a visit's steps, and the model of the first round, which does
@@ -52,7 +52,7 @@ class LANDER(WithSynthetic[Best]):
     title = "LANDER"
     paper = "Tran et al., 2024: Text-enhanced data-free approach for federated class-incremental learning"
 
-    anchors: str = option("", "file with a vector for each class name: .csv, .safetensors or .npz")
+    anchors: str = option("", "file with a vector for each class name: .csv or .safetensors")
     ltc: float = option(5.0, "weight of the bounding loss", low=0.0)
     r: float = option(0.015, "mean squared distance from the anchor that costs nothing", low=0.0)
     cur: float = option(0.2, "factor of what is learned from own examples", low=0.0)

@@ -346,6 +346,8 @@ class Conformance:
 
         After the 200th the task ends, of which a method may keep something once.
         """
+        if method != tiny.configured(type(method)):
+            pytest.skip("as with the method's own options")
         one_step = replace(tiny.TRAINING, epochs=1, batch_size=8)  # what leaks, leaks once a visit
         clients = tiny.federation((4, 4, 5))
         engine = tiny.engine(method, cohort=2, rounds=200, evaluate_every=20, federation=clients, training=one_step)

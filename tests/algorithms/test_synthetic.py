@@ -249,8 +249,8 @@ def test_what_the_papers_say_about_shares() -> None:
 def test_lander_says_what_it_lacks() -> None:
     with pytest.raises(ConfigError, match=r"Set anchors to a \.csv file"):
         LANDER()
-    engine = tiny.engine_with_tasks(lander(anchors="nowhere.npz"), TWO_ONE)
-    with pytest.raises(ConfigError, match=r"nowhere\.npz"):
+    engine = tiny.engine_with_tasks(lander(anchors="nowhere.csv"), TWO_ONE)
+    with pytest.raises(ConfigError, match=r"nowhere\.csv"):
         engine.advance()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 from local_line import LocalLine, places
+from toys import toy_recipe
 from trial import config, model, records
 
 from fedkeep.cli import main
@@ -14,68 +15,10 @@ from fedkeep.errors import FedKeepError
 from fedkeep.flower.server import serve
 from fedkeep.reporting.run_folder import read_run
 
-FEDDCL = """
-title = "toy"
-seeds = [0]
-
-[data]
-name = "digits"
-
-[generator]
-name = "{generator}"
-
-[partition]
-scheme = "dirichlet"
-clients = 3
-min_size = 2
-
-[tasks]
-tasks = 2
-classes = 4
-
-[model]
-name = "mlp"
-hidden = [12]
-
-[[client_models]]
-clients = ["0"]
-name = "mlp"
-hidden = [9, 7]
-
-[[client_models]]
-clients = ["1"]
-name = "mlp"
-hidden = [5]
-
-[training]
-epochs = 1
-batch_size = 32
-lr = 0.05
-
-[run]
-rounds = 2
-cohort = 3
-
-[[methods]]
-algorithm = "feddcl"
-cur = 4
-pre = 4
-server_cur = 6
-server_pre = 4
-proto_rounds = 2
-proto_steps = 2
-proto_batch = 8
-sampler_steps = 2
-"""
-TINY = ["--set", "unet.widths=[8,8]", "--set", "unet.blocks=1", "--set", "noise.times=20", "--set", "training.steps=4"]
-
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("feddcl")
-    generator = folder / "generator"
-    assert main(["generator", "train", "digits", "--regime", "paper", "--out", str(generator), *TINY]) == 0
-    return tiny.write_recipe(folder, FEDDCL.format(generator=generator.as_posix()))
+    return toy_recipe(tmp_path_factory.mktemp("feddcl"))
 
 
 def test_sites_of_three_networks_give_the_same_as_one_machine(recipe: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
+from toys import toy_recipe
 
 import fedkeep
 from fedkeep.cli import main
@@ -29,6 +30,7 @@ from fedkeep.flower.wire import pack, unpack
 QUICK = ["fedavg", "sfedkd"]
 OTHERS = ["fedcad", "fedadkd", "scaffold"]
 OVER_TASKS = ["fedlwf", "fedskf"]
+APART = ["feddcl", "ft-kd"]  # over tasks too, and each site has a network of its own
 SITES = 2
 
 
@@ -122,6 +124,10 @@ def test_keys_are_of_the_kind_that_flower_reads_and_never_overwritten(tmp_path: 
 
 
 def new_app(folder: Path, methods: list[str]) -> Path:
+    if methods == APART:
+        recipe = toy_recipe(folder / "toy", ("ft-kd",), '[public]\nname = "digits"\nimages = 20\n')
+        assert main(["flower", "new", str(folder / "app"), "--recipe", recipe]) == 0
+        return folder / "app"
     rounds, changes = "3", ["partition.classes=6", "training.epochs=1"]
     if methods == OVER_TASKS:  # five classes arrive with each
         rounds, changes = "2", ["partition.classes=3", "training.epochs=1", "tasks.tasks=2", "fedskf.level=icarl"]
@@ -151,27 +157,31 @@ def compare(app: Path, out: Path, said: str) -> None:
         assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-6) for name in mine)
 
 
-SLOW = [pytest.param(methods, marks=pytest.mark.slow) for methods in (OTHERS, OVER_TASKS)]
+SLOW = [pytest.param(methods, marks=pytest.mark.slow) for methods in (OTHERS, OVER_TASKS, APART)]
+
+
+def sites_of(methods: list[str]) -> int:
+    return 3 if methods == APART else SITES
 
 
 @pytest.mark.parametrize("methods", [QUICK, *SLOW], ids=",".join)
 def test_the_simulation_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
     app, out = new_app(tmp_path, methods), tmp_path / "out"
-    compare(app, out, hosts.simulate(tmp_path, app, SITES, f'out="{out}"', free_port()))
+    compare(app, out, hosts.simulate(tmp_path, app, sites_of(methods), f'out="{out}"', free_port()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("methods", [QUICK + OTHERS, OVER_TASKS], ids=",".join)
+@pytest.mark.parametrize("methods", [QUICK + OTHERS, OVER_TASKS, APART], ids=",".join)
 def test_a_superlink_with_supernodes_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
     app, out = new_app(tmp_path, methods), tmp_path / "out"
-    names = [str(number) for number in range(SITES)]
+    names = [str(number) for number in range(sites_of(methods))]
     with hosts.federation(tmp_path, names, port=free_port()) as made:
         made.make_keys(names)
         made.start_superlink()
         made.start_gate()
         for name in names:
             made.register(name)
-            made.start_supernode(name, f"partition-id={name} num-partitions={SITES}")
+            made.start_supernode(name, f"partition-id={name} num-partitions={len(names)}")
         made.start_run(app, f'out="{out}"').wait(timeout=1500)
         said = made.link.log("run.log")
     compare(app, out, said)

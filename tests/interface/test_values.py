@@ -70,7 +70,7 @@ def test_what_is_no_value_is_named_with_its_place(value: Any, path: str) -> None
         ([], 0),
         ({}, 0),
         (NOTHING, 0),
-        (CrossEntropy(), 8),
+        (CrossEntropy(), 16),
         (torch.zeros(3, 4), 48),
         (torch.zeros(3, dtype=torch.uint8), 3),
         (torch.zeros(2, dtype=torch.bool), 2),

@@ -6,7 +6,6 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -14,8 +13,8 @@ from torch import Tensor
 from fedkeep.errors import ConfigError, nearest
 
 FORMS = (
-    "a .csv file with a line for each class, its name and then the numbers; or a .safetensors or .npz file with a "
-    "vector under each class's name"
+    "a .csv file with a line for each class, its name and then the numbers; or a .safetensors file with a vector "
+    "under each class's name"
 )
 
 
@@ -65,13 +64,7 @@ def _from_csv(file: Path) -> Mapping[str, Tensor]:
         return {row[0]: torch.tensor([float(number) for number in row[1:]]) for row in csv.reader(lines) if row}
 
 
-def _from_npz(file: Path) -> Mapping[str, Tensor]:
-    with np.load(file, allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-
-
 _READERS: Mapping[str, Callable[[Path], Mapping[str, Tensor]]] = {
     ".csv": _from_csv,
-    ".npz": _from_npz,
     ".safetensors": load_file,
 }

@@ -1,0 +1,73 @@
+"""FedDCL whole, at toy size: a generator, and clients of three networks that learn two tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tiny
+
+from fedkeep.cli import main
+
+FEDDCL = """
+title = "toy"
+seeds = [0]
+
+[data]
+name = "digits"
+
+[generator]
+name = "{generator}"
+
+[partition]
+scheme = "dirichlet"
+clients = 3
+min_size = 2
+
+[tasks]
+tasks = 2
+classes = 4
+
+[model]
+name = "mlp"
+hidden = [12]
+
+[[client_models]]
+clients = ["0"]
+name = "mlp"
+hidden = [9, 7]
+
+[[client_models]]
+clients = ["1"]
+name = "mlp"
+hidden = [5]
+
+[training]
+epochs = 1
+batch_size = 32
+lr = 0.05
+
+[run]
+rounds = 2
+cohort = 3
+
+[[methods]]
+algorithm = "feddcl"
+cur = 4
+pre = 4
+server_cur = 6
+server_pre = 4
+proto_rounds = 2
+proto_steps = 2
+proto_batch = 8
+sampler_steps = 2
+"""
+TINY = ["--set", "unet.widths=[8,8]", "--set", "unet.blocks=1", "--set", "noise.times=20", "--set", "training.steps=4"]
+
+
+def toy_recipe(folder: Path, others: Sequence[str] = (), more: str = "") -> str:
+    """Train a generator in a folder, and return a recipe that names it, with other methods and sections."""
+    generator = folder / "generator"
+    assert main(["generator", "train", "digits", "--regime", "paper", "--out", str(generator), *TINY]) == 0
+    methods = "".join(f'\n[[methods]]\nalgorithm = "{name}"\n' for name in others)
+    return tiny.write_recipe(folder, FEDDCL.format(generator=generator.as_posix()) + methods + more)
