@@ -203,7 +203,7 @@ def test_known_says_what_is_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", KNOWN.values(), ids=lambda entry: entry.name)
 def test_known_entries_fit_together(entry: Any) -> None:
-    assert entry.hub or entry.folder or entry.name == "digits"
+    assert entry.hub or entry.folder or entry.where, "where it comes from"
     if entry.normalisation is not None:
         assert [len(constants) for constants in entry.normalisation] == [entry.shape[0]] * 2
     assert entry.layout.channels == entry.shape[0]
