@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedkeep.algorithms.ft_kd import Ensemble, Said, averaged
 from fedkeep.algorithms.incremental import CESlice, cross_entropy, joined, old_classes
+from fedkeep.errors import RunError
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, each, on_client
 from fedkeep.interface.party import Party
 from fedkeep.models import Weights
@@ -116,7 +117,11 @@ class FedDCL(Algorithm[Gallery, Visitor]):
         rows = server.generator.start(server.classes - server.old)
         for _ in range(self.proto_rounds):
             found = list(clients.ask(self.search, rows).values())
-            if found:
+            if not found:
+                raise RunError(
+                    "no client found a prototype, so that nothing can be drawn. The record says why each was lost."
+                )
+            if len(found) == len(clients):  # a class whose holders are away keeps the row that it had
                 check_held(torch.stack([one.counts for one in found]).sum(0), server.label_names[server.old :])
             rows = average(rows, [one.prototypes for one in found], [one.counts for one in found], self.proto_agg)
         kept.prototypes = torch.cat((kept.prototypes, rows)) if server.old else rows
@@ -161,12 +166,16 @@ class FedDCL(Algorithm[Gallery, Visitor]):
         server.state.old = server.model
         clients.ask(self.remember)
 
-    def fault(self, server: Server[Gallery], reply: Any) -> str | None:
+    def fault(self, server: Server[Gallery], reply: Any, examples: int) -> str | None:
         new = server.classes - server.old
         if isinstance(reply, Found):
             size, found = (new, *server.generator.start(1).shape[1:]), tuple(reply.prototypes.shape)
-            if found != size or reply.counts.shape != (new,) or bool((reply.counts < 0).any()):
-                return f"prototypes of shape {list(found)}, not {list(size)}, or without a count of each class"
+            if found != size or reply.prototypes.dtype != torch.float32:
+                return f"prototypes of shape {list(found)} in {reply.prototypes.dtype}, not {list(size)} in float32"
+            counts = reply.counts.tolist()
+            whole = reply.counts.shape == (new,) and reply.counts.dtype == torch.int64
+            if not whole or min(counts) < 0 or sum(counts) != examples:
+                return f"counts of its examples that cannot be: {counts}, and it has {examples}"
             if reply.generator != server.generator.hash():
                 return "prototypes for another generator than the server's; give all parties the same folder"
         if isinstance(reply, Said):

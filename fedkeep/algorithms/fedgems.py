@@ -19,10 +19,11 @@ from fedkeep.options import option
 class FedGEMS(FTKD):
     """Federated learning of larger server models via selective knowledge fusion, on a labelled public set.
 
-    What is learned from an image, at the server and at clients, is epsilon CE + (1 - epsilon) KD. The teacher is what
-    the server's model said before, where that is right; elsewhere the mean of the clients' probabilities, each weighted
-    by softmax over clients of 1 / entropy. The public set is the recipe's auxiliary one. From the paper's summary and a
-    public re-implementation, which has epsilon 0.75; other details are ours.
+    What is learned from an image, at the server and at clients, is epsilon CE + (1 - epsilon) KD. The server's teacher
+    is what its model said before, where that is right; elsewhere the mean of the clients' probabilities, each weighted
+    by softmax over clients of 1 / entropy. The clients' teacher is the server's model after that. The public set is the
+    recipe's auxiliary one. From the paper's summary and a public re-implementation, which has epsilon 0.75; other
+    details are ours.
     """
 
     title = "FedGEMS"
@@ -35,10 +36,13 @@ class FedGEMS(FTKD):
     def consensus(self, server: Server[Guests], replies: Sequence[Tensor]) -> Tensor:
         own, labels = server.predict(server.model), server.data["label"]
         told = torch.stack([(said / self.tau).log_softmax(-1) for said in replies])
-        entropy = -(told.exp() * told).sum(-1)
+        entropy = torch.special.entr(told.exp()).sum(-1)  # 0 where a probability is 0
         sure = (1 / entropy.clamp(min=1e-3)).log_softmax(0)  # who is certain outweighs all, and stays finite
         together = self.tau * (told + sure.unsqueeze(-1)).logsumexp(0)
         return torch.where((own.argmax(-1) == labels).unsqueeze(-1), own, together)
+
+    def shared(self, server: Server[Guests], consensus: Tensor) -> Tensor:
+        return server.predict(server.model)
 
     def lesson(self, consensus: Tensor, public: Data) -> Objective:
         return Scaled(self.epsilon, CrossEntropy()) + taught(consensus, public, self.tau, 1 - self.epsilon)

@@ -106,10 +106,10 @@ class FedPASS(Algorithm[NoState, Remembered]):
         told = clients.ask(self.tell, server.model).values()
         clients.ask(self.hear, server.model, pooled([one for one in told if one is not None]))
 
-    def fault(self, server: Server, reply: Any) -> str | None:
+    def fault(self, server: Server, reply: Any, examples: int) -> str | None:
         if not isinstance(reply, Prototypes):
             return None
-        return reply.fault(range(server.old, server.classes), server.model[WEIGHT].shape[1])
+        return reply.fault(range(server.old, server.classes), server.model[WEIGHT].shape[1], examples)
 
     @on_client
     def train(self, client: Client[Remembered], model: Weights) -> Fit:

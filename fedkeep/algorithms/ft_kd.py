@@ -23,6 +23,10 @@ Ensemble = Literal["prob", "logit"]
 """Whether the mean of what models say is one of their probabilities, or of their logits."""
 
 
+LARGEST = 1e4
+"""Logits beyond it are cut: softmaxes cannot tell, and one client's must not swallow all others' in a mean."""
+
+
 @dataclass
 class Guests:
     """What the server keeps: who has the public images already."""
@@ -79,15 +83,15 @@ class FTKD(Algorithm[Guests, K]):
     def round(self, server: Server[Guests], cohort: Cohort) -> None:
         kept = server.state
         kept.welcomed = kept.welcomed + list(cohort.without(kept.welcomed).ask(self.welcome, server.data))
-        replies = [reply.logits for reply in cohort.ask(self.learn).values()]
+        replies = [reply.logits.clamp(-LARGEST, LARGEST) for reply in cohort.ask(self.learn).values()]
         consensus = self.consensus(server, replies)
         server.model = self.absorbed(server, server.model, consensus, server.data, self.server_passes)
-        cohort.start(self.digest, consensus)
+        cohort.start(self.digest, self.shared(server, consensus))
 
     def own_model(self, state: K) -> Weights:
         return state.model
 
-    def fault(self, server: Server[Guests], reply: Any) -> str | None:
+    def fault(self, server: Server[Guests], reply: Any, examples: int) -> str | None:
         wanted = (len(server.data["label"]), server.classes)
         if not isinstance(reply, Said) or (reply.logits.shape == wanted and reply.logits.dtype == torch.float32):
             return None
@@ -120,6 +124,10 @@ class FTKD(Algorithm[Guests, K]):
     def consensus(self, server: Server[Guests], replies: Sequence[Tensor]) -> Tensor:
         """Return the mean of what clients said, as logits [n, classes]."""
         return averaged(replies, self.tau, self.ensemble)
+
+    def shared(self, server: Server[Guests], consensus: Tensor) -> Tensor:
+        """Return what clients are taught, once the server has learned."""
+        return consensus
 
     def lesson(self, consensus: Tensor, public: Data) -> Objective:
         """Return what is minimised on the public set."""

@@ -76,10 +76,10 @@ class LANDER(WithSynthetic[Best]):
 
     def note(self, server: Server[Best], replies: Mapping[str, Fit]) -> None:
         super().note(server, replies)
-        steps = sum(reply.steps for reply in replies.values())
-        if server.round == 1 or not steps:
+        examples = sum(reply.examples for reply in replies.values())
+        if server.round == 1 or not examples:
             return
-        loss = sum(reply.loss * reply.steps for reply in replies.values()) / steps
+        loss = sum(max(reply.loss, 0.0) * reply.examples for reply in replies.values()) / examples
         if loss < server.state.lowest:
             server.state.best, server.state.lowest = server.model, loss
 

@@ -188,8 +188,7 @@ def _add_generator(command: argparse.ArgumentParser) -> None:
         "--regime",
         default="paper",
         metavar="REGIME",
-        help="paper: all training images; same_classes: a part that no client gets; disjoint: other classes "
-        "(default: paper)",
+        help="paper: all training images; same_classes: a part of each class; disjoint: other classes (default: paper)",
     )
     train.add_argument("--half", action="store_true", help="keep 16 bits a weight: half the size")
     _add_generator_options(train, "unet.widths=[64,128,128] or training.steps=5000")

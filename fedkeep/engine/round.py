@@ -243,7 +243,10 @@ class RoundInFlight:
         mismatches += (_mismatch(weights, networks) for weights in found_in(reply, Mapping))
         if mismatch := next(filter(None, mismatches), None):
             return f"answered with another model: {mismatch}"
-        fault = self.engine.algorithm.fault(self.engine.server, reply)
+        try:
+            fault = self.engine.algorithm.fault(self.engine.server, reply, self.engine.federation.size(client))
+        except Exception as error:  # a reply that cannot even be looked at must not stop everybody
+            fault = f"what cannot be checked ({type(error).__name__}: {error})"
         return fault and f"answered with {fault}"
 
     def _lose(self, client: str, reason: str) -> None:

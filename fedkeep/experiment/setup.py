@@ -139,7 +139,7 @@ def describe_cell(
     if recipe.has_tasks:
         described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
     if "generator" in method.algorithm.needs:
-        regime = recipe.generator.load(dataset.shape[-1], torch.device("cpu"), data_dir).regime
+        regime = recipe.generator.regime(data_dir)
         described["generator"] = f"{recipe.generator.name} ({regime}): {REGIMES[regime]}"
     return described
 

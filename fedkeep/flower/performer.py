@@ -179,6 +179,9 @@ class AtSites(Performer):
         return Parcel({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
 
 
+MOST_STEPS = 10**9  # of a visit
+
+
 def implausible(answer: Any, examples: int) -> str | None:
     """Return what a site with so many examples cannot have answered, or None: it would outweigh all others."""
     _, train, teachers = answer
@@ -187,6 +190,6 @@ def implausible(answer: Any, examples: int) -> str | None:
     for fit in found_in(answer, Fit):
         if not 0 <= fit.examples <= examples:
             return f"a model trained on {fit.examples} examples, and it has {examples}"
-        if fit.steps < 0:
+        if not 0 <= fit.steps <= MOST_STEPS:
             return f"a model trained in {fit.steps} steps"
     return None

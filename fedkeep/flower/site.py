@@ -107,7 +107,7 @@ def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
     """Return the generator as this site has it: a real site reads no folder that the run names."""
     if place.generator:
         return replace(recipe.generator, name=place.generator)
-    if recipe.generator.name and place.partition_id < 0:
+    if "generator" in recipe.methods[0].algorithm.needs and place.partition_id < 0:
         raise ConfigError(
             f"site {place.site} has no generator of images, and this run needs one. Copy it there and name its folder "
             'in the node-config: generator="/path/to/it".'

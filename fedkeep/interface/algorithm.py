@@ -88,10 +88,11 @@ class Algorithm(Options, ABC, Generic[S, C]):
         """
         return {}
 
-    def fault(self, server: Server[S], reply: Any) -> str | None:
+    def fault(self, server: Server[S], reply: Any, examples: int) -> str | None:
         """Return what is wrong with a reply, such as its shape; None if nothing is. Who sent it is lost for the round.
 
-        Whether numbers are finite, and models of the client's form, is looked after already.
+        ``examples`` is how many the client has in this task. Whether numbers are finite, and models of the client's
+        form, is looked after already.
         """
         return None
 

@@ -21,6 +21,9 @@ from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.objectives.base import Answer, Batch, Objective, Student
 from fedkeep.objectives.decoupled import raised
 
+LARGEST = 1e6
+"""A radius beyond it is no radius of features: its noise would drown everything."""
+
 
 @dataclass(frozen=True, eq=False)
 class Prototypes:
@@ -39,15 +42,25 @@ class Prototypes:
     examples: Tensor
     radius: float
 
-    def fault(self, classes: range, width: int) -> str | None:
-        """Return what is wrong with prototypes that claim to be of some of these classes, or None if nothing is."""
-        count = len(self.classes)
-        if self.means.shape != (count, width) or self.examples.shape != (count,) or not self.means.is_floating_point():
-            return f"prototypes of shape {list(self.means.shape)} for {count} classes, not {[count, width]}"
-        wrong = set(self.classes.tolist()) - set(classes)
-        if wrong:
+    def fault(self, classes: range, width: int, held: int) -> str | None:
+        """Return what is wrong with prototypes that claim to be of some of these classes, or None if nothing is.
+
+        Parameters
+        ----------
+        held : how many examples there are.
+        """
+        named = self.classes.tolist()
+        if self.classes.dim() != 1 or self.classes.dtype != torch.int64 or len(set(named)) < len(named):
+            return f"prototypes whose classes are no distinct numbers: {named}"
+        count = len(named)
+        if self.means.shape != (count, width) or self.examples.shape != (count,) or self.means.dtype != torch.float32:
+            return f"prototypes of shape {list(self.means.shape)} for {count} classes, not {[count, width]} in float32"
+        if wrong := set(named) - set(classes):
             return f"prototypes of {sorted(wrong)}, which are no classes of this task"
-        return "prototypes of no examples" if self.radius < 0 or bool((self.examples < 1).any()) else None
+        examples = self.examples.tolist()
+        if self.examples.dtype != torch.int64 or min(examples, default=1) < 1 or sum(examples) > held:
+            return f"prototypes of no examples, or of more than it has: {examples}, and it has {held}"
+        return f"prototypes of radius {self.radius}" if not 0 <= self.radius < LARGEST else None
 
     def drawn(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return features [count, width] of random classes, their mean plus radius * N(0, I), and these classes.

@@ -15,7 +15,7 @@ from fedkeep import seeds
 from fedkeep.algorithms.feddcl import FedDCL, Found
 from fedkeep.algorithms.ft_kd import Said
 from fedkeep.engine.embedded import Embedded
-from fedkeep.errors import ConfigError, DataError
+from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.interface.values import copied
 from fedkeep.models.heads import continued
@@ -208,17 +208,48 @@ def test_the_control_learns_the_labels_of_made_images_alone() -> None:
     assert tiny.equal(engine.server.model, other.server.model)
 
 
-def test_replies_of_another_size_lose_their_client() -> None:
+def test_replies_that_cannot_be_lose_their_client() -> None:
     engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort=5)
     tiny.played(engine)
-    fault = engine.algorithm.fault
-    assert fault(engine.server, Found(torch.zeros(3, *tiny.SHAPE), torch.zeros(3, dtype=torch.int64), "toy")) is None
-    assert "prototypes of shape [2, 1, 4, 4], not [3, 1, 4, 4]" in fault(
-        engine.server, Found(torch.zeros(2, *tiny.SHAPE), torch.zeros(3), "toy")
+    rows, counts = torch.zeros(3, *tiny.SHAPE), torch.tensor([2, 0, 5])
+
+    def fault(reply: Any) -> str:
+        return str(engine.algorithm.fault(engine.server, reply, 7))
+
+    assert fault(Found(rows, counts, "toy")) == "None"
+    assert "of shape [2, 1, 4, 4] in torch.float32, not [3, 1, 4, 4]" in fault(Found(rows[:2], counts, "toy"))
+    assert "in torch.float64" in fault(Found(rows.double(), counts, "toy"))
+    assert "for another generator than the server's" in fault(Found(rows, counts, "another"))
+    for wrong in (counts + 1, counts * 2**60, counts.float(), torch.tensor([8, -1, 0])):
+        assert "counts of its examples that cannot be" in fault(Found(rows, wrong, "toy"))
+    assert "logits of shape [4, 3]" in fault(Said(torch.zeros(4, 3)))
+
+
+def test_nobody_with_a_prototype_stops_the_run() -> None:
+    engine = tiny.engine_with_tasks(
+        method(),
+        tiny.stream((3,), absent=0),
+        rounds=1,
+        cohort=5,
+        lose=lambda number, client, step: "away" if step == "search" else None,
     )
-    other = Found(torch.zeros(3, *tiny.SHAPE), torch.zeros(3, dtype=torch.int64), "another")
-    assert "for another generator than the server's" in fault(engine.server, other)
-    assert "logits of shape [4, 3]" in fault(engine.server, Said(torch.zeros(4, 3)))
+    with pytest.raises(RunError, match="no client found a prototype"):
+        tiny.played(engine)
+
+
+def test_a_class_whose_only_holder_is_away_keeps_its_first_row() -> None:
+    data = tiny.dataset(30)
+    rows = [torch.nonzero((data.train["label"] == 2) == last).flatten().tolist() for last in (False, True)]
+    engine = tiny.engine(
+        method(),
+        federation=tiny.by_hand(data, rows),
+        cohort=2,
+        rounds=1,
+        lose=lambda number, client, step: "away" if (client, step) == ("1", "search") else None,
+    )
+    tiny.played(engine)
+    assert not engine.server.state.prototypes[2].any()
+    assert engine.server.state.prototypes[:2].any()
 
 
 def test_a_class_that_nobody_holds_is_named() -> None:

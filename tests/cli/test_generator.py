@@ -36,7 +36,7 @@ def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.Mo
     for expected in (
         "digits: 216 images of 10 classes",
         "regime same_classes",
-        "that no client has",
+        "which the run itself must keep from them",
         "4/4 steps  loss",
     ):
         assert expected in told

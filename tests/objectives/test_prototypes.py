@@ -50,14 +50,14 @@ def known(classes: list[int], means: list[list[float]], examples: list[int], rad
 
 def test_prototypes_from_elsewhere_are_looked_at() -> None:
     good = known([2, 3], [[1.0], [2.0]], [3, 1], 0.5)
-    assert good.fault(range(2, 4), 1) is None
+    assert good.fault(range(2, 4), 1, 100) is None
     for bad, said in (
         (known([1], [[1.0]], [3], 0.5), "[1], which are no classes"),
         (known([2], [[1.0, 2.0]], [3], 0.5), "shape [1, 2] for 1 classes, not [1, 1]"),
         (known([2, 3], [[1.0], [2.0]], [3], 0.5), "for 2 classes"),
         (known([2], [[1.0]], [0], 0.5), "no examples"),
     ):
-        assert said in str(bad.fault(range(2, 4), 1))
+        assert said in str(bad.fault(range(2, 4), 1, 100))
 
 
 def test_newer_classes_are_added_and_the_first_radius_may_stay() -> None:

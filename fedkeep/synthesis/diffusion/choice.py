@@ -10,8 +10,8 @@ import torch
 from fedkeep.data.known import data_folder
 from fedkeep.errors import ConfigError
 from fedkeep.options import Options, option
-from fedkeep.synthesis.diffusion.generator import Generator
-from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator
+from fedkeep.synthesis.diffusion.generator import Generator, Regime
+from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator, read_regime
 from fedkeep.synthesis.diffusion.text_to_image import CHECKPOINT, load_latent
 
 
@@ -44,7 +44,13 @@ class GeneratorChoice(Options):
             raise ConfigError("the recipe names no generator. Train one with fedkeep generator train, and name it.")
         if self.name == "ldm":
             return load_latent(self.checkpoint, side, device)
+        return load_generator(self._folder(data_dir), device, space=self.space, initial=self.initial)
+
+    def regime(self, data_dir: str | Path | None = None) -> Regime:
+        """Return what it saw, without loading its weights; errors are those of `load`."""
+        return "ldm" if self.name == "ldm" else read_regime(self._folder(data_dir))
+
+    def _folder(self, data_dir: str | Path | None) -> Path:
         here, root = Path(self.name).expanduser(), data_folder(data_dir)
-        if not (here / CARD).is_file() and root is not None and (root / self.name / CARD).is_file():
-            here = root / self.name
-        return load_generator(here, device, space=self.space, initial=self.initial)
+        there = None if root is None else root / self.name
+        return there if there and not (here / CARD).is_file() and (there / CARD).is_file() else here

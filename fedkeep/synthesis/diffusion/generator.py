@@ -22,7 +22,7 @@ Regime = Literal["paper", "same_classes", "disjoint", "ldm"]
 
 REGIMES: dict[Regime, str] = {
     "paper": "trained on all training images of the clients' own classes, as in the paper: it has seen them all",
-    "same_classes": "trained on images of the clients' classes that no client has",
+    "same_classes": "trained on a part of each of the clients' classes, which the run itself must keep from them",
     "disjoint": "trained on other classes than the clients': the fair test",
     "ldm": "the public text-to-image model: it has read the classes' names, beside images of the whole web",
 }

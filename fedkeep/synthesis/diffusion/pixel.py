@@ -20,7 +20,7 @@ from fedkeep.files import write_whole
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import load_into, parameter_count
 from fedkeep.options import as_table, build
-from fedkeep.synthesis.diffusion.generator import Generator, Regime, hash_of
+from fedkeep.synthesis.diffusion.generator import REGIMES, Generator, Regime, hash_of
 from fedkeep.synthesis.diffusion.noise import Noise
 from fedkeep.synthesis.diffusion.unet import UNet
 
@@ -181,6 +181,15 @@ def load_generator(
     except (KeyError, TypeError, ValueError) as error:
         reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
         raise RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.") from error
+
+
+def read_regime(folder: Path) -> Regime:
+    """Return what a generator saw; raise `RunError` as `load_generator` does, for what its card alone shows."""
+    written = _read_card(folder)
+    if written.get("regime") not in REGIMES:
+        raise RunError(f"{folder / CARD} names no regime that there is. Train the generator again.")
+    regime: Regime = written["regime"]
+    return regime
 
 
 def as_signal(images: Tensor) -> Tensor:
