@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedkeep.cli.progress import bars
 
 _EVERY = 15.0  # seconds from line to line
 
@@ -23,15 +24,7 @@ class Counter:
 
     def __init__(self, console: Console, what: str, quiet: bool = False) -> None:
         self.console, self.what, self.quiet = console, what, quiet
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console,
-            disable=quiet or not console.is_terminal,
-        )
+        self.bars = bars(console, shown=console.is_terminal and not quiet)
         self.bar = self.bars.add_task(what, total=None, note="")
         self.began = self.said = time.monotonic()
         self.first: int | None = None  # what was done before the first call says nothing about the pace

@@ -12,6 +12,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedkeep.experiment.run import Progress as Step
 
 
+def bars(console: Console, shown: bool) -> Progress:
+    """Return bars with a note and the time left; they are drawn once they are started."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+        disable=not shown,
+    )
+
+
 class Display:
     """Shows steps as they come; a context manager.
 
@@ -23,15 +36,7 @@ class Display:
         self.console = console
         self.cells = cells  # cell name to its rounds
         self.live = console.is_terminal
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console,
-            disable=not self.live,
-        )
+        self.bars = bars(console, shown=self.live)
         self.done = dict.fromkeys(cells, 0)
         self.tasks: dict[str, TaskID] = {}
         self.all = self.bars.add_task("all rounds", total=sum(cells.values()), note="")

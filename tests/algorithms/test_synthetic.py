@@ -11,6 +11,7 @@ import tiny
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
+from watched import Seen
 
 from fedkeep.algorithms.lander import LANDER
 from fedkeep.algorithms.target import TARGET
@@ -18,9 +19,7 @@ from fedkeep.data import Augmentation
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Assignment, Pupil
 from fedkeep.engine.networks import Networks
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.errors import ConfigError
-from fedkeep.interface import Fit
 from fedkeep.interface.values import payload
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_into
@@ -38,28 +37,6 @@ def target(**changes: Any) -> TARGET:
 
 def lander(**changes: Any) -> LANDER:
     return LANDER(**(TOY | {"anchors": ANCHORS, "syn_batch_size": 3} | changes))
-
-
-class Seen:
-    """What clients were given to train and what came of it, by (task, round, client)."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.given: dict[tuple[int, int, str], Assignment] = {}
-        self.left: dict[tuple[int, int, str], Fit] = {}
-        assignment, fit = LocalParty.assignment, LocalParty.fit
-
-        def spy(party: LocalParty, *args: Any, **kwargs: Any) -> Assignment:
-            made = assignment(party, *args, **kwargs)
-            self.given[party.task, party.round, party.name] = made
-            return made
-
-        def spy_fit(party: LocalParty, *args: Any, **kwargs: Any) -> Fit:
-            done = fit(party, *args, **kwargs)
-            self.left[party.task, party.round, party.name] = done
-            return done
-
-        monkeypatch.setattr(LocalParty, "assignment", spy)
-        monkeypatch.setattr(LocalParty, "fit", spy_fit)
 
 
 def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Embedded, Seen, Weights]:
@@ -93,8 +70,8 @@ def distilled(student: Tensor, teacher: Tensor) -> Tensor:
 @pytest.mark.parametrize("ce_slice", ["new", "all"])
 def test_target_by_formula(round: int, ce_slice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(target(ce_slice=ce_slice), monkeypatch)
-    model = seen.left[2, round, "1"].model
-    value, images, labels, made = loss_of(engine, seen.given[2, round, "1"], model)
+    model = seen.results[2, round, "1"].model
+    value, images, labels, made = loss_of(engine, seen.fits[2, round, "1"], model)
     ask = engine.place.networks.logits
     start = 2 if ce_slice == "new" else 0
     expected = cross_entropy(ask(model, images)[:, start:], labels - start)
@@ -103,17 +80,17 @@ def test_target_by_formula(round: int, ce_slice: Any, monkeypatch: pytest.Monkey
 
 def test_a_pass_ends_with_the_shorter_and_batches_fit_an_average_client(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, _ = second_task(target(), monkeypatch)
-    average = sum(seen.left[1, 2, client].examples for client in "0123") / 4
+    average = sum(seen.results[1, 2, client].examples for client in "0123") / 4
     batch = 11 // ceil(average / tiny.TRAINING.batch_size)
     assert engine.server.state.replay.batch == batch
     for client in "0123":
         own = engine.federation.size(client)
         steps = tiny.TRAINING.epochs * min(ceil(own / tiny.TRAINING.batch_size), ceil(11 / batch))
-        assert seen.left[2, 1, client].steps == steps
+        assert seen.results[2, 1, client].steps == steps
     _, seen, _ = second_task(lander(), monkeypatch)
     for client in "0123":
         own = engine.federation.size(client)
-        assert seen.left[2, 1, client].steps == tiny.TRAINING.epochs * ceil(own / tiny.TRAINING.batch_size)
+        assert seen.results[2, 1, client].steps == tiny.TRAINING.epochs * ceil(own / tiny.TRAINING.batch_size)
 
 
 def test_the_released_code_makes_ten_batches_within_its_warm_up() -> None:
@@ -183,15 +160,15 @@ def test_with_augmentation_the_old_model_travels_and_answers_in_every_batch(monk
     lesson = engine.server.state.replay.lesson
     assert isinstance(lesson, Slice)
     assert tiny.equal(lesson.term.teachers[0], old)  # type: ignore[attr-defined]
-    assert tiny.finite(seen.left[2, 2, "1"].model)
+    assert tiny.finite(seen.results[2, 2, "1"].model)
 
 
 def test_lander_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, _ = second_task(lander(), monkeypatch)
     old = engine_after_first_task(lander())
     anchors = read_anchors(ANCHORS, engine.server.label_names)
-    model = seen.left[2, 2, "1"].model
-    value, images, labels, made = loss_of(engine, seen.given[2, 2, "1"], model)
+    model = seen.results[2, 2, "1"].model
+    value, images, labels, made = loss_of(engine, seen.fits[2, 2, "1"], model)
     ask, read = engine.place.networks.logits, engine.place.networks.features
     bound = (mse_loss(read(model, images), anchors[labels]) - 0.015).clamp(min=0)
     own = cross_entropy(ask(model, images)[:, 2:], labels - 2) + 5 * bound
@@ -208,7 +185,7 @@ def engine_after_first_task(method: Any) -> Weights:
 
 def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, _ = second_task(lander(), monkeypatch)
-    given, model = seen.given[1, 1, "1"], seen.left[1, 1, "1"].model
+    given, model = seen.fits[1, 1, "1"], seen.results[1, 1, "1"].model
     assert len(given.sources) == 1
     batch = given.sources[0].first(4)
     engine.enter(1)
@@ -230,7 +207,7 @@ def test_lander_goes_back_to_its_best_model(monkeypatch: pytest.MonkeyPatch) -> 
         engine.advance()
     losses = []
     for number in range(1, 7):
-        fits = [seen.left[1, number, client] for client in "0123"]
+        fits = [seen.results[1, number, client] for client in "0123"]
         losses.append(sum(fit.loss * fit.steps for fit in fits) / sum(fit.steps for fit in fits))
     best = min(range(1, 6), key=lambda number: losses[number])
     assert best < 5, "not the last"
