@@ -10,10 +10,10 @@ import dataclasses
 import math
 import sys
 import types
-import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from fedkeep.annotations import annotations_of
 from fedkeep.errors import ConfigError, did_you_mean
 
 T = TypeVar("T", bound="Options")
@@ -29,13 +29,10 @@ class Options:
     """Base of everything that is configured by fields; checks types and ranges when constructed."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            if "doc" in field.metadata:
-                where = f"{type(self).__name__}.{field.name}"
-                object.__setattr__(
-                    self, field.name, _checked(getattr(self, field.name), hints[field.name], field, where)
-                )
+        hints = annotations_of(type(self))
+        for name, field in options_of(type(self)).items():
+            value = _checked(getattr(self, name), hints[name], field, f"{type(self).__name__}.{name}")
+            object.__setattr__(self, name, value)
         self.check()
 
     def check(self) -> None:

@@ -14,13 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from fedkeep.annotations import annotations_of
 from fedkeep.data import known
 from fedkeep.errors import RunError
 from fedkeep.experiment.catalogue import PaperTable, paper_tables, recipe_names
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.interface import Algorithm, algorithm, algorithms
-from fedkeep.interface.algorithm import client_steps, signature
+from fedkeep.interface.algorithm import client_steps
 from fedkeep.options import describe_type, options_of
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.plots import curves, save_png
@@ -51,7 +52,7 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
         console.print(f"  {escape(line)}", highlight=False)
     known = options_of(cls)
     if known:
-        hints = {name: describe_type(hint) for name, hint in _hints(cls).items()}
+        hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}
         table = _table("option", "default", "values", "meaning")
         for name, field in known.items():
             table.add_row(name, escape(str(field.default)), escape(hints[name]), escape(field.metadata["doc"]))
@@ -64,17 +65,11 @@ def _docstring(cls: type) -> str:
     return inspect.cleandoc(cls.__doc__ or "")
 
 
-def _hints(cls: type) -> dict[str, Any]:
-    import typing
-
-    return typing.get_type_hints(cls)
-
-
 def _leaves(cls: type[Algorithm[Any, Any]]) -> list[str]:
     """Say what each client step returns, from its annotation, and why, from its docstring."""
     lines = []
     for name, step in client_steps(cls).items():
-        result = signature(step)["return"]
+        result = annotations_of(step)["return"]
         if result is type(None):
             continue
         if dataclasses.is_dataclass(result):

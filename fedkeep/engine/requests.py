@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fedkeep.annotations import annotations_of
 from fedkeep.errors import ValueRefused
 from fedkeep.interface import Algorithm
-from fedkeep.interface.algorithm import function_of, is_client_step, sent, signature
+from fedkeep.interface.algorithm import function_of, is_client_step, sent
 from fedkeep.interface.codec import flatten, restore
 
 
@@ -79,7 +80,7 @@ def read_request(
     step: Any = getattr(algorithm, str(written["step"]), None)
     if not is_client_step(step):
         raise ValueRefused(f"{written['step']!r} is no client step of {algorithm.name()}.")
-    hints, names = signature(function_of(step)), sent(step)
+    hints, names = annotations_of(function_of(step)), sent(step)
     args = written["args"]
     return Request(
         written["client"],
@@ -95,7 +96,7 @@ def read_request(
 
 def answer_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) -> Any:
     """Return the type of what performed steps leave: (reply, state, uses) of each, seconds of training and teachers."""
-    replies = (signature(function_of(step))["return"] for step in steps)
+    replies = (annotations_of(function_of(step))["return"] for step in steps)
     outcomes = tuple(tuple.__class_getitem__((reply, client_state, dict[str, int])) for reply in replies)
     return tuple.__class_getitem__((tuple.__class_getitem__(outcomes), float, float))
 

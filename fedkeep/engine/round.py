@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fedkeep import seeds
+from fedkeep.annotations import annotations_of
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.perform import Ticket
 from fedkeep.engine.requests import Lost, Request
 from fedkeep.errors import in_one_line
 from fedkeep.interface import Fit
-from fedkeep.interface.algorithm import function_of, sent, signature
+from fedkeep.interface.algorithm import function_of, sent
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import label_counts, not_counts
 from fedkeep.interface.values import copied, found_in, not_finite, payload
@@ -215,7 +216,7 @@ class RoundInFlight:
         self.up += payload(outcome.reply)
         if engine.through_codec:
             self.states[client] = decode(encode(outcome.state), engine.client_state, engine.device)
-            reply = decode(encode(outcome.reply), signature(function_of(call.step))["return"], engine.device)
+            reply = decode(encode(outcome.reply), annotations_of(function_of(call.step))["return"], engine.device)
         else:
             reply = copied(outcome.reply)
         if isinstance(reply, Fit):
@@ -299,7 +300,7 @@ class RoundInFlight:
         """Return the call as it arrives at the client."""
         if not self.engine.through_codec:
             return Call(call.step, copied(call.args), copied(call.kwargs))
-        hints = signature(function_of(call.step))
+        hints = annotations_of(function_of(call.step))
         names = sent(call.step)
         args = tuple(
             decode(encode(arg), hints[name], self.engine.device) for name, arg in zip(names, call.args, strict=False)

@@ -156,8 +156,8 @@ class LocalParty(Party[Any]):
         objective = self.settle(objective, *data)
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
         # What is drawn beside own examples, such as synthetic images, is not brightened in the code of TARGET either.
-        whole, beside = self.place.augmentation, replace(self.place.augmentation, brightness=0.0)
-        random = [whole, *[beside] * (len(data) - 1)]
+        random = [self.place.augmentation]
+        random += [replace(self.place.augmentation, brightness=0.0) for _ in data[1:]]
         sources = [self._source(*given) for given in zip(data, random, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
         return Assignment(model, objective, sources, passes, self.round, self._derive("network noise"), pass_ends)

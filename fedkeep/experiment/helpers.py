@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
+from fedkeep.annotations import annotations_of
 from fedkeep.engine.embedded import Embedded, Finished
 from fedkeep.engine.pool import Pool, Worker, serve
 from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
 from fedkeep.interface import Algorithm
-from fedkeep.interface.algorithm import client_steps, is_annotated, signature
+from fedkeep.interface.algorithm import client_steps, is_annotated
 
 log = logging.getLogger(__name__)
 PAYS = 20.0  # seconds of work left from which processes, which take some seconds to start, are worth it
@@ -37,7 +38,7 @@ def useful(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> int:
         return 0  # what is not annotated cannot travel
     if algorithm.schedule == "parallel":
         return min(spare, cohort)
-    return 2 if any(signature(step)["return"] is type(None) for step in steps) else 0
+    return 2 if any(annotations_of(step)["return"] is type(None) for step in steps) else 0
 
 
 class Helpers:

@@ -9,12 +9,12 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Generic, Literal, get_args, get_origin
 
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from fedkeep.annotations import annotations_of
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface.cohort import Cohort
 from fedkeep.interface.party import NoState, S, Server
@@ -144,13 +144,7 @@ def sent(step: Callable[..., Any]) -> list[str]:
 
 def is_annotated(step: Callable[..., Any]) -> bool:
     """Tell whether a step says of what types its parameters and its result are, without which it cannot travel."""
-    return {*sent(step), "return"} <= signature(function_of(step)).keys()
-
-
-@cache
-def signature(step: Callable[..., Any]) -> dict[str, Any]:
-    """Return a client step's annotations by parameter, and its result's under ``return``."""
-    return typing.get_type_hints(step)
+    return {*sent(step), "return"} <= annotations_of(function_of(step)).keys()
 
 
 def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:

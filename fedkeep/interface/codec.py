@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedkeep.annotations import annotations_of
 from fedkeep.errors import ValueRefused
 
 _STRUCTURE = "structure"
@@ -196,7 +196,7 @@ def _restore_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint
     names = {field.name for field in fields(cls)}
     if set(content) != names:
         raise ValueRefused(f"{where} has the fields {sorted(content)} instead of {sorted(names)}.")
-    hints = typing.get_type_hints(cls)
+    hints = annotations_of(cls)
     return cls(**{name: _restore(item, tensors, hints[name], f"{where}.{name}") for name, item in content.items()})
 
 

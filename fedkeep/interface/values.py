@@ -76,6 +76,8 @@ def payload(value: Any) -> int:
 def found_in(value: Any, kind: type[Any]) -> Iterator[Any]:
     """Yield every dataclass or mapping of a kind in a value, the outer before the inner."""
     items: Iterable[Any] = ()
+    if isinstance(value, _LEAVES):
+        return
     if isinstance(value, kind):
         yield value
     if isinstance(value, (dict, Mapping)):

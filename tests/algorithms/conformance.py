@@ -20,6 +20,7 @@ import tiny
 import torch
 from torch import Tensor, nn
 
+from fedkeep.annotations import annotations_of
 from fedkeep.engine.cell import play
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.cohort import LocalCohort
@@ -29,7 +30,7 @@ from fedkeep.engine.round import RoundInFlight
 from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.interface import Algorithm, Cohort, Fit, Server
-from fedkeep.interface.algorithm import client_steps, signature
+from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.codec import encode
 from fedkeep.models import Network
 from fedkeep.models.heads import BIAS, WEIGHT
@@ -459,7 +460,7 @@ def last_step(method: Method, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def replies_with(method: Method, kind: type[Any]) -> set[str]:
     """Return the names of a method's steps that reply with something of a kind."""
-    replies = {name: signature(step)["return"] for name, step in client_steps(type(method)).items()}
+    replies = {name: annotations_of(step)["return"] for name, step in client_steps(type(method)).items()}
     return {name for name, reply in replies.items() if issubclass(get_origin(reply) or reply, kind)}
 
 
