@@ -21,7 +21,7 @@ from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server, Training
 from fedkeep.interface.party import Party
-from fedkeep.interface.training import PassEnds
+from fedkeep.interface.training import Composition, PassEnds
 from fedkeep.models import Weights
 from fedkeep.models.heads import continued
 from fedkeep.models.weights import load_into
@@ -132,11 +132,12 @@ class LocalParty(Party[Any]):
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
         pass_ends: PassEnds = "first",
+        composition: Composition | None = None,
     ) -> Fit:
         assignment = self.assignment(
             model, objective, *data, passes=passes, batch_sizes=batch_sizes, pass_ends=pass_ends
         )
-        return self.train(assignment)
+        return self.train(replace(assignment, composition=composition))
 
     def assignment(
         self,
