@@ -1,4 +1,4 @@
-"""FedWeIT: layers are shared weights under a mask, plus sparse weights of each task's own and those of other clients."""
+"""FedWeIT: layers are shared weights under a mask, plus sparse weights of the task's own and those of other clients."""
 
 from __future__ import annotations
 
@@ -95,26 +95,27 @@ class Decomposed:
 
 @dataclass(frozen=True)
 class FedWeIT(Algorithm[Parts, Decomposed]):
-    """Federated weighted inter-client transfer: theta = B * sigmoid(mask) + A + sum_j a_j A_j in each layer but the last.
+    """Federated weighted inter-client transfer: every layer but the last is B * sigmoid(mask) + A + sum_j a_j A_j.
 
-    Clients share B. A mask by unit, adaptive weights A and attention a belong to a client and a task; A_j are the
-    adaptive weights with which each client ended the task before. Minimised is CE[new] + w_sparse |A| + w_l2 / 2
-    (|A|^2 + |mask|^2, and |B|^2 in the first task) + w_drift / 2 sum_s |B * m_s + A_s - theta_s|^2 over the client's
-    tasks before, theta_s as it was when the present task began. As in its code, and unlike its paper, A_s and m_s are not
-    trained any more; the last sum then is that of |(B - B_0) * m_s|^2.
+    B is shared. A mask by unit, adaptive weights A and attention a are a client's own, for the task; A_j are the
+    adaptive weights with which each client ended the task before. What is minimised: CE[new] + w_sparse |A| + w_l2 / 2
+    (|A|^2 + |mask|^2, in the first task also |B|^2) + w_drift / 2 sum_s |B * sigmoid(mask_s) + A_s - theta_s|^2 over
+    the client's tasks before; theta_s is what that sum was when this task began. As in the code, and unlike the paper,
+    mask_s and A_s are not trained any more, so the last term is that of |(B - B_0) * sigmoid(mask_s)|^2.
 
-    Each round a client sends B without the share ``sparsity`` of units whose masks are the smallest, and the server
-    takes the mean of each unit over those who sent it. At a task's end clients send what in A is larger than
-    ``threshold``, which all hear as the next task begins.
+    Each round a client sends B without the share ``sparsity`` of units whose masks are the smallest in size; each unit
+    becomes the mean over those who sent it. At a task's end clients send the numbers of A above ``threshold`` in size
+    with their places; as the next task begins all clients hear them.
 
-    FedWeIT tells each client the task of an image and evaluates it with its own weights. Here one server must answer
-    without being told: the rows of each task's classes are asked with that task's mean theta over clients, B being the
-    server's, and compete. So masks, biases and the new rows of the classifier are sent and averaged too (batch
-    norm's tensors count as biases), and attention at a task's end. Before that A is unknown to the server, which takes
-    its start, and leaves out what others told. An exported model is B with all rows, without the parts of the tasks.
+    The authors tell a client the task of an image, and evaluate it with its own layers. Here one server must answer
+    without being told: the rows of each task's classes are asked with the mean of the clients' layers for that task,
+    B being the server's, and compete. For this, beside what the paper sends, masks, biases (with them norms) and the
+    classifier's new rows are sent each round, and attention at a task's end. Within a task the server does not know A:
+    it answers with A's start, and without what others told. An exported model is B, biases and all rows, without the
+    parts of the tasks.
 
-    Its code trains with Adam; here it is the recipe's SGD, whose weight decay comes on top. SGD is unstable where
-    lr * w_drift * (tasks before) is above about 4. A client that missed what others told goes on without.
+    The code trains with Adam; here it is the recipe's SGD, whose weight decay comes on top. With momentum 0.9 SGD may
+    break down where lr * w_drift * (tasks before) is above 4. Who missed what others told goes on without.
     """
 
     title = "FedWeIT"
@@ -167,24 +168,21 @@ class FedWeIT(Algorithm[Parts, Decomposed]):
         return state.composition()(state.model) if state.model else {}
 
     def fault(self, server: Server[Parts], reply: Any, examples: int) -> str | None:
-        layer = {name: server.model[name] for name in layers(server)}
-        masks = {MASK + name: weight.new_empty(len(weight)) for name, weight in layer.items()}
+        if not isinstance(reply, Share | Own):
+            return None
+        body = {name: server.model[name] for name in layers(server)}
+        masks = {MASK + name: layer.new_empty(len(layer)) for name, layer in body.items()}
         if isinstance(reply, Share):
             rest = prefixed(REST, rest_of(server, server.model) | new_rows(server, server.model))
             wrong = same_form(reply.parts, masks | rest)
-            if wrong is None:
-                count = row_count(layer, under(MASK, reply.parts), self.sparsity)
+            if not wrong:
+                count = row_count(body, under(MASK, reply.parts), self.sparsity)
                 wrong = same_form({"body": reply.body}, {"body": torch.empty(count)})
-            return wrong and f"other parts than expected: {wrong}"
-        if isinstance(reply, Own):
-            heard = next((len(a) for a in under(ATTENTION, reply.parts).values()), 0)
-            attention = {ATTENTION + name: torch.empty(heard) for name in layer}
-            wrong = same_form(reply.parts, masks | attention)
-            if wrong is None and heard not in (0, len(server.state.told)):
-                wrong = f"attention to {heard} clients instead of {len(server.state.told)}"
-            wrong = wrong or reply.adaptive.fault(sum(weight.numel() for weight in layer.values()))
-            return wrong and f"other parts than expected: {wrong}"
-        return None
+        else:
+            heard = len(server.state.told) if any(map(len, under(ATTENTION, reply.parts).values())) else 0
+            wrong = same_form(reply.parts, masks | {ATTENTION + name: torch.empty(heard) for name in body})
+            wrong = wrong or reply.adaptive.fault(sum(layer.numel() for layer in body.values()))
+        return wrong and f"other parts than its own: {wrong}"
 
     @on_client
     def hear(self, client: Client[Decomposed], told: list[Sparse]) -> None:

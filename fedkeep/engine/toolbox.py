@@ -135,9 +135,15 @@ class LocalParty(Party[Any]):
         composition: Composition | None = None,
     ) -> Fit:
         assignment = self.assignment(
-            model, objective, *data, passes=passes, batch_sizes=batch_sizes, pass_ends=pass_ends
+            model,
+            objective,
+            *data,
+            passes=passes,
+            batch_sizes=batch_sizes,
+            pass_ends=pass_ends,
+            composition=composition,
         )
-        return self.train(replace(assignment, composition=composition))
+        return self.train(assignment)
 
     def assignment(
         self,
@@ -147,6 +153,7 @@ class LocalParty(Party[Any]):
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
         pass_ends: PassEnds = "first",
+        composition: Composition | None = None,
     ) -> Assignment:
         """Return a training as it is carried out, its teachers settled and its generators drawn."""
         data = data or (self.data,)
@@ -161,7 +168,8 @@ class LocalParty(Party[Any]):
         random = [whole, *[beside] * (len(data) - 1)]
         sources = [self._source(*given) for given in zip(data, random, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
-        return Assignment(model, objective, sources, passes, self.round, self._derive("network noise"), pass_ends)
+        noise = self._derive("network noise")
+        return Assignment(model, objective, sources, passes, self.round, noise, pass_ends, composition)
 
     def settle(self, objective: Objective, *data: Data) -> Objective:
         with self.place.asking():

@@ -56,7 +56,7 @@ class Decomposition:
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """The larger numbers of several layers: ``values`` [n] at ``places`` [n], int32, in all layers one after another."""
+    """The larger numbers of layers: ``values`` [n] at ``places`` [n], int32, in all layers one after another."""
 
     values: Tensor
     places: Tensor
