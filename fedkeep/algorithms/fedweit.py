@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.algorithms.incremental import cross_entropy
+from fedkeep.errors import ConfigError
 from fedkeep.fusion.masked import masked_mean
 from fedkeep.interface import Algorithm, Client, Cohort, Server, on_client
 from fedkeep.interface.party import Party
@@ -233,14 +234,18 @@ class FedWeIT(Algorithm[Parts, Decomposed]):
         kept = client.state
         adaptive = tuple(name for name in kept.model if name.startswith(ADAPTIVE))
         small = [name for name in kept.model if name.startswith((ADAPTIVE, MASK))]
-        zero = dict.fromkeys([*small, *(kept.anchor if not client.old else ())], client.initial[WEIGHT].new_zeros(()))
+        small += [] if client.old else kept.anchor
+        zero = dict.fromkeys(small, kept.model[adaptive[0]].new_zeros(()))
         loss = cross_entropy(client, "new") + Absolute(adaptive, self.w_sparse) + Quadratic(zero, self.w_l2 / 2)
         return loss + Quadratic(kept.anchor, self.w_drift / 2, kept.held) if kept.held else loss
 
 
 def layers(party: Party[Any]) -> list[str]:
     """Return the names of the layers that are decomposed: all weights but biases, norms and the classifier."""
-    return [name for name in party.parameters if party.initial[name].ndim > 1 and name != WEIGHT]
+    names = [name for name in party.parameters if party.initial[name].ndim > 1 and name != WEIGHT]
+    if not names:
+        raise ConfigError("FedWeIT decomposes the layers before the classifier, and this network has none. Add one.")
+    return names
 
 
 def rest_of(party: Party[Any], model: Weights) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from math import floor
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from watched import Seen
@@ -20,6 +21,7 @@ from fedkeep import seeds
 from fedkeep.algorithms.fedweit import FedWeIT, Own, Share
 from fedkeep.data import TaskStream
 from fedkeep.engine.fit import Pupil
+from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
 from fedkeep.models.decomposed import Sparse
 from fedkeep.models.heads import BIAS, WEIGHT
@@ -265,6 +267,19 @@ def test_who_missed_what_others_told_goes_on_without(monkeypatch: pytest.MonkeyP
         for a, other in zip(heard, "0123", strict=False):
             thetas[number] = thetas[number] + a * large(seen.results[1, 2, other].model)
     torch.testing.assert_close(engine.server.state.tasks[1].added[LAYER], torch.stack(thetas).mean(0))
+
+
+def test_a_network_needs_a_layer_before_its_classifier() -> None:
+    flat = lambda: nn.Sequential(OrderedDict(flatten=nn.Flatten(), classifier=nn.Linear(16, 3)))  # noqa: E731
+    with pytest.raises(ConfigError, match="before the classifier"):
+        tiny.engine(FedWeIT(), factory=flat).advance()
+
+
+def test_a_network_whose_classifier_is_not_known_is_decomposed_whole() -> None:
+    plain = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731
+    engine = tiny.engine(FedWeIT(), factory=plain, cohort=6)
+    assert not any(record["lost"] for record in tiny.played(engine))
+    assert set(engine.server.state.tasks[0].added) == {"1.weight", "3.weight"}
 
 
 def test_who_was_never_asked_in_a_task_tells_nothing() -> None:
