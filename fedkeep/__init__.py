@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.fedprox import FedProx
     from fedkeep.algorithms.fedseq import FedSeq
     from fedkeep.algorithms.fedskf import FedSKF
+    from fedkeep.algorithms.fedweit import FedWeIT
     from fedkeep.algorithms.finetune import Finetune
     from fedkeep.algorithms.flwf2t import FLwF2T
     from fedkeep.algorithms.ft_kd import FTKD
@@ -91,6 +92,7 @@ _HOMES = {
     "FedProxLwF": "fedkeep.algorithms.fedlwf",
     "FedSKF": "fedkeep.algorithms.fedskf",
     "FedSeq": "fedkeep.algorithms.fedseq",
+    "FedWeIT": "fedkeep.algorithms.fedweit",
     "FediCaRL": "fedkeep.algorithms.fedicarl",
     "Finetune": "fedkeep.algorithms.finetune",
     "LANDER": "fedkeep.algorithms.lander",
@@ -148,6 +150,7 @@ __all__ = [
     "FedProxLwF",
     "FedSKF",
     "FedSeq",
+    "FedWeIT",
     "FediCaRL",
     "Finetune",
     "LwFKD",

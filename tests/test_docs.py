@@ -51,6 +51,17 @@ def test_the_lines_of_python_run(
     assert Path(printed[-1]).is_file()
 
 
+def test_any_parallel_method_can_fuse_by_transport(tmp_path: Path) -> None:
+    (code,) = blocks("docs/new-classes.md", "python")
+    file, out = tmp_path / "fused.py", tmp_path / "run"
+    file.write_text(code)
+    arguments = ["run", "--use", str(file), "--methods", "fedprox,fedprox-pit", "--rounds", "2", "--seeds", "0"]
+    assert main([*arguments, "--workers", "1", "--quiet", "--out", str(out)]) == 0
+    plain, fused = (read_run(out).cells[place].rounds for place in (0, 1))
+    assert plain[0]["loss"] == fused[0]["loss"], "as long as nothing was fused"
+    assert plain[-1]["correct"] != fused[-1]["correct"]
+
+
 def test_the_method_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = blocks("CONTRIBUTING.md", "python")
     file = tmp_path / "fedprox_sketch.py"

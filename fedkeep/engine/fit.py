@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedkeep import seeds
 from fedkeep.data import Augmentation
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
-from fedkeep.interface.training import PassEnds, Precision
+from fedkeep.interface.training import Composition, PassEnds, Precision
 from fedkeep.models import Weights
 from fedkeep.models.custom import split
 from fedkeep.models.weights import load_into, weights_of
@@ -124,6 +126,7 @@ class Assignment:
     round : for the learning rate of the round.
     seed : of what the network itself draws, such as dropout.
     pass_ends : with the first source, the others starting over; or with the shortest, all starting over then.
+    composition : computes the network's weights from what is trained; None where these are the same.
     """
 
     model: Weights
@@ -133,6 +136,7 @@ class Assignment:
     round: int
     seed: int
     pass_ends: PassEnds = "first"
+    composition: Composition | None = None
 
     @property
     def examples(self) -> int:
@@ -168,8 +172,14 @@ def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
             model, assignment.examples, 0, 0.0
         )  # nothing to learn from; batch norm cannot learn from one example
     network = networks.trained.train()
-    load_into(network, model)
-    weights = dict(network.named_parameters())
+    weights: dict[str, Tensor]
+    forward: Callable[[Tensor], Tensor]
+    left: Callable[[], dict[str, Tensor]]
+    if assignment.composition is None:
+        load_into(network, model)
+        weights, forward, left = dict(network.named_parameters()), network, partial(weights_of, network)
+    else:
+        weights, forward, left = _composed(networks, model, assignment.composition)
     parameters = list(weights.values())
     optimiser = torch.optim.SGD(
         parameters,
@@ -183,7 +193,7 @@ def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
     with seeds.borrowed(assignment.seed, networks.device):
         for batches in assignment.steps(training.batch_size, merge_last):
             with precisely(training.precision, networks.device):
-                loss = assignment.objective(Pupil(networks, weights, network), batches)
+                loss = assignment.objective(Pupil(networks, weights, forward), batches)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             if training.clip is not None:
@@ -191,7 +201,23 @@ def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
             optimiser.step()
             losses += loss.detach()
             steps += 1
-    return Fit(weights_of(network), assignment.examples, steps, losses.item() / max(steps, 1))
+    return Fit(left(), assignment.examples, steps, losses.item() / max(steps, 1))
+
+
+def _composed(
+    networks: Networks, model: Weights, composition: Composition
+) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor], Callable[[], dict[str, Tensor]]]:
+    """Return what is trained of a model from which the network's weights are computed, what runs it, and what tells
+    all of it in the end."""
+    buffers = {name for name, _ in networks.trained.named_buffers()}
+    held = {name: tensor.detach().to(networks.device, copy=True) for name, tensor in model.items()}
+    weights = {name: tensor.requires_grad_() for name, tensor in held.items() if name not in buffers}
+
+    def forward(images: Tensor) -> Tensor:
+        logits: Tensor = functional_call(networks.trained, dict(composition(held)), (images,), tie_weights=False)
+        return logits
+
+    return weights, forward, lambda: {name: tensor.detach() for name, tensor in held.items()}
 
 
 def precisely(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:

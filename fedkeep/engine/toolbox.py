@@ -21,7 +21,7 @@ from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server, Training
 from fedkeep.interface.party import Party
-from fedkeep.interface.training import PassEnds
+from fedkeep.interface.training import Composition, PassEnds
 from fedkeep.models import Weights
 from fedkeep.models.heads import continued
 from fedkeep.models.weights import load_into
@@ -132,9 +132,16 @@ class LocalParty(Party[Any]):
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
         pass_ends: PassEnds = "first",
+        composition: Composition | None = None,
     ) -> Fit:
         assignment = self.assignment(
-            model, objective, *data, passes=passes, batch_sizes=batch_sizes, pass_ends=pass_ends
+            model,
+            objective,
+            *data,
+            passes=passes,
+            batch_sizes=batch_sizes,
+            pass_ends=pass_ends,
+            composition=composition,
         )
         return self.train(assignment)
 
@@ -146,6 +153,7 @@ class LocalParty(Party[Any]):
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
         pass_ends: PassEnds = "first",
+        composition: Composition | None = None,
     ) -> Assignment:
         """Return a training as it is carried out, its teachers settled and its generators drawn."""
         data = data or (self.data,)
@@ -160,7 +168,8 @@ class LocalParty(Party[Any]):
         random += [replace(self.place.augmentation, brightness=0.0) for _ in data[1:]]
         sources = [self._source(*given) for given in zip(data, random, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
-        return Assignment(model, objective, sources, passes, self.round, self._derive("network noise"), pass_ends)
+        noise = self._derive("network noise")
+        return Assignment(model, objective, sources, passes, self.round, noise, pass_ends, composition)
 
     def settle(self, objective: Objective, *data: Data) -> Objective:
         with self.place.asking():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from fedkeep.data import ImageFormat
-from fedkeep.interface.training import PassEnds, Training
+from fedkeep.interface.training import Composition, PassEnds, Training
 from fedkeep.models import Weights
 from fedkeep.objectives import Data, Objective
 
@@ -87,6 +87,7 @@ class Party(ABC, Generic[S]):
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
         pass_ends: PassEnds = "first",
+        composition: Composition | None = None,
     ) -> Fit:
         """Train a copy of ``model``: the only training of the recipe's network.
 
@@ -94,6 +95,9 @@ class Party(ABC, Generic[S]):
         start over as often as needed. With ``pass_ends="shortest"`` it ends with the shortest, and all start over.
         Without ``data`` it is the party's own; without ``passes``, the recipe's epochs. ``batch_sizes`` gives the data
         sets, in their order, batch sizes of their own; 0, and what is not given, is the recipe's.
+        With a ``composition`` the network's weights are computed anew in every step from ``model``, which may have any
+        names beside the network's: all its tensors but the network's buffers are trained, are what objectives see as
+        weights, and come back in `Fit.model`.
         Frozen teachers of the objective are settled first. A party without examples gets its model back after 0 steps.
         Others may be trained meanwhile: hold nothing around it that is the whole process's, such as a seed or autocast.
         """

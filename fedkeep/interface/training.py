@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
+from fedkeep.models import Weights
 from fedkeep.options import Options, option
 
 Precision = Literal["float32", "bfloat16"]
 PassEnds = Literal["first", "shortest"]
 """With which data set a pass over several ends: the first, or the shortest."""
+Composition: TypeAlias = Callable[[Weights], Weights]
+"""Computes a network's weights from the tensors that are trained, by operations that PyTorch can differentiate."""
 
 
 @dataclass(frozen=True)

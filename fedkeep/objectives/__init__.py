@@ -7,7 +7,7 @@ from fedkeep.objectives.contrast import Contrast
 from fedkeep.objectives.cross_entropy import CrossEntropy, WeightedCrossEntropy
 from fedkeep.objectives.distillation import Distillation, Form, Lesson, Scale
 from fedkeep.objectives.features import Bounding, FeatureError
-from fedkeep.objectives.penalties import Quadratic, Slope
+from fedkeep.objectives.penalties import Absolute, Quadratic, Slope
 from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy, Prototypes
 from fedkeep.objectives.rotations import Rotated
 from fedkeep.objectives.slices import Scaled, Slice
@@ -26,6 +26,7 @@ from fedkeep.objectives.weighting import (
 __all__ = [
     "NOTHING",
     "TSD",
+    "Absolute",
     "Answer",
     "Batch",
     "Bounding",

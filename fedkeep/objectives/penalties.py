@@ -1,4 +1,7 @@
-"""Penalties on the weights: one quadratic and one linear term serve proximal, curvature and control-variate methods."""
+"""Penalties on the weights: one quadratic and one linear term serve proximal, curvature and control-variate methods.
+
+One of absolute values makes weights sparse.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +47,14 @@ class Slope(Objective):
     def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
         # Over the student's parameters, not over the slope: a whole model has buffers too, which are not trained.
         return torch.stack([(self.slope[name] * weight).sum() for name, weight in student.weights.items()]).sum()
+
+
+@dataclass(frozen=True, eq=False)
+class Absolute(Objective):
+    """factor * sum_j |w_j| over the parameters of these ``names``."""
+
+    names: tuple[str, ...]
+    factor: float
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        return self.factor * torch.stack([student.weights[name].abs().sum() for name in self.names]).sum()

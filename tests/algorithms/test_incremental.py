@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
 
@@ -105,6 +106,24 @@ def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float(penalty) > 0
     expected = cross_entropy(logits(engine, model, images)[:, 2:], labels - 2) + 3.5 * penalty
     torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize(("compat", "pulls"), [("correct", True), ("repo", False)])
+def test_fedewc_pulls_what_is_trained(compat: Any, pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The penalty has a gradient once the weights have moved; that of TARGET's code has none."""
+    engine, seen, old = second_task(FedEWC(w_penalty=1e5, compat=compat), monkeypatch, rounds=3)
+    given, moved = seen.fits[2, 1, "1"], seen.results[2, 1, "1"].model
+    name = "body.full1.weight"
+    live = dict(moved) | {name: moved[name].clone().requires_grad_()}
+    value, images, labels = loss_of(engine, given, live)
+    network = engine.place.networks.trained
+    labelled = cross_entropy(functional_call(network, live, (images,))[:, 2:], labels - 2)
+    pull = torch.autograd.grad(value, live[name])[0] - torch.autograd.grad(labelled, live[name])[0]
+    expected = torch.zeros_like(pull)
+    if pulls:
+        expected = 1e5 * engine.states["1"].fisher[name] * (moved[name] - old[name])
+        assert float(expected.abs().max()) > 1e-4
+    torch.testing.assert_close(pull, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:

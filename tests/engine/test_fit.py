@@ -12,6 +12,7 @@ import pytest
 import tiny
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy, log_softmax
 
 from fedkeep import seeds
@@ -20,9 +21,12 @@ from fedkeep.data import Augmentation
 from fedkeep.engine import networks as networks_module
 from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
+from fedkeep.engine.stack import Stacks
 from fedkeep.engine.toolbox import LocalClient
 from fedkeep.errors import FedKeepError
 from fedkeep.interface import Fit, Training
+from fedkeep.interface.training import Composition
+from fedkeep.models import Weights
 from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
 
 CPU = torch.device("cpu")
@@ -84,10 +88,13 @@ def trained(
     objective: Objective | None = None,
     round: int = 1,
     seed: int = 0,
+    composition: Composition | None = None,
+    model: Weights | None = None,
 ) -> Fit:
     sources = [source(d, order) for order, d in enumerate(data, start=1)]
-    objective = objective or CrossEntropy()
-    return fit(networks, Assignment(networks.initial, objective, sources, training.epochs, round, seed), training)
+    objective, model = objective or CrossEntropy(), model or networks.initial
+    made = Assignment(model, objective, sources, training.epochs, round, seed, composition=composition)
+    return fit(networks, made, training)
 
 
 def by_hand(
@@ -140,6 +147,56 @@ def test_fit_is_a_plain_loop(name: str, count: int) -> None:
         torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-7)
     assert result.examples == count
     assert result.steps == 3 * -(-count // 4)
+
+
+@pytest.mark.parametrize("factory", [tiny.network, Normed])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_weights_that_are_computed_as_they_are_are_trained_as_they_are(name: str, factory: Any) -> None:
+    networks, data = Networks(factory, 0, CPU), columns(11)
+    plain = trained(networks, SETTINGS[name], data, round=3)
+    computed = trained(networks, SETTINGS[name], data, round=3, composition=dict)
+    assert (computed.steps, computed.examples, computed.loss) == (plain.steps, plain.examples, plain.loss)
+    assert tiny.equal(computed.model, plain.model), "batch norm's statistics too"
+
+
+def test_what_is_trained_may_be_something_else() -> None:
+    """A network of weights 2 v + u of its classifier learns v and u, and nobody trains them as its own weights."""
+    networks, data, training = Networks(tiny.network, 0, CPU), columns(11), SETTINGS["momentum"]
+    head, given = "classifier.weight", dict(networks.initial) | {"u": torch.ones(tiny.CLASSES, 8)}
+
+    def composition(held: Weights) -> dict[str, Tensor]:
+        return {n: 2 * t + held["u"] if n == head else t for n, t in held.items() if n != "u"}
+
+    result = trained(networks, training, data, composition=composition, model=given).model
+    network, live = networks.build(), {n: t.clone().requires_grad_() for n, t in given.items()}
+    optimiser = torch.optim.SGD(live.values(), lr=training.lr, momentum=training.momentum)
+    order = torch.Generator().manual_seed(1)
+    for _ in range(training.epochs):
+        for rows in torch.randperm(11, generator=order).split(training.batch_size):
+            optimiser.zero_grad()
+            cross_entropy(
+                functional_call(network, composition(live), (data["image"][rows],)), data["label"][rows]
+            ).backward()
+            optimiser.step()
+    assert result.keys() == live.keys()
+    for n, tensor in live.items():
+        torch.testing.assert_close(result[n], tensor.detach(), rtol=1e-5, atol=1e-7)
+        assert not result[n].requires_grad
+    assert torch.equal(given["u"], torch.ones(tiny.CLASSES, 8)), "the given model stays as it was"
+
+
+def test_computed_weights_are_not_stacked() -> None:
+    networks, training = Networks(tiny.network, 0, CPU), SETTINGS["plain"]
+    doubled = {"composition": lambda held: {n: 2 * t for n, t in held.items()}}
+    alone = [trained(networks, training, columns(11, k), **doubled) for k in (1, 2)]
+    group = [
+        Assignment(networks.initial, CrossEntropy(), [source(columns(11, k))], training.epochs, 1, 0, **doubled)
+        for k in (1, 2)
+    ]
+    together = Stacks(networks, training).fit(group)
+    for one, other in zip(together, alone, strict=True):
+        assert isinstance(one, Fit)
+        assert tiny.equal(one.model, other.model)
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "plain"])

@@ -13,6 +13,7 @@ import pytest
 from fedkeep.algorithms.fedadkd import FedADKD
 from fedkeep.algorithms.fedpass import FedPASS
 from fedkeep.algorithms.fedskf import FedSKF
+from fedkeep.algorithms.fedweit import FedWeIT
 from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.auxiliary import Auxiliary
@@ -56,7 +57,7 @@ COLUMNS = {
     "feddcl/table1": 4,
     "feddcl/table1-heterogeneous": 2,
 }
-MISSING = {"FedWeIT", "LANDER"}  # rows of methods that are not built, or lack a file
+MISSING = {"LANDER"}  # rows of methods that lack a file
 OURS = {"Labels of made images"}  # rows that no paper printed
 METRICS = ("accuracy", "forgetting", "rounds_to")
 TABLES = list(paper_tables().values())
@@ -318,6 +319,7 @@ def test_methods_of_fedskf() -> None:
     assert options(load_recipe("fedskf/table1/iid-5x20"), "FedSKF+LwF") == FedSKF()
     assert options(load_recipe("fedskf/table1/iid-5x20"), "FedSKF+PASS") == FedSKF(level="pass", scale=0.02)
     assert options(load_recipe("fedskf/table1/iid-5x20"), "FedPASS") == FedPASS(scale=0.02)
+    assert options(load_recipe("fedskf/table1/iid-5x20"), "FedWeIT") == FedWeIT(w_drift=10.0)
     ablation = load_recipe("fedskf/table2/0.5-5x20")
     assert options(ablation, "without SKS") == FedSKF(level="icarl", sync=False)
     assert options(ablation, "without PIT") == FedSKF(level="icarl", pit="off")
