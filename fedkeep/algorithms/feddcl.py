@@ -176,7 +176,7 @@ class FedDCL(Algorithm[Gallery, Visitor]):
             whole = reply.counts.shape == (new,) and reply.counts.dtype == torch.int64
             if not whole or min(counts) < 0 or sum(counts) != examples:
                 return f"counts of its examples that cannot be: {counts}, and it has {examples}"
-            if reply.generator != server.generator.hash():
+            if reply.generator != server.generator.loaded_hash:
                 return "prototypes for another generator than the server's; give all parties the same folder"
         if isinstance(reply, Said):
             wanted = (new * self.server_cur, new)
@@ -193,7 +193,7 @@ class FedDCL(Algorithm[Gallery, Visitor]):
         settings = Inversion(self.proto_steps, self.proto_batch, self.proto_opt)
         labels = client.data["label"] - client.old
         found = invert(client.generator, rows, client.data["image"], labels, settings, client.rng("prototypes"))
-        return Found(found.prototypes, found.counts.to(rows.device), client.generator.hash())
+        return Found(found.prototypes, found.counts.to(rows.device), client.generator.loaded_hash)
 
     @on_client
     def receive(self, client: Client[Visitor], made: Made) -> None:

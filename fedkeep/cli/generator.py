@@ -64,6 +64,7 @@ def train(options: Namespace, console: Console) -> int:
         dataset.label_names,
         learned.name,
         learned.regime,
+        held_out=learned.held_out,
     )
     _say(console, f"{dataset.name}: {int(learned.seen.sum()):,} images of {dataset.classes} classes")
     _say_regime(console, learned.regime)
@@ -118,7 +119,7 @@ def check(options: Namespace, console: Console) -> int:
     gate = quality_gate(learn, real, dataset.test, generated, dataset.classes)
     console.print(_gate_table(gate, dataset.label_names))
     figures = {
-        "generator": work.generator.hash(),
+        "generator": work.generator.loaded_hash,
         "regime": work.generator.regime,
         "data": work.name,
         "prototypes": "found" if options.on else "learned",

@@ -18,14 +18,15 @@ from fedkeep import seeds
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.files import write_whole
 from fedkeep.models import Shape, Weights
-from fedkeep.models.weights import load_into, parameter_count
+from fedkeep.models.weights import digest, load_into, parameter_count
 from fedkeep.options import as_table, build
-from fedkeep.synthesis.diffusion.generator import REGIMES, Generator, Regime, hash_of
+from fedkeep.synthesis.diffusion.generator import Generator, Regime, hash_of
 from fedkeep.synthesis.diffusion.noise import Noise
 from fedkeep.synthesis.diffusion.unet import UNet
 
 FORMAT = 1
 CARD, WEIGHTS, CHECKPOINT = "generator.json", "weights.safetensors", "checkpoint.safetensors"
+SEEN = "seen.safetensors"
 
 Space = Literal["embedding", "code"]
 """What a prototype is: the row of a class table, or the weights of a mixture of its rows."""
@@ -46,6 +47,8 @@ class Card:
     data : the name of the data that it learned from.
     regime : what they have to do with the clients' data.
     training : its settings, seed, images, steps and loss; for people.
+    held_out : in the regime ``same_classes``, the share of each class that it learned from.
+    seen : the hash of the fingerprints of these images, which are a file of the folder: runs keep them from clients.
     """
 
     unet: UNet
@@ -55,6 +58,8 @@ class Card:
     data: str
     regime: Regime
     training: Mapping[str, Any] = field(default_factory=dict)
+    held_out: float = 0.0
+    seen: str = ""
 
 
 class PixelGenerator(Generator):
@@ -179,22 +184,55 @@ def load_generator(
         card = _card(written)
         return PixelGenerator(card, weights, device, space=space, initial=initial)
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
-        raise RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.") from error
+        raise _undescribed(folder, error) from error
 
 
-def read_regime(folder: Path) -> Regime:
-    """Return what a generator saw; raise `RunError` as `load_generator` does, for what its card alone shows."""
+def read_card(folder: Path) -> Card:
+    """Return what is known about a generator; raise `RunError` as `load_generator` does, for what its card shows."""
     written = _read_card(folder)
-    if written.get("regime") not in REGIMES:
-        raise RunError(f"{folder / CARD} names no regime that there is. Train the generator again.")
-    regime: Regime = written["regime"]
-    return regime
+    try:
+        return _card(written)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _undescribed(folder, error) from error
+
+
+def write_seen(folder: Path, seen: Tensor) -> str:
+    """Write the fingerprints, int64 [m], of the images that a generator learned from; return their hash."""
+    write_whole(folder / SEEN, tensor_bytes({"seen": seen}))
+    return digest(seen)
+
+
+def read_seen(folder: Path) -> Tensor:
+    """Return the fingerprints of the images that a generator of the regime ``same_classes`` learned from, int64 [m].
+
+    Raises
+    ------
+    RunError
+        Where it is not known what these were.
+    """
+    card = read_card(folder)
+    if not card.seen:
+        raise RunError(
+            f"the generator in {folder} does not say which images it learned from, so that a run cannot keep them from "
+            "its clients. Train it again with this version of FedKeep."
+        )
+    try:
+        seen = read_tensors((folder / SEEN).read_bytes())["seen"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunError(f"cannot read {folder / SEEN}: {error}. Copy the whole folder again, or train it.") from error
+    if digest(seen) != card.seen:
+        raise RunError(f"{folder / SEEN} is not what {CARD} says. Copy the whole folder again, or train it.")
+    return seen
 
 
 def as_signal(images: Tensor) -> Tensor:
     """Return uint8 images as float32 in -1..1."""
     return images.to(torch.float32).div_(127.5).sub_(1)
+
+
+def _undescribed(folder: Path, error: Exception) -> RunError:
+    reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
+    return RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.")
 
 
 def _read_card(folder: Path) -> dict[str, Any]:
@@ -234,4 +272,6 @@ def _card(written: Mapping[str, Any]) -> Card:
         data=str(written["data"]),
         regime=regime,
         training=dict(written["training"]),
+        held_out=float(written.get("held_out", 0.0)),  # cards of earlier versions say neither
+        seen=str(written.get("seen", "")),
     )

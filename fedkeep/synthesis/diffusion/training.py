@@ -19,12 +19,21 @@ from torch.nn.functional import mse_loss
 from fedkeep import seeds
 from fedkeep.data import Data
 from fedkeep.data.dataset import describe
+from fedkeep.data.fingerprints import fingerprints
 from fedkeep.errors import DataError, RunError
 from fedkeep.files import write_whole
 from fedkeep.models.weights import load_into, weights_of
 from fedkeep.options import Options, as_table, option
 from fedkeep.synthesis.diffusion.generator import hash_of
-from fedkeep.synthesis.diffusion.pixel import CARD, CHECKPOINT, Card, PixelGenerator, as_signal, load_generator
+from fedkeep.synthesis.diffusion.pixel import (
+    CARD,
+    CHECKPOINT,
+    Card,
+    PixelGenerator,
+    as_signal,
+    load_generator,
+    write_seen,
+)
 
 OnStep = Callable[[int, float], None]
 """Told after every step how many are done, and the step's loss."""
@@ -66,7 +75,8 @@ def train_generator(
     ----------
     card : what to train, for which classes; its ``training`` is filled in.
     data : ``"image"``, uint8 [n, channels, height, width] of the card's shape, and ``"label"``, int64 [n].
-    folder : receives checkpoints, and the generator when it is done.
+    folder : receives checkpoints, and the generator when it is done; in the regime ``same_classes`` also which images
+        it learned from, so that runs keep them from their clients.
     half : save 16 bits a weight; the generator is then what was saved.
 
     Raises
@@ -78,6 +88,8 @@ def train_generator(
     """
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
+    if card.regime == "same_classes":
+        card = replace(card, seen=write_seen(folder, fingerprints(data["image"]).unique()))
     run, path = _Run(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
     if path.is_file():
         run.restore(path)
