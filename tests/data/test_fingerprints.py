@@ -22,7 +22,9 @@ def test_what_is_left_is_all_but_the_images_that_were_seen() -> None:
     data = tiny.dataset(30)
     seen = data.train["image"][[3, 8, 20]]
     left = without(data, fingerprints(seen))
-    assert left.train["label"].tolist() == [c for row, c in enumerate(data.train["label"].tolist()) if row not in {3, 8, 20}]
+    assert left.train["label"].tolist() == [
+        c for row, c in enumerate(data.train["label"].tolist()) if row not in {3, 8, 20}
+    ]
     assert not torch.isin(fingerprints(left.train["image"]), fingerprints(seen)).any()
     assert left.test is data.test
     assert (left.mean, left.std) == (data.mean, data.std)
