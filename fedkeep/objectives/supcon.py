@@ -15,7 +15,7 @@ from fedkeep.objectives.decoupled import raised
 
 @dataclass(frozen=True, eq=False)
 class SupCon(Objective):
-    """Mean over the batch, and over each i's positives p, of -ln [e^{f_i.f_p/tau} / sum over a != i of e^{f_i.f_a/tau}].
+    """Mean over the batch, and over i's positives p, of -ln [e^{f_i.f_p/tau} / sum over a != i of e^{f_i.f_a/tau}].
 
     f are the student's features of data set ``on``, each of length 1; the positives of an example are the others of its
     class in the batch. One without any counts as 0. It is the loss L_out of Khosla et al. (2020), "Supervised

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 
 import fedkeep
@@ -88,7 +87,7 @@ def test_other_data_than_the_generator_learned_from_are_refused(
 def test_a_folder_that_does_not_say_what_it_saw_is_refused(same_classes: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(same_classes, tmp_path / "copy")
     (folder / SEEN).write_bytes((folder / SEEN).read_bytes()[:-1] + b"?")
-    with pytest.raises(RunError, match="is not what generator.json says"):
+    with pytest.raises(RunError, match=r"is not what generator\.json says"):
         federate(recipe(folder), 0)
     (folder / SEEN).unlink()
     with pytest.raises(RunError, match="Copy the whole folder again"):

@@ -43,7 +43,7 @@ class Card:
     ----------
     unet, noise : what was trained.
     shape : channels, height and width of its images.
-    label_names : the classes that it learned.
+    label_names : the classes that it learned. codes : how many codes each has, for groups of images that look alike.
     data : the name of the data that it learned from.
     regime : what they have to do with the clients' data.
     training : its settings, seed, images, steps and loss; for people.
@@ -60,6 +60,12 @@ class Card:
     training: Mapping[str, Any] = field(default_factory=dict)
     held_out: float = 0.0
     seen: str = ""
+    codes: int = 1
+
+    @property
+    def rows(self) -> int:
+        """How many rows its class table has: code k of class c is row c * codes + k."""
+        return len(self.label_names) * self.codes
 
 
 class PixelGenerator(Generator):
@@ -91,7 +97,7 @@ class PixelGenerator(Generator):
         self.device = torch.device(device)
         self.space, self.initial = space, initial
         with seeds.borrowed(0):  # the initial weights are thrown away
-            self.network = card.unet.build(card.shape, len(card.label_names))
+            self.network = card.unet.build(card.shape, card.rows)
         load_into(self.network, weights)
         self.network.to(self.device).eval().requires_grad_(False)
 
@@ -101,26 +107,21 @@ class PixelGenerator(Generator):
         return parameter_count(self.network)
 
     @property
-    def classes(self) -> int:
-        """How many classes it learned."""
-        return len(self.card.label_names)
-
-    @property
     def drawn(self) -> tuple[int, ...]:
         return self.shape
 
     def rows(self) -> Tensor:
-        """Return the prototypes of the classes that it learned, [classes, tokens, width]."""
+        """Return the prototypes of the codes that it learned, [classes * codes, tokens, width]."""
         return self.network.table[:-1].detach().clone()
 
     def start(self, classes: int) -> Tensor:
-        share = 1 / self.classes if self.initial == "mean" else 0.0
-        codes = torch.full((classes, self.classes), share, device=self.device)
+        share = 1 / self.card.rows if self.initial == "mean" else 0.0
+        codes = torch.full((classes, self.card.rows), share, device=self.device)
         return codes if self.space == "code" else self.conditions(codes)
 
     @property
     def prototype_sizes(self) -> Sequence[tuple[int, ...]]:
-        return (self.card.unet.condition_shape, (self.classes,))
+        return (self.card.unet.condition_shape, (self.card.rows,))
 
     def conditions(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
         if prototypes.dim() == 3:
@@ -272,6 +273,7 @@ def _card(written: Mapping[str, Any]) -> Card:
         data=str(written["data"]),
         regime=regime,
         training=dict(written["training"]),
-        held_out=float(written.get("held_out", 0.0)),  # cards of earlier versions say neither
+        held_out=float(written.get("held_out", 0.0)),  # cards of earlier versions do not say
         seen=str(written.get("seen", "")),
+        codes=int(written.get("codes", 1)),
     )
