@@ -14,7 +14,7 @@ from torch.func import functional_call
 from fedkeep import seeds
 from fedkeep.algorithms.drawn import Found
 from fedkeep.algorithms.feddcl import Copy, FedDCL
-from fedkeep.algorithms.ft_kd import Said
+from fedkeep.algorithms.ft_kd import Said, averaged
 from fedkeep.data import Augmentation
 from fedkeep.data.fingerprints import fingerprints
 from fedkeep.engine.embedded import Embedded
@@ -208,6 +208,15 @@ def test_a_server_that_holds_the_models_learns_the_same_as_one_that_is_told_pred
     weights = sum(t.nbytes for client in told.federation.clients for t in asking.states[client].model.values())
     assert other[-1]["up"] == weights, "models are what leaves clients, and nothing else does"
     assert one[-1]["up"] != weights
+
+
+def test_the_mean_of_what_clients_say_is_one_of_probabilities() -> None:
+    said = [4 * torch.randn(6, 3, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(5)]
+    for tau in (1.0, 2.0):
+        mean = softmax(averaged(said, tau, "prob") / tau, -1)
+        torch.testing.assert_close(mean.sum(-1), torch.ones(6, dtype=torch.float64), rtol=1e-12, atol=0)
+        expected = torch.stack([softmax(z / tau, -1) for z in said]).mean(0)
+        torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_independent_pools_have_no_image_in_common() -> None:
