@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.asd import ASD, FedNTDASD
     from fedkeep.algorithms.aver import AVER, CAMKD, EBKD
     from fedkeep.algorithms.cwc import CWC
+    from fedkeep.algorithms.dddr import DDDR
     from fedkeep.algorithms.ewc_kd import EWCKD
     from fedkeep.algorithms.fedadkd import FedADKD
     from fedkeep.algorithms.fedavg import FedAvg
@@ -63,6 +64,7 @@ _HOMES = {
     "AVER": "fedkeep.algorithms.aver",
     "CAMKD": "fedkeep.algorithms.aver",
     "CWC": "fedkeep.algorithms.cwc",
+    "DDDR": "fedkeep.algorithms.dddr",
     "EBKD": "fedkeep.algorithms.aver",
     "EWCKD": "fedkeep.algorithms.ewc_kd",
     "FTKD": "fedkeep.algorithms.ft_kd",
@@ -118,6 +120,7 @@ __all__ = [
     "AVER",
     "CAMKD",
     "CWC",
+    "DDDR",
     "EBKD",
     "EWCKD",
     "FTKD",

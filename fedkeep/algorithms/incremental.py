@@ -43,6 +43,12 @@ def joined(data: Data, memory: Data) -> Data:
     return {name: torch.cat((column, memory[name])) for name, column in data.items()} if memory else data
 
 
+def made(data: Data, yes: bool = True) -> Data:
+    """Return images with their labels, marked as made by a generator, or as not (see `fit`)."""
+    labels = data["label"]
+    return {"image": data["image"], "label": labels, "made": torch.full_like(labels, yes, dtype=torch.bool)}
+
+
 def remembered(client: Client[Any], model: Weights, memory: Data, count: int, how: Selection) -> Data:
     """Return the memory with up to ``count`` of a client's examples of each class of the task.
 

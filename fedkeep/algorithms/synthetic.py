@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import TypeVar
 
+from fedkeep.algorithms.incremental import made
 from fedkeep.fusion import Fusion, fused
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.interface.training import PassEnds
@@ -61,15 +62,15 @@ class WithSynthetic(Inversion, Algorithm[M, Replay]):
     fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
 
     def begin_task(self, server: Server[M], clients: Cohort) -> None:
-        made = server.state
+        kept = server.state
         images = self.images(server) if server.old else {}
         lesson = server.settle(self.lesson(server), {}, images)
-        made.replay, made.holders = Replay(images, lesson, self.batch(server)), []
+        kept.replay, kept.holders = Replay(images, lesson, self.batch(server)), []
         super().begin_task(server, clients)
 
     def round(self, server: Server[M], cohort: Cohort) -> None:
-        made = server.state
-        made.holders += cohort.without(made.holders).ask(self.keep, made.replay)
+        kept = server.state
+        kept.holders += cohort.without(kept.holders).ask(self.keep, kept.replay)
         replies = cohort.ask(self.train, server.model)
         self.note(server, replies)
         server.model = fused(replies, self.fusion)
@@ -107,7 +108,8 @@ class WithSynthetic(Inversion, Algorithm[M, Replay]):
         if not kept.images:
             return client.fit(model, objective)
         sizes = (0, kept.batch)
-        return client.fit(model, objective, client.data, kept.images, batch_sizes=sizes, pass_ends=self.pass_ends)
+        images = made(kept.images)
+        return client.fit(model, objective, client.data, images, batch_sizes=sizes, pass_ends=self.pass_ends)
 
     def problem(self, server: Server[M]) -> Problem:
         """Return what is inverted: the last model, with a student that begins where the run did."""

@@ -31,6 +31,7 @@ from fedkeep.models import architecture
 from fedkeep.options import Options, as_table, build
 from fedkeep.reporting.image_grid import image_grid
 from fedkeep.reporting.plots import save_png
+from fedkeep.synthesis.diffusion.codes import finer_codes
 from fedkeep.synthesis.diffusion.gate import Gate, quality_gate
 from fedkeep.synthesis.diffusion.generator import REGIMES, Regime
 from fedkeep.synthesis.diffusion.material import benchmark, material
@@ -57,6 +58,9 @@ def train(options: Namespace, console: Console) -> int:
     settings = cast(GeneratorTraining, given["training"])
     learned = material(options.data, options.regime, options.data_dir)
     dataset = learned.dataset
+    data = learned.learned
+    if options.codes > 1:
+        data = {**data, "code": finer_codes(data["image"], data["label"], options.codes, options.seed)}
     card = Card(
         cast(UNet, given["unet"]),
         cast(Noise, given["noise"]),
@@ -64,13 +68,16 @@ def train(options: Namespace, console: Console) -> int:
         dataset.label_names,
         learned.name,
         learned.regime,
+        held_out=learned.held_out,
+        codes=options.codes,
     )
-    _say(console, f"{dataset.name}: {int(learned.seen.sum()):,} images of {dataset.classes} classes")
+    finer = f", {options.codes} codes each" if options.codes > 1 else ""
+    _say(console, f"{dataset.name}: {int(learned.seen.sum()):,} images of {dataset.classes} classes{finer}")
     _say_regime(console, learned.regime)
     with Counter(console, "steps", options.quiet) as counter:
         generator = train_generator(
             card,
-            learned.learned,
+            data,
             settings,
             Path(options.out),
             seed=options.seed,
@@ -93,7 +100,7 @@ def sample(options: Namespace, console: Console) -> int:
     train, names = work.dataset.train, work.dataset.label_names
     real = [train["image"][_first(train["label"], c, options.count)] for c in range(len(names))]
     title = f"{work.generator.card.data}, {work.generator.regime}: {_about(work.sampler)}"
-    figure = image_grid(real, torch.split(generated["image"], options.count), names, title)
+    figure = image_grid(real, generated["image"].chunk(len(names)), names, title)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_png(figure, out, dpi=96)
     _say(console, f"wrote {out}")
@@ -118,7 +125,7 @@ def check(options: Namespace, console: Console) -> int:
     gate = quality_gate(learn, real, dataset.test, generated, dataset.classes)
     console.print(_gate_table(gate, dataset.label_names))
     figures = {
-        "generator": work.generator.hash(),
+        "generator": work.generator.loaded_hash,
         "regime": work.generator.regime,
         "data": work.name,
         "prototypes": "found" if options.on else "learned",
@@ -136,7 +143,7 @@ def check(options: Namespace, console: Console) -> int:
 
 @dataclass(frozen=True)
 class _Work:
-    """A generator, what it shall draw, and the real images of that."""
+    """A generator, what it shall draw, and the real images of that; of a class there may be several prototypes."""
 
     name: str
     generator: PixelGenerator
@@ -147,13 +154,14 @@ class _Work:
     quiet: bool
 
     def draw(self, count: int, console: Console) -> Data:
-        """Return so many images of each class."""
+        """Return so many images of each class, as many of each of its prototypes; a few more where that cannot be."""
+        codes = len(self.prototypes) // self.dataset.classes
         with Counter(console, "images", self.quiet) as counter:
             return ImageStore().images(
                 self.generator,
                 self.prototypes,
-                range(self.dataset.classes),
-                count,
+                [c for c in range(self.dataset.classes) for _ in range(codes)],
+                math.ceil(count / codes),
                 self.sampler,
                 seed=self.seed,
                 on_images=counter,

@@ -190,6 +190,13 @@ def _add_generator(command: argparse.ArgumentParser) -> None:
         metavar="REGIME",
         help="paper: all training images; same_classes: a part of each class; disjoint: other classes (default: paper)",
     )
+    train.add_argument(
+        "--codes",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="codes of each class, one for images that look alike: more to find prototypes by (default: 1)",
+    )
     train.add_argument("--half", action="store_true", help="keep 16 bits a weight: half the size")
     _add_generator_options(train, "unet.widths=[64,128,128] or training.steps=5000")
     train.set_defaults(command=_lazily("generator", "train"))

@@ -20,8 +20,8 @@ class Augmentation(Options):
     Crop, flip and rotation move pixels before normalisation, in this order, so that what comes in from outside an
     image is black; all three together are one lookup with nearest-pixel sampling. Brightness multiplies all pixels of
     an image by one number, and cuts off what is brighter than white and behind the point, as Pillow does; images that
-    are drawn beside a client's examples, such as synthetic ones, stay as bright as they are. Cutout clears a square
-    after normalisation, so that it holds the mean. Every image of a batch is drawn for by itself.
+    were made stay as bright as they are, as in the code of TARGET, LANDER and DDDR. Cutout clears a square after
+    normalisation, so that it holds the mean. Every image of a batch is drawn for by itself.
 
     Sources: random crop and flip as in He et al. (2016), section 4.2; cutout as in DeVries & Taylor (2017), section
     3: the square's centre is uniform over the pixels, and the square is clipped where it leaves the image.
@@ -38,7 +38,13 @@ class Augmentation(Options):
         """Whether anything is on: random, so that what a frozen model says about an image cannot be kept."""
         return bool(self.crop or self.flip or self.rotation or self.brightness or self.cutout)
 
-    def __call__(self, images: Tensor, normalise: Callable[[Tensor], Tensor], generator: torch.Generator) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        normalise: Callable[[Tensor], Tensor],
+        generator: torch.Generator,
+        made: Tensor | None = None,
+    ) -> Tensor:
         """Return the batch augmented and normalised.
 
         Parameters
@@ -46,6 +52,7 @@ class Augmentation(Options):
         images : uint8 ``[b, channels, height, width]``, on any device; left as it is.
         normalise : turns uint8 pixels into what the network takes, such as ``DataSet.normalise``.
         generator : where the draws come from. On the CPU it gives the same draws whatever device the images are on.
+        made : bool ``[b]``, which of them were made by a generator; none by default.
 
         Returns
         -------
@@ -68,7 +75,7 @@ class Augmentation(Options):
         if self.crop or self.flip or self.rotation:
             images = self.move(images, generator)
         if self.brightness:
-            images = self._brighten(images, generator)
+            images = self._brighten(images, generator, made)
         result = normalise(images)
         return self._cut(result, generator) if self.cutout else result
 
@@ -112,9 +119,11 @@ class Augmentation(Options):
             )
         return size - 1 - (size - 1 - position.abs()).abs()
 
-    def _brighten(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _brighten(self, images: Tensor, generator: torch.Generator, made: Tensor | None) -> Tensor:
         share = torch.rand((len(images), 1, 1, 1), generator=generator, device=generator.device).to(images.device)
         factor = 1 + (2 * share - 1) * self.brightness
+        if made is not None:
+            factor = factor.masked_fill(made.view(-1, 1, 1, 1), 1.0)
         return (images * factor).clamp_(max=255).to(torch.uint8)
 
     def _cut(self, images: Tensor, generator: torch.Generator) -> Tensor:

@@ -96,7 +96,7 @@ class Embedded:
         server_state, self.client_state = state_types(type(self.algorithm))
         clients = len(self.federation.clients)
         self.server = LocalServer(
-            self.place, self.federation.server, server_state(), self.place.networks.initial, clients
+            self.place, self.federation.server, server_state(), self.place.networks.initial, clients, self.place_of
         )
         self.here = Here(self.place, self.federation, self.client_state, self.own_places)
         self.performer: Performer = self.here  # replaced by a pool of workers, if there is one

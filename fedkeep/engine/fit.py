@@ -105,9 +105,10 @@ class Source:
 
     def _batch(self, rows: Mapping[str, Tensor], order: Tensor, start: int, end: int) -> Batch:
         data = {name: column[start:end] for name, column in rows.items()}
+        made = data.pop("made", None)
         if data["image"].dtype == torch.uint8:
             if self.augmentation:
-                data["image"] = self.augmentation(data["image"], self.normalise, self.noise)
+                data["image"] = self.augmentation(data["image"], self.normalise, self.noise, made)
             else:
                 data["image"] = self.normalise(data["image"])
         if data["image"].ndim == 4:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -163,10 +163,7 @@ class LocalParty(Party[Any]):
             raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
         objective = self.settle(objective, *data)
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
-        # What is drawn beside own examples, such as synthetic images, is not brightened in the code of TARGET either.
-        random = [self.place.augmentation]
-        random += [replace(self.place.augmentation, brightness=0.0) for _ in data[1:]]
-        sources = [self._source(*given) for given in zip(data, random, sizes, strict=True)]
+        sources = [self._source(*given) for given in zip(data, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
         noise = self._derive("network noise")
         return Assignment(model, objective, sources, passes, self.round, noise, pass_ends, composition)
@@ -241,7 +238,8 @@ class LocalParty(Party[Any]):
         self._uses[purpose] = use + 1
         return seeds.derive(self.place.seed, purpose, task=self.task, round=self.round, client=self.name, use=use)
 
-    def _source(self, data: Data, augmentation: Augmentation, batch_size: int) -> Source:
+    def _source(self, data: Data, batch_size: int) -> Source:
+        augmentation = self.place.augmentation
         if data["image"].dtype == torch.uint8 and not augmentation:
             data = {**data, "image": self.place.normalise(data["image"])}
         return Source(
@@ -310,10 +308,19 @@ class LocalClient(LocalParty, Client[Any]):
 class LocalServer(LocalParty, Server[Any]):
     """The server in this process."""
 
-    def __init__(self, place: Workplace, data: Data, state: Any, model: Weights, population: int) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        data: Data,
+        state: Any,
+        model: Weights,
+        population: int,
+        place_of: Callable[[str], Workplace],
+    ) -> None:
         super().__init__(place, "", data, state, task=1, round=0, uses={})
         self.model = model
         self.population = population
+        self.place_of = place_of
         self.served: Weights = {}
         self.logged: dict[str, float | list[float]] = {}
 
@@ -321,6 +328,10 @@ class LocalServer(LocalParty, Server[Any]):
         """Set the clock of the server to a task's round."""
         self.task, self.round, self._uses = task, round, {}
         self._look_round()
+
+    def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:
+        with self.place.asking():
+            return self.place_of(client).networks.logits(model, self._images(data))
 
     def log(self, name: str, value: float | list[float]) -> None:
         self.logged[name] = value

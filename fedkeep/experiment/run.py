@@ -23,7 +23,7 @@ from fedkeep.experiment.cells import Job, as_begun, cell_folder, cell_name, is_f
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
 from fedkeep.experiment.networks import own_models
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
-from fedkeep.experiment.setup import checked_cohort, checked_device, federate
+from fedkeep.experiment.setup import checked_cohort, checked_device, checked_generator, federate
 from fedkeep.files import write_whole
 
 __all__ = ["Machine", "OnProgress", "Progress", "begin", "carry_out", "cell_name", "pending_cells", "resume_command"]
@@ -41,6 +41,7 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
     for seed in recipe.seeds:  # what cannot be carried out shows before any training
         federation = federate(recipe, seed, machine.data_dir)
         checked_cohort(recipe, federation)
+        checked_generator(recipe, federation, machine.data_dir)
     for model in {recipe.model, *own_models(recipe.client_models, federation.clients).values()}:
         with seeds.borrowed(0):
             network = model.build(federation.dataset.shape, federation.seen[0])

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from fedkeep.data import Data, DataSet, Federation, load
+from fedkeep.data.fingerprints import without
 from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.networks import Factory
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.networks import own_models
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models import Architecture
@@ -34,8 +35,36 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
     """Load a recipe's data set and split it over the server and the clients, as this seed has it.
 
     With tasks it is the first task's.
+
+    Raises
+    ------
+    DataError
+        If its generator learned from a part of the clients' classes, as it says, and none of their images is here.
     """
-    return shared_out(recipe, seed, *held_by_server(recipe, seed, load_data(recipe.data, data_dir), data_dir))
+    whole = load_data(recipe.data, data_dir)
+    dataset = without_seen(recipe, whole, data_dir)
+    if dataset is not whole and len(dataset.train["label"]) == len(whole.train["label"]):
+        raise DataError(
+            f"the generator {recipe.generator.name} says that it learned from a part of the clients' classes, and none "
+            f"of those images is in {whole.name}. Use one that was trained on these data, or whose regime is disjoint."
+        )
+    return shared_out(recipe, seed, *held_by_server(recipe, seed, dataset, data_dir))
+
+
+def without_seen(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None = None) -> DataSet:
+    """Return a data set without the images that nobody but the recipe's generator may have.
+
+    They are left out for methods that need no generator too, so that all can be compared; but such methods run without
+    the generator's folder.
+    """
+    if not _draws(recipe) and not recipe.generator.is_there(data_dir):
+        return dataset
+    seen = recipe.generator.seen(data_dir)
+    return without(dataset, seen) if len(seen) else dataset
+
+
+def _draws(recipe: Recipe) -> bool:
+    return any("generator" in method.algorithm.needs for method in recipe.methods)
 
 
 def held_by_server(
@@ -66,6 +95,7 @@ def engine_for(
     """Return the embedded engine of one method with one seed, at round 0; in ``data_dir`` its generator may be."""
     dataset = federation.dataset
     checked_cohort(recipe, federation)
+    checked_generator(recipe, federation, data_dir)
     return Embedded(
         algorithm=method.algorithm,
         federation=federation,
@@ -100,6 +130,17 @@ def checked_cohort(recipe: Recipe, federation: Federation) -> None:
         )
 
 
+def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
+    """Raise `ConfigError` if a generator that should know nothing of the clients' classes has learned some."""
+    if _draws(recipe):
+        recipe.generator.check_classes(_arriving(federation), data_dir)
+
+
+def _arriving(federation: Federation) -> tuple[str, ...]:
+    """Return the names of the classes that a run has, over all tasks."""
+    return federation.dataset.label_names[: federation.at(federation.tasks).seen[-1]]
+
+
 def checked_device(name: str) -> torch.device:
     """Return a device by name; raise `ConfigError` if this machine does not have it."""
     try:
@@ -131,7 +172,7 @@ def describe_cell(
         "clients": len(federation.clients),
         "cohort": recipe.run.cohort,
         "classes": classes,
-        "label_names": list(dataset.label_names[:classes]),
+        "label_names": list(_arriving(federation)),
         "dataset": dataset.name,
         "dataset_note": dataset.note,
         "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),

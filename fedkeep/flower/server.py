@@ -24,7 +24,14 @@ from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, pinned_th
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
 from fedkeep.experiment.run import Machine, lay_out, pending_cells
-from fedkeep.experiment.setup import checked_device, describe_cell, engine_for, held_by_server, load_data
+from fedkeep.experiment.setup import (
+    checked_device,
+    describe_cell,
+    engine_for,
+    held_by_server,
+    load_data,
+    without_seen,
+)
 from fedkeep.files import write_whole
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.federations import described, roster
@@ -66,7 +73,8 @@ def serve(line: Line, config: RunConfig) -> Run:
 def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: int, cell: Path) -> None:
     """Play one method with one seed, in the round where it stopped if it was begun before."""
     data_dir = config.data_dir or None
-    dataset, held = held_by_server(recipe, seed, load_data(config.data or recipe.data, data_dir), data_dir)
+    whole = load_data(config.data or recipe.data, data_dir)
+    dataset, held = held_by_server(recipe, seed, without_seen(recipe, whole, data_dir), data_dir)
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
     introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": described(dataset)})
     book = cell / "sites.json"  # the run's name at the sites, and who takes part

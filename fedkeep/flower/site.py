@@ -18,7 +18,7 @@ from fedkeep.experiment.cells import pinned_threads
 from fedkeep.experiment.networks import of_one
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Recipe, parse_recipe
-from fedkeep.experiment.setup import engine_for, load_data, shared_out
+from fedkeep.experiment.setup import engine_for, load_data, shared_out, without_seen
 from fedkeep.flower.config import Place
 from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of
 from fedkeep.flower.line import Kind, Parcel, naming
@@ -99,7 +99,7 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
     own = of_one(recipe.client_models, place.site)
     run = replace(recipe.run, cohort=1, min_clients=1)
     alone = replace(recipe, run=run, client_models=own, generator=_generator(recipe, place))
-    federation = _own(recipe, recipe.seeds[0], json.loads(wanted), place)
+    federation = _own(alone, recipe.seeds[0], json.loads(wanted), place)
     return engine_for(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
 
 
@@ -112,12 +112,14 @@ def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
             f"site {place.site} has no generator of images, and this run needs one. Copy it there and name its folder "
             'in the node-config: generator="/path/to/it".'
         )
-    return recipe.generator
+    return recipe.generator if place.partition_id >= 0 else GeneratorChoice()
 
 
 def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> OwnData:
     """Return the site's own view of the federation, with its classes numbered as the run's."""
-    dataset = fitted(load_data(place.data or recipe.data, place.data_dir or None), wanted)
+    data_dir = place.data_dir or None
+    whole = load_data(place.data or recipe.data, data_dir)
+    dataset = fitted(without_seen(recipe, whole, data_dir), wanted)
     if place.partition_id < 0:
         return own_data(place.site, dataset, announced(recipe, seed, dataset))
     left, _ = recipe.auxiliary.split(dataset, seed)

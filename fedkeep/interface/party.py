@@ -91,6 +91,7 @@ class Party(ABC, Generic[S]):
     ) -> Fit:
         """Train a copy of ``model``: the only training of the recipe's network.
 
+        A data set's bool column ``made`` marks images that a generator drew: augmentation leaves their brightness.
         Several data sets are drawn side by side, one batch of each per step; a pass ends with the first, the others
         start over as often as needed. With ``pass_ends="shortest"`` it ends with the shortest, and all start over.
         Without ``data`` it is the party's own; without ``passes``, the recipe's epochs. ``batch_sizes`` gives the data
@@ -168,6 +169,10 @@ class Server(Party[S]):
     model: Weights
     served: Weights
     population: int
+
+    @abstractmethod
+    def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:
+        """Return what `predict` does for a client's model, whose network may be another than the server's."""
 
     @abstractmethod
     def log(self, name: str, value: float | list[float]) -> None:

@@ -11,6 +11,7 @@ from fedkeep.objectives.penalties import Absolute, Quadratic, Slope
 from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy, Prototypes
 from fedkeep.objectives.rotations import Rotated
 from fedkeep.objectives.slices import Scaled, Slice
+from fedkeep.objectives.supcon import SupCon
 from fedkeep.objectives.tsd import TSD
 from fedkeep.objectives.weighting import (
     ByEntropyAndLabel,
@@ -53,6 +54,7 @@ __all__ = [
     "Slope",
     "Student",
     "Sum",
+    "SupCon",
     "WeightRule",
     "WeightedCrossEntropy",
     "Whole",

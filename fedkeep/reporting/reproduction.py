@@ -16,7 +16,7 @@ from fedkeep.files import write_whole
 from fedkeep.reporting.pages import page
 from fedkeep.reporting.rows import METRICS, Row, Spread, summary
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.reporting.table import NOTHING, show
+from fedkeep.reporting.table import NOTHING, generators, show
 
 Numbers = Mapping[str, Sequence[float]]  # label to [mean] or [mean, standard deviation], in percent or rounds
 
@@ -233,13 +233,15 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
         parts += [reproduction.notes, ""]
     for column in reproduction.columns:
         titles = heads(column)
-        generators = {cell.generator for cell in column.run.cells} - {""}
-        made = "".join(f" Generator of images: {generator}." for generator in sorted(generators))
-        parts += [f"{'#' * (level + 1)} {column.run.title}", "", f"{column.scale}. {column.verdict}{made}", ""]
+        parts += [f"{'#' * (level + 1)} {column.run.title}", "", _about(column), ""]
         parts += ["| " + " | ".join(titles) + " |", "|:--|" + "--:|" * (len(titles) - 1)]
         parts += ["| " + " | ".join(texts(column, line)) + " |" for line in column.lines]
         parts.append("")
     return "\n".join([*parts, caption(reproduction), ""])
+
+
+def _about(column: Column) -> str:
+    return f"{column.scale}. {column.verdict}{generators(column.run.cells)}"
 
 
 def as_csv(reproduction: Reproduction) -> str:
@@ -268,7 +270,8 @@ def as_csv(reproduction: Reproduction) -> str:
 def html(reproduction: Reproduction) -> str:
     """Return the reproduction as one self-contained HTML page."""
     columns = [
-        {"column": c, "heads": heads(c), "lines": [texts(c, line) for line in c.lines]} for c in reproduction.columns
+        {"column": c, "about": _about(c), "heads": heads(c), "lines": [texts(c, line) for line in c.lines]}
+        for c in reproduction.columns
     ]
     return page(
         "reproduction.html.jinja", {"table": reproduction, "columns": columns, "caption": caption(reproduction)}

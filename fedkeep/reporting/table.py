@@ -6,9 +6,10 @@ import csv
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.rows import (
     COLUMNS,
     METRICS,
@@ -87,13 +88,22 @@ def caption(rows: Sequence[Row]) -> str:
     return seeds + few + over + rest
 
 
+def generators(cells: Iterable[Cell]) -> str:
+    """Say which generators made images for cells and what these had seen, after a space; empty where there was none."""
+    return "".join(f" Generator of images: {name}." for name in sorted({cell.generator for cell in cells} - {""}))
+
+
+def _below(rows: Sequence[Row]) -> str:
+    return caption(rows) + generators(cell for row in rows for cell in row.cells)
+
+
 def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
     """Return the table for a terminal, to be given to a `rich.console.Console`; nothing is printed here."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", caption=caption(rows), caption_justify="left")
+    table = Table(title=title, title_justify="left", caption=_below(rows), caption_justify="left")
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
     table.add_column("method", overflow="fold")
     columns = columns_for(rows)
@@ -126,7 +136,7 @@ def markdown(rows: Sequence[Row]) -> str:
         marked = [f"**{text}**" if i in best[j] else text for j, text in enumerate(values)]
         seeds = str(len(row.seeds)) if row.finished else NOTHING
         lines.append("| " + " | ".join([_markdown_text(row.name), seeds, *marked]) + " |")
-    return "\n".join([*lines, "", caption(rows), ""])
+    return "\n".join([*lines, "", _below(rows), ""])
 
 
 def rows_csv(rows: Sequence[Row]) -> str:

@@ -518,16 +518,16 @@ def break_replies(method: Method, monkeypatch: pytest.MonkeyPatch, place: tuple[
 
 
 def broken(function: Callable[..., Any], place: tuple[int, str], fault: str) -> Callable[..., Any]:
-    """Return a step whose fit carries a fault; if the method knows no fits, whatever tensor another reply has."""
+    """Return a step whose fit carries a fault; if the method knows no fits, the model or tensor of another reply."""
 
     @functools.wraps(function)
     def step(self: Method, client: Any, *args: Any, **kwargs: Any) -> Any:
         reply = function(self, client, *args, **kwargs)
         if (client.round, client.id) != place or not is_dataclass(reply):
             return reply
-        if not isinstance(reply, Fit):
-            if replies_with(self, Fit):
-                return reply
+        if not isinstance(reply, Fit) and replies_with(self, Fit):
+            return reply
+        if not hasattr(reply, "model"):
             (name,) = (field.name for field in fields(reply) if isinstance(getattr(reply, field.name), Tensor))
             return replace(reply, **{name: faulty(getattr(reply, name), fault)})  # type: ignore[type-var]
         if fault == "loss":

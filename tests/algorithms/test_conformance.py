@@ -35,6 +35,9 @@ VARIANTS["fedskf-pass"] = METHODS["fedskf"](  # type: ignore[call-arg]
     level="pass", tsd="glfc", old_local="post_sync", pit_solver="sinkhorn", pit_map_local_cls=True
 )
 VARIANTS["fedpass-global"] = METHODS["fedpass"](scope="global", radius="latest")  # type: ignore[call-arg]
+VARIANTS["feddcl-models-independent-per_round"] = METHODS["feddcl"](
+    **tiny.TOYS["feddcl"], exchange="models", pools="independent", regen="per_round", pass_len="shorter", w_scl=0.5
+)
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)

@@ -12,12 +12,18 @@ from torch import Tensor, log_softmax, softmax
 from torch.func import functional_call
 
 from fedkeep import seeds
-from fedkeep.algorithms.feddcl import FedDCL, Found
-from fedkeep.algorithms.ft_kd import Said
+from fedkeep.algorithms.drawn import Found
+from fedkeep.algorithms.feddcl import Copy, FedDCL
+from fedkeep.algorithms.ft_kd import Said, averaged
+from fedkeep.data import Augmentation
+from fedkeep.data.fingerprints import fingerprints
 from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.recipe import load_recipe
+from fedkeep.interface import Fit
 from fedkeep.interface.values import copied
+from fedkeep.models import architecture
 from fedkeep.models.heads import continued
 from fedkeep.synthesis.diffusion.prototypes import Inversion, invert
 
@@ -180,6 +186,119 @@ def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
     ]
 
 
+def different(algorithm: FedDCL, **changes: Any) -> Embedded:
+    """Return an engine whose clients 1 and 3 have networks of their own."""
+    tasks = tiny.stream((2, 1), absent=0)
+
+    def network(*hidden: int) -> Any:
+        return lambda: architecture("mlp")(hidden=hidden).build(tiny.SHAPE, 2)  # type: ignore[call-arg]
+
+    own = {"1": network(5), "3": network(6, 4)}
+    return tiny.engine_with_tasks(algorithm, tasks, rounds=2, cohort=5, own=own, **changes)
+
+
+def test_a_server_that_holds_the_models_learns_the_same_as_one_that_is_told_predictions() -> None:
+    told, asking = (different(method(exchange=exchange)) for exchange in ("predictions", "models"))
+    one, other = tiny.played(told), tiny.played(asking)
+    assert tiny.equal(told.server.model, asking.server.model)
+    for client in told.federation.clients:
+        assert tiny.equal(told.states[client].model, asking.states[client].model)
+    same = ("correct", "test_loss", "down", "lost")
+    assert [[r[name] for name in same] for r in one] == [[r[name] for name in same] for r in other]
+    weights = sum(t.nbytes for client in told.federation.clients for t in asking.states[client].model.values())
+    assert other[-1]["up"] == weights, "models are what leaves clients, and nothing else does"
+    assert one[-1]["up"] != weights
+
+
+def test_the_mean_of_what_clients_say_is_one_of_probabilities() -> None:
+    said = [4 * torch.randn(6, 3, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(5)]
+    for tau in (1.0, 2.0):
+        mean = softmax(averaged(said, tau, "prob") / tau, -1)
+        torch.testing.assert_close(mean.sum(-1), torch.ones(6, dtype=torch.float64), rtol=1e-12, atol=0)
+        expected = torch.stack([softmax(z / tau, -1) for z in said]).mean(0)
+        torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_independent_pools_have_no_image_in_common() -> None:
+    fed = method(pools="independent")
+    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5)
+    tiny.played(engine)
+    pool = engine.server.state.pool
+    assert fed.images == 2 + 3
+    clients, server = fed.part(pool, 0, 3, 2), fed.server_part(pool, 0, 3, 3)
+    assert not torch.isin(fingerprints(clients["image"]), fingerprints(server["image"])).any()
+    assert torch.equal(clients["label"].unique(), server["label"].unique())
+    shared = method()
+    assert torch.equal(shared.server_part(pool, 0, 1, 2)["image"], shared.part(pool, 0, 1, 2)["image"])
+
+
+def test_images_made_anew_in_every_round_replace_all() -> None:
+    engine = tiny.engine_with_tasks(method(regen="per_round"), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+    pools = []
+    for _ in range(4):
+        old = engine.server.state.old
+        tiny.played(engine, 1)
+        state = engine.server.state
+        pools.append(state.pool)
+        for client in engine.federation.clients:
+            assert torch.equal(engine.states[client].pool["image"], state.pool["image"])
+            assert torch.equal(engine.states[client].answers, state.answers)
+        if engine.federation.task == 2:
+            replayed = engine.algorithm.server_part(state.pool, 0, 2, 2)
+            answers = engine.server.predict(old or engine.server.state.old, replayed)[:, :2]
+            torch.testing.assert_close(state.answers, answers)
+    first, again, grown, last = (pool["image"] for pool in pools)
+    assert not torch.equal(first, again)
+    assert torch.equal(again, grown[: len(again)]), "a new task adds its own"
+    assert not torch.isin(fingerprints(grown), fingerprints(last)).any()
+
+
+def test_a_pass_is_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {}
+    for pass_len in ("longer", "shorter"):
+        fed = method(pass_len=pass_len, server_cur=12, server_pre=5)
+        engine = tiny.engine_with_tasks(fed, tiny.stream((1, 2), absent=0), rounds=1, cohort=5)
+        tiny.played(engine, 1)
+        fit, taken = LocalParty.fit, []
+
+        def counted(self: LocalParty, *args: Any, fit: Any = fit, taken: Any = taken, **kwargs: Any) -> Any:
+            found = fit(self, *args, **kwargs)
+            if not self.name:
+                taken.append(found.steps)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalParty, "fit", counted)
+            tiny.played(engine, 1)
+        steps[pass_len] = taken
+    assert steps == {"longer": [2 * 24 // 4], "shorter": [2 * 2]}  # two passes, four images a step
+
+
+def test_made_images_are_as_bright_as_they_were_drawn() -> None:
+    fed = method()
+    brightening = Augmentation(brightness=1.0)
+    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5, augmentation=brightening)
+    tiny.played(engine, 1)
+    client = LocalClient(engine.place, "0", engine.federation.data("0"), engine.states["0"], task=1, round=9, uses={})
+    asked: list[Any] = []
+
+    def noted(assignment: Any) -> Any:
+        asked.append(assignment)
+        return Fit(assignment.model, 0, 0, 0.0)
+
+    client.train = noted
+    fed.trained(client)
+    engine.server.train = noted
+    fed.distilled(engine.server, engine.server.model, torch.zeros(2 * fed.server_cur, 2), 1)
+    for assignment, own in zip(asked, (len(client.data["label"]), 0), strict=True):
+        (source,) = assignment.sources
+        plain = engine.place.normalise(source.data["image"])
+        (batch,) = source.batches(1000, merge_last=False)
+        as_they_were = (batch.data["image"] == plain[batch.index]).flatten(1).all(1)
+        assert bool(as_they_were[batch.index >= own].all())
+        assert not as_they_were[batch.index < own].all() or not own
+
+
 def test_a_client_that_comes_late_is_shown_all_that_it_missed() -> None:
     engine = tiny.engine_with_tasks(
         method(),
@@ -223,6 +342,7 @@ def test_replies_that_cannot_be_lose_their_client() -> None:
     for wrong in (counts + 1, counts * 2**60, counts.float(), torch.tensor([8, -1, 0])):
         assert "counts of its examples that cannot be" in fault(Found(rows, wrong, "toy"))
     assert "logits of shape [4, 3]" in fault(Said(torch.zeros(4, 3)))
+    assert fault(Copy({})) == "no model"
 
 
 def test_nobody_with_a_prototype_stops_the_run() -> None:

@@ -140,6 +140,14 @@ def test_brightness_multiplies_each_image_by_a_number_of_its_own() -> None:
     assert float(white.min()) < 10
 
 
+def test_made_images_keep_their_brightness_and_change_no_draw() -> None:
+    images, made = noise(6), torch.tensor([True, False, False, True, False, True])
+    changed, some = (Augmentation(brightness=0.5)(images, raw, seeded(), which) for which in (None, made))
+    assert torch.equal(some[made], images[made].float())
+    assert torch.equal(some[~made], changed[~made])
+    assert not torch.equal(changed[made], some[made])
+
+
 @pytest.mark.parametrize("factor", [0.76, 0.9, 1.0, 1.1, 1.24])
 def test_brightness_agrees_with_pillow(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("PIL.Image")

@@ -464,10 +464,13 @@ def test_bfloat16_trains_the_same_weights_a_little_coarser() -> None:
         torch.testing.assert_close(tensor, fine.model[name], rtol=0.1, atol=0.02)
 
 
-def test_only_own_examples_are_brightened() -> None:
-    engine = tiny.engine(FedAvg(), augmentation=Augmentation(flip=True, brightness=0.2))
+def test_made_images_are_not_brightened() -> None:
+    engine = tiny.engine(FedAvg(), augmentation=Augmentation(brightness=1.0))
     data = engine.federation.data("0")
+    made = torch.arange(len(data["label"])) % 2 == 1
     client = LocalClient(engine.place, "0", data, None, task=1, round=1, uses={})
-    own, beside = client.assignment(engine.server.model, CrossEntropy(), data, data).sources
-    assert own.augmentation == Augmentation(flip=True, brightness=0.2)
-    assert beside.augmentation == Augmentation(flip=True)
+    (source,) = client.assignment(engine.server.model, CrossEntropy(), {**data, "made": made}).sources
+    (batch,) = source.batches(1000, merge_last=False)
+    assert "made" not in batch.data
+    as_they_were = (batch.data["image"] == engine.place.normalise(data["image"])[batch.index]).flatten(1).all(1)
+    assert torch.equal(as_they_were, made[batch.index])

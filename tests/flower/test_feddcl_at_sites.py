@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from fedkeep.cli import main
 from fedkeep.errors import FedKeepError
 from fedkeep.flower.server import serve
 from fedkeep.reporting.run_folder import read_run
+from fedkeep.synthesis.diffusion.material import material
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,24 @@ def test_sites_of_three_networks_give_the_same_as_one_machine(recipe: str, tmp_p
     assert said in (one / "report.html").read_text()
     steps = {parcel.head["request"]["step"] for _, kind, parcel in line.sent if kind == "perform"}
     assert steps == {"search", "receive", "learn", "feedback", "remember"}
+    # After a task's first round nothing travels but logits about the server's six images of each of two new classes,
+    # and their mean.
+    logits = 3 * (2 * 6) * 2 * 4
+    assert [(row["up"], row["down"]) for row in records(many)[1::2]] == [(logits, logits)] * 2
+
+
+def test_sites_hold_no_image_that_the_generator_learned_from(tmp_path: Path) -> None:
+    recipe, one, many = toy_recipe(tmp_path, regime="same_classes"), tmp_path / "one", tmp_path / "many"
+    assert main(["run", recipe, "--workers", "1", "--quiet", "--out", str(one)]) == 0
+    serve(LocalLine(places(tmp_path / "sites", 3)), config(recipe, many, (), methods="feddcl", rounds=2))
+    assert tiny.equal(model(one), model(many))
+    there = {"partition_id": -1, "num_partitions": 0, "data": "digits", "generator": str(tmp_path / "generator")}
+    own = places(tmp_path / "own", 3, **there)
+    line = LocalLine(own)
+    serve(line, config(recipe, tmp_path / "real", (), methods="feddcl", rounds=1))
+    book = json.loads(next((tmp_path / "real" / "cells").rglob("sites.json")).read_text())
+    left = material("digits", "same_classes").left["label"]
+    assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
 
 def test_a_real_site_needs_a_generator_of_its_own(recipe: str, tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ sampler_steps = 2
 TINY = ["--set", "unet.widths=[8,8]", "--set", "unet.blocks=1", "--set", "noise.times=20", "--set", "training.steps=4"]
 
 
-def toy_recipe(folder: Path, others: Sequence[str] = (), more: str = "") -> str:
+def toy_recipe(folder: Path, others: Sequence[str] = (), more: str = "", regime: str = "paper") -> str:
     """Train a generator in a folder, and return a recipe that names it, with other methods and sections."""
     generator = folder / "generator"
-    assert main(["generator", "train", "digits", "--regime", "paper", "--out", str(generator), *TINY]) == 0
+    assert main(["generator", "train", "digits", "--regime", regime, "--out", str(generator), *TINY]) == 0
     methods = "".join(f'\n[[methods]]\nalgorithm = "{name}"\n' for name in others)
     return tiny.write_recipe(folder, FEDDCL.format(generator=generator.as_posix()) + methods + more)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedkeep.data.known import data_folder
 from fedkeep.errors import ConfigError
 from fedkeep.options import Options, option
 from fedkeep.synthesis.diffusion.generator import Generator, Regime
-from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator, read_regime
+from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator, read_card, read_seen
 from fedkeep.synthesis.diffusion.text_to_image import CHECKPOINT, load_latent
 
 
@@ -46,11 +48,47 @@ class GeneratorChoice(Options):
             return load_latent(self.checkpoint, side, device)
         return load_generator(self._folder(data_dir), device, space=self.space, initial=self.initial)
 
+    def is_there(self, data_dir: str | Path | None = None) -> bool:
+        """Tell whether one is named, and is a folder that is there."""
+        return bool(self.name) and (self._folder(data_dir) / CARD).is_file()
+
     def regime(self, data_dir: str | Path | None = None) -> Regime:
         """Return what it saw, without loading its weights; errors are those of `load`."""
-        return "ldm" if self.name == "ldm" else read_regime(self._folder(data_dir))
+        return "ldm" if self.name == "ldm" else read_card(self._folder(data_dir)).regime
+
+    def seen(self, data_dir: str | Path | None = None) -> Tensor:
+        """Return fingerprints of the images that a run must keep from its clients, int64 [m].
+
+        They are what a generator of the regime ``same_classes`` learned from; of others there are none. Errors are
+        those of `load`.
+        """
+        kept_apart = self.regime(data_dir) == "same_classes"
+        return read_seen(self._folder(data_dir)) if kept_apart else torch.zeros(0, dtype=torch.int64)
+
+    def check_classes(self, label_names: Sequence[str], data_dir: str | Path | None = None) -> None:
+        """Raise `ConfigError` if a generator of the regime ``disjoint`` learned some of these classes.
+
+        Classes are known by their names, without that of their data set and in any case of letters.
+        """
+        if self.regime(data_dir) != "disjoint":
+            return
+        card = read_card(self._folder(data_dir))
+        learned = {_plain(name): name for name in card.label_names}
+        both = [f"{name!r} ({learned[_plain(name)]!r} there)" for name in label_names if _plain(name) in learned]
+        if both:
+            more = f" and {len(both) - 3} more" if len(both) > 3 else ""
+            raise ConfigError(
+                f"the generator {self.name} is of the regime 'disjoint', and yet it learned classes of this run, from "
+                f"{card.data}: {', '.join(both[:3])}{more}. Train one on other classes, or with the regime "
+                "same_classes or paper, so that results say what it has seen."
+            )
 
     def _folder(self, data_dir: str | Path | None) -> Path:
         here, root = Path(self.name).expanduser(), data_folder(data_dir)
         there = None if root is None else root / self.name
         return there if there and not (here / CARD).is_file() and (there / CARD).is_file() else here
+
+
+def _plain(label_name: str) -> str:
+    """Return a class's name without that of the data set it came from, in lower case."""
+    return label_name.rpartition(": ")[2].casefold()

@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -22,7 +23,7 @@ Regime = Literal["paper", "same_classes", "disjoint", "ldm"]
 
 REGIMES: dict[Regime, str] = {
     "paper": "trained on all training images of the clients' own classes, as in the paper: it has seen them all",
-    "same_classes": "trained on a part of each of the clients' classes, which the run itself must keep from them",
+    "same_classes": "trained on a part of each of the clients' classes, which runs keep from the clients",
     "disjoint": "trained on other classes than the clients': the fair test",
     "ldm": "the public text-to-image model: it has read the classes' names, beside images of the whole web",
 }
@@ -91,6 +92,11 @@ class Generator(ABC):
     def hash(self) -> str:
         """Return a hash of all weights, computed anew: equal for equal bits only."""
 
+    @cached_property
+    def loaded_hash(self) -> str:
+        """The hash of its weights as it was loaded, computed once: by it, parties know that they have the same."""
+        return self.hash()
+
     def check_images(self, images: Tensor) -> None:
         """Raise `DataError` for images of another size than it draws."""
         theirs = tuple(images.shape[1:])
@@ -113,8 +119,8 @@ class Generator(ABC):
 
 @contextmanager
 def unchanged(generator: Generator) -> Iterator[None]:
-    """Raise `RunError` if a generator's weights are others after the block than before."""
-    before = generator.hash()
+    """Raise `RunError` if a generator's weights are others after the block than they were when it was loaded."""
+    before = generator.loaded_hash
     yield
     if generator.hash() != before:
         raise RunError("the weights of the generator changed while prototypes were trained: it must stay frozen.")

@@ -41,6 +41,11 @@ class Material:
     seen: Tensor
 
     @property
+    def held_out(self) -> float:
+        """The share of each class that only the generator has; 0 where it learns from all, or from other classes."""
+        return HELD_OUT if self.regime == "same_classes" else 0.0
+
+    @property
     def learned(self) -> Data:
         """The training images that the generator learns from."""
         return {name: column[self.seen] for name, column in self.dataset.train.items()}

@@ -18,14 +18,15 @@ from fedkeep import seeds
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.files import write_whole
 from fedkeep.models import Shape, Weights
-from fedkeep.models.weights import load_into, parameter_count
+from fedkeep.models.weights import digest, load_into, parameter_count
 from fedkeep.options import as_table, build
-from fedkeep.synthesis.diffusion.generator import REGIMES, Generator, Regime, hash_of
+from fedkeep.synthesis.diffusion.generator import Generator, Regime, hash_of
 from fedkeep.synthesis.diffusion.noise import Noise
 from fedkeep.synthesis.diffusion.unet import UNet
 
 FORMAT = 1
 CARD, WEIGHTS, CHECKPOINT = "generator.json", "weights.safetensors", "checkpoint.safetensors"
+SEEN = "seen.safetensors"
 
 Space = Literal["embedding", "code"]
 """What a prototype is: the row of a class table, or the weights of a mixture of its rows."""
@@ -42,10 +43,12 @@ class Card:
     ----------
     unet, noise : what was trained.
     shape : channels, height and width of its images.
-    label_names : the classes that it learned.
+    label_names : the classes that it learned. codes : how many codes each has, for groups of images that look alike.
     data : the name of the data that it learned from.
     regime : what they have to do with the clients' data.
     training : its settings, seed, images, steps and loss; for people.
+    held_out : in the regime ``same_classes``, the share of each class that it learned from.
+    seen : the hash of the fingerprints of these images, which are a file of the folder: runs keep them from clients.
     """
 
     unet: UNet
@@ -55,6 +58,14 @@ class Card:
     data: str
     regime: Regime
     training: Mapping[str, Any] = field(default_factory=dict)
+    held_out: float = 0.0
+    seen: str = ""
+    codes: int = 1
+
+    @property
+    def rows(self) -> int:
+        """How many rows its class table has: code k of class c is row c * codes + k."""
+        return len(self.label_names) * self.codes
 
 
 class PixelGenerator(Generator):
@@ -86,7 +97,7 @@ class PixelGenerator(Generator):
         self.device = torch.device(device)
         self.space, self.initial = space, initial
         with seeds.borrowed(0):  # the initial weights are thrown away
-            self.network = card.unet.build(card.shape, len(card.label_names))
+            self.network = card.unet.build(card.shape, card.rows)
         load_into(self.network, weights)
         self.network.to(self.device).eval().requires_grad_(False)
 
@@ -96,26 +107,21 @@ class PixelGenerator(Generator):
         return parameter_count(self.network)
 
     @property
-    def classes(self) -> int:
-        """How many classes it learned."""
-        return len(self.card.label_names)
-
-    @property
     def drawn(self) -> tuple[int, ...]:
         return self.shape
 
     def rows(self) -> Tensor:
-        """Return the prototypes of the classes that it learned, [classes, tokens, width]."""
+        """Return the prototypes of the codes that it learned, [classes * codes, tokens, width]."""
         return self.network.table[:-1].detach().clone()
 
     def start(self, classes: int) -> Tensor:
-        share = 1 / self.classes if self.initial == "mean" else 0.0
-        codes = torch.full((classes, self.classes), share, device=self.device)
+        share = 1 / self.card.rows if self.initial == "mean" else 0.0
+        codes = torch.full((classes, self.card.rows), share, device=self.device)
         return codes if self.space == "code" else self.conditions(codes)
 
     @property
     def prototype_sizes(self) -> Sequence[tuple[int, ...]]:
-        return (self.card.unet.condition_shape, (self.classes,))
+        return (self.card.unet.condition_shape, (self.card.rows,))
 
     def conditions(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
         if prototypes.dim() == 3:
@@ -179,22 +185,55 @@ def load_generator(
         card = _card(written)
         return PixelGenerator(card, weights, device, space=space, initial=initial)
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
-        raise RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.") from error
+        raise _undescribed(folder, error) from error
 
 
-def read_regime(folder: Path) -> Regime:
-    """Return what a generator saw; raise `RunError` as `load_generator` does, for what its card alone shows."""
+def read_card(folder: Path) -> Card:
+    """Return what is known about a generator; raise `RunError` as `load_generator` does, for what its card shows."""
     written = _read_card(folder)
-    if written.get("regime") not in REGIMES:
-        raise RunError(f"{folder / CARD} names no regime that there is. Train the generator again.")
-    regime: Regime = written["regime"]
-    return regime
+    try:
+        return _card(written)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _undescribed(folder, error) from error
+
+
+def write_seen(folder: Path, seen: Tensor) -> str:
+    """Write the fingerprints, int64 [m], of the images that a generator learned from; return their hash."""
+    write_whole(folder / SEEN, tensor_bytes({"seen": seen}))
+    return digest(seen)
+
+
+def read_seen(folder: Path) -> Tensor:
+    """Return the fingerprints of the images that a generator of the regime ``same_classes`` learned from, int64 [m].
+
+    Raises
+    ------
+    RunError
+        Where it is not known what these were.
+    """
+    card = read_card(folder)
+    if not card.seen:
+        raise RunError(
+            f"the generator in {folder} does not say which images it learned from, so that a run cannot keep them from "
+            "its clients. Train it again with this version of FedKeep."
+        )
+    try:
+        seen = read_tensors((folder / SEEN).read_bytes())["seen"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunError(f"cannot read {folder / SEEN}: {error}. Copy the whole folder again, or train it.") from error
+    if digest(seen) != card.seen:
+        raise RunError(f"{folder / SEEN} is not what {CARD} says. Copy the whole folder again, or train it.")
+    return seen
 
 
 def as_signal(images: Tensor) -> Tensor:
     """Return uint8 images as float32 in -1..1."""
     return images.to(torch.float32).div_(127.5).sub_(1)
+
+
+def _undescribed(folder: Path, error: Exception) -> RunError:
+    reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
+    return RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.")
 
 
 def _read_card(folder: Path) -> dict[str, Any]:
@@ -234,4 +273,7 @@ def _card(written: Mapping[str, Any]) -> Card:
         data=str(written["data"]),
         regime=regime,
         training=dict(written["training"]),
+        held_out=float(written.get("held_out", 0.0)),  # cards of earlier versions do not say
+        seen=str(written.get("seen", "")),
+        codes=int(written.get("codes", 1)),
     )

@@ -88,7 +88,7 @@ class ImageStore:
             If the images cannot be kept, such as on a full disk; nothing half written stays.
         """
         generator.check_prototypes(prototypes)
-        weights, parts = generator.hash(), []
+        weights, parts = generator.loaded_hash, []
         for row, label in enumerate(labels):
             done = row * count
 

@@ -19,12 +19,21 @@ from torch.nn.functional import mse_loss
 from fedkeep import seeds
 from fedkeep.data import Data
 from fedkeep.data.dataset import describe
+from fedkeep.data.fingerprints import fingerprints
 from fedkeep.errors import DataError, RunError
 from fedkeep.files import write_whole
 from fedkeep.models.weights import load_into, weights_of
 from fedkeep.options import Options, as_table, option
 from fedkeep.synthesis.diffusion.generator import hash_of
-from fedkeep.synthesis.diffusion.pixel import CARD, CHECKPOINT, Card, PixelGenerator, as_signal, load_generator
+from fedkeep.synthesis.diffusion.pixel import (
+    CARD,
+    CHECKPOINT,
+    Card,
+    PixelGenerator,
+    as_signal,
+    load_generator,
+    write_seen,
+)
 
 OnStep = Callable[[int, float], None]
 """Told after every step how many are done, and the step's loss."""
@@ -65,8 +74,10 @@ def train_generator(
     Parameters
     ----------
     card : what to train, for which classes; its ``training`` is filled in.
-    data : ``"image"``, uint8 [n, channels, height, width] of the card's shape, and ``"label"``, int64 [n].
-    folder : receives checkpoints, and the generator when it is done.
+    data : ``"image"``, uint8 [n, channels, height, width] of the card's shape, ``"label"``, int64 [n], and, where the
+        card has several codes of a class, ``"code"``, int64 [n].
+    folder : receives checkpoints, and the generator when it is done; in the regime ``same_classes`` also which images
+        it learned from, so that runs keep them from their clients.
     half : save 16 bits a weight; the generator is then what was saved.
 
     Raises
@@ -78,6 +89,8 @@ def train_generator(
     """
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
+    if card.regime == "same_classes":
+        card = replace(card, seen=write_seen(folder, torch.unique(fingerprints(data["image"]))))
     run, path = _Run(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
     if path.is_file():
         run.restore(path)
@@ -100,7 +113,7 @@ class _Run:
     def __init__(self, card: Card, data: Data, settings: GeneratorTraining, seed: int, device: torch.device) -> None:
         self.card, self.settings, self.seed, self.device = card, settings, seed, device
         with seeds.borrowed(seeds.derive(seed, "generator weights")):
-            self.network = card.unet.build(card.shape, len(card.label_names))
+            self.network = card.unet.build(card.shape, card.rows)
         self.network.to(device).train()
         self.average = weights_of(self.network)
         self.optimiser = torch.optim.Adam(self.network.parameters(), settings.lr, fused=True)
@@ -113,7 +126,7 @@ class _Run:
                 "training": {name: value for name, value in as_table(settings).items() if name != "checkpoint"},
                 "label_names": card.label_names,
                 "seed": seed,
-                "data": hash_of({name: data[name] for name in ("image", "label")}),
+                "data": hash_of({name: data[name] for name in ("image", "label", "code") if name in data}),
             }
         )
 
@@ -189,6 +202,7 @@ class _Draws:
 
     def __init__(self, data: Data, card: Card, settings: GeneratorTraining, seed: int) -> None:
         self.images, self.labels = data["image"].cpu(), data["label"].cpu()
+        self.codes, self.nothing = data.get("code", self.labels).cpu(), card.rows
         if tuple(self.images.shape[1:]) != card.shape:
             raise DataError(
                 f"these images are {describe(tuple(self.images.shape[1:]))}, and the generator shall draw "
@@ -209,11 +223,12 @@ class _Draws:
         classes = torch.randint(len(self.counts), (self.size,), generator=rng)
         share = torch.rand(self.size, generator=rng, dtype=torch.float64)
         place = (share * self.counts[classes]).long()
-        images = as_signal(self.images[self.order[self.first[classes] + place]])
+        chosen = self.order[self.first[classes] + place]
+        images = as_signal(self.images[chosen])
         times = torch.randint(self.times, (self.size,), generator=rng)
         noise = torch.randn(images.shape, generator=rng)
         told = torch.rand(self.size, generator=rng) >= self.null
-        return images, torch.where(told, classes, len(self.counts)), times, noise
+        return images, torch.where(told, self.codes[chosen], self.nothing), times, noise
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import toy
@@ -12,6 +14,10 @@ from fedkeep.engine.classifier import train_classifier
 from fedkeep.interface import Training
 from fedkeep.models import MLP
 from fedkeep.synthesis.diffusion.gate import class_accuracies, quality_gate
+from fedkeep.synthesis.diffusion.noise import Sampler
+from fedkeep.synthesis.diffusion.prototypes import Inversion, invert
+from fedkeep.synthesis.diffusion.sampling import sample
+from fedkeep.synthesis.diffusion.training import GeneratorTraining, train_generator
 
 
 def brightest(images: Tensor) -> Tensor:
@@ -34,6 +40,26 @@ def test_both_directions_by_class() -> None:
     assert gate.shown.tolist() == [0, 1, 1]
     assert gate.learned.tolist() == [1, 0, 0]
     assert learned_from[1] is generated
+
+
+def test_the_gate_tells_apart_classes_that_were_found_by_prototypes(tmp_path: Path) -> None:
+    settings = GeneratorTraining(steps=150, batch_size=32, lr=5e-3, average=0.98)
+    generator = train_generator(toy.card(), toy.data(90), settings, tmp_path)
+    private = toy.data(60, seed=1)  # images that it has not seen
+    before, rng = generator.hash(), torch.Generator().manual_seed(3)
+    start, look = generator.start(3), Inversion(steps=60, batch_size=32)
+    found = invert(generator, start, private["image"], private["label"], look, rng)
+    assert generator.hash() == before
+
+    def drawn(prototypes: Tensor) -> dict[str, Tensor]:
+        images = sample(generator, prototypes, [0, 1, 2] * 10, list(range(30)), Sampler(steps=10))
+        return {"image": images, "label": torch.arange(30) % 3}
+
+    accuracy = class_accuracies(brightest, drawn(found.prototypes), 3)
+    assert float(accuracy.mean()) > 0.8, accuracy
+    assert float(accuracy.min()) > 0.6, accuracy
+    blind = class_accuracies(brightest, drawn(start), 3)
+    assert float(blind.mean()) < 0.6, "told nothing of classes it shows none"
 
 
 def test_a_class_without_images_has_no_accuracy() -> None:

@@ -1,0 +1,129 @@
+"""DDDR: its loss by the formula, what travels, and what it shares with FedDCL and FedAvg."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, log_softmax, softmax
+from torch.nn.functional import normalize
+
+from fedkeep.algorithms.dddr import DDDR
+from fedkeep.algorithms.finetune import Finetune
+from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.fit import Assignment, Pupil
+from fedkeep.engine.toolbox import LocalClient
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.recipe import load_recipe
+from fedkeep.interface import Fit
+from fedkeep.models.weights import load_into
+
+
+def method(**options: Any) -> DDDR:
+    return DDDR(**{**tiny.TOYS["dddr"], **options})
+
+
+def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[Embedded, dict[str, Tensor]]:
+    """Return an engine after the first round of the second task, and the model that the first task left."""
+    engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort=5, **changes)
+    tiny.played(engine, 1)
+    last = dict(engine.server.model)
+    tiny.played(engine, 1)
+    return engine, last
+
+
+def assigned(engine: Embedded, client: str) -> Assignment:
+    """Return the training that a client is about to carry out on the server's model."""
+    data, state = engine.federation.data(client), engine.states[client]
+    party = LocalClient(engine.place, client, data, state, task=2, round=9, uses={})
+    asked: list[Assignment] = []
+
+    def noted(assignment: Assignment) -> Fit:
+        asked.append(assignment)
+        return Fit(assignment.model, 0, 0, 0.0)
+
+    party.train = noted
+    engine.algorithm.train(party, engine.server.model)  # type: ignore[attr-defined]
+    return asked[0]
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
+def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None:
+    fed = method(pre=3)
+    engine, last = in_second_task(fed, sizes)
+    old, tau = sizes[0], fed.tau
+    assignment = assigned(engine, "2")
+    examples = engine.federation.data("2")
+    mixed, replayed = assignment.sources
+    assert len(mixed.data["label"]) == len(examples["label"]) + fed.cur * sizes[1]
+    assert replayed.data["label"].tolist() == [c for c in range(old) for _ in range(fed.pre)]
+    batches = [mixed.first(len(mixed.data["label"])), replayed.first(len(replayed.data["label"]))]
+
+    def answers(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+        network = engine.place.networks.build(model).double()
+        load_into(network, {name: tensor.double() for name, tensor in model.items()})
+        features = network.features(images.double())
+        return features, network.classifier(features)
+
+    (features, z), (_, r) = (answers(engine.server.model, batch.data["image"]) for batch in batches)
+    said = softmax(answers(last, batches[1].data["image"])[1][:, :old] / tau, -1)
+    labels, past = (batch.data["label"] for batch in batches)
+    hard = -log_softmax(z[:, old:], -1)[torch.arange(len(labels)), labels - old].mean()
+    soft = -(said * log_softmax(r[:, :old] / tau, -1)).sum(-1).mean()
+    replay = -log_softmax(r[:, :old], -1)[torch.arange(len(past)), past].mean()
+    likeness = (normalize(features) @ normalize(features).T / 0.07).exp()
+    contrast = 0.0
+    for i in range(len(labels)):
+        others = [j for j in range(len(labels)) if j != i]
+        alike = [j for j in others if labels[j] == labels[i]]
+        everything = likeness[i, others].sum()
+        contrast -= sum((likeness[i, j] / everything).log() for j in alike) / max(1, len(alike)) / len(labels)
+    network = engine.place.networks.build(engine.server.model)
+    load_into(network, engine.server.model)
+    networks = engine.place.networks
+    load_into(networks.trained, engine.server.model)
+    pupil = Pupil(networks, dict(networks.trained.named_parameters()), networks.trained)
+    loss = assignment.objective(pupil, batches)
+    expected = hard + 0.5 * replay + 10 * soft + 1.0 * contrast
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_made_images_and_contrast_the_first_task_is_fedavg() -> None:
+    stream = tiny.stream((3,), absent=0)
+    mine, theirs = (
+        tiny.engine_with_tasks(fed, stream, rounds=2, cohort=5) for fed in (method(cur=0, w_scl=0.0), Finetune())
+    )
+    tiny.played(mine), tiny.played(theirs)
+    assert tiny.equal(mine.server.model, theirs.server.model)
+
+
+def test_images_are_shown_once_a_task_beside_the_model() -> None:
+    fed = method()
+    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+    records = tiny.played(engine)
+    sizes = [sum(t.nbytes for t in engine.place.networks.initial.values()) - 4 * 9 * (1 - task) for task in (0, 1)]
+    searched = [5 * fed.proto_rounds * n * 16 * 4 for n in (2, 1)]
+    image = 16 + 8
+    downs = [records[2 * task]["down"] - searched[task] - 5 * sizes[task] for task in (0, 1)]
+    assert downs[0] == 5 * fed.images * 2 * image
+    assert downs[1] > 5 * fed.images * 1 * image, "the new class's images and what the old model said of the old ones'"
+    assert [records[2 * task + 1]["down"] for task in (0, 1)] == [5 * size for size in sizes]
+    for client in engine.federation.clients:
+        assert torch.equal(engine.states[client].pool["image"], engine.server.state.pool["image"])
+
+
+def test_the_old_model_itself_teaches_what_is_augmented_at_random() -> None:
+    from fedkeep.data import Augmentation
+
+    engine, last = in_second_task(method(), (2, 1), augmentation=Augmentation(flip=True))
+    teachers = [leaf for leaf in vars(assigned(engine, "2").objective)["terms"] if "Slice" in type(leaf).__name__]
+    assert any(tiny.equal(getattr(term.term, "teachers", ({},))[0], last) for term in teachers)
+
+
+def test_clients_of_other_networks_are_refused(tmp_path: Any) -> None:
+    text = tiny.RECIPE.replace('algorithm = "fedavg"', 'algorithm = "dddr"')
+    text += '\n[generator]\nname = "somewhere"\n\n[[client_models]]\nclients = ["0"]\nname = "mlp"\n'
+    with pytest.raises(ConfigError, match="DDDR exchanges weights"):
+        load_recipe(tiny.write_recipe(tmp_path, text), methods=["dddr"])

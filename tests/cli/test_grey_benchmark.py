@@ -1,0 +1,103 @@
+"""FedDCL's grey benchmark whole, at toy size: a generator is trained and judged, and the recipe of table I is run."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkeep.cli import generator as command
+from fedkeep.cli import main
+from fedkeep.reporting.run_folder import read_run
+from fedkeep.synthesis.diffusion.pixel import read_card
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+pillow = pytest.importorskip("PIL.Image")
+
+PLACES = {
+    "ylecun/mnist": [str(digit) for digit in range(10)],
+    "emnist_letters_a_to_j": list("ABCDEFGHIJ"),
+    "zalando-datasets/fashion_mnist": [f"garment {number}" for number in range(10)],
+}
+TINY = ["unet.widths=[8,8]", "unet.blocks=1", "unet.patch=2", "noise.times=20", "training.steps=4"]
+FEW = ["cur=3", "pre=2", "server_cur=4", "server_pre=2", "proto_rounds=2", "proto_steps=2", "proto_batch=8"]
+DRAWN = ["sampler=ddim", "sampler_steps=2"]
+
+
+def write(path: Path, names: Sequence[str], each: int, seed: int) -> None:
+    """Write a Parquet file of noisy 28 x 28 images, ``each`` of every class, bright in a place of its own."""
+    rng = np.random.default_rng(seed)
+    images, labels = [], []
+    for label in range(len(names)):
+        for _ in range(each):
+            pixels = rng.integers(0, 60, (28, 28), dtype=np.uint8)
+            pixels[2 * label + 4 : 2 * label + 8, 4:24] += 180
+            buffer = io.BytesIO()
+            pillow.fromarray(pixels).save(buffer, "PNG")
+            images.append({"bytes": buffer.getvalue(), "path": None})
+            labels.append(label)
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(names)}}
+    table = pyarrow.table({"image": images, "label": labels})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    parquet.write_table(table.replace_schema_metadata(metadata), path)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for number, (place, names) in enumerate(PLACES.items()):
+        write(tmp_path / "data" / place / "train.parquet", names, 14, number)
+        write(tmp_path / "data" / place / "test.parquet", names, 1, number + 10)
+    return tmp_path / "data"
+
+
+def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(command, "JUDGE_STEPS", 3)
+    folder, out = tmp_path / "grey-same", tmp_path / "run"
+
+    def call(*words: object) -> str:
+        capsys.readouterr()
+        assert main([*map(str, words), "--data-dir", str(data_dir), "--quiet"]) == 0
+        return capsys.readouterr().out
+
+    tiny = [word for change in TINY for word in ("--set", change)]
+    told = call("generator", "train", "grey", "--regime", "same_classes", "--codes", 2, "--out", folder, *tiny)
+    assert "60 images of 30 classes, 2 codes each" in told
+    card = read_card(folder)
+    assert (card.data, card.regime, card.codes, card.held_out) == ("grey", "same_classes", 2, 0.15)
+
+    few = ["--count", 3, "--set", "sampler.steps=2", "--seed", 1]
+    call("generator", "sample", folder, *few)
+    assert "mnist: 0" in call("generator", "check", folder, "--model", "mlp", *few)
+    gate = json.loads((folder / "gate.json").read_text())
+    assert len(gate["shown"]) == 30
+
+    options = [f"feddcl.{change}" for change in (*FEW, *DRAWN)]
+    options += [f"generator.name={folder}", "public.name=mnist", "public.images=10", "training.batch_size=32"]
+    settings = [word for change in options for word in ("--set", change)]
+    words = ["--methods", "feddcl", "--rounds", 1, "--seeds", 0, "--workers", 1, "--out", out, *settings]
+    told = call("run", "feddcl/table1-heterogeneous/gray-0.5", *words)
+    assert "(same_classes): trained on a part of each" in " ".join(told.split())
+    run = read_run(out)
+    assert [cell.label for cell in run.cells] == ["FedDCL", "Labels of made images"]
+    for cell in run.cells:
+        assert cell.finished
+        assert cell.task_sizes == [10, 10, 10]
+        assert cell.task_matrix.shape == (3, 3)
+        assert not cell.lost
+        held = np.asarray(json.loads((cell.path / "partition.json").read_text())["counts"])
+        assert held.sum(0).tolist() == [12] * 30, "2 of 14 images of each class are the generator's alone"
+    assert "(same_classes): trained on a part of each" in (out / "table.md").read_text()
+    assert "(same_classes): trained on a part of each" in (out / "report.html").read_text()
+    drawn = list((tmp_path / "cache" / "generated").iterdir())
+    assert len(drawn) == 60 + 30, "for the gate, and once for both rows"

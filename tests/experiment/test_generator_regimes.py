@@ -1,0 +1,130 @@
+"""What a generator has seen decides what clients may hold: same_classes takes images away, disjoint refuses classes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedkeep
+from fedkeep.cli import main
+from fedkeep.data import DataSet, load
+from fedkeep.data.fingerprints import fingerprints
+from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.experiment import setup
+from fedkeep.experiment.recipe import Recipe, load_recipe
+from fedkeep.experiment.setup import checked_generator, federate
+from fedkeep.synthesis.diffusion.material import HELD_OUT, material
+from fedkeep.synthesis.diffusion.pixel import CARD, SEEN, read_card, read_seen
+
+QUICK = ["unet.widths=[8,8]", "unet.blocks=1", "noise.times=20", "training.steps=2"]
+
+
+def trained(folder: Path, regime: str) -> Path:
+    words = [word for change in QUICK for word in ("--set", change)]
+    assert main(["generator", "train", "digits", "--regime", regime, "--out", str(folder), "--quiet", *words]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def same_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("generators") / "same", "same_classes")
+
+
+@pytest.fixture(scope="module")
+def disjoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("generators") / "disjoint", "disjoint")
+
+
+def recipe(generator: Path, *methods: str, settings: tuple[str, ...] = ()) -> Recipe:
+    changes = (f"generator.name={generator}", "partition.clients=6", "run.cohort=2", *settings)
+    return load_recipe("demo", settings=changes, methods=methods or ["feddcl", "fedavg"], rounds=1, seeds=[0])
+
+
+def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: Path) -> None:
+    whole = load("digits")
+    seen = read_seen(same_classes)
+    drawn = material("digits", "same_classes")
+    assert torch.equal(seen, fingerprints(drawn.learned["image"]).unique())
+    assert read_card(same_classes).held_out == HELD_OUT
+    for settings in ((), ("tasks.tasks=2",)):
+        federation = federate(recipe(same_classes, settings=settings), 0)
+        held = []
+        for task in range(1, federation.tasks + 1):
+            there = federation.at(task)
+            held += [fingerprints(there.data(client)["image"]) for client in there.clients]
+        theirs = torch.cat(held)
+        assert not torch.isin(theirs, seen).any(), "no overlap"
+        assert torch.equal(theirs.sort().values, fingerprints(drawn.left["image"]).sort().values), "and nothing else"
+    assert len(theirs) + drawn.seen.sum() == len(whole.train["label"])
+
+
+def test_methods_without_a_generator_hold_the_same_and_need_no_folder(same_classes: Path, tmp_path: Path) -> None:
+    both, one = (federate(recipe(same_classes, *methods), 0) for methods in (("feddcl", "fedavg"), ("fedavg",)))
+    assert torch.equal(both.partition.rows, one.partition.rows)
+    all_images = federate(recipe(tmp_path / "nowhere", "fedavg"), 0)
+    assert len(all_images.partition.rows) == len(load("digits").train["label"])
+    with pytest.raises(RunError, match="there is no generator in"):
+        federate(recipe(tmp_path / "nowhere", "feddcl"), 0)
+
+
+def test_other_data_than_the_generator_learned_from_are_refused(
+    same_classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def others(name: str, data_dir: object = None) -> DataSet:
+        dataset = load(name)
+        return replace(dataset, train={**dataset.train, "image": 255 - dataset.train["image"]})
+
+    monkeypatch.setattr(setup, "load_data", others)
+    with pytest.raises(DataError, match="none of those images is in digits"):
+        federate(recipe(same_classes), 0)
+
+
+def test_a_folder_that_does_not_say_what_it_saw_is_refused(same_classes: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(same_classes, tmp_path / "copy")
+    (folder / SEEN).write_bytes((folder / SEEN).read_bytes()[:-1] + b"?")
+    with pytest.raises(RunError, match=r"is not what generator\.json says"):
+        federate(recipe(folder), 0)
+    (folder / SEEN).unlink()
+    with pytest.raises(RunError, match="Copy the whole folder again"):
+        federate(recipe(folder), 0)
+    card = json.loads((folder / CARD).read_text())
+    del card["seen"], card["held_out"]  # as an earlier version wrote it
+    (folder / CARD).write_text(json.dumps(card))
+    with pytest.raises(RunError, match="does not say which images it learned from"):
+        federate(recipe(folder), 0)
+
+
+def test_a_disjoint_generator_must_not_know_a_class_of_the_run(disjoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"regime 'disjoint', and yet it learned .* '0' \('0' there\).* and 7 more"):
+        fedkeep.run(recipe(disjoint), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    plain = recipe(disjoint, "fedavg")
+    checked_generator(plain, federate(plain, 0))  # no method asks it for anything
+
+
+@pytest.mark.parametrize(("theirs", "refused"), [("mnist: 3", True), ("K", False), ("Seven", False), ("ABC", True)])
+def test_classes_are_known_by_their_own_names(disjoint: Path, tmp_path: Path, theirs: str, refused: bool) -> None:
+    folder = shutil.copytree(disjoint, tmp_path / "copy")
+    card = json.loads((folder / CARD).read_text())
+    card["label_names"] = [theirs]
+    (folder / CARD).write_text(json.dumps(card))
+    choice = recipe(folder).generator
+    if refused:
+        with pytest.raises(ConfigError, match="learned classes of this run"):
+            choice.check_classes(["emnist: 3", "abc"])
+    else:
+        choice.check_classes(["emnist: 3", "abc"])
+
+
+def test_classes_that_never_arrive_may_be_known(disjoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(disjoint, tmp_path / "copy")
+    card = json.loads((folder / CARD).read_text())
+    card["label_names"] = list("56789")
+    (folder / CARD).write_text(json.dumps(card))
+    first = recipe(folder, settings=("tasks.tasks=2", "tasks.classes=4"))
+    checked_generator(first, federate(first, 0))
