@@ -76,6 +76,11 @@ class Cell:
         return str(self.info.get("generator", ""))
 
     @property
+    def extractor(self) -> str:
+        """Return which pre-trained extractor the server's network has, and what that had seen; empty without one."""
+        return str(self.info.get("extractor", ""))
+
+    @property
     def task_sizes(self) -> list[int]:
         """Return how many classes arrived with each task; empty without tasks."""
         return [int(size) for size in self.info.get("tasks", [])]
