@@ -154,6 +154,7 @@ class Embedded:
         record = flight.record() | {"undone": undone, "log": self.server.logged}
         timings = {"round": number, "train": self.place.clock.train, "teachers": self.place.clock.teachers}
         timings["server"] = serving
+        timings |= {f"step {name}": seconds for name, seconds in flight.steps.items()}
         evaluating = time.perf_counter()
         if not undone:
             self._average(flight)
