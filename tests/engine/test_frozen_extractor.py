@@ -12,14 +12,18 @@ import tiny
 import torch
 from torch import nn
 
+from fedkeep.algorithms.ewc_kd import EWCKD
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.fedlwf import FedLwF
 from fedkeep.algorithms.fedpass import FedPASS
+from fedkeep.algorithms.ft_kd import FTKD
+from fedkeep.algorithms.lwf_kd import LwFKD
 from fedkeep.data import Augmentation
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError
+from fedkeep.interface import Algorithm, algorithm
 from fedkeep.models import architecture
 from fedkeep.models.extractor import Extractor, load_extractor
 from fedkeep.models.pretrained import FrozenNetwork
@@ -36,11 +40,11 @@ def plain(classes: int) -> nn.Module:
     return architecture("mlp")(hidden=(8,)).build(tiny.SHAPE, classes)  # type: ignore[call-arg]
 
 
-def feddcl(extractor: Extractor, **changes: Any) -> Embedded:
-    """Return FedDCL with a frozen server and clients of another network, two tasks of two rounds."""
+def feddcl(extractor: Extractor, method: Algorithm[Any, Any] | None = None, **changes: Any) -> Embedded:
+    """Return FedDCL, or another, with a frozen server and clients of another network, two tasks of two rounds."""
     tasks = tiny.stream((2, 1), absent=0)
     own = dict.fromkeys(tasks.federation(1).clients, partial(plain, 2))
-    method = FedDCL(**tiny.TOYS["feddcl"])
+    method = method or FedDCL(**tiny.TOYS["feddcl"])
     return tiny.engine_with_tasks(
         method, tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2), own=own, **changes
     )
@@ -113,6 +117,27 @@ def test_old_models_teach_about_features(extractor: Extractor) -> None:
     engine = tiny.engine_with_tasks(FedLwF(), tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2))
     tiny.played(engine)
     assert engine.server.model["classifier.weight"].shape == (3, 8)
+
+
+@pytest.mark.parametrize("method", [FTKD(), EWCKD(), LwFKD()], ids=lambda method: str(method.name()))
+def test_the_other_rows_of_its_table(extractor: Extractor, method: Algorithm[Any, Any]) -> None:
+    engine, before = feddcl(extractor, method), extractor.hash()
+    first = engine.server.model
+    tiny.played(engine)
+    assert extractor.hash() == before
+    assert engine.server.model.keys() == HEAD
+    assert not torch.equal(engine.server.model["classifier.weight"][:2], first["classifier.weight"])
+    tests = sum(len(engine.federation.at(task).dataset.test["label"]) for task in (1, 2))
+    assert extractor.read == len(engine.federation.server["label"]) + tests, "public images, and test images, once"
+
+
+@pytest.mark.parametrize("name", ["target", "lander"])
+def test_methods_that_look_for_images_are_told(extractor: Extractor, name: str) -> None:
+    tasks = tiny.stream((2, 1), absent=0)
+    method = tiny.configured(algorithm(name))
+    engine = tiny.engine_with_tasks(method, tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2))
+    with pytest.raises(ConfigError):
+        tiny.played(engine)
 
 
 def test_methods_that_turn_images_are_refused(extractor: Extractor) -> None:
