@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,15 +20,15 @@ from torch import Tensor
 
 from fedkeep import seeds
 from fedkeep.cli.counter import Counter
+from fedkeep.cli.settings import read_settings
 from fedkeep.data import Data, DataSet
 from fedkeep.engine.classifier import train_classifier
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
-from fedkeep.experiment.changes import parsed
 from fedkeep.experiment.setup import checked_device
 from fedkeep.files import write_whole
 from fedkeep.interface import Training
 from fedkeep.models import architecture
-from fedkeep.options import Options, as_table, build
+from fedkeep.options import as_table
 from fedkeep.reporting.image_grid import image_grid
 from fedkeep.reporting.plots import save_png
 from fedkeep.synthesis.diffusion.codes import finer_codes
@@ -54,7 +54,7 @@ def train(options: Namespace, console: Console) -> int:
             f"there is no regime {options.regime!r}.{did_you_mean(options.regime, map(str, get_args(Regime)))}"
         )
     device = checked_device(options.device)
-    given = _settings(options.settings, {"unet": UNet, "noise": Noise, "training": GeneratorTraining})
+    given = read_settings(options.settings, {"unet": UNet, "noise": Noise, "training": GeneratorTraining})
     settings = cast(GeneratorTraining, given["training"])
     learned = material(options.data, options.regime, options.data_dir)
     dataset = learned.dataset
@@ -170,7 +170,9 @@ class _Work:
 
 def _work(options: Namespace, console: Console) -> _Work:
     _require_diffusers()
-    given = _settings(options.settings, {"sampler": Sampler, "prototypes": Inversion}, {"prototypes": {"steps": 250}})
+    given = read_settings(
+        options.settings, {"sampler": Sampler, "prototypes": Inversion}, {"prototypes": {"steps": 250}}
+    )
     generator = load_generator(options.folder, checked_device(options.device))
     card = generator.card
     _say_regime(console, card.regime)
@@ -198,24 +200,6 @@ def _found(
     first, last = (sum(part) / len(part) for part in (found.losses[:20], found.losses[-20:]))
     _say(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
     return found.prototypes
-
-
-def _settings(
-    settings: Sequence[str], sections: Mapping[str, type[Options]], defaults: Mapping[str, dict[str, Any]] | None = None
-) -> dict[str, Options]:
-    """Return each section's options with what ``--set`` changes."""
-    tables = {name: dict((defaults or {}).get(name, {})) for name in sections}
-    for setting in settings:
-        path, equals, value = setting.partition("=")
-        section, _, name = path.strip().partition(".")
-        if not equals or not name:
-            raise ConfigError(f"cannot read --set {setting!r}: write section.option=value.")
-        if section not in sections:
-            raise ConfigError(
-                f"--set {setting}: there is no section {section!r} here.{did_you_mean(section, sections)}"
-            )
-        tables[section][name] = parsed(value.strip())
-    return {name: build(cls, tables[name], name) for name, cls in sections.items()}
 
 
 def _gate_table(gate: Gate, label_names: Sequence[str]) -> Table:

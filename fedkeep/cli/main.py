@@ -70,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
     _add_generator(
         commands.add_parser("generator", help="train a diffusion model that draws images of classes, and look at it")
     )
+    _add_pretrain(
+        commands.add_parser("pretrain", help="train the extractor of a server that then only learns a classifier")
+    )
     _add_recipes(commands.add_parser("recipes", help="list the recipes and the papers' tables, or print one"))
     return top
 
@@ -239,6 +242,15 @@ def _add_generator_options(command: argparse.ArgumentParser, example: str) -> No
     command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     _add_data(command)
     command.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _add_pretrain(command: argparse.ArgumentParser) -> None:
+    command.description = "Train an extractor with labels; the same command again goes on where it was stopped."
+    command.add_argument("data", help="a known data set, a Hub id or a path, such as cifar10")
+    command.add_argument("--out", required=True, metavar="DIR", help="folder of the extractor")
+    command.add_argument("--network", default="vit", metavar="KIND", help="vit or resnet (default: vit)")
+    _add_generator_options(command, "network.layers=4 or training.steps=4000")
+    command.set_defaults(command=_lazily("pretrain", "run"))
 
 
 def _add_reproduce(command: argparse.ArgumentParser) -> None:

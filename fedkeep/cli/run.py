@@ -15,7 +15,7 @@ from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Recipe, load_recipe
 from fedkeep.experiment.run import Machine, begin, carry_out, cell_name, pending_cells, resume_command
 from fedkeep.reporting.finish import finish
-from fedkeep.reporting.profile import profile_table
+from fedkeep.reporting.profile import profile_table, step_table
 from fedkeep.reporting.rows import summary
 from fedkeep.reporting.table import print_table
 
@@ -62,6 +62,8 @@ def _carry_out(folder: Path, recipe: Recipe, machine: Machine, console: Console,
     console.print(print_table(summary(done)))
     if profile:
         console.print(profile_table(done))
+        if recipe.has_tasks:
+            console.print(step_table(done))
     console.print(_next(folder, recipe, machine), highlight=False, markup=False, soft_wrap=True)
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -74,8 +74,9 @@ class Embedded:
         dataset = self.federation.dataset
         self.federation = self.federation.to(self.device)
         rows = self.algorithm.rows_per_class
-        self.place = Workplace(
-            Networks(self.factory, self.seed, self.device, rows),
+        networks = Networks(self.factory, self.seed, self.device, rows)
+        plain = Workplace(
+            networks,
             dataset.normalise,
             self.augmentation,
             self.training,
@@ -85,8 +86,9 @@ class Embedded:
             dataset.label_names,
             self.load_generator,
         )
+        self.place = plain.of(networks)
         built = {factory: Networks(factory, self.seed, self.device, rows) for factory in self.own.values()}
-        places = {factory: replace(self.place, networks=networks) for factory, networks in built.items()}
+        places = {factory: plain.of(networks) for factory, networks in built.items()}
         self.places = [self.place, *places.values()]
         self.own_places = {client: places[factory] for client, factory in self.own.items()}
         for place in self.places:
@@ -152,6 +154,7 @@ class Embedded:
         record = flight.record() | {"undone": undone, "log": self.server.logged}
         timings = {"round": number, "train": self.place.clock.train, "teachers": self.place.clock.teachers}
         timings["server"] = serving
+        timings |= {f"step {name}": seconds for name, seconds in flight.steps.items()}
         evaluating = time.perf_counter()
         if not undone:
             self._average(flight)

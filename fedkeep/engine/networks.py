@@ -14,6 +14,7 @@ from fedkeep.interface import Training
 from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split
 from fedkeep.models.heads import WEIGHT, grown, widened
+from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import weights_of
 
 Factory = Callable[[], nn.Module]
@@ -40,6 +41,10 @@ class Networks:
     ----------
     factory : builds the network, with a row of the classifier for each class of the first task.
     rows : how many rows a class has here; if several, their first is the one that the factory made.
+
+    Attributes
+    ----------
+    extractor : reads images in place of a network that is frozen but for its classifier; None for all others.
     """
 
     def __init__(self, factory: Factory, seed: int, device: torch.device, rows: int = 1) -> None:
@@ -51,7 +56,10 @@ class Networks:
         with seeds.borrowed(seeds.derive(seed, "initial weights")):
             built = factory()
         self.first: Weights = weights_of(built.to(device))  # as of the first task
+        self.extractor = built.extractor if isinstance(built, FrozenNetwork) else None
         if rows > 1:
+            if self.extractor is not None:
+                raise ConfigError("a method that turns images cannot learn from a frozen extractor. Use another model.")
             self.first = widened(self.first, rows, seeds.generator(seed, "further rows"))
             _fit_head(built, self.first)
         self.initial: Weights = self.first

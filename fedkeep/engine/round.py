@@ -66,6 +66,7 @@ class RoundInFlight:
         self.evaluating = 0.0
         self.asking = 0.0  # seconds in which the method's server half waited for clients
         self.clients_worked = 0.0  # seconds of training and teachers in these
+        self.steps: dict[str, float] = {}  # seconds spent waiting for each step, by its name
 
     def start(self, client: str, call: Call) -> None:
         """Queue a call; it is performed before the client's next one, which gives the same result as at once."""
@@ -202,10 +203,12 @@ class RoundInFlight:
         """Wait for the call of a client that is under way; return its reply, or LOST."""
         engine = self.engine
         call, reason, ticket = self.under_way[client]
+        began, step = time.perf_counter(), call.step.__name__
         try:
             outcome = engine.performer.wait(ticket) if reason is None else Lost(reason)
         finally:
             del self.under_way[client]
+            self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - began
         if not isinstance(outcome, Lost):
             reason = self._refused(client, call.step, outcome.reply)
             outcome = outcome if reason is None else Lost(reason)

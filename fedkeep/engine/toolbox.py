@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ class Clock:
 
 @dataclass
 class Workplace:
-    """What parties of one network share on one device: it, the data's normalisation, the settings, and a clock.
+    """What parties of one network share on one device: it, what it reads of images, the settings, and a clock.
 
     ``classes`` are those seen so far, of which ``old`` came before the task; ``label_names`` names all, in order of
     arrival. ``format`` is what images are like. ``load_generator`` gives the recipe's generator.
@@ -75,6 +75,16 @@ class Workplace:
     load_generator: LoadGenerator
     old: int = 0
     clock: Clock = field(default_factory=Clock)
+
+    def of(self, networks: Networks) -> Workplace:
+        """Return the place of parties with other networks, the clock shared.
+
+        A frozen extractor takes the place of normalisation: what it says of an image is computed once, and learned
+        from as it is, without augmentation.
+        """
+        if networks.extractor is None:
+            return replace(self, networks=networks)
+        return replace(self, networks=networks, normalise=networks.extractor, augmentation=Augmentation())
 
     def enter(self, seen: Sequence[int]) -> None:
         """Go to a task, given how many classes were seen with each from the first on."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from fedkeep.data.known import data_folder
 from fedkeep.errors import ConfigError
-from fedkeep.models import Architecture, architecture
+from fedkeep.models import Architecture, Pretrained, architecture
 from fedkeep.models.custom import from_path
 from fedkeep.options import as_table, build
 
@@ -76,6 +78,11 @@ def own_models(models: Sequence[ClientModel], clients: Container[str]) -> dict[s
     if stranger is not None:
         raise ConfigError(f"[[client_models]] names {stranger!r}, which is no client of this federation.")
     return own
+
+
+def located(model: Architecture, data_dir: str | Path | None) -> Architecture:
+    """Return a network with its pre-trained extractor found, which may be a folder in the data folder."""
+    return model.located(data_folder(data_dir)) if isinstance(model, Pretrained) else model
 
 
 def of_one(models: Sequence[ClientModel], client: str) -> tuple[ClientModel, ...]:

@@ -21,7 +21,7 @@ from fedkeep.engine.networks import checked_batches
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import Job, as_begun, cell_folder, cell_name, is_finished, play_all
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
-from fedkeep.experiment.networks import own_models
+from fedkeep.experiment.networks import located, own_models
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
 from fedkeep.experiment.setup import checked_cohort, checked_device, checked_generator, federate
 from fedkeep.files import write_whole
@@ -44,7 +44,7 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         checked_generator(recipe, federation, machine.data_dir)
     for model in {recipe.model, *own_models(recipe.client_models, federation.clients).values()}:
         with seeds.borrowed(0):
-            network = model.build(federation.dataset.shape, federation.seen[0])
+            network = located(model, machine.data_dir).build(federation.dataset.shape, federation.seen[0])
         checked_batches(network, recipe.training)
     return lay_out(recipe, out, machine, command)
 

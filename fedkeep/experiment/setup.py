@@ -14,9 +14,9 @@ from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.networks import Factory
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.networks import own_models
+from fedkeep.experiment.networks import located, own_models
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.models import Architecture
+from fedkeep.models import Architecture, Pretrained
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.generator import REGIMES
 
@@ -96,28 +96,29 @@ def engine_for(
     dataset = federation.dataset
     checked_cohort(recipe, federation)
     checked_generator(recipe, federation, data_dir)
+    model = located(recipe.model, data_dir)
     return Embedded(
         algorithm=method.algorithm,
         federation=federation,
-        factory=lambda: recipe.model.build(dataset.shape, federation.seen[0]),
+        factory=lambda: model.build(dataset.shape, federation.seen[0]),
         training=recipe.training,
         plan=recipe.run,
         augmentation=recipe.augmentation,
         seed=seed,
         device=checked_device(device),
         load_generator=cache(lambda: recipe.generator.load(dataset.shape[-1], torch.device(device), data_dir)),
-        own=own_factories(recipe, federation),
+        own=own_factories(recipe, federation, data_dir),
     )
 
 
-def own_factories(recipe: Recipe, federation: Federation) -> dict[str, Factory]:
+def own_factories(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> dict[str, Factory]:
     """Return what builds the networks of clients that have their own; one object for each network."""
 
     def factory(model: Architecture) -> Factory:
         return lambda: model.build(federation.dataset.shape, federation.seen[0])
 
     own = own_models(recipe.client_models, federation.clients)
-    factories = {model: factory(model) for model in own.values()}
+    factories = {model: factory(located(model, data_dir)) for model in own.values()}
     return {client: factories[model] for client, model in own.items()}
 
 
@@ -179,6 +180,9 @@ def describe_cell(
     }
     if recipe.has_tasks:
         described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
+    model = located(recipe.model, data_dir)
+    if isinstance(model, Pretrained):
+        described["extractor"] = model.about
     if "generator" in method.algorithm.needs:
         regime = recipe.generator.regime(data_dir)
         described["generator"] = f"{recipe.generator.name} ({regime}): {REGIMES[regime]}"

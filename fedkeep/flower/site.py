@@ -24,6 +24,7 @@ from fedkeep.flower.federations import OwnData, announced, fitted, own_data, par
 from fedkeep.flower.line import Kind, Parcel, naming
 from fedkeep.flower.memory import Memory, left_by, reference
 from fedkeep.interface.codec import flatten
+from fedkeep.models import Pretrained
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,13 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
     use(filter(None, place.use.split(",")))
     recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
     own = of_one(recipe.client_models, place.site)
+    if own:  # the server's network, perhaps one with a pre-trained extractor, is nothing to this site
+        recipe = replace(recipe, model=own[0].model)
+    elif isinstance(recipe.model, Pretrained) and place.partition_id < 0:
+        raise ConfigError(
+            f"site {place.site} would need a copy of the pre-trained extractor {recipe.model.source!r}, which sites "
+            "cannot name yet. Give the site a network of its own in [[client_models]]."
+        )
     run = replace(recipe.run, cohort=1, min_clients=1)
     alone = replace(recipe, run=run, client_models=own, generator=_generator(recipe, place))
     federation = _own(alone, recipe.seeds[0], json.loads(wanted), place)

@@ -7,6 +7,7 @@ from fedkeep.models.cnn_ll import CNNLL
 from fedkeep.models.lenet import LeNet5
 from fedkeep.models.mean_cnn import MeanCNN
 from fedkeep.models.mlp import MLP
+from fedkeep.models.pretrained import Pretrained
 from fedkeep.models.resnet import ResNet18, ResNet34, ResNet50
 from fedkeep.models.resnet32 import ResNet32
 from fedkeep.models.simple_cnn import SimpleCNN
@@ -24,6 +25,7 @@ __all__ = [
     "LeNet5",
     "MeanCNN",
     "Network",
+    "Pretrained",
     "ResNet18",
     "ResNet32",
     "ResNet34",

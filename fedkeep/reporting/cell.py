@@ -76,6 +76,11 @@ class Cell:
         return str(self.info.get("generator", ""))
 
     @property
+    def extractor(self) -> str:
+        """Return which pre-trained extractor the server's network has, and what that had seen; empty without one."""
+        return str(self.info.get("extractor", ""))
+
+    @property
     def task_sizes(self) -> list[int]:
         """Return how many classes arrived with each task; empty without tasks."""
         return [int(size) for size in self.info.get("tasks", [])]
@@ -231,6 +236,11 @@ class Cell:
         """Return the mean test accuracy of local models, over the last ten rounds in which they were evaluated."""
         return metrics.tail(list(self.local_history.values()), TAIL)[0]
 
+    @property
+    def local_last(self) -> float:
+        """Return the mean test accuracy of local models in the last round in which they were evaluated."""
+        return metrics.last(list(self.local_history.values()))
+
     def kold(self, *, support: bool = False) -> tuple[float, float]:
         """Return local models' accuracy inside and outside their clients' label distributions (`metrics.kold`).
 
@@ -271,6 +281,20 @@ class Cell:
     def seconds(self, part: str) -> float:
         """Return the seconds of one part of the timings (``"train"``, ``"evaluate"``, ...) over all rounds."""
         return float(sum(row.get(part) or 0.0 for row in self.timings)) if self.timings else float("nan")
+
+    @property
+    def steps(self) -> list[str]:
+        """Return what was asked of clients, by the names that the method gives it, in order."""
+        named = (key for row in self.timings for key in row if key.startswith("step "))
+        return [key.removeprefix("step ") for key in dict.fromkeys(named)]
+
+    def task_seconds(self, part: str) -> list[float]:
+        """Return the seconds of one part of the timings in each task that was begun; without tasks there is one."""
+        tasks = {int(row["round"]): int(row.get("task", 1)) for row in self.rounds}
+        sums = dict.fromkeys(sorted(set(tasks.values())), 0.0)
+        for row in self.timings:
+            sums[tasks[int(row["round"])]] += row.get(part) or 0.0
+        return list(sums.values())
 
     @property
     def down(self) -> float:

@@ -94,6 +94,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     facts = [
         ("data", " ".join(str(info[key]) for key in ("dataset", "dataset_note") if info.get(key))),
         ("generator of images", next((cell.generator for cell in run.cells if cell.generator), "")),
+        ("pre-trained extractor", next((cell.extractor for cell in run.cells if cell.extractor), "")),
         ("clients", f"{info['clients']}" + (f", {info['cohort']} a round" if len(cohorts) == 1 else "")),
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
         ("rounds", ", ".join(map(str, rounds))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from fedkeep.reporting.cell import Cell
@@ -48,6 +49,31 @@ def profile_table(run: Run) -> Table:
         table.add_column(escape(label), justify="right")
     for part in (*PARTS, "the rest", "whole"):
         table.add_row(part, *(_text(totals[label], part) for label in labels))
+    return table
+
+
+def step_table(run: Run) -> Table:
+    """Return a table for a terminal: the seconds of each step and of the server, summed over seeds, a column per task.
+
+    A step is what a method asks of clients, by the name that it has there; its seconds are those in which its reply was
+    waited for, summed over clients. Its training and teachers are in it, and in `profile_table` too. The server's half
+    also draws images, where a method has any drawn.
+    """
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    cells = list({cell.path: cell for cell in reversed(run.cells)}.values())
+    tasks = max((len(cell.task_seconds("server")) for cell in cells), default=0)
+    table = Table("seconds", "step", title="by task", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for task in range(1, tasks + 1):
+        table.add_column(f"task {task}", justify="right")
+    for label in run.labels:
+        ours = [cell for cell in cells if cell.label == label]
+        parts = dict.fromkeys(f"step {step}" for cell in ours for step in cell.steps)
+        for part in (*parts, "server"):
+            sums = map(sum, zip_longest(*(cell.task_seconds(part) for cell in ours), fillvalue=0.0))
+            table.add_row(escape(label), part.removeprefix("step "), *(f"{seconds:.1f}" for seconds in sums))
     return table
 
 

@@ -145,12 +145,12 @@ class Column:
     def extras(self, line: Line) -> list[str]:
         """Return the further columns of `heads` for a line."""
         texts = []
-        for name in ("forgetting", "rounds_to"):
+        for name in ("forgetting", "clients", "rounds_to"):
             if name not in self.paper:
                 continue
             paper = _spread(self.paper[name], line.label)
-            if name == "forgetting":
-                ours = line.row.value(self.measured[1]) if line.row else None
+            if name != "rounds_to":
+                ours = line.row.value(self.measured[1] if name == "forgetting" else "local_last") if line.row else None
                 texts += [_paper(paper), NOTHING if ours is None else show(ours, "%")]
             else:
                 target = float(self.paper.get("target", 0)) / 100
@@ -165,6 +165,8 @@ class Column:
         titles = []
         if "forgetting" in self.paper:
             titles += ["forgetting, paper", "forgetting, ours"]
+        if "clients" in self.paper:
+            titles += ["clients' models, paper", "clients' models, ours"]
         if "rounds_to" in self.paper:
             titles += [f"rounds to {self.paper.get('target'):g} %, paper", "ours"]
         return titles
@@ -188,7 +190,7 @@ class Reproduction:
         return str(self.columns[0].paper.get("notes", "")) if self.columns else ""
 
 
-PRINTED = ("accuracy", "forgetting", "rounds_to")  # what a recipe may hold of a paper's numbers
+PRINTED = ("accuracy", "forgetting", "clients", "rounds_to")  # what a recipe may hold of a paper's numbers
 CAPTION = (
     "Accuracy in %. Ours is the mean over the last ten evaluations, mean ± standard deviation over seeds, and the last "
     "evaluation beside it; the difference is of the first. The last model of a sequence swings by several points."
@@ -241,7 +243,9 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
 
 
 def _about(column: Column) -> str:
-    return f"{column.scale}. {column.verdict}{generators(column.run.cells)}"
+    extractors = sorted({cell.extractor for cell in column.run.cells} - {""})
+    read = "".join(f" The server's pre-trained extractor: {extractor}." for extractor in extractors)
+    return f"{column.scale}. {column.verdict}{generators(column.run.cells)}{read}"
 
 
 def as_csv(reproduction: Reproduction) -> str:

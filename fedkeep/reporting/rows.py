@@ -65,6 +65,7 @@ VISITS = (  # only where every visit was evaluated
 )
 LOCAL = (  # likewise
     Metric("local_accuracy", "accuracy of local models", "%", better=1),
+    Metric("local_last", "accuracy of local models, last", "%", better=1),
     Metric("kold_in", "inside own classes", "%", better=1),
     Metric("kold_out", "outside own classes", "%", better=1),
 )

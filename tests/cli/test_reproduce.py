@@ -204,6 +204,20 @@ def test_a_table_of_forgetting_alone_is_compared_by_forgetting(table: str, tmp_p
     assert all(line.difference is None for line in column.lines)
 
 
+def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) -> None:
+    base = Path(table) / "_table.toml"
+    text = base.read_text().replace("[paper.forgetting]", "[paper.clients]\nFedAvg = [7.0, 0.5]\n\n[paper.forgetting]")
+    base.write_text(text.replace("cohort = 2\n", "cohort = 2\nevaluate_visits = true\n"))
+    assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg,fedseq") == 0
+    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    at = column.heads.index("clients' models, paper")
+    shown = {line.label: column.extras(line)[at : at + 2] for line in column.lines}
+    (cell,) = [cell for cell in column.run.cells if cell.label == "FedAvg"]
+    assert cell.local_last == list(cell.local_history.values())[-1]
+    assert shown["FedAvg"] == ["7.00 ±0.50", f"{100 * cell.local_last:.2f}"]
+    assert shown["FedSeq"][0] == "–"
+
+
 def test_a_folder_of_another_kind_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table"):
         reproduce.find(str(tmp_path))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import small_extractor
 import tiny
 from local_line import LocalLine, places
 from toys import toy_recipe
@@ -13,6 +14,7 @@ from trial import config, model, records
 
 from fedkeep.cli import main
 from fedkeep.errors import FedKeepError
+from fedkeep.flower import site
 from fedkeep.flower.server import serve
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.synthesis.diffusion.material import material
@@ -60,3 +62,33 @@ def test_a_real_site_needs_a_generator_of_its_own(recipe: str, tmp_path: Path) -
     own = places(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
     with pytest.raises(FedKeepError, match=r"has no generator of images.*node-config: generator="):
         serve(LocalLine(own), config(recipe, tmp_path / "many", (), methods="feddcl", rounds=2))
+
+
+def frozen(recipe: str, folder: Path, sites: str) -> str:
+    """Return the recipe with a server whose extractor is frozen, and a network of their own for some sites."""
+    source = small_extractor.save(folder / "extractor")
+    text = Path(recipe).read_text().replace('name = "mlp"\nhidden = [12]', f'name = "pretrained"\nsource = "{source}"')
+    return tiny.write_recipe(folder, text.replace('clients = ["1"]', f"clients = {sites}"))
+
+
+def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines, engine_for = [], site.engine_for
+    monkeypatch.setattr(site, "engine_for", lambda *given: engines.append(engine_for(*given)) or engines[-1])
+    toy = frozen(recipe, tmp_path, '["1-2"]')
+    one, many = tmp_path / "one", tmp_path / "many"
+    assert main(["run", toy, "--workers", "1", "--quiet", "--out", str(one)]) == 0
+    serve(LocalLine(places(tmp_path / "sites", 3)), config(toy, many, (), methods="feddcl", rounds=2))
+    assert tiny.equal(model(one), model(many))
+    assert set(model(one)) == {"classifier.weight", "classifier.bias"}
+    assert records(one) == records(many)
+    assert len(engines) == 3
+    assert all(place.networks.extractor is None for engine in engines for place in engine.places)
+
+
+def test_a_real_site_cannot_name_an_extractor_yet(recipe: str, tmp_path: Path) -> None:
+    has = {"data": "digits", "generator": str(Path(recipe).parent / "generator")}
+    real = places(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, **has)
+    with pytest.raises(FedKeepError, match="would need a copy of the pre-trained extractor"):
+        serve(LocalLine(real), config(frozen(recipe, tmp_path, '["1"]'), tmp_path / "many", (), methods="feddcl"))

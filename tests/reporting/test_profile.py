@@ -9,7 +9,7 @@ import tiny
 from rich.console import Console
 
 import fedkeep
-from fedkeep.reporting.profile import profile_table, shares
+from fedkeep.reporting.profile import profile_table, shares, step_table
 
 
 def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
@@ -26,3 +26,22 @@ def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
     told = console.export_text()
     assert told.count("SFedKD") == 1, "an average that was served took no time of its own"
     assert all(part in told for part in ("training", "teachers", "server", "evaluation", "saving", "the rest", "whole"))
+
+
+def test_steps_and_the_server_by_task(tmp_path: Path) -> None:
+    changes = ["tasks.tasks=3", "tasks.classes=9", "algorithm.ce_slice=all"]
+    text = tiny.RECIPE.replace('algorithm = "fedavg"', 'algorithm = "finetune"')
+    recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path, text), methods=["finetune"], settings=changes)
+    run = fedkeep.run(recipe, out=tmp_path / "run")
+    (cell,) = run.cells
+    assert cell.steps == ["train"]
+    by_task = cell.task_seconds("step train")
+    assert len(by_task) == 3
+    assert sum(by_task) == pytest.approx(cell.seconds("step train"))
+    assert cell.seconds("train") + cell.seconds("teachers") <= cell.seconds("step train")
+    assert cell.task_seconds("no such part") == [0.0] * 3
+    console = Console(width=140, record=True, file=(tmp_path / "out").open("w"))
+    console.print(step_table(run))
+    told = console.export_text()
+    assert all(word in told for word in ("train", "server", "task 1", "task 2", "task 3"))
+    assert f"{by_task[1]:.1f}" in told

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from typing import Any
 
-from fedkeep.errors import MissingExtra
+from fedkeep.libraries import needed
+
+_WHAT, _EXTRA = "A diffusion generator", "diffusion"
 
 
 def diffusers() -> Any:
     """Return the module `diffusers`; raise `MissingExtra` with the install line where it is not installed."""
-    return _needed("diffusers")
+    return needed("diffusers", _WHAT, _EXTRA)
 
 
 def transformers() -> Any:
     """Return the module `transformers`; raise `MissingExtra` with the install line where it is not installed."""
-    return _needed("transformers")
-
-
-def _needed(module: str) -> Any:
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("DISABLE_TELEMETRY", "1")
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtra("A diffusion generator", "diffusion") from error
+    return needed("transformers", _WHAT, _EXTRA)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -21,7 +17,7 @@ from fedkeep.data import Data
 from fedkeep.data.dataset import describe
 from fedkeep.data.fingerprints import fingerprints
 from fedkeep.errors import DataError, RunError
-from fedkeep.files import write_whole
+from fedkeep.models.training_file import restore_training, save_training
 from fedkeep.models.weights import load_into, weights_of
 from fedkeep.options import Options, as_table, option
 from fedkeep.synthesis.diffusion.generator import hash_of
@@ -119,16 +115,14 @@ class _Run:
         self.optimiser = torch.optim.Adam(self.network.parameters(), settings.lr, fused=True)
         self.losses: list[float] = []
         self.draws = _Draws(data, card, settings, seed)
-        self.identity = json.dumps(
-            {
-                "unet": as_table(card.unet),
-                "noise": as_table(card.noise),
-                "training": {name: value for name, value in as_table(settings).items() if name != "checkpoint"},
-                "label_names": card.label_names,
-                "seed": seed,
-                "data": hash_of({name: data[name] for name in ("image", "label", "code") if name in data}),
-            }
-        )
+        self.identity = {
+            "unet": as_table(card.unet),
+            "noise": as_table(card.noise),
+            "training": {name: value for name, value in as_table(settings).items() if name != "checkpoint"},
+            "label_names": list(card.label_names),
+            "seed": seed,
+            "data": hash_of({name: data[name] for name in ("image", "label", "code") if name in data}),
+        }
 
     def step(self) -> float:
         """Take one step; return its loss."""
@@ -159,42 +153,14 @@ class _Run:
 
     def save(self, path: Path) -> None:
         """Write all that the next step depends on, as one file that is whole or not there."""
-        tensors = {f"weights.{name}": tensor for name, tensor in self.network.state_dict().items()}
-        tensors |= {f"average.{name}": tensor for name, tensor in self.average.items()}
-        for index, moments in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in moments.items()}
-        tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
-        whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        write_whole(path, tensor_bytes(whole, metadata={"training": self.identity}))
+        models = {"weights": self.network.state_dict(), "average": self.average}
+        save_training(path, self.identity, models, self.optimiser, self.losses)
 
     def restore(self, path: Path) -> None:
-        """Go to where a checkpoint was taken.
-
-        Raises
-        ------
-        RunError
-            If it cannot be read, or belongs to another training.
-        """
-        try:
-            with safe_open(path, framework="pt") as opened:
-                theirs = opened.metadata()["training"]
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-        except (OSError, SafetensorError, KeyError, TypeError) as error:
-            raise RunError(f"cannot read the checkpoint {path}: {error}. Remove it to begin again.") from error
-        if theirs != self.identity:
-            raise RunError(
-                f"{path} belongs to another training: {_difference(json.loads(theirs), json.loads(self.identity))}. "
-                "Use the same options and data, or another folder."
-            )
-        load_into(self.network, _below("weights", tensors))
-        self.average = {name: tensor.to(self.device) for name, tensor in _below("average", tensors).items()}
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _below("optimiser", tensors).items():
-            index, moment = name.split(".", 1)
-            state.setdefault(int(index), {})[moment] = tensor
-        groups = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
-        self.losses = tensors["losses"].tolist()
+        """Go to where a checkpoint was taken; raise `RunError` as `restore_training` does."""
+        models, self.losses = restore_training(path, self.identity, self.optimiser)
+        load_into(self.network, models["weights"])
+        self.average = {name: tensor.to(self.device) for name, tensor in models["average"].items()}
 
 
 class _Draws:
@@ -229,12 +195,3 @@ class _Draws:
         noise = torch.randn(images.shape, generator=rng)
         told = torch.rand(self.size, generator=rng) >= self.null
         return images, torch.where(told, self.codes[chosen], self.nothing), times, noise
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    begin = f"{prefix}."
-    return {name.removeprefix(begin): tensor for name, tensor in tensors.items() if name.startswith(begin)}
-
-
-def _difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    return ", ".join(f"it has another {name!r}" for name in ours if ours[name] != theirs.get(name))

@@ -1,0 +1,39 @@
+"""What ``--set section.option=value`` says, where it is no recipe's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.experiment.changes import parsed
+from fedkeep.options import Options, build
+
+
+def read_settings(
+    settings: Sequence[str], sections: Mapping[str, type[Options]], defaults: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, Options]:
+    """Return each section's options with what ``--set`` changes.
+
+    Parameters
+    ----------
+    settings : each written ``section.option=value``.
+    defaults : what stands where nothing is said, if that is not the options' own.
+
+    Raises
+    ------
+    ConfigError
+        For what is not written so, or names no section or option that there is.
+    """
+    tables = {name: dict((defaults or {}).get(name, {})) for name in sections}
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        section, _, name = path.strip().partition(".")
+        if not equals or not name:
+            raise ConfigError(f"cannot read --set {setting!r}: write section.option=value.")
+        if section not in sections:
+            raise ConfigError(
+                f"--set {setting}: there is no section {section!r} here.{did_you_mean(section, sections)}"
+            )
+        tables[section][name] = parsed(value.strip())
+    return {name: build(cls, tables[name], name) for name, cls in sections.items()}

@@ -1,0 +1,62 @@
+"""``fedkeep pretrain`` and a run with what it made: the whole way at toy size, on scikit-learn's digits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from fedkeep.cli import main
+from fedkeep.models.extractor import CARD
+
+TINY = [f"network.{name}" for name in ("side=8", "patch=4", "width=8", "layers=1", "heads=2", "hidden=8")]
+SET = [word for setting in (*TINY, "training.steps=3", "augmentation.flip=false") for word in ("--set", setting)]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("COLUMNS", "250")
+
+    def call(*arguments: object, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main([*map(str, arguments)]) == code
+        told = capsys.readouterr()
+        return told.err if code else told.out
+
+    return call
+
+
+def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "extractors" / "mine"
+    told = cli("pretrain", "digits", "--out", folder, *SET)
+    assert "digits: 1,438 images of 10 classes" in told
+    assert "3/3 steps  loss" in told
+    assert "vit, 0.00 M parameters, frozen; pre-trained on digits, " in told
+    card = json.loads((folder / CARD).read_text())
+    assert card["augmentation"]["crop"] == 4
+    assert not card["augmentation"]["flip"]
+
+    recipe = tiny.write_recipe(tmp_path)
+    model = ["--set", "model.name=pretrained", "--set", "model.source=extractors/mine"]
+    cli("run", recipe, *model, "--methods", "fedavg", "--out", tmp_path / "run", "--data-dir", tmp_path / "data")
+    cell = json.loads((tmp_path / "run" / "cells" / "fedavg-seed0" / "cell.json").read_text())
+    assert cell["extractor"].startswith(f"{folder}: vit")
+    assert "pre-trained on digits" in (tmp_path / "run" / "report.html").read_text()
+    assert (tmp_path / "run" / "cells" / "fedavg-seed0" / "model.safetensors").stat().st_size < 1000
+
+
+def test_what_is_wrong_is_said_before_anything_runs(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no network 'vitt' here. Did you mean 'vit'?" in cli(
+        "pretrain", "digits", "--out", tmp_path, "--network", "vitt", code=1
+    )
+    assert "there is no option 'widths'" in cli(
+        "pretrain", "digits", "--out", tmp_path, "--set", "network.widths=[8]", code=1
+    )
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    recipe, model = tiny.write_recipe(tmp_path), ["--set", "model.name=pretrained", "--set", "model.source=none/there"]
+    assert "cannot load a pre-trained extractor from none/there" in cli("run", recipe, *model, code=1)
+    monkeypatch.setattr("fedkeep.cli.pretrain.find_spec", lambda name: None)
+    assert "pip install 'fedkeep[diffusion]'" in cli("pretrain", "digits", "--out", tmp_path, code=1)

@@ -1,0 +1,161 @@
+"""A network whose extractor is frozen: what it reads, what is part of its model, and what cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import small_extractor
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from fedkeep import seeds
+from fedkeep.errors import ConfigError, MissingExtra, RunError
+from fedkeep.models import Pretrained, architecture
+from fedkeep.models.custom import split
+from fedkeep.models.extractor import CARD, CHECKPOINT, READING, Extractor, Reading, load_extractor
+from fedkeep.models.heads import grown
+
+GREY = (1, 12, 10)
+READ = Reading(small_extractor.SIDE, (small_extractor.MEAN,), (small_extractor.STD,))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return small_extractor.save(tmp_path_factory.mktemp("vit"))
+
+
+def images(count: int = 5, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, *GREY), generator=generator, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_features_are_what_the_whole_network_classifies_by(tmp_path: Path, kind: str) -> None:
+    network = Pretrained(source=small_extractor.save(tmp_path, kind)).build(GREY, 3)
+    whole, x = small_extractor.network(kind), images()
+    pixels = interpolate(x.float() / 255, size=(8, 8), mode="bilinear", antialias=True)
+    with torch.no_grad():
+        expected = whole((pixels - small_extractor.MEAN) / small_extractor.STD).logits
+        classifier = whole.classifier if kind == "vit" else whole.classifier[1]
+        torch.testing.assert_close(classifier(network.features(x)), expected)
+        assert torch.equal(network(x), network.classifier(network.features(x)))
+        assert torch.equal(network(network.features(x)), network(x)), "features are taken for images"
+
+
+def test_the_classifier_is_the_whole_model(folder: str) -> None:
+    network = architecture("pretrained")(source=folder).build(GREY, 3)  # type: ignore[call-arg]
+    assert list(network.state_dict()) == ["classifier.weight", "classifier.bias"]
+    assert [tuple(weight.shape) for weight in network.parameters()] == [(3, 8), (3,)]
+    assert split(network)[1] is network.classifier
+    wider = grown(network.state_dict(), 5, seeds.generator(0, "new classes"))
+    assert torch.equal(wider["classifier.weight"][:3], network.classifier.weight)
+
+
+def test_networks_share_their_extractor_and_draw_their_classifier_alike(folder: str) -> None:
+    load_extractor.cache_clear()
+    heads = []
+    for _ in range(2):  # the first loads the extractor, for which random weights are drawn
+        with seeds.borrowed(7):
+            heads.append(Pretrained(source=folder).build(GREY, 3))
+    assert heads[0].extractor is heads[1].extractor
+    assert torch.equal(heads[0].classifier.weight, heads[1].classifier.weight)
+    assert not any(weight.requires_grad for weight in heads[0].extractor.network.parameters())
+    assert not any(module.training for module in heads[0].train().extractor.network.modules())
+
+
+def test_each_image_goes_through_it_once() -> None:
+    extractor = Extractor(small_extractor.network().base_model, READ)
+    x = images(130)
+    first = extractor(x)
+    assert extractor.read == 130
+    assert extractor(x.clone()) is first
+    assert extractor.read == 130
+    extractor(images(130, seed=1))
+    assert extractor.read == 260
+    parts = torch.cat([Extractor(extractor.network, READ)(part) for part in x.split(1)])
+    torch.testing.assert_close(first, parts)
+
+
+def test_what_was_asked_longest_ago_is_forgotten() -> None:
+    three = 3 * 8 * 4 * 10  # bytes of three sets of ten images
+    extractor = Extractor(small_extractor.network().base_model, READ, memory=three)
+    sets = [images(10, seed) for seed in range(4)]
+    for x in (*sets[:3], sets[0], sets[3]):
+        extractor(x)
+    assert extractor.read == 40
+    extractor(sets[0])
+    assert extractor.read == 40
+    extractor(sets[1])
+    assert extractor.read == 50
+    nothing = Extractor(small_extractor.network().base_model, READ, memory=0)
+    assert torch.equal(nothing(sets[0]), extractor(sets[0]))
+    nothing(sets[0])
+    assert nothing.read == 20
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(2, *GREY), torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(4, 4, dtype=torch.uint8)]
+)
+def test_it_reads_images_as_they_are_stored(folder: str, wrong: Tensor) -> None:
+    with pytest.raises(ConfigError, match=r"reads images as they are stored, uint8 \[n, 1, height, width\], not"):
+        load_extractor(folder)(wrong)
+
+
+def test_a_folder_below_the_data_folder_is_found(folder: str, tmp_path: Path) -> None:
+    small_extractor.save(tmp_path / "extractors" / "mine")
+    model = Pretrained(source="extractors/mine")
+    assert model.located(None) is model
+    assert model.located(tmp_path).source == str(tmp_path / "extractors" / "mine")
+    assert model.located(tmp_path / "extractors") is model
+    assert Pretrained(source=folder).located(tmp_path).source == folder
+
+
+def test_it_says_what_it_is(folder: str, tmp_path: Path) -> None:
+    assert Pretrained(source=folder).about == f"{folder}: vit, 0.00 M parameters, frozen"
+    other = small_extractor.save(tmp_path)
+    (tmp_path / CARD).write_text(json.dumps({"data": "cifar10", "test_accuracy": 0.8125}))
+    assert Pretrained(source=other).about.endswith("pre-trained on cifar10, 81.2 % of whose test images it tells")
+
+
+def test_what_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RunError, match=r"cannot load a pre-trained extractor from .*none: .*fedkeep pretrain"):
+        load_extractor(str(tmp_path / "none"))
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / CHECKPOINT).touch()
+    with pytest.raises(RunError, match="not trained to its end"):
+        load_extractor(str(tmp_path / "begun"))
+    for name, reading in (("a", {"size": 8}), ("b", {"image_mean": [0.5], "image_std": [0.5], "size": {}})):
+        folder = small_extractor.save(tmp_path / name)
+        (tmp_path / name / READING).write_text(json.dumps(reading))
+        with pytest.raises(RunError, match="cannot load a pre-trained extractor"):
+            load_extractor(folder)
+    weights = Path(small_extractor.save(tmp_path / "c")) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(RunError, match="cannot load a pre-trained extractor"):
+        load_extractor(str(tmp_path / "c"))
+    weights.rename(weights.with_name("pytorch_model.bin"))
+    with pytest.raises(RunError, match="cannot load a pre-trained extractor"):
+        load_extractor(str(tmp_path / "c"))
+
+
+def test_a_network_of_another_kind(tmp_path: Path) -> None:
+    folder = small_extractor.save(tmp_path)
+    config = transformers.DeiTConfig(
+        image_size=8, patch_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    transformers.DeiTForImageClassification(config).save_pretrained(folder)
+    with pytest.raises(ConfigError, match="of the kind 'deit', and an extractor is one of vit, resnet"):
+        load_extractor(folder)
+
+
+def test_without_transformers(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_extractor.cache_clear()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra, match=r"A pre-trained extractor needs .* pip install 'fedkeep\[diffusion\]'"):
+        Pretrained(source=folder).build(GREY, 3)
