@@ -39,7 +39,7 @@ def same(one: Path, other: Path) -> bool:
     return tiny.equal(model(one), model(other)) and records(one) == records(other)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedlwf", "fedskf", "scaffold", "ft-kd"])
+@pytest.mark.parametrize("method", ["fedavg", "fedlwf", "fedskf", "fedweit", "scaffold", "ft-kd"])
 def test_sites_give_the_same_as_one_machine(method: str, recipe: str, tmp_path: Path) -> None:
     embedded(recipe, method, tmp_path / "one", ROUNDS, SETTINGS)
     at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
