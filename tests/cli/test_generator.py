@@ -36,7 +36,7 @@ def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.Mo
     for expected in (
         "digits: 216 images of 10 classes",
         "regime same_classes",
-        "which the run itself must keep from them",
+        "which runs keep from the clients",
         "4/4 steps  loss",
     ):
         assert expected in told
