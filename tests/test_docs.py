@@ -18,6 +18,7 @@ from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.networks import own_models
 from fedkeep.experiment.recipe import load_recipe
+from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
 from fedkeep.reporting.rows import summary
 from fedkeep.reporting.run_folder import read_run
@@ -165,7 +166,7 @@ def test_the_tasks_of_the_guide_can_be_read() -> None:
 
 
 def test_the_tables_of_the_page_on_networks_are_a_recipe(tmp_path: Path) -> None:
-    models, public = (tomllib.loads(text) for text in blocks("docs/different-networks.md", "toml"))
+    models, public, frozen = (tomllib.loads(text) for text in blocks("docs/different-networks.md", "toml"))
     table = tomllib.loads((ROOT / "fedkeep" / "recipes" / "fedkeep" / "different-networks.toml").read_text())
     path = tmp_path / "recipe.toml"
     path.write_text(tomli_w.dumps(table | models | public | {"partition": table["partition"] | {"clients": 8}}))
@@ -174,3 +175,5 @@ def test_the_tables_of_the_page_on_networks_are_a_recipe(tmp_path: Path) -> None
     assert set(own_models(recipe.client_models, list("01234567"))) == {"0", "1", "2", "7"}
     with pytest.raises(ConfigError, match="exchanges weights"):
         load_recipe(str(path), methods=["fedavg"])
+    path.write_text(tomli_w.dumps(table | models | public | frozen))
+    assert load_recipe(str(path)).model == Pretrained(source="google/vit-base-patch16-224")
