@@ -415,7 +415,7 @@ def test_teachers_asked_in_every_batch_teach_the_same(method: Method, monkeypatc
     for name in ("frozen", "frozen_features"):
         ask = getattr(Pupil, name)
         monkeypatch.setattr(Pupil, name, lambda *a, ask=ask, name=name: asked.append(name) or ask(*a))
-    monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, generator: normalise(images))
+    monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     unsettled = final(method, rounds=2, augmentation=Augmentation(flip=True), through_codec=True)
     assert asked
     assert distance(settled, unsettled) < 1e-5

@@ -284,7 +284,7 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
     """Unsettled teachers, under an augmentation that happens to change nothing, teach what settled ones teach."""
     settled = tiny.engine(SFedKD(teachers=2))
     tiny.played(settled, 2)
-    monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, generator: normalise(images))
+    monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     asked: list[int] = []
     frozen = Pupil.frozen
     monkeypatch.setattr(Pupil, "frozen", lambda *arguments: asked.append(1) or frozen(*arguments))

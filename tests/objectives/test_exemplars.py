@@ -32,7 +32,7 @@ def naive(features: Tensor, count: int) -> list[int]:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 15))
+@given(st.integers(0, 10_000), st.integers(1, 12).filter(lambda n: n != 2), st.integers(1, 15))  # two always tie
 def test_herding_is_the_greedy_choice(seed: int, examples: int, count: int) -> None:
     features = noise(examples, 3, seed=seed)
     found = herded(features, count)
