@@ -113,7 +113,7 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
 
 def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
     """Return the generator as this site has it: a real site reads no folder that the run names."""
-    if place.generator:
+    if place.generator and recipe.generator.name:  # else the run knows of none, and nothing is kept from its clients
         return replace(recipe.generator, name=place.generator)
     if "generator" in recipe.methods[0].algorithm.needs and place.partition_id < 0:
         raise ConfigError(

@@ -81,6 +81,15 @@ def test_classes_are_drawn_evenly_and_told_by_their_codes() -> None:
     assert all(len(above[told == code].unique()) == 1 for code in (0, 1)), "what is told is what is shown"
 
 
+@pytest.mark.parametrize("codes", [1, 2])
+def test_a_card_with_codes_needs_them_and_another_takes_none(codes: int) -> None:
+    data = looks()
+    if codes == 1:
+        data["code"] = finer_codes(data["image"], data["label"], 2, seed=0)
+    with pytest.raises(DataError, match=f"the card has {codes} codes a class"):
+        _Draws(data, toy.card(label_names=("a", "b"), codes=codes), toy.TRAINING, 0)
+
+
 def test_a_generator_has_a_row_for_each_code(tmp_path: Path) -> None:
     data = looks()
     data["code"] = finer_codes(data["image"], data["label"], 2, seed=0)
