@@ -74,9 +74,11 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     """Play one method with one seed, in the round where it stopped if it was begun before."""
     data_dir = config.data_dir or None
     whole = load_data(config.data or recipe.data, data_dir)
-    dataset, held = held_by_server(recipe, seed, without_seen(recipe, whole, data_dir), data_dir)
+    kept = without_seen(recipe, whole, data_dir)
+    dataset, held = held_by_server(recipe, seed, kept, data_dir)
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
-    introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": described(dataset)})
+    data = described(dataset, left_out=kept is not whole)
+    introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": data})
     book = cell / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None
     sites = Sites(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])

@@ -60,6 +60,19 @@ def test_sites_hold_no_image_that_the_generator_learned_from(tmp_path: Path) -> 
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
 
+def test_methods_that_draw_nothing_leave_the_same_images_out(tmp_path: Path) -> None:
+    public = '\n[public]\nname = "digits"\nimages = 20\n'
+    recipe = toy_recipe(tmp_path, ["ft-kd"], public, regime="same_classes")
+    own = {"partition_id": -1, "num_partitions": 0, "data": "digits"}
+    wanted = config(recipe, tmp_path / "real", (), methods="ft-kd", rounds=1)
+    with pytest.raises(FedKeepError, match=r"keeps what its generator learned from out.*node-config: generator="):
+        serve(LocalLine(places(tmp_path / "sites", 3, **own)), wanted)
+    serve(LocalLine(places(tmp_path / "own", 3, **own, generator=str(tmp_path / "generator"))), wanted)
+    book = json.loads(next((tmp_path / "real" / "cells").rglob("sites.json")).read_text())
+    left = material("digits", "same_classes").left["label"]
+    assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
+
+
 def test_a_real_site_needs_a_generator_of_its_own(recipe: str, tmp_path: Path) -> None:
     own = places(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
     with pytest.raises(FedKeepError, match=r"has no generator of images.*node-config: generator="):
