@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from fedkeep.engine.cell import CellBusy, play
 from fedkeep.engine.embedded import Finished
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, pinned_threads
+from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, describe_begun, pinned_threads
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
 from fedkeep.experiment.run import Machine, lay_out, pending_cells
@@ -96,7 +96,7 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     journal = Journal(cell / "journal")
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
     description = describe_cell(recipe, method, seed, federation, config.data_dir or None)
-    write_whole(cell / "cell.json", json.dumps(description))
+    describe_begun(cell, description)
     if _rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
         shutil.rmtree(cell / "checkpoint", ignore_errors=True)
     tell = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])
