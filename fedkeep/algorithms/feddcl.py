@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedkeep.algorithms.drawn import Gallery, WithDrawn
-from fedkeep.algorithms.ft_kd import Ensemble, Said, averaged
+from fedkeep.algorithms.ft_kd import Ensemble, Said, averaged, bounded
 from fedkeep.algorithms.incremental import joined, made, old_classes
-from fedkeep.interface import Client, Cohort, Data, Server, each, on_client
+from fedkeep.interface import Client, Cohort, Copy, Data, Server, each, on_client
 from fedkeep.interface.party import Party
 from fedkeep.models import Weights
 from fedkeep.objectives import NOTHING, CrossEntropy, Objective
@@ -42,13 +42,6 @@ class Visitor(Shown):
 
     model: Weights = field(default_factory=dict)
     old: Weights = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class Copy:
-    """A client's own model, for a server that asks it itself."""
-
-    model: Weights
 
 
 @dataclass(frozen=True)
@@ -109,7 +102,7 @@ class FedDCL(WithDrawn[Archive, Visitor]):
         fresh = {client: Shown(pool, kept.answers) for client, pool in self.unseen(server, cohort).items()}
         got = cohort.ask(self.receive, each(fresh)) if fresh else ()
         kept.shown = kept.shown | dict.fromkeys(got, server.classes)
-        said = averaged(self.replies(server, cohort), self.tau, self.ensemble)
+        said = averaged([bounded(z) for z in self.replies(server, cohort)], self.tau, self.ensemble)
         if self.server_loss == "kd":
             server.model = self.distilled(server, server.model, said, self.server_passes)
         else:
@@ -135,8 +128,6 @@ class FedDCL(WithDrawn[Archive, Visitor]):
             wanted = (new * self.server_cur, new)
             if reply.logits.shape != wanted or reply.logits.dtype != torch.float32:
                 return f"logits of shape {list(reply.logits.shape)} in {reply.logits.dtype}, not {list(wanted)}"
-        if isinstance(reply, Copy) and not reply.model:
-            return "no model"
         return super().fault(server, reply, examples)
 
     def own_model(self, state: Visitor) -> Weights:

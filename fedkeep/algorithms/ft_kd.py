@@ -83,7 +83,7 @@ class FTKD(Algorithm[Guests, K]):
     def round(self, server: Server[Guests], cohort: Cohort) -> None:
         kept = server.state
         kept.welcomed = kept.welcomed + list(cohort.without(kept.welcomed).ask(self.welcome, server.data))
-        replies = [reply.logits.clamp(-LARGEST, LARGEST) for reply in cohort.ask(self.learn).values()]
+        replies = [bounded(reply.logits) for reply in cohort.ask(self.learn).values()]
         consensus = self.consensus(server, replies)
         server.model = self.absorbed(server, server.model, consensus, server.data, self.server_passes)
         cohort.start(self.digest, self.shared(server, consensus))
@@ -136,6 +136,11 @@ class FTKD(Algorithm[Guests, K]):
     def beside(self, client: Client[K], model: Weights) -> Objective:
         """Return what a client minimises besides the cross-entropy, against forgetting."""
         return NOTHING
+
+
+def bounded(logits: Tensor) -> Tensor:
+    """Return a client's logits, those beyond `LARGEST` cut."""
+    return logits.clamp(-LARGEST, LARGEST)
 
 
 def averaged(replies: Sequence[Tensor], tau: float, how: Ensemble) -> Tensor:

@@ -212,6 +212,7 @@ def _composed(
     all of it in the end."""
     buffers = {name for name, _ in networks.trained.named_buffers()}
     held = {name: tensor.detach().to(networks.device, copy=True) for name, tensor in model.items()}
+    load_into(networks.trained, composition(held))  # what it lacks would be taken from the training before
     weights = {name: tensor.requires_grad_() for name, tensor in held.items() if name not in buffers}
 
     def forward(images: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fedkeep.engine.networks import Networks
 from fedkeep.engine.perform import Ticket
 from fedkeep.engine.requests import Lost, Request
 from fedkeep.errors import in_one_line
-from fedkeep.interface import Fit
+from fedkeep.interface import Copy, Fit
 from fedkeep.interface.algorithm import function_of, sent
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import label_counts, not_counts
@@ -243,7 +243,7 @@ class RoundInFlight:
             fault = not_counts(reply, self.engine.place.classes, self.engine.federation.size(client))
             return fault and f"answered with {fault}"
         networks = self.engine.place_of(client).networks
-        mismatches = [same_form(reply.model, networks.initial)] if isinstance(reply, Fit) else []
+        mismatches = [same_form(reply.model, networks.initial)] if isinstance(reply, Fit | Copy) else []
         mismatches += (_mismatch(weights, networks) for weights in found_in(reply, Mapping))
         if mismatch := next(filter(None, mismatches), None):
             return f"answered with another model: {mismatch}"

@@ -340,8 +340,10 @@ class LocalServer(LocalParty, Server[Any]):
         self._look_round()
 
     def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:
-        with self.place.asking():
-            return self.place_of(client).networks.logits(model, self._images(data))
+        self._check(data)
+        place = self.place_of(client)  # it may read images in another way than the server does
+        with place.asking():
+            return place.networks.logits(model, place.normalise(data["image"]))
 
     def log(self, name: str, value: float | list[float]) -> None:
         self.logged[name] = value

@@ -41,6 +41,24 @@ class Job:
         return cell_folder(self.folder, self.method, self.seed)
 
 
+def describe_begun(cell: Path, description: Mapping[str, Any]) -> None:
+    """Write what a cell is; raise `RunError` if it was begun with something else that its results rest on.
+
+    Cells of versions that did not name a thing are not asked about it.
+    """
+    path = cell / "cell.json"
+    if (cell / "checkpoint" / "manifest.json").is_file() and path.is_file():
+        begun = json.loads(path.read_text(encoding="utf-8")).get("rests_on", {})
+        others = [name for name, now in description["rests_on"].items() if begun.get(name, now) != now]
+        if others:
+            raise RunError(
+                f"{cell} was begun with another {' and '.join(others)} than there is now, so that its rounds would not "
+                "belong together. Put back what was there, in a generator's or an extractor's folder too, or begin a "
+                "new run."
+            )
+    write_whole(path, json.dumps(description))
+
+
 def play_all(jobs: Sequence[Job], machine: Machine, on_progress: OnProgress | None, again: str) -> None:
     """Play cells, each from its checkpoint, and return when all are finished.
 
@@ -106,8 +124,8 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
 
         def prepare() -> None:
             engine.stack = _stack(job, engine, machine, max(count, 1))
+            describe_begun(job.cell, description | {"stack": engine.stack})
             write_whole(job.cell / "partition.json", json.dumps(describe_partition(federation)))
-            write_whole(job.cell / "cell.json", json.dumps(description | {"stack": engine.stack}))
 
         try:
             play(engine, job.cell, on_round, prepare=prepare)

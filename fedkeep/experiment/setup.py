@@ -17,6 +17,7 @@ from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.networks import located, own_models
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models import Architecture, Pretrained
+from fedkeep.models.weights import digest
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.generator import REGIMES
 
@@ -161,6 +162,9 @@ def describe_cell(
     """Return what a report needs to know about one method with one seed."""
     dataset, final = federation.dataset, federation.at(federation.tasks)
     classes = final.seen[-1]  # those that arrive
+    rests_on = {
+        "training data": digest(dataset.train["label"])
+    }  # others where a generator's images are left out or not
     described = {
         "label": method.label,
         "algorithm": method.algorithm.name(),
@@ -174,6 +178,7 @@ def describe_cell(
         "cohort": recipe.run.cohort,
         "classes": classes,
         "label_names": list(_arriving(federation)),
+        "rests_on": rests_on,
         "dataset": dataset.name,
         "dataset_note": dataset.note,
         "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),
@@ -183,9 +188,11 @@ def describe_cell(
     model = located(recipe.model, data_dir)
     if isinstance(model, Pretrained):
         described["extractor"] = model.about
+        rests_on["extractor"] = model.hash()
     if "generator" in method.algorithm.needs:
         regime = recipe.generator.regime(data_dir)
         described["generator"] = f"{recipe.generator.name} ({regime}): {REGIMES[regime]}"
+        rests_on["generator"] = recipe.generator.hash(data_dir)
     return described
 
 

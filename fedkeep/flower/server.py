@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from fedkeep.engine.cell import CellBusy, play
 from fedkeep.engine.embedded import Finished
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, pinned_threads
+from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, describe_begun, pinned_threads
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
 from fedkeep.experiment.run import Machine, lay_out, pending_cells
@@ -74,9 +74,11 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     """Play one method with one seed, in the round where it stopped if it was begun before."""
     data_dir = config.data_dir or None
     whole = load_data(config.data or recipe.data, data_dir)
-    dataset, held = held_by_server(recipe, seed, without_seen(recipe, whole, data_dir), data_dir)
+    kept = without_seen(recipe, whole, data_dir)
+    dataset, held = held_by_server(recipe, seed, kept, data_dir)
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
-    introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": described(dataset)})
+    data = described(dataset, left_out=kept is not whole)
+    introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": data})
     book = cell / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None
     sites = Sites(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
@@ -94,7 +96,7 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     journal = Journal(cell / "journal")
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
     description = describe_cell(recipe, method, seed, federation, config.data_dir or None)
-    write_whole(cell / "cell.json", json.dumps(description))
+    describe_begun(cell, description)
     if _rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
         shutil.rmtree(cell / "checkpoint", ignore_errors=True)
     tell = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])

@@ -113,7 +113,7 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
 
 def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
     """Return the generator as this site has it: a real site reads no folder that the run names."""
-    if place.generator:
+    if place.generator and recipe.generator.name:  # else the run knows of none, and nothing is kept from its clients
         return replace(recipe.generator, name=place.generator)
     if "generator" in recipe.methods[0].algorithm.needs and place.partition_id < 0:
         raise ConfigError(
@@ -127,7 +127,14 @@ def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> 
     """Return the site's own view of the federation, with its classes numbered as the run's."""
     data_dir = place.data_dir or None
     whole = load_data(place.data or recipe.data, data_dir)
-    dataset = fitted(without_seen(recipe, whole, data_dir), wanted)
+    kept = without_seen(recipe, whole, data_dir)
+    if wanted["left_out"] and kept is whole:
+        raise ConfigError(
+            f"this run keeps what its generator learned from out of its clients' data, and site {place.site} does not "
+            "know these images. Copy the generator there and name its folder in the node-config: "
+            'generator="/path/to/it".'
+        )
+    dataset = fitted(kept, wanted)
     if place.partition_id < 0:
         return own_data(place.site, dataset, announced(recipe, seed, dataset))
     left, _ = recipe.auxiliary.split(dataset, seed)

@@ -2,7 +2,7 @@
 
 from fedkeep.interface.algorithm import Algorithm, algorithm, algorithms, on_client
 from fedkeep.interface.cohort import Cohort, Remote
-from fedkeep.interface.party import Client, Fit, NoState, Server
+from fedkeep.interface.party import Client, Copy, Fit, NoState, Server
 from fedkeep.interface.training import Training
 from fedkeep.interface.values import each
 from fedkeep.objectives import Data
@@ -11,6 +11,7 @@ __all__ = [
     "Algorithm",
     "Client",
     "Cohort",
+    "Copy",
     "Data",
     "Fit",
     "NoState",

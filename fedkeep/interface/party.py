@@ -49,6 +49,13 @@ class Fit:
     loss: float
 
 
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A client's own model, whole, for a server that asks it itself; no training that came back."""
+
+    model: Weights
+
+
 class Party(ABC, Generic[S]):
     """A client or the server during one call.
 

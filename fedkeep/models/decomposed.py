@@ -56,7 +56,7 @@ class Decomposition:
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """The larger numbers of layers: ``values`` [n] at ``places`` [n], int32, in all layers one after another."""
+    """The larger numbers of layers: ``values`` [n], at ``places`` [n], int32, rising, in all layers in a row."""
 
     values: Tensor
     places: Tensor
@@ -69,6 +69,8 @@ class Sparse:
             return f"{list(self.values.shape)} numbers at {list(self.places.shape)} places"
         if len(self.places) and not 0 <= int(self.places.min()) <= int(self.places.max()) < numbers:
             return f"places outside of the {numbers} that there are"
+        if bool((self.places.diff() <= 0).any()):
+            return "places that are not in rising order, each once"
         return None
 
 

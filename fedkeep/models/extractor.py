@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedkeep import seeds
@@ -140,9 +140,13 @@ def load_extractor(source: str) -> Extractor:
         raise RunError(f"the extractor in {source} is not trained to its end: run the command that began it again.")
     try:
         with quietly(library), seeds.borrowed(0):  # a classifier that it lacks is drawn, and thrown away
-            whole = library.AutoModelForImageClassification.from_pretrained(source, use_safetensors=True)
+            whole, loaded = library.AutoModelForImageClassification.from_pretrained(
+                source, use_safetensors=True, output_loading_info=True
+            )
+        _require_whole(loaded["missing_keys"], whole.base_model_prefix)
         reading = _reading(library.utils.hub.cached_file(source, READING), whole.config)
         card = json.loads((folder / CARD).read_text()) if (folder / CARD).is_file() else {}
+        about = _about(source, whole, card)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(
@@ -154,7 +158,7 @@ def load_extractor(source: str) -> Extractor:
         raise ConfigError(
             f"{source} is a network of the kind {kind!r}, and an extractor is one of {', '.join(WIDTHS)}."
         )
-    return Extractor(whole.base_model, reading, _about(source, kind, whole.base_model, card))
+    return Extractor(whole.base_model, reading, about)
 
 
 def library_of_extractors() -> Any:
@@ -177,6 +181,13 @@ def quietly(library: Any) -> Iterator[None]:
             talk.enable_progress_bar()
 
 
+def _require_whole(missing: Iterable[str], prefix: str) -> None:
+    """Raise `ValueError` if weights of the extractor itself are missing, which the library would draw at random."""
+    lacks = sorted(name for name in missing if name.startswith(f"{prefix}."))
+    if lacks:
+        raise ValueError(f"its weights lack {lacks[0]!r}" + (f" and {len(lacks) - 1} more." if lacks[1:] else "."))
+
+
 def _reading(path: str, config: Any) -> Reading:
     """Return how a checkpoint wants images; the whole image is scaled to its square."""
     written: Mapping[str, Any] = json.loads(Path(path).read_text())
@@ -189,8 +200,8 @@ def _reading(path: str, config: Any) -> Reading:
     return Reading(size, mean, std)
 
 
-def _about(source: str, kind: str, network: nn.Module, card: Mapping[str, Any]) -> str:
-    about = f"{source}: {kind}, {parameter_count(network) / 1e6:.2f} M parameters, frozen"
+def _about(source: str, whole: Any, card: Mapping[str, Any]) -> str:
+    about = f"{source}: {whole.config.model_type}, {parameter_count(whole.base_model) / 1e6:.2f} M parameters, frozen"
     if not card:
         return about
     return f"{about}; pre-trained on {card['data']}, {100 * card['test_accuracy']:.1f} % of whose test images it tells"

@@ -62,6 +62,10 @@ class Pretrained(Architecture):
         """What the extractor is and what it has seen, in a line."""
         return load_extractor(self.source).about
 
+    def hash(self) -> str:
+        """Return the hash of the extractor's weights."""
+        return load_extractor(self.source).hash()
+
     def located(self, root: Path | None) -> Self:
         """Return it with its folder below ``root``, if it is there and not here."""
         there = None if root is None else root / self.source

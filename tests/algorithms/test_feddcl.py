@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.func import functional_call
 
 from fedkeep import seeds
 from fedkeep.algorithms.drawn import Found
-from fedkeep.algorithms.feddcl import Copy, FedDCL
+from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.ft_kd import Said, averaged
 from fedkeep.data import Augmentation
 from fedkeep.data.fingerprints import fingerprints
@@ -21,7 +22,7 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.recipe import load_recipe
-from fedkeep.interface import Fit
+from fedkeep.interface import Copy, Fit
 from fedkeep.interface.values import copied
 from fedkeep.models import architecture
 from fedkeep.models.heads import continued
@@ -342,7 +343,39 @@ def test_replies_that_cannot_be_lose_their_client() -> None:
     for wrong in (counts + 1, counts * 2**60, counts.float(), torch.tensor([8, -1, 0])):
         assert "counts of its examples that cannot be" in fault(Found(rows, wrong, "toy"))
     assert "logits of shape [4, 3]" in fault(Said(torch.zeros(4, 3)))
-    assert fault(Copy({})) == "no model"
+
+
+@pytest.mark.parametrize("copy", [{}, {"another": torch.zeros(1)}, {"classifier.weight": torch.zeros(3, 8)}])
+def test_a_copy_that_is_no_whole_model_loses_its_client(copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = FedDCL.send
+
+    @functools.wraps(honest)
+    def send(self: FedDCL, client: Any) -> Copy:
+        said = honest(self, client)
+        return Copy(copy) if client.id == "1" else said
+
+    monkeypatch.setattr(FedDCL, "send", send)
+    engine = tiny.engine_with_tasks(method(exchange="models"), tiny.stream((3,), absent=0), rounds=1, cohort=5)
+    (record,) = tiny.played(engine)
+    assert list(record["lost"]) == ["1"]
+    assert "answered with another model: it lacks" in record["lost"]["1"]
+
+
+@pytest.mark.parametrize("ensemble", ["prob", "logit"])
+def test_logits_of_any_size_leave_models_finite(ensemble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = FedDCL.learn
+
+    @functools.wraps(honest)
+    def learn(self: FedDCL, client: Any) -> Said:
+        said = honest(self, client)
+        return Said(torch.full_like(said.logits, 3e38)) if client.id in "12" else said
+
+    monkeypatch.setattr(FedDCL, "learn", learn)
+    engine = tiny.engine_with_tasks(method(ensemble=ensemble), tiny.stream((3,), absent=0), rounds=1, cohort=5)
+    (record,) = tiny.played(engine)
+    assert not record["lost"]
+    for model in (engine.server.model, *(engine.states[client].model for client in engine.federation.clients)):
+        assert all(tensor.isfinite().all() for tensor in model.values())
 
 
 def test_nobody_with_a_prototype_stops_the_run() -> None:

@@ -47,6 +47,12 @@ def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -
     assert "pre-trained on digits" in (tmp_path / "run" / "report.html").read_text()
     assert (tmp_path / "run" / "cells" / "fedavg-seed0" / "model.safetensors").stat().st_size < 1000
 
+    (tmp_path / "run" / "cells" / "fedavg-seed0" / "result.json").unlink()
+    (folder / CARD).unlink()
+    cli("pretrain", "digits", "--out", folder, *SET, "--seed", 1)
+    told = cli("resume", tmp_path / "run", "--data-dir", tmp_path / "data", code=1)
+    assert "begun with another extractor than there is now" in told
+
 
 def test_what_is_wrong_is_said_before_anything_runs(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no network 'vitt' here. Did you mean 'vit'?" in cli(

@@ -23,7 +23,7 @@ from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.stack import Stacks
 from fedkeep.engine.toolbox import LocalClient
-from fedkeep.errors import FedKeepError
+from fedkeep.errors import FedKeepError, ValueRefused
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.training import Composition
 from fedkeep.models import Weights
@@ -183,6 +183,17 @@ def test_what_is_trained_may_be_something_else() -> None:
         torch.testing.assert_close(result[n], tensor.detach(), rtol=1e-5, atol=1e-7)
         assert not result[n].requires_grad
     assert torch.equal(given["u"], torch.ones(tiny.CLASSES, 8)), "the given model stays as it was"
+
+
+def test_computed_weights_that_are_not_the_networks_are_refused() -> None:
+    networks = Networks(tiny.network, 0, CPU)
+    with pytest.raises(ValueRefused, match="it lacks"):
+        trained(
+            networks,
+            SETTINGS["plain"],
+            columns(11),
+            composition=lambda held: {n: t for n, t in held.items() if n != "classifier.bias"},
+        )
 
 
 def test_computed_weights_are_not_stacked() -> None:

@@ -80,6 +80,14 @@ def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extract
     assert tiny.equal(again.server.model, engine.server.model)
 
 
+def test_a_server_that_holds_the_clients_models_asks_them_about_images(extractor: Extractor) -> None:
+    told, asking = (
+        feddcl(extractor, FedDCL(**{**tiny.TOYS["feddcl"], "exchange": way})) for way in ("predictions", "models")
+    )
+    tiny.played(told), tiny.played(asking)
+    assert tiny.equal(told.server.model, asking.server.model)
+
+
 def test_a_resume_ends_in_the_same_bits(extractor: Extractor, tmp_path: Path) -> None:
     whole, stopped, resumed = (feddcl(extractor) for _ in range(3))
     tiny.played(whole)

@@ -16,6 +16,7 @@ from fedkeep.data import DataSet, load
 from fedkeep.data.fingerprints import fingerprints
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment import setup
+from fedkeep.experiment.cells import describe_begun
 from fedkeep.experiment.recipe import Recipe, load_recipe
 from fedkeep.experiment.setup import checked_generator, federate
 from fedkeep.synthesis.diffusion.material import HELD_OUT, material
@@ -70,6 +71,28 @@ def test_methods_without_a_generator_hold_the_same_and_need_no_folder(same_class
     assert len(all_images.partition.rows) == len(load("digits").train["label"])
     with pytest.raises(RunError, match="there is no generator in"):
         federate(recipe(tmp_path / "nowhere", "feddcl"), 0)
+
+
+def test_a_resume_finds_what_the_run_began_with_or_is_refused(
+    same_classes: Path, disjoint: Path, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "generator", tmp_path / "run"
+    shutil.copytree(same_classes, folder)
+    (cell,) = fedkeep.run(recipe(folder, "fedavg"), out=out).cells
+    (cell.path / "result.json").unlink()
+    shutil.rmtree(folder)
+    with pytest.raises(RunError, match="begun with another training data than there is now"):
+        fedkeep.resume(out)
+    shutil.copytree(same_classes, folder)
+    (again,) = fedkeep.resume(out).cells
+    assert again.rounds == cell.rounds
+    drawing = recipe(folder).methods[0]
+    first, *_, last = (
+        setup.describe_cell(recipe(name), drawing, 0, federate(recipe(name), 0)) for name in (folder, disjoint)
+    )
+    describe_begun(cell.path, first)
+    with pytest.raises(RunError, match="begun with another training data and generator than"):
+        describe_begun(cell.path, last)
 
 
 def test_other_data_than_the_generator_learned_from_are_refused(

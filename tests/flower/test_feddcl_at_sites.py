@@ -14,9 +14,11 @@ from trial import config, model, records
 
 from fedkeep.cli import main
 from fedkeep.errors import FedKeepError
+from fedkeep.experiment.recipe import load_recipe
 from fedkeep.flower import site
 from fedkeep.flower.server import serve
 from fedkeep.reporting.run_folder import read_run
+from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 from fedkeep.synthesis.diffusion.material import material
 
 
@@ -58,10 +60,29 @@ def test_sites_hold_no_image_that_the_generator_learned_from(tmp_path: Path) -> 
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
 
+def test_methods_that_draw_nothing_leave_the_same_images_out(tmp_path: Path) -> None:
+    public = '\n[public]\nname = "digits"\nimages = 20\n'
+    recipe = toy_recipe(tmp_path, ["ft-kd"], public, regime="same_classes")
+    own = {"partition_id": -1, "num_partitions": 0, "data": "digits"}
+    wanted = config(recipe, tmp_path / "real", (), methods="ft-kd", rounds=1)
+    with pytest.raises(FedKeepError, match=r"keeps what its generator learned from out.*node-config: generator="):
+        serve(LocalLine(places(tmp_path / "sites", 3, **own)), wanted)
+    serve(LocalLine(places(tmp_path / "own", 3, **own, generator=str(tmp_path / "generator"))), wanted)
+    book = json.loads(next((tmp_path / "real" / "cells").rglob("sites.json")).read_text())
+    left = material("digits", "same_classes").left["label"]
+    assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
+
+
 def test_a_real_site_needs_a_generator_of_its_own(recipe: str, tmp_path: Path) -> None:
     own = places(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
     with pytest.raises(FedKeepError, match=r"has no generator of images.*node-config: generator="):
         serve(LocalLine(own), config(recipe, tmp_path / "many", (), methods="feddcl", rounds=2))
+
+
+def test_a_run_without_a_generator_does_not_know_that_of_a_site(recipe: str, tmp_path: Path) -> None:
+    (place,) = places(tmp_path, 1, partition_id=-1, data="digits", generator="of/this/site").values()
+    assert site._generator(load_recipe(recipe), place).name == "of/this/site"
+    assert site._generator(load_recipe(tiny.write_recipe(tmp_path)), place) == GeneratorChoice()
 
 
 def frozen(recipe: str, folder: Path, sites: str) -> str:

@@ -34,6 +34,12 @@ def test_places_that_do_not_exist_are_a_fault(place: int) -> None:
     assert "8 that there are" in str(few.fault(8))
 
 
+@pytest.mark.parametrize("places", [[3, 3], [3, 1]])
+def test_a_place_is_told_once(places: list[int]) -> None:
+    few = Sparse(torch.ones(2), torch.tensor(places, dtype=torch.int32))
+    assert "not in rising order, each once" in str(few.fault(8))
+
+
 @pytest.mark.parametrize(("sparsity", "count"), [(0.0, 10), (0.3, 7), (0.5, 5), (0.99, 1)])
 def test_the_units_with_the_smallest_masks_do_not_count(sparsity: float, count: int) -> None:
     mask = torch.tensor([-0.9, 0.1, 0.8, -0.2, 0.7, 0.3, -0.6, 0.4, 0.5, 1.0])

@@ -10,6 +10,7 @@ import pytest
 import small_extractor
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -142,6 +143,26 @@ def test_what_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     weights.rename(weights.with_name("pytorch_model.bin"))
     with pytest.raises(RunError, match="cannot load a pre-trained extractor"):
         load_extractor(str(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_weights_that_are_missing_are_not_drawn(tmp_path: Path, kind: str) -> None:
+    weights = Path(small_extractor.save(tmp_path, kind)) / "model.safetensors"
+    whole = load_file(weights)
+    save_file({name: t for name, t in whole.items() if not name.startswith("classifier")}, weights, {"format": "pt"})
+    load_extractor(str(tmp_path))
+    load_extractor.cache_clear()
+    lost = next(name for name in whole if name.startswith(f"{kind}.encoder") and name.endswith("weight"))
+    save_file({name: t for name, t in whole.items() if name != lost}, weights, {"format": "pt"})
+    with pytest.raises(RunError, match="its weights lack"):
+        load_extractor(str(tmp_path))
+
+
+def test_a_card_that_does_not_say_what_it_has_seen(tmp_path: Path) -> None:
+    folder = small_extractor.save(tmp_path)
+    (tmp_path / CARD).write_text('{"data": "cifar10"}')
+    with pytest.raises(RunError, match="cannot load a pre-trained extractor"):
+        load_extractor(folder)
 
 
 def test_a_network_of_another_kind(tmp_path: Path) -> None:

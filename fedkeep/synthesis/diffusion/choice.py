@@ -13,7 +13,7 @@ from fedkeep.data.known import data_folder
 from fedkeep.errors import ConfigError
 from fedkeep.options import Options, option
 from fedkeep.synthesis.diffusion.generator import Generator, Regime
-from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator, read_card, read_seen
+from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator, read_card, read_hash, read_seen
 from fedkeep.synthesis.diffusion.text_to_image import CHECKPOINT, load_latent
 
 
@@ -55,6 +55,10 @@ class GeneratorChoice(Options):
     def regime(self, data_dir: str | Path | None = None) -> Regime:
         """Return what it saw, without loading its weights; errors are those of `load`."""
         return "ldm" if self.name == "ldm" else read_card(self._folder(data_dir)).regime
+
+    def hash(self, data_dir: str | Path | None = None) -> str:
+        """Return the hash of its weights without loading them; for the text-to-image model, where that is from."""
+        return self.checkpoint if self.name == "ldm" else read_hash(self._folder(data_dir))
 
     def seen(self, data_dir: str | Path | None = None) -> Tensor:
         """Return fingerprints of the images that a run must keep from its clients, int64 [m].

@@ -26,7 +26,7 @@ def finer_codes(images: Tensor, labels: Tensor, each: int, seed: int) -> Tensor:
     Raises
     ------
     DataError
-        For a class with fewer images than groups.
+        For a class with fewer images than groups, or with images too much alike for so many.
     """
     codes = torch.zeros_like(labels)
     for c in torch.unique(labels).tolist():
@@ -35,6 +35,8 @@ def finer_codes(images: Tensor, labels: Tensor, each: int, seed: int) -> Tensor:
             raise DataError(f"class {c} has {len(rows)} images, too few for {each} codes. Ask for fewer codes.")
         looks = adaptive_avg_pool2d(images[rows].cpu().float(), SIDE).flatten(1)
         groups = k_means(looks, each, seeds.generator(seed, f"codes of class {c}"))
+        if len(torch.unique(groups)) < each:  # nobody would learn what the others mean
+            raise DataError(f"the images of class {c} look too much alike for {each} codes. Ask for fewer codes.")
         codes[rows] = c * each + groups.to(codes.device)
     return codes
 

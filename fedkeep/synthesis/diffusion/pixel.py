@@ -197,6 +197,11 @@ def read_card(folder: Path) -> Card:
         raise _undescribed(folder, error) from error
 
 
+def read_hash(folder: Path) -> str:
+    """Return the hash of a generator's weights as its card has it; errors are those of `read_card`."""
+    return str(_read_card(folder).get("hash"))
+
+
 def write_seen(folder: Path, seen: Tensor) -> str:
     """Write the fingerprints, int64 [m], of the images that a generator learned from; return their hash."""
     write_whole(folder / SEEN, tensor_bytes({"seen": seen}))

@@ -168,6 +168,10 @@ class _Draws:
 
     def __init__(self, data: Data, card: Card, settings: GeneratorTraining, seed: int) -> None:
         self.images, self.labels = data["image"].cpu(), data["label"].cpu()
+        if ("code" in data) != (card.codes > 1):
+            raise DataError(
+                f"the card has {card.codes} codes a class. Give a column 'code' if these are several, else none."
+            )
         self.codes, self.nothing = data.get("code", self.labels).cpu(), card.rows
         if tuple(self.images.shape[1:]) != card.shape:
             raise DataError(

@@ -41,7 +41,7 @@ def test_k_means_leaves_no_point_nearer_to_another_mean() -> None:
 def test_k_means_with_as_many_groups_as_points_and_with_equal_points() -> None:
     points, _ = blobs(each=2)
     assert sorted(k_means(points, 8, torch.Generator().manual_seed(0)).tolist()) == list(range(8))
-    assert bool(torch.isfinite(k_means(torch.ones(5, 3), 3, torch.Generator().manual_seed(0)).float()).all())
+    assert len(k_means(torch.ones(5, 3), 3, torch.Generator().manual_seed(0)).unique()) == 1
 
 
 def looks(side: int = 8) -> dict[str, Tensor]:
@@ -70,6 +70,13 @@ def test_too_few_images_for_so_many_codes() -> None:
         finer_codes(data["image"], data["label"], 41, seed=0)
 
 
+def test_images_that_look_alike_have_no_codes_without_images() -> None:
+    data = looks()
+    same = {**data, "image": torch.where(data["label"].view(-1, 1, 1, 1) == 1, data["image"], data["image"][:1])}
+    with pytest.raises(DataError, match="class 0 look too much alike for 2 codes"):
+        finer_codes(same["image"], same["label"], 2, seed=0)
+
+
 def test_classes_are_drawn_evenly_and_told_by_their_codes() -> None:
     data = looks()
     codes = finer_codes(data["image"], data["label"], 2, seed=0)
@@ -79,6 +86,15 @@ def test_classes_are_drawn_evenly_and_told_by_their_codes() -> None:
     assert torch.allclose(counts, torch.tensor([0.1875] * 4 + [0.25]), atol=0.04)
     above = images[:, 0, :4].mean((1, 2)) > images[:, 0, 4:].mean((1, 2))
     assert all(len(above[told == code].unique()) == 1 for code in (0, 1)), "what is told is what is shown"
+
+
+@pytest.mark.parametrize("codes", [1, 2])
+def test_a_card_with_codes_needs_them_and_another_takes_none(codes: int) -> None:
+    data = looks()
+    if codes == 1:
+        data["code"] = finer_codes(data["image"], data["label"], 2, seed=0)
+    with pytest.raises(DataError, match=f"the card has {codes} codes a class"):
+        _Draws(data, toy.card(label_names=("a", "b"), codes=codes), toy.TRAINING, 0)
 
 
 def test_a_generator_has_a_row_for_each_code(tmp_path: Path) -> None:
