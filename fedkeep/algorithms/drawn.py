@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from fedkeep.algorithms.ft_kd import LARGEST
 from fedkeep.algorithms.incremental import CESlice, cross_entropy, joined, made
 from fedkeep.errors import RunError
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
@@ -151,6 +152,8 @@ class WithDrawn(Algorithm[G, C]):
         size, found = (new, *server.generator.start(1).shape[1:]), tuple(reply.prototypes.shape)
         if found != size or reply.prototypes.dtype != torch.float32:
             return f"prototypes of shape {list(found)} in {reply.prototypes.dtype}, not {list(size)} in float32"
+        if reply.prototypes.abs().max() > LARGEST:
+            return f"prototypes with numbers beyond {LARGEST:g}, which would swallow all others' in the mean"
         counts = reply.counts.tolist()
         whole = reply.counts.shape == (new,) and reply.counts.dtype == torch.int64
         if not whole or min(counts) < 0 or sum(counts) != examples:

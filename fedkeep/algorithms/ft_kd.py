@@ -24,7 +24,8 @@ Ensemble = Literal["prob", "logit"]
 
 
 LARGEST = 1e4
-"""Logits beyond it are cut: softmaxes cannot tell, and one client's must not swallow all others' in a mean."""
+"""Logits beyond it are cut: softmaxes cannot tell, and one client's must not swallow all others' in a mean. Nor may its
+prototypes (FedDCL), which stay near 1."""
 
 
 @dataclass

@@ -339,6 +339,7 @@ def test_replies_that_cannot_be_lose_their_client() -> None:
     assert fault(Found(rows, counts, "toy")) == "None"
     assert "of shape [2, 1, 4, 4] in torch.float32, not [3, 1, 4, 4]" in fault(Found(rows[:2], counts, "toy"))
     assert "in torch.float64" in fault(Found(rows.double(), counts, "toy"))
+    assert "prototypes with numbers beyond 10000" in fault(Found(rows - 3e38, counts, "toy"))
     assert "for another generator than the server's" in fault(Found(rows, counts, "another"))
     for wrong in (counts + 1, counts * 2**60, counts.float(), torch.tensor([8, -1, 0])):
         assert "counts of its examples that cannot be" in fault(Found(rows, wrong, "toy"))
