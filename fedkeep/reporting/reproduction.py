@@ -16,7 +16,7 @@ from fedkeep.files import write_whole
 from fedkeep.reporting.pages import page
 from fedkeep.reporting.rows import METRICS, Row, Spread, summary
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.reporting.table import NOTHING, generators, show
+from fedkeep.reporting.table import NOTHING, frozen, show
 
 Numbers = Mapping[str, Sequence[float]]  # label to [mean] or [mean, standard deviation], in percent or rounds
 
@@ -243,9 +243,7 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
 
 
 def _about(column: Column) -> str:
-    extractors = sorted({cell.extractor for cell in column.run.cells} - {""})
-    read = "".join(f" The server's pre-trained extractor: {extractor}." for extractor in extractors)
-    return f"{column.scale}. {column.verdict}{generators(column.run.cells)}{read}"
+    return f"{column.scale}. {column.verdict}{frozen(column.run.cells)}"
 
 
 def as_csv(reproduction: Reproduction) -> str:

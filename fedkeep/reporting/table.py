@@ -88,13 +88,21 @@ def caption(rows: Sequence[Row]) -> str:
     return seeds + few + over + rest
 
 
-def generators(cells: Iterable[Cell]) -> str:
-    """Say which generators made images for cells and what these had seen, after a space; empty where there was none."""
-    return "".join(f" Generator of images: {name}." for name in sorted({cell.generator for cell in cells} - {""}))
+def frozen(cells: Iterable[Cell]) -> str:
+    """Say which frozen networks cells rest on and what these had seen, after a space; empty where there was none.
+
+    These are generators of images, and extractors that read them for the server.
+    """
+    drew, read = set(), set()
+    for cell in cells:
+        drew.add(cell.generator)
+        read.add(cell.extractor)
+    said = [f" Generator of images: {name}." for name in sorted(drew - {""})]
+    return "".join([*said, *(f" The server's pre-trained extractor: {name}." for name in sorted(read - {""}))])
 
 
 def _below(rows: Sequence[Row]) -> str:
-    return caption(rows) + generators(cell for row in rows for cell in row.cells)
+    return caption(rows) + frozen(cell for row in rows for cell in row.cells)
 
 
 def print_table(rows: Sequence[Row], title: str | None = None) -> Table:

@@ -44,7 +44,8 @@ def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -
     cli("run", recipe, *model, "--methods", "fedavg", "--out", tmp_path / "run", "--data-dir", tmp_path / "data")
     cell = json.loads((tmp_path / "run" / "cells" / "fedavg-seed0" / "cell.json").read_text())
     assert cell["extractor"].startswith(f"{folder}: vit")
-    assert "pre-trained on digits" in (tmp_path / "run" / "report.html").read_text()
+    for name in ("report.html", "table.md"):
+        assert "pre-trained on digits" in (tmp_path / "run" / name).read_text(), name
     assert (tmp_path / "run" / "cells" / "fedavg-seed0" / "model.safetensors").stat().st_size < 1000
 
     (tmp_path / "run" / "cells" / "fedavg-seed0" / "result.json").unlink()
