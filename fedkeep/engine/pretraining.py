@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,12 +29,9 @@ from fedkeep.models.extractor import (
     load_extractor,
     quietly,
 )
-from fedkeep.models.training_file import restore_training, save_training
+from fedkeep.models.training_file import OnStep, restore_training, save_training, train_on
 from fedkeep.models.weights import digest, load_into
 from fedkeep.options import Options, as_table, option
-
-OnStep = Callable[[int, float], None]
-"""Told after every step how many are done, and the step's loss."""
 
 
 @dataclass(frozen=True)
@@ -155,16 +150,7 @@ def pretrain(
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds an extractor already. Name another folder, or remove this one first.")
     run, path = _Run(form, dataset, settings, augmentation, seed, torch.device(device)), folder / CHECKPOINT
-    if path.is_file():
-        run.restore(path)
-    saved = time.monotonic()
-    while len(run.losses) < settings.steps:
-        loss = run.step()
-        if time.monotonic() - saved >= settings.checkpoint:
-            run.save(path)
-            saved = time.monotonic()
-        if on_step is not None:
-            on_step(len(run.losses), loss)
+    train_on(run, settings.steps, path, settings.checkpoint, on_step)
     run.write(folder)
     path.unlink(missing_ok=True)
     load_extractor.cache_clear()  # the folder may have held another

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +16,43 @@ from torch import Tensor
 from fedkeep.errors import RunError
 from fedkeep.files import write_whole
 from fedkeep.models.weights import Weights
+
+OnStep = Callable[[int, float], None]
+"""Told after every step how many are done, and the step's loss."""
+
+
+class InTraining(Protocol):
+    """A training between two steps; ``losses`` are those of the steps so far."""
+
+    losses: list[float]
+
+    def step(self) -> float:
+        """Take one step; return its loss."""
+
+    def save(self, path: Path) -> None:
+        """Write all that the next step depends on."""
+
+    def restore(self, path: Path) -> None:
+        """Go to where `save` wrote."""
+
+
+def train_on(run: InTraining, steps: int, path: Path, every: float, on_step: OnStep | None) -> None:
+    """Take the steps that are left, from where the file was written if there is one.
+
+    Parameters
+    ----------
+    steps : in all. path : of the file. every : seconds from one writing to the next.
+    """
+    if path.is_file():
+        run.restore(path)
+    saved = time.monotonic()
+    while len(run.losses) < steps:
+        loss = run.step()
+        if time.monotonic() - saved >= every:
+            run.save(path)
+            saved = time.monotonic()
+        if on_step is not None:
+            on_step(len(run.losses), loss)
 
 
 def save_training(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +15,7 @@ from fedkeep.data import Data
 from fedkeep.data.dataset import describe
 from fedkeep.data.fingerprints import fingerprints
 from fedkeep.errors import DataError, RunError
-from fedkeep.models.training_file import restore_training, save_training
+from fedkeep.models.training_file import OnStep, restore_training, save_training, train_on
 from fedkeep.models.weights import load_into, weights_of
 from fedkeep.options import Options, as_table, option
 from fedkeep.synthesis.diffusion.generator import hash_of
@@ -30,9 +28,6 @@ from fedkeep.synthesis.diffusion.pixel import (
     load_generator,
     write_seen,
 )
-
-OnStep = Callable[[int, float], None]
-"""Told after every step how many are done, and the step's loss."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +83,7 @@ def train_generator(
     if card.regime == "same_classes":
         card = replace(card, seen=write_seen(folder, torch.unique(fingerprints(data["image"]))))
     run, path = _Run(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
-    if path.is_file():
-        run.restore(path)
-    saved = time.monotonic()
-    while len(run.losses) < settings.steps:
-        loss = run.step()
-        if time.monotonic() - saved >= settings.checkpoint:
-            run.save(path)
-            saved = time.monotonic()
-        if on_step is not None:
-            on_step(len(run.losses), loss)
+    train_on(run, settings.steps, path, settings.checkpoint, on_step)
     run.result().save(folder, half=half)
     path.unlink(missing_ok=True)
     return load_generator(folder, device)
