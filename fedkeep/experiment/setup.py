@@ -133,8 +133,9 @@ def checked_cohort(recipe: Recipe, federation: Federation) -> None:
 
 
 def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
-    """Raise `ConfigError` if a generator that should know nothing of the clients' classes has learned some."""
+    """Raise `ConfigError` for a generator of images of another shape, or one that knows classes which it should not."""
     if _draws(recipe):
+        recipe.generator.check_shape(federation.dataset.shape, data_dir)
         recipe.generator.check_classes(_arriving(federation), data_dir)
 
 

@@ -130,6 +130,20 @@ def test_a_disjoint_generator_must_not_know_a_class_of_the_run(disjoint: Path, t
     checked_generator(plain, federate(plain, 0))  # no method asks it for anything
 
 
+@pytest.mark.parametrize("name", ["", "ldm"])
+def test_a_generator_of_another_size_is_refused_before_anything_runs(
+    name: str, same_classes: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(same_classes, tmp_path / "copy")
+    card = json.loads((folder / CARD).read_text())
+    (folder / CARD).write_text(json.dumps(card | {"shape": [1, 28, 28]}))
+    drawn = "3 x 8 x 8" if name else "1 x 28 x 28"
+    changed = (f"generator.name={name}",) if name else ()
+    with pytest.raises(ConfigError, match=f"draws images of {drawn}, and this run's are 1 x 8 x 8"):
+        fedkeep.run(recipe(folder, "feddcl", settings=changed), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("theirs", "refused"), [("mnist: 3", True), ("K", False), ("Seven", False), ("ABC", True)])
 def test_classes_are_known_by_their_own_names(disjoint: Path, tmp_path: Path, theirs: str, refused: bool) -> None:
     folder = shutil.copytree(disjoint, tmp_path / "copy")

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedkeep.data.dataset import describe
 from fedkeep.data.known import data_folder
 from fedkeep.errors import ConfigError
+from fedkeep.models import Shape
 from fedkeep.options import Options, option
 from fedkeep.synthesis.diffusion.generator import Generator, Regime
 from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator, read_card, read_hash, read_seen
@@ -68,6 +70,16 @@ class GeneratorChoice(Options):
         """
         kept_apart = self.regime(data_dir) == "same_classes"
         return read_seen(self._folder(data_dir)) if kept_apart else torch.zeros(0, dtype=torch.int64)
+
+    def check_shape(self, shape: Shape, data_dir: str | Path | None = None) -> None:
+        """Raise `ConfigError` if it draws images of another shape (channels, height, width) than the run's."""
+        side = shape[-1]  # the text-to-image model's images are made as small as they have to be
+        theirs = (3, side, side) if self.name == "ldm" else read_card(self._folder(data_dir)).shape
+        if theirs != shape:
+            raise ConfigError(
+                f"the generator {self.name} draws images of {describe(theirs)}, and this run's are {describe(shape)} "
+                "(channels, height, width). Name one that was trained on such images."
+            )
 
     def check_classes(self, label_names: Sequence[str], data_dir: str | Path | None = None) -> None:
         """Raise `ConfigError` if a generator of the regime ``disjoint`` learned some of these classes.
