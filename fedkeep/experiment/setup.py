@@ -14,9 +14,9 @@ from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.networks import Factory
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.networks import located, own_models
+from fedkeep.experiment.networks import about_extractor, located, own_models, pretrained
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.models import Architecture, Pretrained
+from fedkeep.models import Architecture
 from fedkeep.models.weights import digest
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.generator import REGIMES
@@ -186,10 +186,12 @@ def describe_cell(
     }
     if recipe.has_tasks:
         described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
-    model = located(recipe.model, data_dir)
-    if isinstance(model, Pretrained):
-        described["extractor"] = model.about
-        rests_on["extractor"] = model.hash()
+    said = []
+    for whose, extractor in pretrained(recipe.model, recipe.client_models, data_dir).items():
+        said.append((f"{whose}: " if whose else "") + about_extractor(extractor, _arriving(federation)))
+        rests_on[f"extractor of {whose}" if whose else "extractor"] = extractor.hash()
+    if said:
+        described["extractor"] = "; ".join(said)
     if "generator" in method.algorithm.needs:
         regime = recipe.generator.regime(data_dir)
         described["generator"] = f"{recipe.generator.name} ({regime}): {REGIMES[regime]}"
