@@ -64,6 +64,12 @@ def without_seen(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None =
     return without(dataset, seen) if len(seen) else dataset
 
 
+def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
+    """Return the hash of the recipe's generator, which is the same at all parties; "" if none is needed, or there."""
+    there = _draws(recipe) or recipe.generator.is_there(data_dir)
+    return recipe.generator.hash(data_dir) if there else ""
+
+
 def _draws(recipe: Recipe) -> bool:
     return any("generator" in method.algorithm.needs for method in recipe.methods)
 

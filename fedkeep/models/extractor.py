@@ -217,7 +217,7 @@ def _about(source: str, whole: Any, card: Mapping[str, Any]) -> str:
 
 
 def _learned(config: Any, card: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the classes that were learned; in a public checkpoint one may have several names (``"beaver, castor"``)."""
+    """Return the classes that were learned; a public checkpoint may give one several names (``"beaver, castor"``)."""
     if "label_names" in card:
         return tuple(map(str, card["label_names"]))
     labels = [str(label) for label in config.id2label.values()]
