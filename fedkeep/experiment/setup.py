@@ -20,6 +20,7 @@ from fedkeep.models import Architecture
 from fedkeep.models.weights import digest
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.generator import REGIMES
+from fedkeep.synthesis.diffusion.libraries import check_installed
 
 
 def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
@@ -139,8 +140,12 @@ def checked_cohort(recipe: Recipe, federation: Federation) -> None:
 
 
 def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
-    """Raise `ConfigError` for a generator of images of another shape, or one that knows classes which it should not."""
+    """Raise `ConfigError` for a generator of images of another shape, or one that knows classes which it should not.
+
+    Without the packages that generators need it is `MissingExtra`.
+    """
     if _draws(recipe):
+        check_installed()
         recipe.generator.check_shape(federation.dataset.shape, data_dir)
         recipe.generator.check_classes(_arriving(federation), data_dir)
 
