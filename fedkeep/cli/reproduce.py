@@ -185,7 +185,7 @@ def _show(done: report.Reproduction, console: Console) -> None:
             shown.justify, shown.overflow = ("right" if place else "left"), "fold"
         for line in column.lines:
             grid.add_row(*map(escape, report.texts(column, line)))
-        grid.caption, grid.caption_justify = escape(f"{column.scale}. {column.verdict}"), "left"
+        grid.caption, grid.caption_justify = escape(report.about(column)), "left"
         console.print(grid)
 
 
