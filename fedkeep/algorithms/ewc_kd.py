@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedkeep.algorithms.fedewc import Consolidated, consolidated, penalty
-from fedkeep.algorithms.ft_kd import FTKD, Guests, Learner
+from fedkeep.algorithms.ft_kd import FTKD, G, Learner
 from fedkeep.algorithms.incremental import CESlice
 from fedkeep.interface import Client, Cohort, Server, on_client
 from fedkeep.models import Weights
@@ -21,7 +21,7 @@ class Holding(Learner):
 
 
 @dataclass(frozen=True)
-class EWCKD(FTKD[Holding]):
+class EWCKD(FTKD[Holding, G]):
     """FT+KD with FedEWC's penalty in the clients' training, at each client's own last model of the task before."""
 
     title = "EWC+KD"
@@ -31,7 +31,7 @@ class EWCKD(FTKD[Holding]):
     w_penalty: float = option(1000.0, "weight of the penalty", low=0.0)
     limit: float = option(1e-4, "largest Fisher information of a parameter", low=0.0)
 
-    def end_task(self, server: Server[Guests], clients: Cohort) -> None:
+    def end_task(self, server: Server[G], clients: Cohort) -> None:
         clients.ask(self.consolidate)
 
     @on_client

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedkeep.algorithms.drawn import Gallery, WithDrawn
-from fedkeep.algorithms.ft_kd import Ensemble, Said, averaged, bounded
+from fedkeep.algorithms.drawn import Gallery, WithDrawn, for_steps
 from fedkeep.algorithms.incremental import joined, made, old_classes
+from fedkeep.algorithms.said import Ensemble, Said, averaged, bounded
 from fedkeep.interface import Client, Cohort, Copy, Data, Server, each, on_client
 from fedkeep.interface.party import Party
 from fedkeep.models import Weights
@@ -61,10 +61,10 @@ class FedDCL(WithDrawn[Archive, Visitor]):
     ``server_loss=labels`` it learns the made images' labels alone, the control that tells what the images are worth.
 
     The paper prints no temperature: 2 without tau^2, as in the code of DDDR, which it builds on, whose w_ce_pre is 1/2,
-    w_kd 10 and w_scl 1. Counts of images are read per class (DDDR has cur=50 and pre=200), inner "rounds" as passes;
-    local ones are the recipe's epochs. The optimiser of prototypes is DDDR's too; the paper's grey images are drawn by
-    ddpm in 500 steps. By default one pool of images serves all four sets, each the first of a class. Private and made
-    images are augmented alike, but for brightness.
+    w_kd 10 and w_scl 1. Counts of images are read per class (DDDR has cur=50 and pre=200), inner "rounds" as passes,
+    local ones as the recipe's epochs; ``inner_unit=step`` takes both for steps. The optimiser of prototypes is DDDR's
+    too; the paper's grey images are drawn by ddpm in 500 steps. By default one pool of images serves all four sets,
+    each the first of a class. Private and made images are augmented alike, but for brightness.
     """
 
     title = "FedDCL"
@@ -76,7 +76,8 @@ class FedDCL(WithDrawn[Archive, Visitor]):
     server_loss: Literal["kd", "labels"] = option("kd", "the server learns what clients say, or the labels of images")
     server_passes: int = option(2, "of the server over made images (Q k to s)", low=0)
     feedback_passes: int = option(1, "of the clients over them afterwards (Q s to k)", low=0)
-    pass_len: Literal["longer", "shorter"] = option("longer", "such a pass is over new or old classes' images")
+    inner_unit: Literal["pass", "step"] = option("pass", "what these two, and the recipe's epochs, count")
+    pass_len: Literal["longer", "shorter"] = option("longer", "a pass is over new or old classes' images")
     server_cur: int = option(500, "made images of each new class for the server, and for feedback", low=1)
     server_pre: int = option(500, "made images of each old class there", low=1)
     pools: Literal["shared", "independent"] = option("shared", "whether the server's are the clients' too, or others")
@@ -91,13 +92,13 @@ class FedDCL(WithDrawn[Archive, Visitor]):
         """Keep what the server's old model says of made images of old classes."""
         kept = server.state
         if server.old:
-            replayed = self.server_part(kept.pool, 0, server.old, self.server_pre)
+            replayed = self.server_part(server, 0, server.old, self.server_pre)
             kept.answers = server.predict(kept.old, replayed)[:, : server.old]
 
     def round(self, server: Server[Archive], cohort: Cohort) -> None:
         kept = server.state
         if self.regen == "per_round" and server.round > 1:
-            kept.pool, kept.shown = self.draw(server, 0), {}
+            kept.pool, kept.shown = self.draw(server, kept.prototypes, 0, self.images(server)), {}
             self.ask_old(server)
         fresh = {client: Shown(pool, kept.answers) for client, pool in self.unseen(server, cohort).items()}
         got = cohort.ask(self.receive, each(fresh)) if fresh else ()
@@ -106,15 +107,16 @@ class FedDCL(WithDrawn[Archive, Visitor]):
         if self.server_loss == "kd":
             server.model = self.distilled(server, server.model, said, self.server_passes)
         else:
-            everything = made(self.server_part(kept.pool, 0, server.classes, self.server_cur))
-            server.model = server.fit(server.model, CrossEntropy(), everything, passes=self.server_passes).model
+            everything = self.server_part(server, 0, server.classes, self.server_cur)
+            data, passes = self.gone_through(server, made(everything), self.server_passes)
+            server.model = server.fit(server.model, CrossEntropy(), data, passes=passes).model
         cohort.start(self.feedback, said)
 
     def replies(self, server: Server[Archive], cohort: Cohort) -> list[Tensor]:
         """Let clients learn; return what each of their models says of the server's images of new classes."""
         if self.exchange == "predictions":
             return [reply.logits for reply in cohort.ask(self.learn).values()]
-        shown = self.server_part(server.state.pool, server.old, server.classes, self.server_cur)
+        shown = self.server_part(server, server.old, server.classes, self.server_cur)
         copies = cohort.ask(self.send).items()
         return [server.predict_as(client, copy.model, shown)[:, server.old :] for client, copy in copies]
 
@@ -125,7 +127,7 @@ class FedDCL(WithDrawn[Archive, Visitor]):
     def fault(self, server: Server[Archive], reply: Any, examples: int) -> str | None:
         if isinstance(reply, Said):
             new = server.classes - server.old
-            wanted = (new * self.server_cur, new)
+            wanted = (new * self.per_class(self.server_cur, new), new)
             if reply.logits.shape != wanted or reply.logits.dtype != torch.float32:
                 return f"logits of shape {list(reply.logits.shape)} in {reply.logits.dtype}, not {list(wanted)}"
         return super().fault(server, reply, examples)
@@ -143,7 +145,7 @@ class FedDCL(WithDrawn[Archive, Visitor]):
     def learn(self, client: Client[Visitor]) -> Said:
         """Train the own model, and tell what it thinks of the server's images of new classes."""
         model = self.trained(client)
-        shown = self.server_part(client.state.pool, client.old, client.classes, self.server_cur)
+        shown = self.server_part(client, client.old, client.classes, self.server_cur)
         return Said(client.predict(model, shown)[:, client.old :])
 
     @on_client
@@ -155,7 +157,9 @@ class FedDCL(WithDrawn[Archive, Visitor]):
         """Train the own model on examples and made images, keep it and return it (eqs. 6 to 8)."""
         kept = client.state
         start = client.grown(kept.model) if kept.model else client.initial
-        kept.model = self.practised(client, start, kept.pool, old_classes(kept.old, self.w_kd, self.tau, on=1)).model
+        past = old_classes(kept.old, self.w_kd, self.tau, on=1)
+        steps = client.training.epochs if self.inner_unit == "step" else 0
+        kept.model = self.practised(client, start, kept.pool, past, steps).model
         return kept.model
 
     @on_client
@@ -170,24 +174,31 @@ class FedDCL(WithDrawn[Archive, Visitor]):
 
     def distilled(self, party: Party[Any], model: Weights, said: Tensor, passes: int) -> Weights:
         """Return a model that has learned what was said of both sets of images (eq. 11)."""
-        pool, answers, old = party.state.pool, party.state.answers, party.old
-        parts = [(said, old, made(self.server_part(pool, old, party.classes, self.server_cur)))]
+        old = party.old
+        parts = [(old, self.server_part(party, old, party.classes, self.server_cur), said)]
         if old:
-            parts.append((answers, 0, made(self.server_part(pool, 0, old, self.server_pre))))
-        parts.sort(key=lambda part: len(part[2]["label"]), reverse=self.pass_len == "longer")
+            parts.append((0, self.server_part(party, 0, old, self.server_pre), party.state.answers))
+        parts.sort(key=lambda part: len(part[2]), reverse=self.pass_len == "longer")
         lesson: Objective = NOTHING
-        for number, (logits, start, data) in enumerate(parts):
-            term = taught(logits, data, self.tau, start=start, on=number)
+        shown, times = [], passes
+        for number, (start, images, logits) in enumerate(parts):
+            data, times = self.gone_through(party, {**images, "said": logits}, passes)
+            term = taught(data["said"], data, self.tau, start=start, on=number)
             lesson = lesson if term is NOTHING else lesson + term
-        if lesson is NOTHING:
-            return model
-        return party.fit(model, lesson, *(data for *_, data in parts), passes=passes).model
+            shown.append(made(data))
+        return model if lesson is NOTHING else party.fit(model, lesson, *shown, passes=times).model
 
-    def server_part(self, pool: Data, start: int, stop: int, count: int) -> Data:
+    def gone_through(self, party: Party[Any], data: Data, count: int) -> tuple[Data, int]:
+        """Return what an inner count goes through, and in how many passes."""
+        return (data, count) if self.inner_unit == "pass" else (for_steps(party, data, count), 1)
+
+    def server_part(self, party: Party[Any], start: int, stop: int, count: int) -> Data:
         """Return the server's images of each class from ``start`` to ``stop - 1``."""
-        return self.part(pool, start, stop, count, skip=0 if self.pools == "shared" else super().images)
+        skip = 0 if self.pools == "shared" else super().images(party)
+        return self.part(party.state.pool, start, stop, count, skip)
 
-    @property
-    def images(self) -> int:
-        clients, server = super().images, max(self.server_cur, self.server_pre)
+    def images(self, party: Party[Any]) -> int:
+        new, seen = party.classes - party.old, party.classes
+        clients = super().images(party)
+        server = max(self.per_class(self.server_cur, new), self.per_class(self.server_pre, seen))
         return max(clients, server) if self.pools == "shared" else clients + server

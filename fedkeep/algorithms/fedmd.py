@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedkeep.algorithms.ft_kd import FTKD, Ensemble
+from fedkeep.algorithms.ft_kd import FTKD
+from fedkeep.algorithms.said import Ensemble
 from fedkeep.interface import Data
 from fedkeep.objectives import Objective
 from fedkeep.objectives.answers import LogitMatching

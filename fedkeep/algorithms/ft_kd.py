@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from fedkeep.algorithms.incremental import CESlice, cross_entropy
+from fedkeep.algorithms.said import Ensemble, Said, averaged, bounded
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
 from fedkeep.interface.party import Party
 from fedkeep.models import Weights
 from fedkeep.objectives import NOTHING, Objective
 from fedkeep.objectives.answers import taught
 from fedkeep.options import option
-
-Ensemble = Literal["prob", "logit"]
-"""Whether the mean of what models say is one of their probabilities, or of their logits."""
-
-
-LARGEST = 1e4
-"""Logits beyond it are cut: softmaxes cannot tell, and one client's must not swallow all others' in a mean. Nor may its
-prototypes (FedDCL), which stay near 1."""
 
 
 @dataclass
@@ -43,18 +35,12 @@ class Learner:
     public: Data = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
-class Said:
-    """What a client tells: the logits of its model about all public images, [n, classes]."""
-
-    logits: Tensor
-
-
 K = TypeVar("K", bound=Learner, default=Learner)
+G = TypeVar("G", bound=Guests, default=Guests)
 
 
 @dataclass(frozen=True)
-class FTKD(Algorithm[Guests, K]):
+class FTKD(Algorithm[G, K], Generic[K, G]):
     """Fine-tuning with knowledge distillation, for clients of different networks.
 
     A round: every client trains its own model on its own examples, and tells its logits about a public set; the server
@@ -77,23 +63,28 @@ class FTKD(Algorithm[Guests, K]):
     digest_passes: int = option(1, "passes over the public set in which clients learn", low=0)
     ce_slice: CESlice = option("all", "labels among the task's classes, or among all that were seen")
 
-    def begin_task(self, server: Server[Guests], clients: Cohort) -> None:
+    def begin_task(self, server: Server[G], clients: Cohort) -> None:
         """Go on with what everybody has: the own models, and the public images."""
         super().begin_task(server, clients)
 
-    def round(self, server: Server[Guests], cohort: Cohort) -> None:
+    def round(self, server: Server[G], cohort: Cohort) -> None:
         kept = server.state
-        kept.welcomed = kept.welcomed + list(cohort.without(kept.welcomed).ask(self.welcome, server.data))
+        public = self.public(server)
+        kept.welcomed = kept.welcomed + list(cohort.without(kept.welcomed).ask(self.welcome, public))
         replies = [bounded(reply.logits) for reply in cohort.ask(self.learn).values()]
         consensus = self.consensus(server, replies)
-        server.model = self.absorbed(server, server.model, consensus, server.data, self.server_passes)
+        server.model = self.absorbed(server, server.model, consensus, public, self.server_passes)
         cohort.start(self.digest, self.shared(server, consensus))
+
+    def public(self, server: Server[G]) -> Data:
+        """Return the images that are spoken of."""
+        return server.data
 
     def own_model(self, state: K) -> Weights:
         return state.model
 
-    def fault(self, server: Server[Guests], reply: Any, examples: int) -> str | None:
-        wanted = (len(server.data["label"]), server.classes)
+    def fault(self, server: Server[G], reply: Any, examples: int) -> str | None:
+        wanted = (len(self.public(server)["label"]), server.classes)
         if not isinstance(reply, Said) or (reply.logits.shape == wanted and reply.logits.dtype == torch.float32):
             return None
         return f"logits of shape {list(reply.logits.shape)} in {reply.logits.dtype}, not {list(wanted)} in float32"
@@ -122,11 +113,11 @@ class FTKD(Algorithm[Guests, K]):
         lesson = self.lesson(consensus, public)
         return model if lesson is NOTHING else party.fit(model, lesson, public, passes=passes).model
 
-    def consensus(self, server: Server[Guests], replies: Sequence[Tensor]) -> Tensor:
+    def consensus(self, server: Server[G], replies: Sequence[Tensor]) -> Tensor:
         """Return the mean of what clients said, as logits [n, classes]."""
         return averaged(replies, self.tau, self.ensemble)
 
-    def shared(self, server: Server[Guests], consensus: Tensor) -> Tensor:
+    def shared(self, server: Server[G], consensus: Tensor) -> Tensor:
         """Return what clients are taught, once the server has learned."""
         return consensus
 
@@ -137,16 +128,3 @@ class FTKD(Algorithm[Guests, K]):
     def beside(self, client: Client[K], model: Weights) -> Objective:
         """Return what a client minimises besides the cross-entropy, against forgetting."""
         return NOTHING
-
-
-def bounded(logits: Tensor) -> Tensor:
-    """Return a client's logits, those beyond `LARGEST` cut."""
-    return logits.clamp(-LARGEST, LARGEST)
-
-
-def averaged(replies: Sequence[Tensor], tau: float, how: Ensemble) -> Tensor:
-    """Return the mean of logits [n, classes], or logits whose softmax at tau is the mean of their softmaxes."""
-    said = torch.stack(list(replies))
-    if how == "logit":
-        return said.mean(0)
-    return tau * ((said / tau).log_softmax(-1).logsumexp(0) - math.log(len(said)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedkeep.algorithms.ft_kd import FTKD, Guests, Learner
+from fedkeep.algorithms.ft_kd import FTKD, G, Learner
 from fedkeep.algorithms.incremental import CESlice, old_classes
 from fedkeep.interface import Client, Cohort, Server, on_client
 from fedkeep.models import Weights
@@ -20,7 +20,7 @@ class WithTeacher(Learner):
 
 
 @dataclass(frozen=True)
-class LwFKD(FTKD[WithTeacher]):
+class LwFKD(FTKD[WithTeacher, G]):
     """FT+KD with CE[new] + w_old * KD[old] in the clients' training, taught by the client's own last model of the task
     before. The server's model, which has no such teacher, keeps what the clients keep."""
 
@@ -30,7 +30,7 @@ class LwFKD(FTKD[WithTeacher]):
     ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
     w_old: float = option(3.0, "weight of what the own old model says about old classes", low=0.0)
 
-    def end_task(self, server: Server[Guests], clients: Cohort) -> None:
+    def end_task(self, server: Server[G], clients: Cohort) -> None:
         clients.ask(self.remember)
 
     @on_client

@@ -20,7 +20,7 @@ from fedkeep.cli.run import machine_of
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.cells import Job, play_all
-from fedkeep.experiment.estimate import estimate
+from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.plugins import use
 from fedkeep.files import write_whole
@@ -135,25 +135,29 @@ def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -
             if not seeds:
                 grid.add_row(column.name, method.label, "-", str(column.recipe.rounds), "done", "")
                 continue
+            shown, missing = ["?", "?"], False
             try:
                 expected = estimate(column.recipe, method, machine)
+            except NotEstimated as reason:
+                unknown.append(str(reason))
             except FedKeepError as error:  # a data set that is not at hand
                 unknown.append(f"{column.name}: {error}")
-                shown = ["?", "?"]
+                missing = True
             else:
                 total += expected.seconds * len(seeds)
                 shown = [duration(expected.seconds), f"{expected.memory / 1e9:.1f} GB"]
             told = ", ".join(map(str, seeds))
             grid.add_row(column.name, escape(method.label), told, str(column.recipe.rounds), *shown)
-            if unknown and unknown[-1].startswith(f"{column.name}:"):
+            if missing:
                 break
     console.print(grid)
+    rest = ", without those that show a ?" if unknown else ""
     console.print(
-        f"In all about {duration(total)} on one core of this machine, if nothing else runs; teachers that come later "
-        "may add to it. Nothing was played.",
+        f"In all about {duration(total)} on one core of this machine, if nothing else runs{rest}; teachers that come "
+        "later may add to it. Nothing was played.",
         highlight=False,
     )
-    for line in unknown:
+    for line in dict.fromkeys(unknown):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0
 
@@ -181,7 +185,7 @@ def _show(done: report.Reproduction, console: Console) -> None:
             shown.justify, shown.overflow = ("right" if place else "left"), "fold"
         for line in column.lines:
             grid.add_row(*map(escape, report.texts(column, line)))
-        grid.caption, grid.caption_justify = escape(f"{column.scale}. {column.verdict}"), "left"
+        grid.caption, grid.caption_justify = escape(report.about(column)), "left"
         console.print(grid)
 
 

@@ -61,3 +61,16 @@ def choose(dataset: DataSet, label_names: Sequence[str]) -> DataSet:
         return {name: column[labels >= 0] for name, column in ({**half, "label": labels}).items()}
 
     return replace(dataset, train=chosen(dataset.train), test=chosen(dataset.test), label_names=tuple(label_names))
+
+
+def in_common(label_names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """Return the classes that others have too, each with its name there.
+
+    Classes are known by their names, without that of their data set and in any case of letters; ``_`` is a space.
+    """
+    theirs = {_plain(name): name for name in others}
+    return {name: theirs[_plain(name)] for name in label_names if _plain(name) in theirs}
+
+
+def _plain(label_name: str) -> str:
+    return label_name.rpartition(": ")[2].replace("_", " ").casefold()

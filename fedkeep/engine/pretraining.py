@@ -29,7 +29,7 @@ from fedkeep.models.extractor import (
     load_extractor,
     quietly,
 )
-from fedkeep.models.training_file import OnStep, restore_training, save_training, train_on
+from fedkeep.models.training_file import OnStep, check_learned, restore_training, save_training, train_on
 from fedkeep.models.weights import digest, load_into
 from fedkeep.options import Options, as_table, option
 
@@ -143,7 +143,7 @@ def pretrain(
     Raises
     ------
     RunError
-        If the folder holds another extractor, or the checkpoint of another training.
+        If the folder holds another extractor, or the checkpoint of another training, or if this one diverges.
     MissingExtra
         Without `transformers`.
     """
@@ -151,6 +151,7 @@ def pretrain(
         raise RunError(f"{folder} holds an extractor already. Name another folder, or remove this one first.")
     run, path = _Run(form, dataset, settings, augmentation, seed, torch.device(device)), folder / CHECKPOINT
     train_on(run, settings.steps, path, settings.checkpoint, on_step)
+    check_learned(run.network.state_dict())
     run.write(folder)
     path.unlink(missing_ok=True)
     load_extractor.cache_clear()  # the folder may have held another

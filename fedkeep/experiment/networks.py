@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedkeep.data.combine import in_common
 from fedkeep.data.known import data_folder
 from fedkeep.errors import ConfigError
 from fedkeep.models import Architecture, Pretrained, architecture
@@ -83,6 +84,23 @@ def own_models(models: Sequence[ClientModel], clients: Container[str]) -> dict[s
 def located(model: Architecture, data_dir: str | Path | None) -> Architecture:
     """Return a network with its pre-trained extractor found, which may be a folder in the data folder."""
     return model.located(data_folder(data_dir)) if isinstance(model, Pretrained) else model
+
+
+def pretrained(
+    model: Architecture, clients: Sequence[ClientModel], data_dir: str | Path | None
+) -> dict[str, Pretrained]:
+    """Return the networks whose extractor is frozen, found, by whose they are: "" (the server's), "clients 1-2"."""
+    models = {"": model} | {f"clients {', '.join(own.clients)}": own.model for own in clients}
+    found = {whose: located(one, data_dir) for whose, one in models.items()}
+    return {whose: one for whose, one in found.items() if isinstance(one, Pretrained)}
+
+
+def about_extractor(model: Pretrained, label_names: Sequence[str]) -> str:
+    """Return what a frozen extractor is, and how many of a run's classes it has learned, as far as names tell."""
+    if not model.learned:
+        return f"{model.about}; whether it learned classes of this run is not known"
+    both = len(in_common(label_names, model.learned))
+    return f"{model.about}; by their names it learned {both or 'none'} of this run's {len(label_names)} classes"
 
 
 def of_one(models: Sequence[ClientModel], client: str) -> tuple[ClientModel, ...]:

@@ -14,12 +14,13 @@ from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.networks import Factory
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.networks import located, own_models
+from fedkeep.experiment.networks import about_extractor, located, own_models, pretrained
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.models import Architecture, Pretrained
+from fedkeep.models import Architecture
 from fedkeep.models.weights import digest
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.generator import REGIMES
+from fedkeep.synthesis.diffusion.libraries import check_installed
 
 
 def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
@@ -62,6 +63,12 @@ def without_seen(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None =
         return dataset
     seen = recipe.generator.seen(data_dir)
     return without(dataset, seen) if len(seen) else dataset
+
+
+def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
+    """Return the hash of the recipe's generator, which is the same at all parties; "" if none is needed, or there."""
+    there = _draws(recipe) or recipe.generator.is_there(data_dir)
+    return recipe.generator.hash(data_dir) if there else ""
 
 
 def _draws(recipe: Recipe) -> bool:
@@ -133,8 +140,13 @@ def checked_cohort(recipe: Recipe, federation: Federation) -> None:
 
 
 def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
-    """Raise `ConfigError` if a generator that should know nothing of the clients' classes has learned some."""
+    """Raise `ConfigError` for a generator of images of another shape, or one that knows classes which it should not.
+
+    Without the packages that generators need it is `MissingExtra`.
+    """
     if _draws(recipe):
+        check_installed()
+        recipe.generator.check_shape(federation.dataset.shape, data_dir)
         recipe.generator.check_classes(_arriving(federation), data_dir)
 
 
@@ -185,10 +197,12 @@ def describe_cell(
     }
     if recipe.has_tasks:
         described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
-    model = located(recipe.model, data_dir)
-    if isinstance(model, Pretrained):
-        described["extractor"] = model.about
-        rests_on["extractor"] = model.hash()
+    said = []
+    for whose, extractor in pretrained(recipe.model, recipe.client_models, data_dir).items():
+        said.append((f"{whose}: " if whose else "") + about_extractor(extractor, _arriving(federation)))
+        rests_on[f"extractor of {whose}" if whose else "extractor"] = extractor.hash()
+    if said:
+        described["extractor"] = "; ".join(said)
     if "generator" in method.algorithm.needs:
         regime = recipe.generator.regime(data_dir)
         described["generator"] = f"{recipe.generator.name} ({regime}): {REGIMES[regime]}"

@@ -100,13 +100,15 @@ def part_of(federation: Federation, client: str, site: str) -> OwnData:
     return OwnData(federation.dataset, Partition.of_nothing(), stream=federation.stream, site=site, examples=examples)
 
 
-def described(dataset: DataSet, left_out: bool) -> dict[str, Any]:
+def described(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:
     """Return what the sites' data have to agree with, and how all of them are normalised.
 
-    ``left_out`` says that no party may train on the images that the run's generator learned from.
+    ``left_out`` says that no party may train on the images that the run's generator learned from; ``generator`` is its
+    hash.
     """
     return {
         "left_out": left_out,
+        "generator": generator,
         "label_names": list(dataset.label_names),
         "shape": list(dataset.shape),
         "mean": list(dataset.mean),

@@ -28,6 +28,7 @@ from fedkeep.experiment.setup import (
     checked_device,
     describe_cell,
     engine_for,
+    generator_hash,
     held_by_server,
     load_data,
     without_seen,
@@ -77,7 +78,7 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     kept = without_seen(recipe, whole, data_dir)
     dataset, held = held_by_server(recipe, seed, kept, data_dir)
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
-    data = described(dataset, left_out=kept is not whole)
+    data = described(dataset, kept is not whole, generator_hash(one, data_dir))
     introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": data})
     book = cell / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None

@@ -18,7 +18,7 @@ from fedkeep.experiment.cells import pinned_threads
 from fedkeep.experiment.networks import of_one
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.recipe import Recipe, parse_recipe
-from fedkeep.experiment.setup import engine_for, load_data, shared_out, without_seen
+from fedkeep.experiment.setup import engine_for, generator_hash, load_data, shared_out, without_seen
 from fedkeep.flower.config import Place
 from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of
 from fedkeep.flower.line import Kind, Parcel, naming
@@ -126,6 +126,12 @@ def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
 def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> OwnData:
     """Return the site's own view of the federation, with its classes numbered as the run's."""
     data_dir = place.data_dir or None
+    ours, theirs = generator_hash(recipe, data_dir), wanted["generator"]
+    if ours and theirs and ours != theirs:
+        raise ConfigError(
+            f"site {place.site} has another generator of images than the run's server. Copy the server's folder to the "
+            "place that the node-config names."
+        )
     whole = load_data(place.data or recipe.data, data_dir)
     kept = without_seen(recipe, whole, data_dir)
     if wanted["left_out"] and kept is whole:

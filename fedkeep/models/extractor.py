@@ -74,13 +74,22 @@ class Extractor:
     reading : how it wants images.
     about : what it is and what it has seen, in a line.
     memory : bytes of features to remember; what was asked last stays.
+    learned : the names of the classes that it was trained to tell; empty where they are not known.
     """
 
-    def __init__(self, network: Any, reading: Reading, about: str = "", memory: int = MEMORY) -> None:
+    def __init__(
+        self,
+        network: Any,
+        reading: Reading,
+        about: str = "",
+        memory: int = MEMORY,
+        learned: tuple[str, ...] = (),
+    ) -> None:
         self.network = network.eval().requires_grad_(False)
         self.reading = reading
         self.about = about
         self.memory = memory
+        self.learned = learned
         self.kind = str(network.config.model_type)
         self.width = int(WIDTHS[self.kind](network.config))
         self.read = 0  # images that went through the network
@@ -146,7 +155,7 @@ def load_extractor(source: str) -> Extractor:
         _require_whole(loaded["missing_keys"], whole.base_model_prefix)
         reading = _reading(library.utils.hub.cached_file(source, READING), whole.config)
         card = json.loads((folder / CARD).read_text()) if (folder / CARD).is_file() else {}
-        about = _about(source, whole, card)
+        about, learned = _about(source, whole, card), _learned(whole.config, card)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(
@@ -158,7 +167,7 @@ def load_extractor(source: str) -> Extractor:
         raise ConfigError(
             f"{source} is a network of the kind {kind!r}, and an extractor is one of {', '.join(WIDTHS)}."
         )
-    return Extractor(whole.base_model, reading, about)
+    return Extractor(whole.base_model, reading, about, learned=learned)
 
 
 def library_of_extractors() -> Any:
@@ -205,3 +214,11 @@ def _about(source: str, whole: Any, card: Mapping[str, Any]) -> str:
     if not card:
         return about
     return f"{about}; pre-trained on {card['data']}, {100 * card['test_accuracy']:.1f} % of whose test images it tells"
+
+
+def _learned(config: Any, card: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the classes that were learned; a public checkpoint may give one several names (``"beaver, castor"``)."""
+    if "label_names" in card:
+        return tuple(map(str, card["label_names"]))
+    labels = [str(label) for label in config.id2label.values()]
+    return tuple(name for label in labels if not label.startswith("LABEL_") for name in label.split(", "))

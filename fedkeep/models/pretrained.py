@@ -62,6 +62,11 @@ class Pretrained(Architecture):
         """What the extractor is and what it has seen, in a line."""
         return load_extractor(self.source).about
 
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The names of the classes that it was trained to tell; empty where they are not known."""
+        return load_extractor(self.source).learned
+
     def hash(self) -> str:
         """Return the hash of the extractor's weights."""
         return load_extractor(self.source).hash()

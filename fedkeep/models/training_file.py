@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,17 +43,35 @@ def train_on(run: InTraining, steps: int, path: Path, every: float, on_step: OnS
     Parameters
     ----------
     steps : in all. path : of the file. every : seconds from one writing to the next.
+
+    Raises
+    ------
+    RunError
+        If the loss is no longer finite.
     """
     if path.is_file():
         run.restore(path)
     saved = time.monotonic()
     while len(run.losses) < steps:
         loss = run.step()
+        if not math.isfinite(loss):
+            raise _diverged(f"the loss of step {len(run.losses)} is {loss}")
         if time.monotonic() - saved >= every:
             run.save(path)
             saved = time.monotonic()
         if on_step is not None:
             on_step(len(run.losses), loss)
+
+
+def check_learned(weights: Weights) -> None:
+    """Raise `RunError` if trained weights are not finite: the last step may have spoiled them after a finite loss."""
+    spoiled = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
+    if spoiled is not None:
+        raise _diverged(f"{spoiled} has numbers that are not finite")
+
+
+def _diverged(what: str) -> RunError:
+    return RunError(f"the training has diverged: {what}. Begin again in another folder, with a lower training.lr.")
 
 
 def save_training(

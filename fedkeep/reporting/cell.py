@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def extractor(self) -> str:
-        """Return which pre-trained extractor the server's network has, and what that had seen; empty without one."""
+        """Return which pre-trained extractors its networks have, and what these had seen; empty without one."""
         return str(self.info.get("extractor", ""))
 
     @property

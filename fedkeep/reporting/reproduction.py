@@ -235,14 +235,15 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
         parts += [reproduction.notes, ""]
     for column in reproduction.columns:
         titles = heads(column)
-        parts += [f"{'#' * (level + 1)} {column.run.title}", "", _about(column), ""]
+        parts += [f"{'#' * (level + 1)} {column.run.title}", "", about(column), ""]
         parts += ["| " + " | ".join(titles) + " |", "|:--|" + "--:|" * (len(titles) - 1)]
         parts += ["| " + " | ".join(texts(column, line)) + " |" for line in column.lines]
         parts.append("")
     return "\n".join([*parts, caption(reproduction), ""])
 
 
-def _about(column: Column) -> str:
+def about(column: Column) -> str:
+    """Say how far a column is, how its order compares, and which frozen networks it rests on."""
     return f"{column.scale}. {column.verdict}{frozen(column.run.cells)}"
 
 
@@ -272,7 +273,7 @@ def as_csv(reproduction: Reproduction) -> str:
 def html(reproduction: Reproduction) -> str:
     """Return the reproduction as one self-contained HTML page."""
     columns = [
-        {"column": c, "about": _about(c), "heads": heads(c), "lines": [texts(c, line) for line in c.lines]}
+        {"column": c, "about": about(c), "heads": heads(c), "lines": [texts(c, line) for line in c.lines]}
         for c in reproduction.columns
     ]
     return page(

@@ -91,14 +91,14 @@ def caption(rows: Sequence[Row]) -> str:
 def frozen(cells: Iterable[Cell]) -> str:
     """Say which frozen networks cells rest on and what these had seen, after a space; empty where there was none.
 
-    These are generators of images, and extractors that read them for the server.
+    These are generators of images, and extractors that read them for the server or for clients.
     """
     drew, read = set(), set()
     for cell in cells:
         drew.add(cell.generator)
         read.add(cell.extractor)
     said = [f" Generator of images: {name}." for name in sorted(drew - {""})]
-    return "".join([*said, *(f" The server's pre-trained extractor: {name}." for name in sorted(read - {""}))])
+    return "".join([*said, *(f" Pre-trained extractor: {name}." for name in sorted(read - {""}))])
 
 
 def _below(rows: Sequence[Row]) -> str:

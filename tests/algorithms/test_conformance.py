@@ -38,6 +38,7 @@ VARIANTS["fedpass-global"] = METHODS["fedpass"](scope="global", radius="latest")
 VARIANTS["feddcl-models-independent-per_round"] = METHODS["feddcl"](
     **tiny.TOYS["feddcl"], exchange="models", pools="independent", regen="per_round", pass_len="shorter", w_scl=0.5
 )
+VARIANTS["feddcl-step-total"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], inner_unit="step", syn_count="total")
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)

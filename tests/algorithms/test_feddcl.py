@@ -13,9 +13,9 @@ from torch import Tensor, log_softmax, softmax
 from torch.func import functional_call
 
 from fedkeep import seeds
-from fedkeep.algorithms.drawn import Found
+from fedkeep.algorithms.drawing import Found
 from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.ft_kd import Said, averaged
+from fedkeep.algorithms.said import Said, averaged
 from fedkeep.data import Augmentation
 from fedkeep.data.fingerprints import fingerprints
 from fedkeep.engine.embedded import Embedded
@@ -90,7 +90,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
 
     def made(start: int, stop: int, count: int) -> Set:
         rows = [k for k, c in enumerate(kept.pool["label"].tolist()) if start <= c < stop]
-        first = [k for k in rows if k % fed.images < count]
+        first = [k for k in rows if k % fed.images(engine.server) < count]
         return images({name: column[first] for name, column in kept.pool.items()})
 
     def said(model: Mapping[str, Tensor], data: Set) -> Tensor:
@@ -180,9 +180,9 @@ def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
     ]
     answers = 4 * (fed.server_pre * 2) * 2
     assert [r["down"] for r in records] == [
-        searched[0] + 5 * (fed.images * 2 * image) + 5 * logits[0],
+        searched[0] + 5 * (fed.images(engine.server) * 2 * image) + 5 * logits[0],
         5 * logits[0],
-        searched[1] + 5 * (fed.images * 1 * image + answers) + 5 * logits[1],
+        searched[1] + 5 * (fed.images(engine.server) * 1 * image + answers) + 5 * logits[1],
         5 * logits[1],
     ]
 
@@ -225,12 +225,12 @@ def test_independent_pools_have_no_image_in_common() -> None:
     engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5)
     tiny.played(engine)
     pool = engine.server.state.pool
-    assert fed.images == 2 + 3
-    clients, server = fed.part(pool, 0, 3, 2), fed.server_part(pool, 0, 3, 3)
+    assert fed.images(engine.server) == 2 + 3
+    clients, server = fed.part(pool, 0, 3, 2), fed.server_part(engine.server, 0, 3, 3)
     assert not torch.isin(fingerprints(clients["image"]), fingerprints(server["image"])).any()
     assert torch.equal(clients["label"].unique(), server["label"].unique())
     shared = method()
-    assert torch.equal(shared.server_part(pool, 0, 1, 2)["image"], shared.part(pool, 0, 1, 2)["image"])
+    assert torch.equal(shared.server_part(engine.server, 0, 1, 2)["image"], shared.part(pool, 0, 1, 2)["image"])
 
 
 def test_images_made_anew_in_every_round_replace_all() -> None:
@@ -245,7 +245,7 @@ def test_images_made_anew_in_every_round_replace_all() -> None:
             assert torch.equal(engine.states[client].pool["image"], state.pool["image"])
             assert torch.equal(engine.states[client].answers, state.answers)
         if engine.federation.task == 2:
-            replayed = engine.algorithm.server_part(state.pool, 0, 2, 2)
+            replayed = engine.algorithm.server_part(engine.server, 0, 2, 2)
             answers = engine.server.predict(old or engine.server.state.old, replayed)[:, :2]
             torch.testing.assert_close(state.answers, answers)
     first, again, grown, last = (pool["image"] for pool in pools)
@@ -273,6 +273,41 @@ def test_a_pass_is_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
             tiny.played(engine, 1)
         steps[pass_len] = taken
     assert steps == {"longer": [2 * 24 // 4], "shorter": [2 * 2]}  # two passes, four images a step
+
+
+def test_inner_counts_may_be_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit, taken = LocalParty.fit, []
+
+    def counted(self: LocalParty, *args: Any, **kwargs: Any) -> Any:
+        found = fit(self, *args, **kwargs)
+        taken.append((bool(self.name), found.steps))
+        return found
+
+    monkeypatch.setattr(LocalParty, "fit", counted)
+    for inner, feedback in (({"server_passes": 3, "server_cur": 12}, 1), ({"server_loss": "labels"}, 0)):
+        fed = method(inner_unit="step", feedback_passes=feedback, **inner)
+        engine = tiny.engine_with_tasks(fed, tiny.stream((1, 2), absent=0), rounds=1, cohort=5)
+        tiny.played(engine, 1)
+        before = copied(engine.states)
+        taken.clear()
+        tiny.played(engine, 1)
+        local = [(True, engine.training.epochs)] * 5
+        assert taken == [*local, (False, fed.server_passes), *[(True, feedback)] * 5]
+        assert not tiny.equal(before["0"].model, engine.states["0"].model)
+
+
+def test_counts_may_be_of_a_set_as_a_whole() -> None:
+    fed = method(syn_count="total", cur=5, pre=4, server_cur=7, server_pre=3)
+    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5)
+    tiny.played(engine, 1)
+    drawn = torch.bincount(engine.server.state.pool["label"]).tolist()
+    assert drawn == [4, 4], "7 of two classes: 4 of each"
+    tiny.played(engine, 1)
+    pool, server = engine.server.state.pool, engine.server
+    assert torch.bincount(pool["label"]).tolist() == [4, 4, 7]
+    sets = fed.part(pool, 2, 3, fed.cur), fed.part(pool, 0, 2, fed.pre)
+    sets += fed.server_part(server, 2, 3, fed.server_cur), fed.server_part(server, 0, 2, fed.server_pre)
+    assert [torch.bincount(one["label"]).tolist() for one in sets] == [[0, 0, 5], [2, 2], [0, 0, 7], [2, 2]]
 
 
 def test_made_images_are_as_bright_as_they_were_drawn() -> None:

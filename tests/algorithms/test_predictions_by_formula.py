@@ -15,7 +15,8 @@ from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.feddf import FedDF
 from fedkeep.algorithms.fedgems import FedGEMS
 from fedkeep.algorithms.fedmd import FedMD
-from fedkeep.algorithms.ft_kd import FTKD, Said
+from fedkeep.algorithms.ft_kd import FTKD
+from fedkeep.algorithms.said import Said
 from fedkeep.engine.embedded import Embedded
 
 ROUNDS = 2

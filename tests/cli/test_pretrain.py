@@ -45,7 +45,9 @@ def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -
     cell = json.loads((tmp_path / "run" / "cells" / "fedavg-seed0" / "cell.json").read_text())
     assert cell["extractor"].startswith(f"{folder}: vit")
     for name in ("report.html", "table.md"):
-        assert "pre-trained on digits" in (tmp_path / "run" / name).read_text(), name
+        told = (tmp_path / "run" / name).read_text()
+        assert "pre-trained on digits" in told, name
+        assert "by their names it learned 10 of this run" in told, name
     assert (tmp_path / "run" / "cells" / "fedavg-seed0" / "model.safetensors").stat().st_size < 1000
 
     (tmp_path / "run" / "cells" / "fedavg-seed0" / "result.json").unlink()

@@ -42,6 +42,9 @@ FedAvg = [2]
 PROX = '\n[[methods]]\nalgorithm = "fedprox"\nlabel = "Prox"\nmu = 0.3\ngrid = { mu = [0.1, 1.0] }\n'
 
 
+TABLES = ("table.md", "table.html")
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> str:
     folder = tmp_path / "toy"
@@ -89,6 +92,20 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
     assert "rounds to 20 %, paper" in text
     assert "| Prox | 12.00 ±0.10 |" in text
     assert "Toy: second" in (out / "toy" / "table.html").read_text()
+
+
+def test_a_table_names_the_frozen_networks_that_it_rests_on(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--columns", "first", "--methods", "fedavg", "--seeds", "0"]
+    assert run(table, tmp_path, *words) == 0
+    cell = tmp_path / "toy" / "first" / "cells" / "fedavg-seed0" / "cell.json"
+    rested = {"generator": "g (paper): it has seen them all", "extractor": "e: vit"}
+    cell.write_text(json.dumps(json.loads(cell.read_text()) | rested))
+    assert run(table, tmp_path, *words) == 0
+    said = "Generator of images: g (paper): it has seen them all. Pre-trained extractor: e: vit."
+    for told in (capsys.readouterr().out, *((tmp_path / "toy" / name).read_text() for name in TABLES)):
+        assert said in " ".join(told.split())
 
 
 def test_the_best_of_a_grid_stands_beside_the_papers_number(table: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tiny
 import torch
 from small_sources import own_folders, write_mnist
 
-from fedkeep.data.combine import choose, join
+from fedkeep.data.combine import choose, in_common, join
 from fedkeep.data.ink import as_emnist
 from fedkeep.data.sources import load
 from fedkeep.errors import DataError
@@ -85,3 +85,9 @@ def test_letters_as_emnist_has_them() -> None:
     assert (columns[0], columns[-1]) == (3, 24)
     assert (rows[0], rows[-1]) == (8, 18)
     assert not letters[2].any()
+
+
+def test_classes_are_known_by_their_own_names() -> None:
+    ours, theirs = ("mnist: 3", "aquarium_fish", "K"), ("Aquarium Fish", "emnist: 3", "x: k", "L")
+    assert in_common(ours, theirs) == {"mnist: 3": "emnist: 3", "aquarium_fish": "Aquarium Fish", "K": "x: k"}
+    assert in_common(ours, ()) == {}

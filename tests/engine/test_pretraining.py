@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,16 @@ def test_a_stopped_training_ends_in_the_same_bits(digits: DataSet, tmp_path: Pat
     with pytest.raises(RunError, match="holds an extractor already"):
         trained(digits, tmp_path / "stopped")
     assert trained(digits, tmp_path / "other", seed=1).hash() != whole
+
+
+@pytest.mark.parametrize("steps", [6, 1])
+def test_a_training_that_diverges_leaves_no_extractor(digits: DataSet, tmp_path: Path, steps: int) -> None:
+    # After one step the weights are spoiled, and the loss is still that of the initial ones.
+    said = "the loss of step [2-6] is" if steps > 1 else "has numbers that are not finite"
+    settings = replace(SETTINGS, steps=steps, lr=1e38, warm_up=0.0)
+    with pytest.raises(RunError, match=rf"diverged: .*{said}.*lower training\.lr"):
+        trained(digits, tmp_path, settings=settings)
+    assert not (tmp_path / CARD).exists()
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

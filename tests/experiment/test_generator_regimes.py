@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import DataSet, load
 from fedkeep.data.fingerprints import fingerprints
-from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import setup
 from fedkeep.experiment.cells import describe_begun
 from fedkeep.experiment.recipe import Recipe, load_recipe
@@ -128,6 +129,29 @@ def test_a_disjoint_generator_must_not_know_a_class_of_the_run(disjoint: Path, t
     assert not (tmp_path / "run").exists()
     plain = recipe(disjoint, "fedavg")
     checked_generator(plain, federate(plain, 0))  # no method asks it for anything
+
+
+@pytest.mark.parametrize("name", ["", "ldm"])
+def test_a_generator_of_another_size_is_refused_before_anything_runs(
+    name: str, same_classes: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(same_classes, tmp_path / "copy")
+    card = json.loads((folder / CARD).read_text())
+    (folder / CARD).write_text(json.dumps(card | {"shape": [1, 28, 28]}))
+    drawn = "3 x 8 x 8" if name else "1 x 28 x 28"
+    changed = (f"generator.name={name}",) if name else ()
+    with pytest.raises(ConfigError, match=f"draws images of {drawn}, and this run's are 1 x 8 x 8"):
+        fedkeep.run(recipe(folder, "feddcl", settings=changed), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_the_extra_nothing_is_begun(
+    same_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "diffusers", None)  # an import fails then
+    with pytest.raises(MissingExtra, match=r"pip install 'fedkeep\[diffusion\]'"):
+        fedkeep.run(recipe(same_classes, "feddcl"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("theirs", "refused"), [("mnist: 3", True), ("K", False), ("Seven", False), ("ABC", True)])

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import small_extractor
 import tiny
 from local_line import LocalLine, places
-from toys import toy_recipe
-from trial import config, model, records
+from toys import TINY, toy_recipe
+from trial import Killed, config, killing, model, records
 
 from fedkeep.cli import main
 from fedkeep.errors import FedKeepError
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.flower import site
+from fedkeep.flower.config import Place
 from fedkeep.flower.server import serve
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
@@ -77,6 +80,41 @@ def test_a_real_site_needs_a_generator_of_its_own(recipe: str, tmp_path: Path) -
     own = places(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
     with pytest.raises(FedKeepError, match=r"has no generator of images.*node-config: generator="):
         serve(LocalLine(own), config(recipe, tmp_path / "many", (), methods="feddcl", rounds=2))
+
+
+def copies(recipe: str, folder: Path) -> dict[int, Place]:
+    """Return three real sites, each with a copy of the run's generator."""
+    sites = places(folder / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
+    for node, place in sites.items():
+        there = shutil.copytree(Path(recipe).parent / "generator", folder / f"generator of {place.site}")
+        sites[node] = replace(place, generator=str(there))
+    return sites
+
+
+def exchange(place: Place) -> None:
+    """Give a site another generator in the place of its own."""
+    shutil.rmtree(place.generator)
+    assert main(["generator", "train", "digits", "--seed", "1", "--out", place.generator, "--quiet", *TINY]) == 0
+    site._built.cache_clear()  # a SuperNode answers each call in a process of its own
+
+
+def test_another_generator_than_the_servers_is_refused(recipe: str, tmp_path: Path) -> None:
+    sites = copies(recipe, tmp_path)
+    exchange(sites[101])
+    with pytest.raises(FedKeepError, match="site 1 has another generator of images than the run's server"):
+        serve(LocalLine(sites), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2))
+
+
+def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(recipe: str, tmp_path: Path) -> None:
+    sites, wanted = copies(recipe, tmp_path), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2)
+    first_round = 2 * 3 + 3 * 3  # prototypes twice, then images, training, feedback
+    with pytest.raises(Killed):
+        serve(LocalLine(sites, killing(first_round)), wanted)
+    exchange(sites[101])
+    serve(LocalLine(sites), wanted)
+    lost = [row["lost"] for row in records(tmp_path / "run")]
+    assert [list(each) for each in lost] == [[], ["1"], ["1"], ["1"]]
+    assert "has another generator of images than the run's server" in lost[1]["1"]
 
 
 def test_a_run_without_a_generator_does_not_know_that_of_a_site(recipe: str, tmp_path: Path) -> None:

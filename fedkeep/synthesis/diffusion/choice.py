@@ -9,8 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedkeep.data.combine import in_common
+from fedkeep.data.dataset import describe
 from fedkeep.data.known import data_folder
 from fedkeep.errors import ConfigError
+from fedkeep.models import Shape
 from fedkeep.options import Options, option
 from fedkeep.synthesis.diffusion.generator import Generator, Regime
 from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator, read_card, read_hash, read_seen
@@ -69,16 +72,22 @@ class GeneratorChoice(Options):
         kept_apart = self.regime(data_dir) == "same_classes"
         return read_seen(self._folder(data_dir)) if kept_apart else torch.zeros(0, dtype=torch.int64)
 
-    def check_classes(self, label_names: Sequence[str], data_dir: str | Path | None = None) -> None:
-        """Raise `ConfigError` if a generator of the regime ``disjoint`` learned some of these classes.
+    def check_shape(self, shape: Shape, data_dir: str | Path | None = None) -> None:
+        """Raise `ConfigError` if it draws images of another shape (channels, height, width) than the run's."""
+        side = shape[-1]  # the text-to-image model's images are made as small as they have to be
+        theirs = (3, side, side) if self.name == "ldm" else read_card(self._folder(data_dir)).shape
+        if theirs != shape:
+            raise ConfigError(
+                f"the generator {self.name} draws images of {describe(theirs)}, and this run's are {describe(shape)} "
+                "(channels, height, width). Name one that was trained on such images."
+            )
 
-        Classes are known by their names, without that of their data set and in any case of letters.
-        """
+    def check_classes(self, label_names: Sequence[str], data_dir: str | Path | None = None) -> None:
+        """Raise `ConfigError` if a generator of the regime ``disjoint`` learned some of these classes (`in_common`)."""
         if self.regime(data_dir) != "disjoint":
             return
         card = read_card(self._folder(data_dir))
-        learned = {_plain(name): name for name in card.label_names}
-        both = [f"{name!r} ({learned[_plain(name)]!r} there)" for name in label_names if _plain(name) in learned]
+        both = [f"{name!r} ({there!r} there)" for name, there in in_common(label_names, card.label_names).items()]
         if both:
             more = f" and {len(both) - 3} more" if len(both) > 3 else ""
             raise ConfigError(
@@ -91,8 +100,3 @@ class GeneratorChoice(Options):
         here, root = Path(self.name).expanduser(), data_folder(data_dir)
         there = None if root is None else root / self.name
         return there if there and not (here / CARD).is_file() and (there / CARD).is_file() else here
-
-
-def _plain(label_name: str) -> str:
-    """Return a class's name without that of the data set it came from, in lower case."""
-    return label_name.rpartition(": ")[2].casefold()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
+from fedkeep.errors import MissingExtra
 from fedkeep.libraries import needed
 
 _WHAT, _EXTRA = "A diffusion generator", "diffusion"
@@ -17,3 +19,9 @@ def diffusers() -> Any:
 def transformers() -> Any:
     """Return the module `transformers`; raise `MissingExtra` with the install line where it is not installed."""
     return needed("transformers", _WHAT, _EXTRA)
+
+
+def check_installed() -> None:
+    """Raise `MissingExtra` where `diffusers` is not installed, without the seconds that its import takes."""
+    if find_spec("diffusers") is None:
+        raise MissingExtra(_WHAT, _EXTRA)

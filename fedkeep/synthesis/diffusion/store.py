@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 VERSION = 1
 """Raised when the same settings would give other images."""
 
+MOST = 4e9
+"""Bytes that are kept: images drawn anew in every round of a long run would fill a disk."""
+
 OnClass = Callable[[int, int], None]
 """Told how many images of how many there are."""
 
@@ -46,9 +51,11 @@ class ImageStore:
     Parameters
     ----------
     folder : where; by default ``generated`` in the cache folder (``FEDKEEP_CACHE``).
+    most : bytes that may stay there; beyond them goes what was used longest ago.
     """
 
     folder: Path | None = None
+    most: float = MOST
 
     @property
     def place(self) -> Path:
@@ -113,6 +120,7 @@ class ImageStore:
                     generator, prototypes, [row] * count, image_seeds, sampler, batch_size=batch_size, on_images=told
                 )
                 _write(path, images, key)
+                _make_room(path.parent, self.most)
             told(count)
             parts.append(images)
         images = torch.cat(parts) if parts else torch.zeros(0, *generator.shape, dtype=torch.uint8)
@@ -127,6 +135,8 @@ def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
         images = read_tensors(path.read_bytes())["image"]
         if images.dtype != torch.uint8 or tuple(images.shape) != shape:
             raise ValueError(f"it holds {images.dtype} {list(images.shape)}")
+        with suppress(OSError):  # a cache that others filled may be read-only
+            os.utime(path)  # used now
         return images
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         log.warning("The generated images in %s cannot be read (%s); they are made again.", path, error)
@@ -142,6 +152,19 @@ def _write(path: Path, images: Tensor, key: dict[str, Any]) -> None:
             f"{images.numel() / 1e6:.1f} MB a class there, or set FEDKEEP_CACHE to another folder; what is there "
             "already is used again."
         ) from error
+
+
+def _make_room(folder: Path, most: float) -> None:
+    """Remove the entries that were used longest ago, and what kills left of any, until the rest is small enough."""
+    found = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process may do the same
+            if path.suffix in (".safetensors", ".tmp"):
+                found.append((path, path.stat()))
+    for path, status in sorted(found, key=lambda entry: entry[1].st_mtime_ns, reverse=True):
+        most -= status.st_size
+        if most < 0:
+            path.unlink(missing_ok=True)
 
 
 def _digest(key: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from fedkeep.data import Data
 from fedkeep.data.dataset import describe
 from fedkeep.data.fingerprints import fingerprints
 from fedkeep.errors import DataError, RunError
-from fedkeep.models.training_file import OnStep, restore_training, save_training, train_on
+from fedkeep.models.training_file import OnStep, check_learned, restore_training, save_training, train_on
 from fedkeep.models.weights import load_into, weights_of
 from fedkeep.options import Options, as_table, option
 from fedkeep.synthesis.diffusion.generator import hash_of
@@ -76,7 +76,7 @@ def train_generator(
     DataError
         For images of another size, or a class without images.
     RunError
-        If the folder holds another generator, or the checkpoint of another training.
+        If the folder holds another generator, or the checkpoint of another training, or if this one diverges.
     """
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
@@ -84,6 +84,7 @@ def train_generator(
         card = replace(card, seen=write_seen(folder, torch.unique(fingerprints(data["image"]))))
     run, path = _Run(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
     train_on(run, settings.steps, path, settings.checkpoint, on_step)
+    check_learned(run.average)
     run.result().save(folder, half=half)
     path.unlink(missing_ok=True)
     return load_generator(folder, device)

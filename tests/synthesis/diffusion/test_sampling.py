@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.synthesis.diffusion.noise import Noise, Sampler
 from fedkeep.synthesis.diffusion.pixel import PixelGenerator
 from fedkeep.synthesis.diffusion.sampling import sample
-from fedkeep.synthesis.diffusion.store import ImageStore
+from fedkeep.synthesis.diffusion.store import MOST, ImageStore
 
 SAMPLER = Sampler(steps=4)
 METHODS = ("ddim", "dpm-solver++", "ddpm")
@@ -96,7 +97,7 @@ def test_more_steps_than_times_are_refused() -> None:
 def stored(folder: Path, generator: PixelGenerator | None = None, **changes: Any) -> Any:
     made = generator or toy.generator()
     given = {"prototypes": made.rows(), "labels": [4, 7, 2], "count": 2, "sampler": SAMPLER, "seed": 0} | changes
-    return ImageStore(folder).images(made, **given)
+    return ImageStore(folder, given.pop("most", MOST)).images(made, **given)
 
 
 class Sampled:
@@ -163,6 +164,29 @@ def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path, monkeypatch
             stored(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert len(stored(tmp_path)["image"]) == 6
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = Sampled(monkeypatch)
+    for age, label in ((30, 1), (20, 2), (10, 3)):  # seconds ago
+        before = set(tmp_path.iterdir())
+        stored(tmp_path, prototypes=toy.generator().rows()[:1], labels=[label])
+        (written,) = set(tmp_path.iterdir()) - before
+        os.utime(written, (time.time() - age,) * 2)
+    (tmp_path / ".half.tmp").write_bytes(b"left by a kill")
+    os.utime(tmp_path / ".half.tmp", (0, 0))
+    (tmp_path / "of somebody else").touch()
+    stored(tmp_path, prototypes=toy.generator().rows()[:1], labels=[1])  # used again
+    room = 3.5 * written.stat().st_size
+    sampled.since()
+    stored(tmp_path, prototypes=toy.generator().rows()[:1], labels=[4], most=room)
+    assert sampled.since() == 2
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    assert not (tmp_path / ".half.tmp").exists()
+    assert (tmp_path / "of somebody else").exists()
+    for label, fresh in ((1, 0), (3, 0), (4, 0), (2, 2)):
+        stored(tmp_path, prototypes=toy.generator().rows()[:1], labels=[label])
+        assert sampled.since() == fresh, label
 
 
 def test_by_default_it_lies_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,15 @@ def test_data_that_do_not_fit(tmp_path: Path) -> None:
         train(tmp_path, data=toy.data(classes=2))
 
 
+@pytest.mark.parametrize("steps", [6, 1])
+def test_a_training_that_diverges_leaves_no_generator(tmp_path: Path, steps: int) -> None:
+    # After one step the weights are spoiled, and the loss is still that of the initial ones.
+    said = "the loss of step [2-6] is" if steps > 1 else "has numbers that are not finite"
+    with pytest.raises(RunError, match=rf"diverged: .*{said}.*lower training\.lr"):
+        train(tmp_path, replace(toy.TRAINING, steps=steps, lr=1e38))
+    assert not (tmp_path / "generator.json").exists()
+
+
 def test_the_learning_rate_falls() -> None:
     settings = GeneratorTraining(steps=101, lr=1.0, lr_end=0.01)
     assert [round(settings.lr_at(step), 4) for step in (0, 50, 100)] == [1.0, 0.505, 0.01]

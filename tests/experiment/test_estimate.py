@@ -1,0 +1,62 @@
+"""What a cell is expected to take, beside what it takes; a second stands for an image that was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from fedkeep.engine.fit import Assignment
+from fedkeep.engine.toolbox import Workplace
+from fedkeep.experiment.estimate import NotEstimated, estimate
+from fedkeep.experiment.machine import Machine
+from fedkeep.experiment.recipe import Recipe, load_recipe
+from fedkeep.experiment.setup import engine_for, federate
+from fedkeep.interface import Fit
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = Workplace.train
+
+    def counting(self: Workplace, assignment: Assignment) -> Fit:
+        before = self.clock.train
+        found = train(self, assignment)
+        self.clock.train = before + found.examples * assignment.passes
+        return found
+
+    monkeypatch.setattr(Workplace, "train", counting)
+
+
+def recipe(folder: Path, *settings: str) -> Recipe:
+    text = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\nalpha = 0.5', "clients = 4")
+    text += '\n[[methods]]\nalgorithm = "ft-kd"\n\n[public]\nname = "digits"\nimages = 700\n'
+    changes = ("run.cohort=4", "training.batch_size=16", *settings)
+    return load_recipe(tiny.write_recipe(folder, text), settings=changes, rounds=3)
+
+
+def taken(recipe: Recipe, method: Any) -> float:
+    """Return what its rounds take, the first of each task as the second."""
+    engine = engine_for(recipe, method, 0, federate(recipe, 0))
+    timings = [engine.advance().timings["train"] for _ in range(recipe.rounds)]
+    return float(sum(timings))
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("settings", [(), ("training.epochs=4",), ("tasks.tasks=2", "tasks.sizes=[8,2]")])
+@pytest.mark.parametrize("name", ["fedavg", "fedseq", "ft-kd"])
+def test_it_grows_with_the_clients_data_and_with_the_public_set(
+    name: str, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    whole = recipe(tmp_path, *settings)
+    method = next(method for method in whole.methods if method.algorithm.name() == name)
+    expected = estimate(whole, method, Machine(threads=1))
+    assert expected.seconds == pytest.approx(taken(whole, method), rel=0.1)
+
+
+def test_a_method_that_draws_images_is_not_estimated(tmp_path: Path) -> None:
+    whole = load_recipe(tiny.write_recipe(tmp_path), methods=["feddcl"], settings=["generator.name=somewhere"])
+    with pytest.raises(NotEstimated, match="FedDCL is not estimated: most of its time"):
+        estimate(whole, whole.methods[0], Machine())

@@ -1,0 +1,84 @@
+"""What a run says of frozen extractors: whose they are, what they have seen, and whether that was the run's classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_extractor
+import tiny
+
+from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.setup import describe_cell, federate
+from fedkeep.models.extractor import CARD, load_extractor
+
+CLIENTS = '\n[[client_models]]\nclients = ["1-2"]\nname = "pretrained"\nsource = "{}"\n'
+
+
+def described(folder: Path, model: str, clients: str = "", settings: tuple[str, ...] = ()) -> dict[str, Any]:
+    text = tiny.RECIPE.replace('algorithm = "fedavg"', 'algorithm = "ft-kd"') + '\n[public]\nname = "digits"\n'
+    text = text.replace('name = "mlp"\nhidden = [8]', model) + (CLIENTS.format(clients) if clients else "")
+    recipe = load_recipe(tiny.write_recipe(folder, text), methods=["ft-kd"], settings=settings)
+    return describe_cell(recipe, recipe.methods[0], 0, federate(recipe, 0))
+
+
+def card(folder: str, *label_names: str) -> None:
+    seen = {"data": "others", "test_accuracy": 0.5, "label_names": label_names}
+    (Path(folder) / CARD).write_text(json.dumps(seen))
+    load_extractor.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("learned", "said"),
+    [
+        (("cat", "dog"), "by their names it learned none of this run's 10 classes"),
+        (("mnist: 3", "dog", "7"), "by their names it learned 2 of this run's 10 classes"),
+        ((), "whether it learned classes of this run is not known"),
+    ],
+)
+def test_how_many_of_the_runs_classes_the_servers_has_learned(
+    tmp_path: Path, learned: tuple[str, ...], said: str
+) -> None:
+    source = small_extractor.save(tmp_path / "extractor")
+    load_extractor.cache_clear()
+    if learned:
+        card(source, *learned)
+    told = described(tmp_path, f'name = "pretrained"\nsource = "{source}"')
+    assert told["extractor"].startswith(f"{source}: vit")
+    assert told["extractor"].endswith(said)
+    assert told["rests_on"]["extractor"] == load_extractor(source).hash()
+
+
+def test_only_classes_that_arrive_count(tmp_path: Path) -> None:
+    source = small_extractor.save(tmp_path / "extractor")
+    card(source, "3", "8")
+    tasks = ("tasks.tasks=2", "tasks.classes=4", "tasks.class_order=source")
+    told = described(tmp_path, f'name = "pretrained"\nsource = "{source}"', settings=tasks)
+    assert told["extractor"].endswith("it learned 1 of this run's 4 classes")
+
+
+def test_those_of_clients_are_named_too(tmp_path: Path) -> None:
+    one, two = (small_extractor.save(tmp_path / name) for name in ("one", "two"))
+    card(two, "3")
+    model = 'name = "mlp"\nhidden = [8]'
+    alone = described(tmp_path, model, two)
+    assert alone["extractor"].startswith(f"clients 1-2: {two}: vit")
+    assert alone["rests_on"].keys() == {"training data", "extractor of clients 1-2"}
+    both = described(tmp_path, f'name = "pretrained"\nsource = "{one}"', two)
+    assert both["extractor"].split("; ")[0].startswith(f"{one}: vit")
+    assert both["rests_on"].keys() == {"training data", "extractor", "extractor of clients 1-2"}
+    assert "extractor" not in described(tmp_path, model)
+
+
+def test_a_public_checkpoint_tells_by_its_config(tmp_path: Path) -> None:
+    source = small_extractor.save(tmp_path / "extractor")
+    config = tmp_path / "extractor" / "config.json"
+    written = json.loads(config.read_text())
+    names = ["beaver, castor", "3", "tench", "9, nine"]
+    config.write_text(json.dumps(written | {"id2label": dict(enumerate(names))}))
+    load_extractor.cache_clear()
+    assert load_extractor(source).learned == ("beaver", "castor", "3", "tench", "9", "nine")
+    told = described(tmp_path, f'name = "pretrained"\nsource = "{source}"')
+    assert told["extractor"].endswith("it learned 2 of this run's 10 classes")
