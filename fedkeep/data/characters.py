@@ -21,5 +21,6 @@ def alphabet(femnist: DataSet) -> DataSet:
     def uncased(half: Data) -> Data:
         return {**half, "label": half["label"] % len(string.ascii_uppercase)}
 
-    halves = {"train": uncased(cased.train), "test": uncased(cased.test)}
-    return replace(cased, name="femnist-alphabet", label_names=tuple(string.ascii_uppercase), **halves)
+    train, test = uncased(cased.train), uncased(cased.test)
+    names = tuple(string.ascii_uppercase)
+    return replace(cased, name="femnist-alphabet", train=train, test=test, label_names=names)

@@ -56,7 +56,7 @@ def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
         return digits()
     if name in _OF_FEMNIST:
         return _OF_FEMNIST[name](load("femnist", data_dir=data_dir))
-    by_hub_id = {entry.hub: entry for entry in reversed(KNOWN.values()) if entry.hub}  # of several, the first
+    by_hub_id = {entry.hub: entry for entry in reversed([*KNOWN.values()]) if entry.hub}  # the first of several
     if (entry := KNOWN.get(name) or by_hub_id.get(name)) is not None:
         return _load_known(entry, data_folder(data_dir))
     path = Path(name).expanduser()

@@ -70,6 +70,10 @@ class Cell:
         correct = np.asarray([*row["correct"], *[0] * missing], dtype=np.float64)
         return correct, np.where(np.arange(len(correct)) < len(row["correct"]), self._test_total, 0.0)
 
+    def accuracy_by_class(self, row: Mapping[str, Any]) -> Floats:
+        """Return the class-wise accuracy of an evaluated round or visit, float64 [C]."""
+        return metrics.class_accuracy(*self._counts(row))
+
     @property
     def generator(self) -> str:
         """Return which generator made images for it, and what that had seen; empty without one."""
@@ -139,7 +143,7 @@ class Cell:
     @cached_property
     def class_history(self) -> Floats:
         """Return the class-wise accuracy of each evaluated round, float64 [T, C]; NaN for a class without test data."""
-        values = [metrics.class_accuracy(*self._counts(row)) for row in self._evaluations]
+        values = [self.accuracy_by_class(row) for row in self._evaluations]
         return np.asarray(values, dtype=np.float64).reshape(len(values), len(self._test_total))
 
     @cached_property
@@ -200,7 +204,7 @@ class Cell:
     @cached_property
     def visit_history(self) -> Floats:
         """Return the class-wise test accuracy after each visit, float64 [visits, C]."""
-        values = [metrics.class_accuracy(*self._counts(visit)) for visit in self.visits]
+        values = [self.accuracy_by_class(visit) for visit in self.visits]
         return np.asarray(values, dtype=np.float64).reshape(len(values), len(self._test_total))
 
     @property
@@ -252,7 +256,7 @@ class Cell:
         for visit in (visit for visit in self.locals if visit["round"] in last):
             own = np.asarray(counts[int(visit["client"])], dtype=np.float64)
             if own.sum():
-                shares = metrics.class_accuracy(*self._counts(visit))
+                shares = self.accuracy_by_class(visit)
                 pair = np.asarray(metrics.kold(own, shares, support=support))
                 sums += np.where(np.isnan(pair), 0.0, own.sum() * pair)
                 weights += np.where(np.isnan(pair), 0.0, own.sum())

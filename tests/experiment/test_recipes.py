@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from fedkeep.algorithms.fedadkd import FedADKD
+from fedkeep.algorithms.fedcad import FedCAD
 from fedkeep.algorithms.feddcl import FedDCL
+from fedkeep.algorithms.fedlsd import FedLSD
 from fedkeep.algorithms.fedpass import FedPASS
 from fedkeep.algorithms.fedskf import FedSKF
 from fedkeep.algorithms.fedweit import FedWeIT
@@ -42,6 +44,7 @@ COLUMNS = {
     "fedcad/table2": 4,
     "fedcad/table3": 3,
     "fedcad/table4": 4,
+    "fedcad/figure1": 1,
     "fedcad/figure4": 1,
     "fedadkd/table1": 4,
     "fedadkd/table2": 4,
@@ -221,6 +224,7 @@ RUN = {
     **{f"fedcad/table3/cohort-{n}": Plan(rounds=100, cohort=n) for n in (10, 30, 50)},
     "fedcad/table1/femnist": Plan(rounds=50),
     "sfedkd/figure1": Plan(rounds=10, evaluate_visits=True),
+    "fedcad/figure1": Plan(rounds=11, evaluate_visits=True),
     "fedcad/figure4": Plan(rounds=100, evaluate_visits=True),
     "fedadkd/figure6": Plan(rounds=200, evaluate_visits=True),
     "feddcl/table2": Plan(rounds=40, cohort=5, evaluate_every=10, evaluate_visits=True),
@@ -400,6 +404,11 @@ def test_methods_of_fedcad() -> None:
     bounds = (0.0, 0.3, 0.5, 0.7)
     assert pairs == {(low, high) for low in bounds for high in bounds if low <= high}
     assert len(pairs) == 10
+    figure1 = load_recipe("fedcad/figure1/cifar10")
+    assert labels(figure1) == ["FedAvg", "FedLSD", "FedCAD"]
+    assert options(figure1, "FedLSD") == FedLSD(first_round=11), "ten rounds of FedAvg go before"
+    assert options(figure1, "FedCAD") == FedCAD(first_round=11)
+    assert setting(replace(figure1, run=recipe.run, methods=recipe.methods)) == setting(recipe)
 
 
 def test_methods_of_fedadkd() -> None:
