@@ -315,6 +315,14 @@ class Cell:
         """Return the first evaluated round whose accuracy, a fraction, reaches a target; NaN if none does."""
         return metrics.rounds_to(self.evaluated, self.accuracies, target)
 
+    def seconds_to(self, target: float) -> float:
+        """Return the seconds of local training, teachers included, until `rounds_to` a target; NaN if none does."""
+        reached = self.rounds_to(target)
+        spent = [
+            (row.get("train") or 0.0) + (row.get("teachers") or 0.0) for row in self.timings if row["round"] <= reached
+        ]
+        return float(sum(spent)) if spent else float("nan")
+
     @property
     def train_seconds(self) -> float:
         """Return the seconds spent in local training, teachers included, over all rounds and clients."""

@@ -67,7 +67,7 @@ COLUMNS = {
 }
 MISSING = {"LANDER"}  # rows of methods that lack a file
 OURS = {"Labels of made images"}  # rows that no paper printed
-METRICS = ("accuracy", "forgetting", "clients", "rounds_to")
+METRICS = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")
 TIMES = {"feddcl/table3/rgb"}  # prints no accuracy
 TABLES = list(paper_tables().values())
 COLUMN_NAMES = [name for table in TABLES if table.name in COLUMNS for name in table.columns]
@@ -126,7 +126,7 @@ def test_numbers_belong_to_methods_and_have_their_shape(name: str) -> None:
     table = name.split("/")[1]
     printed = {metric: recipe.paper[metric] for metric in METRICS if metric in recipe.paper}
     assert set(recipe.paper) <= {"table", "columns", "notes", "target", "measured", *METRICS}
-    assert bool(printed) != (table.startswith("figure") or name in TIMES)
+    assert bool(printed.keys() - {"speedup"}) != (table.startswith("figure") or name in TIMES)
     for metric, numbers in printed.items():
         rows = [label for label in numbers if label not in MISSING]
         expected = [label for label in labels(recipe) if label in rows or table != "tiny-imagenet"]
@@ -139,7 +139,7 @@ def test_numbers_belong_to_methods_and_have_their_shape(name: str) -> None:
                 assert 1 <= values[0] <= recipe.run.rounds
             else:
                 assert all(type(value) is float and 0 < value < 100 for value in values)
-    assert ("target" in recipe.paper) == ("rounds_to" in printed)
+    assert ("target" in recipe.paper) == bool({"rounds_to", "speedup"} & printed.keys())
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,19 @@ def test_no_label_could_be_a_point_of_another_rows_grid(name: str) -> None:
     named = labels(load_recipe(name))
     if not name.split("/")[1].startswith("figure"):
         assert not [(a, b) for a in named for b in named if b.startswith(f"{a} (")]
+
+
+def test_times_of_sfedkd() -> None:
+    """Figures 6 and 7: about how many times as fast as without selection, K = 10."""
+    papers = {
+        name: load_recipe(f"sfedkd/figure6/{name}-2-0.5").paper for name in ("fashion-mnist", "cifar10", "cinic10")
+    }
+    rows = [f"SFedKD (K={k})" for k in (3, 5, 7, 10)]
+    assert papers["fashion-mnist"]["target"] == 80
+    assert papers["fashion-mnist"]["speedup"] == dict(zip(rows, ([2.0], [1.3], [1.5], [1.0]), strict=True))
+    assert papers["cifar10"]["target"] == 60
+    assert papers["cifar10"]["speedup"] == dict(zip(rows, ([2.5], [2.3], [1.6], [1.0]), strict=True))
+    assert "speedup" not in papers["cinic10"]
 
 
 @pytest.mark.parametrize(("name", "target"), [("cifar10", 65), ("cifar100", 65), ("femnist", 90)])
