@@ -228,8 +228,8 @@ CAPTION = (
     "evaluation beside it; the difference is of the first. The last model of a sequence swings by several points."
 )
 AVERAGES = (
-    " Rounds to the paper's: the first evaluated round in which a model, or an average of a method's models, reached the "
-    "accuracy that the paper has for the method."
+    " Rounds to the paper's: the first evaluated round in which a model, or an average of a method's models, reached "
+    "the accuracy that the paper has for the method."
 )
 TASKS = (
     "Accuracy in %. Ours is measured after each task, as the head of the column says, among all classes seen by then; "
