@@ -45,6 +45,7 @@ class FedCAD(Algorithm):
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
     ce_temp: Literal["one", "tau"] = option("one", "temperature of the cross-entropy")
     conf_temp: Literal["tau", "one"] = option("tau", "temperature of the probabilities that trust is computed from")
+    first_round: int = option(1, "round from which the model teaches; before it this is FedAvg (figure 1: 11)", low=1)
     fusion: Fusion = option("by_count", "whether clients count by their examples, or all alike")
 
     def check(self) -> None:
@@ -53,6 +54,8 @@ class FedCAD(Algorithm):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         trust = self.low + (self.high - self.low) * self.confidence(server)
+        if server.round < self.first_round:
+            trust = torch.zeros_like(trust)
         server.log("trust", trust.tolist())
         server.model = fused(cohort.ask(self.train, server.model, trust), self.fusion)
 

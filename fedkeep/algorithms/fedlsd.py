@@ -19,7 +19,7 @@ class FedLSD(FedAvg):
     """Local self-distillation: (1 - w_full) CE + w_full KL(p^T || p^S), taught by the received model.
 
     As FedCAD's paper writes it, with temperature 2, no tau^2, and w_full from 0.1, 0.3 and 0.5. Not FedNTD, which is
-    the later version of the same paper.
+    the later version of the same paper. FedCAD's figure 1 has ten rounds of FedAvg before it: ``first_round=11``.
     """
 
     title = "FedLSD"
@@ -28,9 +28,11 @@ class FedLSD(FedAvg):
     w_full: float = option(0.3, "weight of the distillation (alpha in FedCAD's paper)", low=0.0, high=1.0)
     tau: float = option(2.0, "softmax temperature", low=1e-3)
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
+    first_round: int = option(1, "round from which the model teaches; before it this is FedAvg", low=1)
 
     def objective(self, client: Client[Any], model: Weights) -> Objective:
-        return trusting(model, torch.full((client.classes,), self.w_full), self.tau, self.kd_scale)
+        trust = self.w_full if client.round >= self.first_round else 0.0
+        return trusting(model, torch.full((client.classes,), trust), self.tau, self.kd_scale)
 
 
 def trusting(model: Weights, trust: torch.Tensor, tau: float, scale: Scale, temperature: float = 1.0) -> Objective:

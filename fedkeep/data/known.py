@@ -63,6 +63,11 @@ class Known:
 
 _GREY, _COLOUR, _LARGE = (1, 28, 28), (3, 32, 32), (3, 64, 64)
 _ONE, _THREE = Layout(channels=1), Layout(channels=3)
+_WRITERS: Normalisation = ((0.0,), (1.0,))
+_LESIONS = (
+    "Two thirds of the images are of class nv: read the balanced accuracy too. Middle square at {side} x {side} "
+    "pixels; own split by lesion, since there is no official one."
+)
 _CIFAR = Layout(image="img", channels=3)
 
 _TABLE = (
@@ -89,14 +94,21 @@ _TABLE = (
     Known(
         "femnist", "FEMNIST (LEAF)", 62, _GREY,
         Layout(label="character", columns=(("writer_id", "writer"),), group="writer", share=0.1, channels=1),
-        ((0.0,), (1.0,)), "flwrlabs/femnist",
+        _WRITERS, "flwrlabs/femnist",
         note="The column 'writer' numbers the writers. Pixels are only divided by 255.",
+    ),
+    Known("femnist-digits", "FEMNIST's digits", 10, _GREY, _ONE, _WRITERS, where="made from femnist"),
+    Known(
+        "femnist-alphabet", "FEMNIST's letters, capital and small ones as one", 26, _GREY, _ONE, _WRITERS,
+        where="made from femnist",
     ),
     Known(
         "ham10000", "HAM10000", 7, _COLOUR, replace(_THREE, side=32), None, "marmal88/skin_cancer", "ham10000_32x32",
-        note="Two thirds of the images are of class nv: read the balanced accuracy too. Middle square at 32 x 32 "
-        "pixels; own split by lesion, since there is no official one.",
-        prepare=by_lesion,
+        note=_LESIONS.format(side=32), prepare=by_lesion,
+    ),
+    Known(
+        "ham10000-64", "HAM10000, larger", 7, _LARGE, replace(_THREE, side=64), None, "marmal88/skin_cancer",
+        "ham10000_64x64", note=_LESIONS.format(side=64), prepare=by_lesion,
     ),
     Known(
         "tiny-imagenet", "Tiny-ImageNet", 200, _LARGE, replace(_THREE, test="valid"),

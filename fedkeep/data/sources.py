@@ -12,6 +12,7 @@ from typing import Any
 
 from fedkeep.data import cache
 from fedkeep.data.assemble import assemble
+from fedkeep.data.characters import alphabet, only_digits
 from fedkeep.data.combine import join
 from fedkeep.data.dataset import DataSet
 from fedkeep.data.digits import digits
@@ -25,6 +26,7 @@ from fedkeep.errors import DataError, did_you_mean
 
 log = logging.getLogger(__name__)
 
+_OF_FEMNIST = {"femnist-letters": letters, "femnist-digits": only_digits, "femnist-alphabet": alphabet}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -52,9 +54,9 @@ def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
     """
     if name == "digits":
         return digits()
-    if name == "femnist-letters":
-        return letters(load("femnist", data_dir=data_dir))
-    by_hub_id = {entry.hub: entry for entry in KNOWN.values() if entry.hub}
+    if name in _OF_FEMNIST:
+        return _OF_FEMNIST[name](load("femnist", data_dir=data_dir))
+    by_hub_id = {entry.hub: entry for entry in reversed([*KNOWN.values()]) if entry.hub}  # the first of several
     if (entry := KNOWN.get(name) or by_hub_id.get(name)) is not None:
         return _load_known(entry, data_folder(data_dir))
     path = Path(name).expanduser()

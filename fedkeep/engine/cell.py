@@ -59,7 +59,9 @@ def play(
 
     Writes ``rounds.jsonl`` (equal for equal seeds, however often killed), ``timings.jsonl``, ``checkpoint/``, and at
     the end ``model.safetensors`` (the served model, tensors by name) and ``result.json``. Stopped by an exception or
-    Ctrl-C it saves the last finished round first. ``prepare`` is called first, when nobody else can play here any more.
+    Ctrl-C it saves the last finished round first; killed, it loses the round in flight and, of those before it, what a
+    minute held at most (or as long as saving takes), and plays them again. ``prepare`` is called first, when nobody
+    else can play here any more.
 
     Raises
     ------

@@ -23,6 +23,7 @@ from fedkeep.models import Weights
 from fedkeep.models.weights import same_form
 
 FORMAT = 2
+LONGEST = 60.0  # seconds of finished rounds that a kill may cost
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Checkpoint:
     Parameters
     ----------
     folder : where it lives.
-    share : the largest share of the run's time that saving may take; what `due` goes by.
+    share : the largest share of the run's time that saving may take, unless a minute is over; what `due` goes by.
     cost : seconds that the last save took.
     """
 
@@ -47,8 +48,8 @@ class Checkpoint:
         return self.folder / "manifest.json"
 
     def due(self) -> bool:
-        """Tell whether enough time has passed for another checkpoint to stay within the share."""
-        return time.perf_counter() - self._saved_at >= self.cost / self.share
+        """Tell whether another checkpoint would stay within the share, or a minute of rounds is at stake."""
+        return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, LONGEST))
 
     def save(self, engine: Embedded, positions: dict[str, int]) -> None:
         """Save the engine as it is between rounds; ``positions`` is stored with it (how far the logs had come)."""

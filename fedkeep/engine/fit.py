@@ -17,7 +17,7 @@ from fedkeep.data import Augmentation
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
-from fedkeep.interface.training import Composition, PassEnds, Precision
+from fedkeep.interface.training import Composition, PassEnds, Precision, Watch
 from fedkeep.models import Weights
 from fedkeep.models.custom import split
 from fedkeep.models.weights import load_into, weights_of
@@ -128,6 +128,7 @@ class Assignment:
     seed : of what the network itself draws, such as dropout.
     pass_ends : with the first source, the others starting over; or with the shortest, all starting over then.
     composition : computes the network's weights from what is trained; None where these are the same.
+    watch : sees every step before it is taken.
     """
 
     model: Weights
@@ -138,6 +139,7 @@ class Assignment:
     seed: int
     pass_ends: PassEnds = "first"
     composition: Composition | None = None
+    watch: Watch | None = None
 
     @property
     def examples(self) -> int:
@@ -197,6 +199,8 @@ def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
                 loss = assignment.objective(Pupil(networks, weights, forward), batches)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
+            if assignment.watch is not None:
+                assignment.watch(weights)
             if training.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, training.clip)
             optimiser.step()

@@ -69,8 +69,8 @@ class Stacks:
             return False
         if any(same_form(assignment.model, self.networks.initial) for assignment in group):
             return False  # the loop says what is wrong
-        if any(assignment.composition for assignment in group):
-            return False  # a stack holds the network's own weights
+        if any(assignment.composition or assignment.watch for assignment in group):
+            return False  # a stack holds the network's own weights, and everybody's in one
         if len(self._possible) > KINDS:  # objectives that hold functions made anew are new kinds each time
             self._possible.clear()
         if kind not in self._possible:

@@ -21,7 +21,7 @@ from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server, Training
 from fedkeep.interface.party import Party
-from fedkeep.interface.training import Composition, PassEnds
+from fedkeep.interface.training import Composition, PassEnds, Watch
 from fedkeep.models import Weights
 from fedkeep.models.heads import continued
 from fedkeep.models.weights import load_into
@@ -143,6 +143,7 @@ class LocalParty(Party[Any]):
         batch_sizes: Sequence[int] = (),
         pass_ends: PassEnds = "first",
         composition: Composition | None = None,
+        watch: Watch | None = None,
     ) -> Fit:
         assignment = self.assignment(
             model,
@@ -152,6 +153,7 @@ class LocalParty(Party[Any]):
             batch_sizes=batch_sizes,
             pass_ends=pass_ends,
             composition=composition,
+            watch=watch,
         )
         return self.train(assignment)
 
@@ -164,6 +166,7 @@ class LocalParty(Party[Any]):
         batch_sizes: Sequence[int] = (),
         pass_ends: PassEnds = "first",
         composition: Composition | None = None,
+        watch: Watch | None = None,
     ) -> Assignment:
         """Return a training as it is carried out, its teachers settled and its generators drawn."""
         data = data or (self.data,)
@@ -176,7 +179,7 @@ class LocalParty(Party[Any]):
         sources = [self._source(*given) for given in zip(data, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
         noise = self._derive("network noise")
-        return Assignment(model, objective, sources, passes, self.round, noise, pass_ends, composition)
+        return Assignment(model, objective, sources, passes, self.round, noise, pass_ends, composition, watch)
 
     def settle(self, objective: Objective, *data: Data) -> Objective:
         with self.place.asking():
@@ -196,35 +199,45 @@ class LocalParty(Party[Any]):
             return self.place.networks.features(model, self._images(data))
 
     def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
+        return self._slopes(model, examples, batch, _log_likelihood, torch.square)
+
+    def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
+        return self._slopes(model, examples, 1, _squared_length, torch.abs)
+
+    def _slopes(
+        self,
+        model: Weights,
+        examples: int | None,
+        batch: int,
+        value: Callable[[Tensor, Tensor], Tensor],
+        size: Callable[[Tensor], Tensor],
+    ) -> Weights:
+        """Return the mean over batches of the ``size`` of the gradient of a batch's ``value``, of logits and labels."""
         with self.place.training_time():
-            return self._fisher(model, examples, batch)
+            images, labels = self._images(None), self.data["label"]
+            if examples is not None and examples < len(labels):
+                chosen = torch.randperm(len(labels), generator=self.rng("fisher"))[:examples].to(labels.device)
+                images, labels = images[chosen], labels[chosen]
+            network = self.place.networks.answering
+            parameters = {name: model[name] for name, _ in network.named_parameters()}
+            buffers = {name: model[name] for name, _ in network.named_buffers()}
 
-    def _fisher(self, model: Weights, examples: int | None, batch: int) -> Weights:
-        images, labels = self._images(None), self.data["label"]
-        if examples is not None and examples < len(labels):
-            chosen = torch.randperm(len(labels), generator=self.rng("fisher"))[:examples].to(labels.device)
-            images, labels = images[chosen], labels[chosen]
-        network = self.place.networks.answering
-        parameters = {name: model[name] for name, _ in network.named_parameters()}
-        buffers = {name: model[name] for name, _ in network.named_buffers()}
+            def of_batch(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
+                return value(functional_call(network, {**weights, **buffers}, (images,), tie_weights=False), labels)
 
-        def log_likelihood(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
-            logits: Tensor = functional_call(network, {**weights, **buffers}, (images,), tie_weights=False)
-            return log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).mean()
-
-        gradient = grad(log_likelihood)
-        if batch == 1:
-            images, labels = images.unsqueeze(1), labels.unsqueeze(1)  # vectorised over batches of one
-            gradients, size = vmap(gradient, (None, 0, 0)), 64
-        else:
-            gradients, size = gradient, batch
-        total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
-        if not len(labels):
-            return total
-        for some, said in zip(torch.split(images, size), torch.split(labels, size), strict=True):
-            for name, value in gradients(parameters, some, said).items():
-                total[name] += value.square().sum(0) if batch == 1 else value.square()
-        return {name: value / ceil(len(labels) / batch) for name, value in total.items()}
+            gradient = grad(of_batch)
+            if batch == 1:
+                images, labels = images.unsqueeze(1), labels.unsqueeze(1)  # vectorised over batches of one
+                gradients, rows = vmap(gradient, (None, 0, 0)), 64
+            else:
+                gradients, rows = gradient, batch
+            total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
+            if not len(labels):
+                return total
+            for some, said in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
+                for name, slope in gradients(parameters, some, said).items():
+                    total[name] += size(slope).sum(0) if batch == 1 else size(slope)
+            return {name: slope / ceil(len(labels) / batch) for name, slope in total.items()}
 
     def grown(self, model: Weights) -> Weights:
         return continued(model, self.initial)
@@ -276,6 +289,14 @@ class LocalParty(Party[Any]):
         lengths = {name: len(column) for name, column in data.items()}
         if len(set(lengths.values())) > 1:
             raise ConfigError(f"the columns of a data set must be of one length, not {lengths}.")
+
+
+def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    return log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).mean()
+
+
+def _squared_length(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.square().sum(-1).mean()
 
 
 class _Answers:

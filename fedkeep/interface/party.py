@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from fedkeep.data import ImageFormat
-from fedkeep.interface.training import Composition, PassEnds, Training
+from fedkeep.interface.training import Composition, PassEnds, Training, Watch
 from fedkeep.models import Weights
 from fedkeep.objectives import Data, Objective
 
@@ -95,6 +95,7 @@ class Party(ABC, Generic[S]):
         batch_sizes: Sequence[int] = (),
         pass_ends: PassEnds = "first",
         composition: Composition | None = None,
+        watch: Watch | None = None,
     ) -> Fit:
         """Train a copy of ``model``: the only training of the recipe's network.
 
@@ -105,7 +106,7 @@ class Party(ABC, Generic[S]):
         sets, in their order, batch sizes of their own; 0, and what is not given, is the recipe's.
         With a ``composition`` the network's weights are computed anew in every step from ``model``, which may have any
         names beside the network's: all its tensors but the network's buffers are trained, are what objectives see as
-        weights, and come back in `Fit.model`.
+        weights, and come back in `Fit.model`. ``watch`` sees every step before it is taken, and changes nothing.
         Frozen teachers of the objective are settled first. A party without examples gets its model back after 0 steps.
         Others may be trained meanwhile: hold nothing around it that is the whole process's, such as a seed or autocast.
         """
@@ -136,6 +137,14 @@ class Party(ABC, Generic[S]):
         The mean over the party's examples (the first ``examples`` in a random order) of the squared gradient of
         ln p(label | image), sample by sample. With ``batch`` above 1, the mean over batches of the squared gradient of
         a batch's mean: a coarser estimate, smaller by about that number. Zero for a party without examples.
+        """
+
+    @abstractmethod
+    def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
+        """Return how much a model's answers depend on each parameter, whatever the labels (memory-aware synapses).
+
+        The mean over the party's examples (the first ``examples`` in a random order) of the absolute gradient of the
+        squared length of the logits. Zero for a party without examples.
         """
 
     @abstractmethod

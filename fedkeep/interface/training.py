@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from torch import Tensor
 
 from fedkeep.models import Weights
 from fedkeep.options import Options, option
@@ -14,6 +16,9 @@ PassEnds = Literal["first", "shortest"]
 """With which data set a pass over several ends: the first, or the shortest."""
 Composition: TypeAlias = Callable[[Weights], Weights]
 """Computes a network's weights from the tensors that are trained, by operations that PyTorch can differentiate."""
+
+Watch: TypeAlias = Callable[[Mapping[str, Tensor]], None]
+"""Looks before every step of a training at the weights that are trained, by name, with their gradients in ``grad``."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,15 @@ class Quadratic(Objective):
             squares = {name: self.curvature[name] * square for name, square in squares.items()}
         return self.factor * torch.stack([square.sum() for square in squares.values()]).sum()
 
+    def gradient(self, weights: Weights) -> dict[str, Tensor]:
+        """Return the gradient at ``weights``, 2 factor c (w - a), of the parameters that have an anchor."""
+        slopes = {
+            name: 2 * self.factor * (weight - self.anchor[name])
+            for name, weight in weights.items()
+            if name in self.anchor
+        }
+        return {name: self.curvature[name] * slope for name, slope in slopes.items()} if self.curvature else slopes
+
 
 @dataclass(frozen=True, eq=False)
 class Slope(Objective):

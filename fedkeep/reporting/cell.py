@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -69,6 +69,10 @@ class Cell:
         missing = len(self._test_total) - len(row["correct"])
         correct = np.asarray([*row["correct"], *[0] * missing], dtype=np.float64)
         return correct, np.where(np.arange(len(correct)) < len(row["correct"]), self._test_total, 0.0)
+
+    def accuracy_by_class(self, row: Mapping[str, Any]) -> Floats:
+        """Return the class-wise accuracy of an evaluated round or visit, float64 [C]."""
+        return metrics.class_accuracy(*self._counts(row))
 
     @property
     def generator(self) -> str:
@@ -139,7 +143,7 @@ class Cell:
     @cached_property
     def class_history(self) -> Floats:
         """Return the class-wise accuracy of each evaluated round, float64 [T, C]; NaN for a class without test data."""
-        values = [metrics.class_accuracy(*self._counts(row)) for row in self._evaluations]
+        values = [self.accuracy_by_class(row) for row in self._evaluations]
         return np.asarray(values, dtype=np.float64).reshape(len(values), len(self._test_total))
 
     @cached_property
@@ -200,7 +204,7 @@ class Cell:
     @cached_property
     def visit_history(self) -> Floats:
         """Return the class-wise test accuracy after each visit, float64 [visits, C]."""
-        values = [metrics.class_accuracy(*self._counts(visit)) for visit in self.visits]
+        values = [self.accuracy_by_class(visit) for visit in self.visits]
         return np.asarray(values, dtype=np.float64).reshape(len(values), len(self._test_total))
 
     @property
@@ -246,18 +250,36 @@ class Cell:
 
         Weighted by the clients' examples, over the last ten rounds in which local models were evaluated.
         """
+        sums, weights = np.zeros(2), np.zeros(2)
+        for _, examples, pair in self._kolds(support):
+            sums += np.where(np.isnan(pair), 0.0, examples * pair)
+            weights += np.where(np.isnan(pair), 0.0, examples)
+        inside, outside = np.divide(sums, weights, out=np.full(2, np.nan), where=weights > 0)
+        return float(inside), float(outside)
+
+    def kold_spread(self, *, support: bool = False) -> tuple[float, float]:
+        """Return the standard deviations of both over the clients of a round, on average over the same rounds.
+
+        NaN where no round had two clients with a value.
+        """
+        rounds: dict[int, list[Floats]] = {}
+        for number, _, pair in self._kolds(support):
+            rounds.setdefault(number, []).append(pair)
+        each = [np.transpose(pairs) for pairs in rounds.values()]
+        inside, outside = (_known(metrics.over_seeds(_known(both[place]))[1] for both in each) for place in (0, 1))
+        return _mean(inside), _mean(outside)
+
+    def _kolds(self, support: bool) -> list[tuple[int, float, Floats]]:
+        """Return (round, the client's examples, inside and outside) of each visit that counts for `kold`."""
         counts = self.partition.get("counts") or []
         last = set(list(self.local_history)[-TAIL:] if counts else [])
-        sums, weights = np.zeros(2), np.zeros(2)
+        found = []
         for visit in (visit for visit in self.locals if visit["round"] in last):
             own = np.asarray(counts[int(visit["client"])], dtype=np.float64)
             if own.sum():
-                shares = metrics.class_accuracy(*self._counts(visit))
-                pair = np.asarray(metrics.kold(own, shares, support=support))
-                sums += np.where(np.isnan(pair), 0.0, own.sum() * pair)
-                weights += np.where(np.isnan(pair), 0.0, own.sum())
-        inside, outside = np.divide(sums, weights, out=np.full(2, np.nan), where=weights > 0)
-        return float(inside), float(outside)
+                pair = metrics.kold(own, self.accuracy_by_class(visit), support=support)
+                found.append((int(visit["round"]), float(own.sum()), np.asarray(pair)))
+        return found
 
     @property
     def kold_in(self) -> float:
@@ -269,9 +291,37 @@ class Cell:
         """Return the second of `kold`."""
         return self.kold()[1]
 
+    @property
+    def kold_in_spread(self) -> float:
+        """Return the first of `kold_spread`."""
+        return self.kold_spread()[0]
+
+    @property
+    def kold_out_spread(self) -> float:
+        """Return the second of `kold_spread`."""
+        return self.kold_spread()[1]
+
+    @property
+    def seen(self) -> float:
+        """Return the first of `kold` over a client's support: the mean over the classes that it has."""
+        return self.kold(support=True)[0]
+
+    @property
+    def unseen(self) -> float:
+        """Return the second of `kold` over a client's support: the mean over the classes that it lacks."""
+        return self.kold(support=True)[1]
+
     def rounds_to(self, target: float) -> float:
         """Return the first evaluated round whose accuracy, a fraction, reaches a target; NaN if none does."""
         return metrics.rounds_to(self.evaluated, self.accuracies, target)
+
+    def seconds_to(self, target: float) -> float:
+        """Return the seconds of local training, teachers included, until `rounds_to` a target; NaN if none does."""
+        reached = self.rounds_to(target)
+        spent = [
+            (row.get("train") or 0.0) + (row.get("teachers") or 0.0) for row in self.timings if row["round"] <= reached
+        ]
+        return float(sum(spent)) if spent else float("nan")
 
     @property
     def train_seconds(self) -> float:
@@ -328,6 +378,10 @@ class Cell:
     def undone(self) -> list[int]:
         """Return the rounds that were undone because too few clients answered."""
         return [int(row["round"]) for row in self.rounds if row.get("undone")]
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    return [float(value) for value in values if not np.isnan(value)]
 
 
 def _mean(values: list[float]) -> float:

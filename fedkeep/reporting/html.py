@@ -14,6 +14,7 @@ import numpy as np
 from fedkeep.files import write_whole
 from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.heatmap import class_heatmap
+from fedkeep.reporting.local_training import local_training
 from fedkeep.reporting.pages import page
 from fedkeep.reporting.plots import COLOURS, CurveMetric, Style, curves, history, smoothing, styles
 from fedkeep.reporting.rows import (
@@ -69,6 +70,7 @@ def context(run: Run) -> dict[str, Any]:
         "results": _results(rows),
         "visits": _columns([row for row in rows if any(cell.visits for cell in row.cells)], VISITS),
         "local": _columns([row for row in rows if any(cell.locals for cell in row.cells)], LOCAL),
+        "trained": local_training(rows),
         "differences": _differences(finished),
         "figures": [_figure(rows, looks, metric) for metric in ("accuracy", "forgetting")],
         "partition": _partition(run),

@@ -15,7 +15,7 @@ from typing import Any
 from fedkeep.files import write_whole
 from fedkeep.reporting.pages import page
 from fedkeep.reporting.rows import METRICS, Row, Spread, summary
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run, method_of, read_run
 from fedkeep.reporting.table import NOTHING, frozen, show
 
 Numbers = Mapping[str, Sequence[float]]  # label to [mean] or [mean, standard deviation], in percent or rounds
@@ -117,7 +117,7 @@ class Column:
     def verdict(self) -> str:
         """Say in a sentence how the order of the methods compares with the paper's."""
         if not any(self.paper.get(name) for name in ("accuracy", "forgetting")):
-            return "No numbers are printed for it."
+            return "No accuracy or forgetting is printed for it."
         same, pairs, clear_same, clear = self.agreement
         if not pairs:
             return "There are no two finished methods to compare the order of."
@@ -145,18 +145,19 @@ class Column:
     def extras(self, line: Line) -> list[str]:
         """Return the further columns of `heads` for a line."""
         texts = []
-        for name in ("forgetting", "clients", "rounds_to"):
-            if name not in self.paper:
-                continue
-            paper = _spread(self.paper[name], line.label)
-            if name != "rounds_to":
-                ours = line.row.value(self.measured[1] if name == "forgetting" else "local_last") if line.row else None
-                texts += [_paper(paper), NOTHING if ours is None else show(ours, "%")]
-            else:
-                target = float(self.paper.get("target", 0)) / 100
-                cells = line.row.cells if line.row else ()
-                reached = Spread.of(cell.rounds_to(target) for cell in cells)
-                texts += [NOTHING if paper is None else f"{paper.mean:g}", _rounds(reached, len(cells))]
+        for name in ("forgetting", "clients"):
+            if name in self.paper:
+                metric = self.measured[1] if name == "forgetting" else "local_last"
+                ours = NOTHING if line.row is None else show(line.row.value(metric), "%")
+                texts += [_paper(_spread(self.paper[name], line.label)), ours]
+        for name in ("rounds_to", "speedup"):
+            if name in self.paper:
+                paper = _spread(self.paper[name], line.label)
+                ours = self._rounds_to(line, self.target) if name == "rounds_to" else self._speedup(line)
+                texts += [NOTHING if paper is None else f"{paper.mean:g}", ours]
+        if self.has_averages:
+            paper = _spread(self.paper.get("accuracy", {}), method_of(line.label))
+            texts.append(NOTHING if paper is None else self._rounds_to(line, paper.mean / 100))
         return texts
 
     @property
@@ -169,7 +170,38 @@ class Column:
             titles += ["clients' models, paper", "clients' models, ours"]
         if "rounds_to" in self.paper:
             titles += [f"rounds to {self.paper.get('target'):g} %, paper", "ours"]
-        return titles
+        if "speedup" in self.paper:
+            titles += [f"times as fast to {self.paper.get('target'):g} %, paper", "ours"]
+        return titles + ["rounds to the paper's"] * self.has_averages
+
+    @property
+    def target(self) -> float:
+        """Return the accuracy, a fraction, to which rounds or times are counted; NaN if there is none."""
+        return float(self.paper.get("target", math.nan)) / 100
+
+    @cached_property
+    def has_averages(self) -> bool:
+        """Tell whether averages were served of models for which the paper prints an accuracy."""
+        printed = self.paper.get("accuracy", {})
+        averaged = any(row.label not in printed and method_of(row.label) in printed for row in self.rows)
+        return averaged and self.measured[0] == "tail"
+
+    def _rounds_to(self, line: Line, target: float) -> str:
+        """Return when a line first reached an accuracy, on average over the seeds that did."""
+        cells = line.row.cells if line.row else ()
+        reached = Spread.of(cell.rounds_to(target) for cell in cells)
+        if not reached.n:
+            return "not reached" if cells else NOTHING
+        return f"{reached.mean:g}" + (f" ({reached.n} of {len(cells)} seeds)" if reached.n < len(cells) else "")
+
+    def _speedup(self, line: Line) -> str:
+        """Return how many times as fast as the row with which the paper compares a line reached the target."""
+        others = {
+            cell.seed: cell for row in self.rows if self.paper["speedup"].get(row.label) == [1.0] for cell in row.cells
+        }
+        pairs = [(others[cell.seed], cell) for cell in (line.row.cells if line.row else ()) if cell.seed in others]
+        times = Spread.of(other.seconds_to(self.target) / cell.seconds_to(self.target) for other, cell in pairs)
+        return f"{times.mean:.2f}" if times.n else NOTHING
 
 
 @dataclass(frozen=True)
@@ -190,10 +222,14 @@ class Reproduction:
         return str(self.columns[0].paper.get("notes", "")) if self.columns else ""
 
 
-PRINTED = ("accuracy", "forgetting", "clients", "rounds_to")  # what a recipe may hold of a paper's numbers
+PRINTED = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")  # what a recipe may hold of a paper's numbers
 CAPTION = (
     "Accuracy in %. Ours is the mean over the last ten evaluations, mean ± standard deviation over seeds, and the last "
     "evaluation beside it; the difference is of the first. The last model of a sequence swings by several points."
+)
+AVERAGES = (
+    " Rounds to the paper's: the first evaluated round in which a model, or an average of a method's models, reached "
+    "the accuracy that the paper has for the method."
 )
 TASKS = (
     "Accuracy in %. Ours is measured after each task, as the head of the column says, among all classes seen by then; "
@@ -214,7 +250,9 @@ def heads(column: Column) -> list[str]:
 
 def caption(reproduction: Reproduction) -> str:
     """Say what the numbers are."""
-    return TASKS if any(column.measured[0] != "tail" for column in reproduction.columns) else CAPTION
+    if any(column.measured[0] != "tail" for column in reproduction.columns):
+        return TASKS
+    return CAPTION + AVERAGES * any(column.has_averages for column in reproduction.columns)
 
 
 def texts(column: Column, line: Line) -> list[str]:
@@ -310,12 +348,6 @@ def _paper(spread: Spread | None) -> str:
     if spread is None:
         return NOTHING
     return f"{spread.mean:.2f}" + ("" if math.isnan(spread.std) else f" ±{spread.std:.2f}")
-
-
-def _rounds(reached: Spread, cells: int) -> str:
-    if not reached.n:
-        return "not reached" if cells else NOTHING
-    return f"{reached.mean:g}" + (f" ({reached.n} of {cells} seeds)" if reached.n < cells else "")
 
 
 def _on(row: Row, seeds: set[int], metric: str) -> float:

@@ -67,7 +67,11 @@ LOCAL = (  # likewise
     Metric("local_accuracy", "accuracy of local models", "%", better=1),
     Metric("local_last", "accuracy of local models, last", "%", better=1),
     Metric("kold_in", "inside own classes", "%", better=1),
+    Metric("kold_in_spread", "inside, between clients", "%"),
     Metric("kold_out", "outside own classes", "%", better=1),
+    Metric("kold_out_spread", "outside, between clients", "%"),
+    Metric("seen", "seen classes", "%", better=1),
+    Metric("unseen", "unseen classes", "%", better=1),
 )
 TASKS = (  # in the place of the first columns, where classes arrived in tasks
     Metric("task_accuracy", "after the last task", "%", better=1),

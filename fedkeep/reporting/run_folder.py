@@ -69,13 +69,18 @@ def read_run(path: str | Path) -> Run:
     named = [text.casefold() for text in _texts(run.settings)]
 
     def rank(cell: Cell) -> tuple[int, str, int]:
-        label = cell.label
-        for words in SERVED.values():  # an average stands beside its method
-            label = label.removesuffix(words)
+        label = method_of(cell.label)  # an average stands beside its method
         places = [named.index(name) for name in (label.casefold(), cell.algorithm.casefold()) if name in named]
         return (places[0] if places else len(named), cell.label, cell.seed)
 
     return Run(path, info, recipe, tuple(sorted(run.cells, key=rank)))
+
+
+def method_of(label: str) -> str:
+    """Return the label of a method without what it says of an average of its models."""
+    for words in SERVED.values():
+        label = label.removesuffix(words)
+    return label
 
 
 def _read_cell(folder: Path) -> Cell:

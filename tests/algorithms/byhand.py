@@ -29,6 +29,8 @@ from fedkeep.objectives import Batch, Objective
 Model = dict[str, Tensor]
 Loss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
 """(weights, images, labels) of one batch to a scalar."""
+Step = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], None]
+"""(weights before, weights after, images, labels) of one step."""
 Lesson = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(teacher's logits, student's logits, labels) to the loss of a batch."""
 
@@ -91,8 +93,10 @@ class Hand:
     def steps(self, client: str) -> int:
         return len(list(self.batches(client, 1)))
 
-    def train(self, client: str, round: int, start: Mapping[str, Tensor], loss: Loss) -> Model:
-        """Return the model after one visit: SGD with momentum and weight decay."""
+    def train(
+        self, client: str, round: int, start: Mapping[str, Tensor], loss: Loss, step: Step | None = None
+    ) -> Model:
+        """Return the model after one visit: SGD with momentum and weight decay. ``step`` is told of each step."""
         images, labels = self.data(client)
         weights = {name: tensor.detach().clone() for name, tensor in start.items()}
         velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -106,6 +110,8 @@ class Hand:
                     self.training.momentum * velocity[name] + gradient + self.training.weight_decay * weight
                 )
                 weights[name] = weight - rate * velocity[name]
+            if step is not None:
+                step(live, weights, images[rows], labels[rows])
         return {name: tensor.detach() for name, tensor in weights.items()}
 
     def squared_gradients(self, model: Mapping[str, Tensor], client: str, size: int, limit: int | None = None) -> Model:

@@ -21,6 +21,8 @@ VARIANTS["fedadkd-true-target_term-zero_logit"] = METHODS["fedadkd"](  # type: i
 )
 VARIANTS["fedcurv-batch-inplace"] = METHODS["fedcurv"](fisher="batch", compat_inplace=True)  # type: ignore[call-arg]
 VARIANTS["cwc-last_own"] = METHODS["cwc"](anchor="last_own", normalise=True)  # type: ignore[call-arg]
+VARIANTS["cwc-mas"] = METHODS["cwc"](importance="mas")  # type: ignore[call-arg]
+VARIANTS["cwc-si"] = METHODS["cwc"](importance="si", anchor="last_own")  # type: ignore[call-arg]
 VARIANTS["fednova-ccvr"] = METHODS["fednova"](compat_ccvr=True)  # type: ignore[call-arg]
 
 VARIANTS["fedicarl-memory-global-random"] = METHODS["fedicarl"](memory=9, scope="global", selection="random")  # type: ignore[call-arg]

@@ -182,6 +182,29 @@ def test_fedcads_bounds_may_be_equal_but_not_crossed() -> None:
         FedCAD(low=0.5, high=0.3)
 
 
+@pytest.mark.parametrize("method", [FedCAD(), FedLSD(), FedLSD(tau=3.0, kd_scale="tau2", fusion="uniform")], ids=repr)
+def test_before_its_first_round_it_is_fedavg(method: Any) -> None:
+    """Figure 1: rounds of FedAvg, and then one of the method from the model that they left."""
+    plain, late = tiny.engine(FedAvg(fusion=method.fusion)), tiny.engine(replace(method, first_round=3))
+    tiny.played(plain, 2)
+    tiny.played(late, 2)
+    assert tiny.equal(late.server.model, plain.server.model)
+    at_once = tiny.engine(method)
+    at_once.server.model, at_once.finished = plain.server.model, 2
+    tiny.played(at_once, 1)
+    tiny.played(late, 1)
+    assert tiny.equal(late.server.model, at_once.server.model)
+    tiny.played(plain, 1)
+    assert not tiny.equal(late.server.model, plain.server.model)
+
+
+def test_fedcad_trusts_nothing_before_its_first_round() -> None:
+    engine = tiny.engine(FedCAD(first_round=2))
+    first, second = (record["log"]["trust"] for record in tiny.played(engine, 2))
+    assert first == [0.0] * tiny.CLASSES
+    assert min(second) >= 0.3
+
+
 def test_fedcads_payload_is_a_model_and_one_number_per_class() -> None:
     plain, trusting = (tiny.played(tiny.engine(m), 1)[0] for m in (FedAvg(), FedCAD()))
     assert trusting["down"] - plain["down"] == 3 * 4 * tiny.CLASSES

@@ -7,9 +7,9 @@ distillation in `test_distilling_by_formula`.
 from __future__ import annotations
 
 import itertools
+import pathlib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import byhand
@@ -185,6 +185,8 @@ def cwc(
     anchor: str = "incoming",
     normalise: bool = False,
     capped: bool = True,
+    measure: str = "fisher",
+    damping: float = 0.1,
 ) -> tuple[list[Model], Model]:
     """Return the model after each round, and the importance at the end."""
     importance, model, left = zeros(hand.initial), hand.initial, []
@@ -205,10 +207,47 @@ def cwc(
                 penalty = torch.stack([(o[n] * (w[n] - a[n]) ** 2).sum() for n in w]).sum()
                 return hand.cross_entropy(w, x, y) + weight / 2 * penalty
 
-            model = own[client] = hand.train(client, number, model, loss)
-            importance = combined((1.0, importance), (1.0, hand.squared_gradients(model, client, 1, 500)))
+            path = Path(hand, model)
+            model = own[client] = hand.train(client, number, model, loss, path if measure == "si" else None)
+            if measure == "si":
+                told = path.importance(model, damping)
+            elif measure == "mas":
+                told = memory_aware(hand, model, client)
+            else:
+                told = hand.squared_gradients(model, client, 1, 500)
+            importance = combined((1.0, importance), (1.0, told))
         left.append(model)
     return left, importance
+
+
+class Path:
+    """Synaptic intelligence (Zenke et al., 2017): -sum_t g_t (w_{t+1} - w_t), g_t the gradient of the cross-entropy
+    alone, over the squared way from beginning to end, damped."""
+
+    def __init__(self, hand: Hand, start: Model) -> None:
+        self.hand, self.start, self.gain = hand, start, zeros(start)
+
+    def __call__(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], x: Tensor, y: Tensor) -> None:
+        live = {name: weight.detach().clone().requires_grad_() for name, weight in before.items()}
+        slopes = torch.autograd.grad(self.hand.cross_entropy(live, x, y), list(live.values()))
+        for name, slope in zip(live, slopes, strict=True):
+            self.gain[name] = self.gain[name] - slope * (after[name] - live[name].detach())
+
+    def importance(self, end: Model, damping: float) -> Model:
+        way = {name: (end[name] - self.start[name]) ** 2 for name in end}
+        return {name: (gain / (way[name] + damping)).clamp(min=0) for name, gain in self.gain.items()}
+
+
+def memory_aware(hand: Hand, model: Model, client: str) -> Model:
+    """Memory-aware synapses (Aljundi et al., 2018): the mean size of the gradients of the logits' squared length."""
+    images, _ = hand.data(client)
+    live = {name: weight.detach().clone().requires_grad_() for name, weight in model.items()}
+    total = zeros(model)
+    for image in images:
+        length = (hand.logits(live, image[None]) ** 2).sum()
+        for name, slope in zip(live, torch.autograd.grad(length, list(live.values())), strict=True):
+            total[name] = total[name] + slope.abs() / len(images)
+    return total
 
 
 @pytest.mark.parametrize(
@@ -234,6 +273,39 @@ def test_cwc(weight: float, sigma: float, anchor: Any, normalise: bool) -> None:
         byhand.assert_same(engine.server.model, expected)
     if not normalise:
         byhand.assert_same(engine.server.state.importance, importance, rtol=1e-3)
+
+
+MEASURES: list[dict[str, Any]] = [
+    {"measure": "fisher"},
+    {"measure": "mas"},
+    {"measure": "si"},
+    {"measure": "si", "damping": 0.01},
+]
+
+
+@pytest.mark.parametrize("options", MEASURES[1:], ids=str)
+@pytest.mark.parametrize(
+    ("weight", "training"),
+    [(0.5, tiny.TRAINING), (100.0, replace(tiny.TRAINING, momentum=0.9, weight_decay=0.05))],
+    ids=["within the cap", "beyond it"],
+)
+def test_cwcs_other_measures_of_importance(options: dict[str, Any], weight: float, training: Any) -> None:
+    """The penalty's own gradient is no part of what a step has gained."""
+    hand = hand_of(training=training)
+    left, importance = cwc(hand, ROUNDS, weight, 0.7, **options)
+    named = {"importance" if name == "measure" else name: value for name, value in options.items()}
+    engine = tiny.engine(CWC(w_penalty=weight, attenuation=0.7, **named), rounds=ROUNDS, training=training)
+    for expected in left:
+        tiny.played(engine, 1)
+        byhand.assert_same(engine.server.model, expected, rtol=1e-3, atol=1e-5)
+    byhand.assert_same(engine.server.state.importance, importance, rtol=5e-3, atol=1e-4)
+    assert all(float(tensor.min()) >= 0 for tensor in importance.values())
+
+
+def test_cwcs_measures_can_be_told_apart_here() -> None:
+    hand = hand_of()
+    ends = [cwc(hand, ROUNDS, 3.0, 0.7, **options)[0][-1] for options in MEASURES]
+    assert all(byhand.distance(one, other) > 1e-3 for one, other in itertools.combinations(ends, 2))
 
 
 def test_cwcs_cap_follows_the_learning_rate() -> None:
@@ -273,7 +345,11 @@ def test_cwc_is_capped_before_it_overshoots() -> None:
     assert byhand.distance(engine.server.model, engine.place.networks.initial) < 10
 
 
-@pytest.mark.parametrize("options", [{}, {"anchor": "last_own", "normalise": True}, {"attenuation": 1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"anchor": "last_own", "normalise": True}, {"attenuation": 1.0}, {"importance": "mas"}, {"importance": "si"}],
+    ids=str,
+)
 def test_cwc_without_penalty_is_fedseq(options: dict[str, Any]) -> None:
     plain = byhand.played(FedSeq(), ROUNDS).server.model
     assert tiny.equal(byhand.played(CWC(w_penalty=0.0, **options), ROUNDS).server.model, plain)
@@ -287,6 +363,6 @@ def test_cwcs_first_visit_ever_is_fedseqs() -> None:
         assert tiny.equal(one, two) is equal
 
 
-def test_cwc_is_marked_as_reconstructed(tmp_path: Path) -> None:
+def test_cwc_is_marked_as_reconstructed(tmp_path: pathlib.Path) -> None:
     (method,) = load_recipe(tiny.write_recipe(tmp_path), methods=["cwc"]).methods
     assert method.label == "CWC (reconstructed)"

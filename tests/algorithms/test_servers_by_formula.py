@@ -23,10 +23,20 @@ from byhand import (
 )
 from torch import Tensor, nn
 
+from fedkeep.algorithms.asd import ASD, FedNTDASD
 from fedkeep.algorithms.cwc import CWC
+from fedkeep.algorithms.fedadkd import FedADKD
+from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.fedcurv import FedCurv
+from fedkeep.algorithms.feddkd import FedDKD
+from fedkeep.algorithms.fedgkd import FedGKD
+from fedkeep.algorithms.fedlsd import FedLSD
 from fedkeep.algorithms.fednova import FedNova
+from fedkeep.algorithms.fedntd import FedNTD
 from fedkeep.algorithms.fedopt import FedAdam, FedAvgM
+from fedkeep.algorithms.fedprox import FedProx
+from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.algorithms.moon import MOON
 from fedkeep.algorithms.scaffold import SCAFFOLD
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Fit
@@ -233,6 +243,13 @@ def test_buffers_follow_the_mean(adam: bool, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("method", "first", "later"),
     [
+        *(
+            (method, (1, 1), (1, 1))
+            for method in (FedAvg(), FedProx(), FedNTD(), FedLSD(), ASD(), FedNTDASD(), FedDKD())
+        ),
+        (FedSeq(), (1, 1), (1, 1)),
+        (MOON(), (1, 1), (1, 1)),
+        (FedGKD(), (1, 1), (2, 1)),
         (FedAvgM(), (1, 1), (1, 1)),
         (FedAdam(), (1, 1), (1, 1)),
         (FedNova(compat_ccvr=True), (1, 1), (1, 1)),
@@ -252,3 +269,10 @@ def test_models_that_travel(method: Any, first: tuple[int | None, int], later: t
         down, up = first if number == 1 else later
         assert record["up"] == 3 * (up * model + 3 * 8)  # examples, steps and loss of a fit
         assert record["down"] == (3 * down if down is not None else 1 + 2 * 2) * model
+
+
+def test_fedadkd_sends_one_number_more_each_way() -> None:
+    """Phi down, the impurity up; SFedKD's and FedCAD's numbers are counted in their own files."""
+    plain, weighed = (tiny.played(tiny.engine(method), 2) for method in (FedAvg(), FedADKD()))
+    for one, other in zip(plain, weighed, strict=True):
+        assert (other["down"] - one["down"], other["up"] - one["up"]) == (3 * 8, 3 * 8)

@@ -235,6 +235,50 @@ def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) 
     assert shown["FedSeq"][0] == "–"
 
 
+def test_averages_say_when_they_reach_what_the_paper_has_for_their_method(table: str, tmp_path: Path) -> None:
+    words = ["--columns", "first", "--seeds", "0,1", "--methods", "fedavg,fedseq", "--set", "run.rounds=6"]
+    assert run(table, tmp_path / "plain", *words) == 0
+    (plain,) = read("toy", {"first": tmp_path / "plain" / "toy" / "first"}).columns
+    assert "rounds to the paper's" not in plain.heads, "where nothing is averaged there is nothing to add"
+    assert run(table, tmp_path, *words, "--set", 'run.served=["last", "moving"]') == 0
+    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    at = column.heads.index("rounds to the paper's")
+    shown = {line.label: column.extras(line)[at] for line in column.lines}
+    assert list(shown) == ["FedAvg", "FedSeq", "Prox", "FedAvg, moving average", "FedSeq, moving average"]
+    for label, text in shown.items():
+        paper = {"FedAvg": 0.1, "FedSeq": 0.115}.get(label.partition(",")[0])
+        if paper is None:
+            assert text == "–"
+            continue
+        reached = [cell.rounds_to(paper) for cell in column.run.cells if cell.label == label]
+        known = [number for number in reached if number == number]
+        some = f" ({len(known)} of 2 seeds)" if len(known) == 1 else ""
+        assert text == (f"{sum(known) / len(known):g}{some}" if known else "not reached")
+    assert len(set(shown.values())) > 2
+
+
+def test_times_to_a_target_stand_beside_the_papers(table: str, tmp_path: Path) -> None:
+    base = Path(table) / "_table.toml"
+    text = base.read_text().replace("target = 20", "target = 5")
+    start, end = text.index("[paper.accuracy]"), text.index("[[methods]]")
+    base.write_text(text[:start] + "[paper.speedup]\nFedAvg = [2.0]\nFedSeq = [1.0]\n" + text[end:])
+    words = ["--columns", "first", "--seeds", "0,1", "--methods", "fedavg,fedseq"]
+    assert run(table, tmp_path, *words) == 0
+    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    assert column.heads == ["times as fast to 5 %, paper", "ours"]
+    assert column.verdict == "No accuracy or forgetting is printed for it."
+    shown = {line.label: column.extras(line) for line in column.lines}
+    cells = {(cell.label, cell.seed): cell for cell in column.run.cells}
+    for cell in cells.values():
+        rounds = cell.rounds_to(0.05)
+        spent = sum(row["train"] + row["teachers"] for row in cell.timings if row["round"] <= rounds)
+        assert cell.seconds_to(0.05) == pytest.approx(spent)
+        assert cell.seconds_to(1.01) != cell.seconds_to(1.01), "not a number"
+    ratios = [cells["FedSeq", seed].seconds_to(0.05) / cells["FedAvg", seed].seconds_to(0.05) for seed in (0, 1)]
+    assert shown["FedAvg"] == ["2", f"{sum(ratios) / 2:.2f}"]
+    assert shown["FedSeq"] == ["1", "1.00"]
+
+
 def test_a_folder_of_another_kind_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table"):
         reproduce.find(str(tmp_path))

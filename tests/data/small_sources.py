@@ -56,8 +56,8 @@ def write_mnist(root: Path, train: Sequence[int] = (0, 1, 2, 3, 0), test: Sequen
     return place
 
 
-def write_femnist(root: Path, splits: Mapping[str, int]) -> None:
-    characters = [f"c{i}" for i in range(62)]
+def write_femnist(root: Path, splits: Mapping[str, int], characters: Sequence[str] = ()) -> None:
+    characters = characters or [f"c{i}" for i in range(62)]
     for split, rows in splits.items():
         columns = {
             "image": [image(i % 200) for i in range(rows)],

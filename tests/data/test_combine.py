@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import string
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
-from small_sources import own_folders, write_mnist
+from small_sources import own_folders, write_femnist, write_mnist
 
+from fedkeep.data import sources
 from fedkeep.data.combine import choose, in_common, join
 from fedkeep.data.ink import as_emnist
 from fedkeep.data.sources import load
@@ -69,6 +71,43 @@ def test_some_classes_of_a_set() -> None:
     assert torch.equal(some.train["image"], data.train["image"][data.train["label"] != 1])
     with pytest.raises(DataError, match="tiny has no class 'd' in this copy"):
         choose(data, ["a", "d"])
+
+
+LEAF = string.digits + string.ascii_uppercase + string.ascii_lowercase
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "first"),
+    [("femnist-digits", string.digits, 0), ("femnist-alphabet", string.ascii_uppercase, 10)],
+)
+def test_what_else_femnist_may_mean(name: str, classes: str, first: int, tmp_path: Path) -> None:
+    """LEAF numbers digits, capitals and small letters in this order; both cases of a letter are one class."""
+    write_femnist(tmp_path, {"train": 124, "test": 62}, characters=LEAF)
+    whole, part = load("femnist", data_dir=tmp_path), load(name, data_dir=tmp_path)
+    assert part.name == name
+    assert part.label_names == tuple(classes)
+    for half, chosen in ((whole.train, part.train), (whole.test, part.test)):
+        kept = [row for row, label in enumerate(half["label"].tolist()) if LEAF[label].upper() in classes]
+        assert len(kept) == len(half["label"]) // 62 * (10 if first == 0 else 52)
+        named = [LEAF[int(half["label"][row])].upper() for row in kept]
+        assert [classes[label] for label in chosen["label"].tolist()] == named
+        for column in ("image", "writer"):
+            assert torch.equal(chosen[column], half[column][kept]), "the rest of a row goes with it"
+    assert sources.KNOWN[name].classes == len(classes)
+    assert (part.mean, part.std) == (whole.mean, whole.std)
+
+
+def test_a_hub_id_means_the_first_known_set_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(sources, "_load_known", lambda entry, root: asked.append(entry.name))
+    load("marmal88/skin_cancer")
+    load("ham10000-64")
+    assert asked == ["ham10000", "ham10000-64"]
+    small, large = (sources.KNOWN[name] for name in asked)
+    assert (small.layout.side, large.layout.side) == (32, 64)
+    assert large.shape == (3, 64, 64)
+    assert large.prepare is small.prepare
+    assert large.place != small.place
 
 
 def test_letters_as_emnist_has_them() -> None:

@@ -97,6 +97,12 @@ def test_sharding_on_cifar() -> None:
     counts = Sharding(clients=100, shards=2).split(train, 10, 0).counts(train["label"], 10)
     assert set(counts.unique().tolist()) <= {0, 250, 500}
     assert ((counts / 250).sum(0) == 20).all()
+    pure = [
+        (Sharding(clients=100, shards=2).split(train, 10, seed).counts(train["label"], 10) > 0).sum(1) == 1
+        for seed in range(20)
+    ]
+    # The second of a client's shards is of the first one's class in 19 of the 199 that are left: about 10 %.
+    assert torch.cat(pure).double().mean().item() == pytest.approx(19 / 199, abs=0.02)
     train = balanced(50_000, 100)
     counts = Sharding(clients=100, shards=5).split(train, 100, 0).counts(train["label"], 100)
     assert ((counts / 100).sum(0) == 5).all()

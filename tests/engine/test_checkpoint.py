@@ -287,3 +287,15 @@ def test_saving_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPat
     assert not checkpoint.due()
     now[0] += 0.2
     assert checkpoint.due()
+
+
+@pytest.mark.parametrize(("cost", "after"), [(1.5, 30.0), (3.0, 60.0), (20.0, 60.0), (90.0, 90.0)])
+def test_a_kill_costs_no_more_than_a_minute(cost: float, after: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However dear saving is, beside rounds that are longer; but no more time goes into saving than into rounds."""
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    checkpoint = Checkpoint(Path(), share=0.05, cost=cost, _saved_at=now[0])
+    now[0] += after - 0.1
+    assert not checkpoint.due()
+    now[0] += 0.2
+    assert checkpoint.due()

@@ -412,6 +412,54 @@ def test_fisher_without_examples_is_zero() -> None:
 
 
 @pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
+def test_sensitivity_is_the_mean_size_of_the_answers_gradients(factory: Callable[[], nn.Module]) -> None:
+    party = server(factory)
+    got = party.sensitivity(party.model)
+    network = party.network(party.model).double()
+    expected = {name: torch.zeros_like(weight) for name, weight in network.named_parameters()}
+    for image in party.data["image"].double():
+        network.zero_grad()
+        (network(image[None]) ** 2).sum().backward()
+        for name, weight in network.named_parameters():
+            expected[name] += weight.grad.abs() / len(party.data["label"])
+    assert got.keys() == expected.keys()
+    for name, value in got.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-4, atol=1e-8)
+    some, all_of_them = party.sensitivity(party.model, 5), server(factory)
+    chosen = torch.randperm(70, generator=seeds.generator(0, "fisher", task=1, round=2))[:5]
+    all_of_them.data = {name: column[chosen] for name, column in all_of_them.data.items()}
+    for name, value in all_of_them.sensitivity(all_of_them.model, 99).items():
+        torch.testing.assert_close(some[name], value)
+    nobody = server(factory, count=0)
+    assert not any(value.any() for value in nobody.sensitivity(nobody.model).values())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_who_watches_sees_every_step_and_changes_nothing(name: str) -> None:
+    networks, training, data = Networks(tiny.network, 0, CPU), SETTINGS[name], columns(11)
+    seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+
+    def watch(weights: Any) -> None:
+        seen.append(
+            ({n: w.detach().clone() for n, w in weights.items()}, {n: w.grad.clone() for n, w in weights.items()})
+        )
+
+    made = Assignment(networks.initial, CrossEntropy(), [source(data)], training.epochs, 1, 0, watch=watch)
+    watched = fit(networks, made, training)
+    plain = trained(networks, training, data)
+    assert tiny.equal(watched.model, plain.model)
+    assert len(seen) == plain.steps
+    assert tiny.equal(seen[0][0], networks.initial)
+    # The gradients of the objective itself: without weight decay, momentum or clipping.
+    network = networks.build()
+    network.load_state_dict(dict(networks.initial))
+    rows = torch.randperm(11, generator=torch.Generator().manual_seed(1))[: training.batch_size]
+    cross_entropy(network(data["image"][rows]), data["label"][rows]).backward()
+    for key, weight in network.named_parameters():
+        torch.testing.assert_close(seen[0][1][key], weight.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
 def test_predicting_in_parts_is_predicting_the_whole(
     factory: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:

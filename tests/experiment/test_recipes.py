@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from fedkeep.algorithms.fedadkd import FedADKD
+from fedkeep.algorithms.fedcad import FedCAD
 from fedkeep.algorithms.feddcl import FedDCL
+from fedkeep.algorithms.fedlsd import FedLSD
 from fedkeep.algorithms.fedpass import FedPASS
 from fedkeep.algorithms.fedskf import FedSKF
 from fedkeep.algorithms.fedweit import FedWeIT
@@ -42,6 +44,7 @@ COLUMNS = {
     "fedcad/table2": 4,
     "fedcad/table3": 3,
     "fedcad/table4": 4,
+    "fedcad/figure1": 1,
     "fedcad/figure4": 1,
     "fedadkd/table1": 4,
     "fedadkd/table2": 4,
@@ -64,7 +67,7 @@ COLUMNS = {
 }
 MISSING = {"LANDER"}  # rows of methods that lack a file
 OURS = {"Labels of made images"}  # rows that no paper printed
-METRICS = ("accuracy", "forgetting", "clients", "rounds_to")
+METRICS = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")
 TIMES = {"feddcl/table3/rgb"}  # prints no accuracy
 TABLES = list(paper_tables().values())
 COLUMN_NAMES = [name for table in TABLES if table.name in COLUMNS for name in table.columns]
@@ -123,7 +126,7 @@ def test_numbers_belong_to_methods_and_have_their_shape(name: str) -> None:
     table = name.split("/")[1]
     printed = {metric: recipe.paper[metric] for metric in METRICS if metric in recipe.paper}
     assert set(recipe.paper) <= {"table", "columns", "notes", "target", "measured", *METRICS}
-    assert bool(printed) != (table.startswith("figure") or name in TIMES)
+    assert bool(printed.keys() - {"speedup"}) != (table.startswith("figure") or name in TIMES)
     for metric, numbers in printed.items():
         rows = [label for label in numbers if label not in MISSING]
         expected = [label for label in labels(recipe) if label in rows or table != "tiny-imagenet"]
@@ -136,7 +139,7 @@ def test_numbers_belong_to_methods_and_have_their_shape(name: str) -> None:
                 assert 1 <= values[0] <= recipe.run.rounds
             else:
                 assert all(type(value) is float and 0 < value < 100 for value in values)
-    assert ("target" in recipe.paper) == ("rounds_to" in printed)
+    assert ("target" in recipe.paper) == bool({"rounds_to", "speedup"} & printed.keys())
 
 
 @pytest.mark.parametrize(
@@ -192,6 +195,19 @@ def test_no_label_could_be_a_point_of_another_rows_grid(name: str) -> None:
         assert not [(a, b) for a in named for b in named if b.startswith(f"{a} (")]
 
 
+def test_times_of_sfedkd() -> None:
+    """Figures 6 and 7: about how many times as fast as without selection, K = 10."""
+    papers = {
+        name: load_recipe(f"sfedkd/figure6/{name}-2-0.5").paper for name in ("fashion-mnist", "cifar10", "cinic10")
+    }
+    rows = [f"SFedKD (K={k})" for k in (3, 5, 7, 10)]
+    assert papers["fashion-mnist"]["target"] == 80
+    assert papers["fashion-mnist"]["speedup"] == dict(zip(rows, ([2.0], [1.3], [1.5], [1.0]), strict=True))
+    assert papers["cifar10"]["target"] == 60
+    assert papers["cifar10"]["speedup"] == dict(zip(rows, ([2.5], [2.3], [1.6], [1.0]), strict=True))
+    assert "speedup" not in papers["cinic10"]
+
+
 @pytest.mark.parametrize(("name", "target"), [("cifar10", 65), ("cifar100", 65), ("femnist", 90)])
 def test_targets_of_fedcad(name: str, target: int) -> None:
     assert load_recipe(f"fedcad/table1/{name}").paper["target"] == target
@@ -221,6 +237,7 @@ RUN = {
     **{f"fedcad/table3/cohort-{n}": Plan(rounds=100, cohort=n) for n in (10, 30, 50)},
     "fedcad/table1/femnist": Plan(rounds=50),
     "sfedkd/figure1": Plan(rounds=10, evaluate_visits=True),
+    "fedcad/figure1": Plan(rounds=11, evaluate_visits=True),
     "fedcad/figure4": Plan(rounds=100, evaluate_visits=True),
     "fedadkd/figure6": Plan(rounds=200, evaluate_visits=True),
     "feddcl/table2": Plan(rounds=40, cohort=5, evaluate_every=10, evaluate_visits=True),
@@ -400,6 +417,11 @@ def test_methods_of_fedcad() -> None:
     bounds = (0.0, 0.3, 0.5, 0.7)
     assert pairs == {(low, high) for low in bounds for high in bounds if low <= high}
     assert len(pairs) == 10
+    figure1 = load_recipe("fedcad/figure1/cifar10")
+    assert labels(figure1) == ["FedAvg", "FedLSD", "FedCAD"]
+    assert options(figure1, "FedLSD") == FedLSD(first_round=11), "ten rounds of FedAvg go before"
+    assert options(figure1, "FedCAD") == FedCAD(first_round=11)
+    assert setting(replace(figure1, run=recipe.run, methods=recipe.methods)) == setting(recipe)
 
 
 def test_methods_of_fedadkd() -> None:

@@ -23,6 +23,7 @@ from fedkeep.interface import Fit
 from fedkeep.metrics import kold, rounds_to
 from fedkeep.models import Weights, architecture
 from fedkeep.reporting.cell import Cell
+from fedkeep.reporting.rows import LOCAL
 
 NAN = float("nan")
 few = settings(max_examples=80, deadline=None)
@@ -181,6 +182,42 @@ def test_kold_of_a_run(watched: tuple[Cell, list[Any]], support: bool) -> None:
     assert everything == 0 if cell.partition["scheme"] == "exdir" else 0 < everything < len(seen)
     unweighted = np.nanmean([by_hand(visit[1], visit[2], support)[0] for visit in seen])
     assert got[0] != pytest.approx(unweighted, abs=1e-5)
+
+
+@pytest.mark.parametrize("support", [False, True])
+def test_how_far_clients_differ_in_it(watched: tuple[Cell, list[Any]], support: bool) -> None:
+    """The standard deviation over the clients of a round, of those that have a value, and its mean over rounds."""
+    cell, seen = watched
+    got = cell.kold_spread(support=support)
+    for place in (0, 1):
+        spreads = []
+        for number in (1, 2, 3):
+            values = [by_hand(v[1], v[2], support)[place] for v in seen if v[0] == number]
+            known = [value for value in values if not math.isnan(value)]
+            mean = sum(known) / len(known)
+            if len(known) > 1:
+                spreads.append(math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1)))
+        assert got[place] == pytest.approx(sum(spreads) / len(spreads), abs=1e-6)
+        assert got[place] > 0 or (support and place), "nobody knows anything of what it has not seen"
+
+
+def test_both_definitions_are_columns_of_the_report(watched: tuple[Cell, list[Any]]) -> None:
+    cell, _ = watched
+    values = {metric.title: metric.of(cell) for metric in LOCAL}
+    assert values["inside own classes"] == cell.kold()[0]
+    assert values["outside own classes"] == cell.kold()[1]
+    assert values["inside, between clients"] == cell.kold_spread()[0]
+    assert values["outside, between clients"] == cell.kold_spread()[1]
+    assert (values["seen classes"], values["unseen classes"]) == cell.kold(support=True)
+    assert len(set(values.values())) == len(values) == 8
+
+
+def test_a_cohort_of_one_does_not_differ(tmp_path: Path) -> None:
+    settings = ["run.evaluate_visits=true", "run.cohort=1"]
+    recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedavg"], rounds=2)
+    (cell,) = fedkeep.run(recipe, out=tmp_path / "run").cells
+    assert all(map(math.isnan, cell.kold_spread()))
+    assert 0 <= cell.kold_in <= 1
 
 
 def test_accuracy_of_local_models(watched: tuple[Cell, list[Any]]) -> None:

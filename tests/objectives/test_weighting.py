@@ -251,6 +251,10 @@ def test_quadratic() -> None:
     assert loss == pytest.approx(0.5 * 10 * 4)
     assert slope == pytest.approx([20.0, 0.0])
     assert evaluated(Quadratic(anchor, 0.5), Pupil([1.0, -1.0])) == (0.0, [0.0, 0.0])
+    for penalty in (Quadratic(anchor, 0.7), curved):
+        _, slope = evaluated(penalty, Pupil([3.0, 2.0]))
+        told = penalty.gradient({"slope": torch.tensor([3.0, 2.0]), "free": torch.ones(2)})
+        assert {name: tensor.tolist() for name, tensor in told.items()} == {"slope": pytest.approx(slope)}
 
 
 def test_slope() -> None:
