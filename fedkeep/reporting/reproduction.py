@@ -150,6 +150,8 @@ class Column:
                 metric = self.measured[1] if name == "forgetting" else "local_last"
                 ours = NOTHING if line.row is None else show(line.row.value(metric), "%")
                 texts += [_paper(_spread(self.paper[name], line.label)), ours]
+        if self.forgets:
+            texts.append(NOTHING if line.row is None else show(line.row.value(self.measured[1]), "%"))
         for name in ("rounds_to", "speedup"):
             if name in self.paper:
                 paper = _spread(self.paper[name], line.label)
@@ -168,11 +170,18 @@ class Column:
             titles += ["forgetting, paper", "forgetting, ours"]
         if "clients" in self.paper:
             titles += ["clients' models, paper", "clients' models, ours"]
+        if self.forgets:
+            titles.append("forgetting")
         if "rounds_to" in self.paper:
             titles += [f"rounds to {self.paper.get('target'):g} %, paper", "ours"]
         if "speedup" in self.paper:
             titles += [f"times as fast to {self.paper.get('target'):g} %, paper", "ours"]
         return titles + ["rounds to the paper's"] * self.has_averages
+
+    @property
+    def forgets(self) -> bool:
+        """Return whether ours is a run of several tasks whose forgetting no paper prints."""
+        return self.measured[0] != "tail" and "forgetting" not in self.paper
 
     @property
     def target(self) -> float:
