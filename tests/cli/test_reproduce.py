@@ -221,6 +221,19 @@ def test_a_table_of_forgetting_alone_is_compared_by_forgetting(table: str, tmp_p
     assert all(line.difference is None for line in column.lines)
 
 
+def test_what_tasks_cost_is_shown_though_no_paper_prints_it(table: str, tmp_path: Path) -> None:
+    base = Path(table) / "_table.toml"
+    text = base.read_text().replace("target = 20", 'measured = ["task_accuracy", "forgetting_chaudhry"]')
+    start, end = text.index("[paper.accuracy]"), text.index("[[methods]]")
+    base.write_text(text[:start] + "[tasks]\ntasks = 2\n\n" + text[end:])
+    assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg") == 0
+    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (line,) = column.lines
+    assert line.row is not None
+    assert column.heads == ["forgetting"]
+    assert column.extras(line) == [f"{100 * line.row.value('forgetting_chaudhry').mean:.2f}"]
+
+
 def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) -> None:
     base = Path(table) / "_table.toml"
     text = base.read_text().replace("[paper.forgetting]", "[paper.clients]\nFedAvg = [7.0, 0.5]\n\n[paper.forgetting]")
