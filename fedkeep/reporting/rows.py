@@ -10,6 +10,8 @@ from typing import Any
 
 from fedkeep import metrics
 from fedkeep.errors import RunError, did_you_mean
+from fedkeep.interface import algorithms
+from fedkeep.options import options_of
 from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.run_folder import Run
 
@@ -269,11 +271,18 @@ def _settings(run: Run, cell: Cell) -> dict[str, str]:
     partition = {key: cell.partition.get(key) for key in ("scheme", "settings") if key in cell.partition}
     of_cell = {key: cell.info[key] for key in ("rounds", "dataset", "clients", "cohort") if key in cell.info}
     recipe = {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
-    own = {"algorithm": cell.algorithm, "schedule": cell.schedule} | of_cell | dict(cell.options)
+    own = {"algorithm": cell.algorithm, "schedule": cell.schedule} | of_cell | _options(cell)
     flat = _flat(own) | _flat({"partition": partition})
     # A recipe repeats what the cell says, in its own place: the cell's word counts.
     flat = {f"recipe.{key}": text for key, text in _flat(recipe).items()} | flat
     return {key: text for key, text in flat.items() if key not in NO_EFFECT}
+
+
+def _options(cell: Cell) -> dict[str, Any]:
+    """Return a method's options; what its version did not have yet is at its default, which changes nothing."""
+    known = algorithms().get(cell.algorithm)
+    defaults = {name: field.default for name, field in options_of(known).items()} if known else {}
+    return {name: value for name, value in defaults.items() if value is not None} | dict(cell.options)
 
 
 def _word(key: str) -> str:

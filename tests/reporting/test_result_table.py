@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 from synthetic_run import RECIPE, write_cell, write_run
 
+from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.errors import RunError
+from fedkeep.options import as_table
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.table import (
     Spread,
@@ -89,6 +91,20 @@ def test_different_options_under_one_label_stay_apart_and_say_so(tmp_path: Path)
     rows = summary([read_run(one), read_run(two)])
     assert [row.label for row in rows] == ["SFedKD (teachers=3)", "SFedKD (teachers=5)", "FedAvg"]
     assert [cell.label for row in rows for cell in row.cells] == [row.label for row in rows]
+
+
+def test_an_option_that_came_later_was_at_its_default_before(tmp_path: Path) -> None:
+    """A method gets new options, and cells of an older version do not name them."""
+    run = write_run(tmp_path / "run")
+    old = {"algorithm": "sfedkd", "options": {"teachers": 5}}
+    now = {"algorithm": "sfedkd", "options": as_table(SFedKD())}
+    other = {"algorithm": "sfedkd", "options": as_table(SFedKD(tau=1.0))}
+    for seed, cell in enumerate((old, now, other)):
+        write_cell(run, "SFedKD", seed, [[5, 5]], **cell)
+    assert [(row.label, row.seeds) for row in summary(read_run(run))] == [
+        ("SFedKD (tau=4.0)", (0, 1)),
+        ("SFedKD (tau=1.0)", (2,)),
+    ]
 
 
 def test_different_recipes_rounds_and_partitions_stay_apart(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""The papers' methods as their recipes set them, on 500 digits over ten clients for two rounds.
+
+Small versions of the presets (specification, section 18): that every recipe can be carried out, not what comes of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+import fedkeep
+from fedkeep.data import DataSet
+from fedkeep.data.partition import ByColumn, ExDir, Scheme
+from fedkeep.experiment.catalogue import paper_tables
+from fedkeep.experiment.recipe import Method, Recipe, load_recipe
+from fedkeep.experiment.setup import engine_for, held_by_server, shared_out
+from fedkeep.models import architecture
+
+
+@cache
+def digits() -> DataSet:
+    """Return 500 training images, each by one of twenty writers."""
+    whole = fedkeep.load("digits")
+    few = {name: column[:500] for name, column in whole.train.items()}
+    halves = [{**half, "writer": torch.arange(len(half["label"])) % 20} for half in (few, whole.test)]
+    return replace(whole, train=halves[0], test=halves[1])
+
+
+def shrunk(scheme: Scheme) -> Scheme:
+    """Return a partition of the same kind over ten clients."""
+    if isinstance(scheme, ByColumn):
+        return replace(scheme, clients=10, groups=20)
+    if isinstance(scheme, ExDir):
+        return replace(scheme, clients=10, classes=2, min_size=1)
+    return replace(scheme, clients=10, **({"min_size": 1} if hasattr(scheme, "min_size") else {}))
+
+
+def small(recipe: Recipe) -> Recipe:
+    return replace(
+        recipe,
+        partition=shrunk(recipe.partition),
+        model=architecture("mlp")(hidden=(8,)),  # type: ignore[call-arg]
+        training=replace(recipe.training, epochs=1, batch_size=16),
+        run=replace(recipe.run, rounds=2, cohort=5, evaluate_every=1),
+        auxiliary=replace(recipe.auxiliary, per_class=min(recipe.auxiliary.per_class, 5)),
+    )
+
+
+def presets(paper: str) -> dict[str, tuple[Recipe, Method]]:
+    """Return every method once for each way in which its recipes split and augment data, and of each sweep one."""
+    found: dict[Any, tuple[str, Recipe, Method]] = {}
+    for table in paper_tables().values():
+        for name in table.columns if table.name.startswith(f"{paper}/") else ():
+            recipe = load_recipe(name)
+            for method in recipe.methods:
+                options = re.sub(r"[0-9.]+", "#", repr(method.algorithm))
+                kind = options, type(recipe.partition), recipe.augmentation, recipe.auxiliary
+                found.setdefault(kind, (f"{name}: {method.label}", recipe, method))
+    return {name: (recipe, method) for name, recipe, method in found.values()}
+
+
+@pytest.mark.parametrize("paper", ["sfedkd", "fedcad", "fedadkd"])
+def test_every_recipe_can_be_carried_out(paper: str) -> None:
+    played = presets(paper)
+    assert len(played) > 10
+    for name, (recipe, method) in played.items():
+        recipe = small(recipe)
+        federation = shared_out(recipe, 0, *held_by_server(recipe, 0, digits()))
+        engine = engine_for(recipe, method, 0, federation)
+        for record in tiny.played(engine):
+            assert record["lost"] == {}, name
+            assert sum(record["correct"]) > 0, name
+        assert tiny.finite(engine.server.model), name
+        assert not tiny.equal(engine.server.model, engine.place.networks.initial), name
