@@ -11,8 +11,9 @@ export OMP_NUM_THREADS ?= 1
 demo: .venv/core
 	$(BIN)/fedkeep run
 
+# By file, so that what the tests of a file share is made once.
 test: .venv/dev lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: .venv/dev
 	$(BIN)/python -m pytest -m slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,4 +15,21 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what tests decode and generate out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDKEEP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Thousands of files are written that need not outlive a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def undrawn() -> Iterator[None]:
+    """Leave the pictures out of reports, for tests that do not look at them: drawing takes longer than training."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("curves", "inline", "class_heatmap", "embed"):
+            patch.setattr(f"fedkeep.reporting.html.{name}", lambda *given: "")
         yield

@@ -148,7 +148,9 @@ class ToyGenerator(Generator):
         return "toy"
 
 
-TRAINING = Training(epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=1e-3)
+TRAINING = Training(epochs=2, batch_size=6, lr=0.1, momentum=0.5, weight_decay=1e-3)
+SHORT = replace(TRAINING, epochs=1, batch_size=8)
+"""A step or two, for what does not depend on how long a client trains."""
 
 
 def engine(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort: int = 3, **changes: Any) -> Embedded:

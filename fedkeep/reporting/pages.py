@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def page(template: str, context: Mapping[str, Any]) -> str:
     """Return a page as HTML text; what the context lacks and the template names is an error."""
+    return _environment().get_template(template).render(context)
+
+
+@cache  # it keeps the templates compiled
+def _environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     folder = files("fedkeep.reporting")
     loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template(template).render(context)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from conformance import Killed, Method, about, condition, raise_at, work_backwards
+from conformance import Killed, Method, about, condition, raise_at, undisturbed, work_backwards
 from torch import Tensor
 
 from fedkeep.data import TaskStream
@@ -23,15 +23,15 @@ from fedkeep.errors import DataError
 from fedkeep.interface.codec import encode
 from fedkeep.interface.values import leaves
 
-KILLS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
+STOPS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
 
 
 class TaskConformance:
     """The suite; each test takes ``method``, a configured `Algorithm`."""
 
     def test_it_plays_all_tasks(self, method: Method) -> None:
-        engine = tiny.engine_with_tasks(method, rounds=2)
-        records = tiny.played(engine)
+        whole = undisturbed(method, tiny.engine_with_tasks)
+        records = whole.records
         assert [(record["task"], record["round"]) for record in records] == [
             (1, 1),
             (1, 2),
@@ -42,22 +42,22 @@ class TaskConformance:
         ]
         assert [len(record["correct"]) for record in records] == [1, 1, 2, 2, 3, 3]
         assert not any(record["undone"] or record["lost"] for record in records)
-        assert tiny.finite(engine.server.model)
+        assert tiny.finite(whole.model)
         for record in records:
             assert json.loads(json.dumps(record, allow_nan=False)) == record
 
     def test_two_runs_are_equal_through_the_codec_too(self, method: Method) -> None:
-        one, two = tiny.engine_with_tasks(method), tiny.engine_with_tasks(method, through_codec=True)
-        assert tiny.played(one) == tiny.played(two)
-        assert encode(one.server.model) == encode(two.server.model)
-        assert contents(one.server.state) == contents(two.server.state)
-        assert contents(one.states) == contents(two.states)
+        one, two = undisturbed(method, tiny.engine_with_tasks), tiny.engine_with_tasks(method, through_codec=True)
+        assert one.records == tiny.played(two)
+        assert encode(one.model) == encode(two.server.model)
+        assert contents(one.server) == contents(two.server.state)
+        assert contents(one.clients) == contents(two.states)
 
     def test_results_do_not_depend_on_the_order_of_work(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-        forward = tiny.engine_with_tasks(method, cohort=5)
+        forward = tiny.engine_with_tasks(method, cohort=5, training=tiny.SHORT)
         records = tiny.played(forward)
         work_backwards(monkeypatch)
-        backward = tiny.engine_with_tasks(method, cohort=5)
+        backward = tiny.engine_with_tasks(method, cohort=5, training=tiny.SHORT)
         assert tiny.played(backward) == records
         assert encode(forward.server.model) == encode(backward.server.model)
 
@@ -80,24 +80,26 @@ class TaskConformance:
         assert not any(record["lost"] for record in records)
         assert tiny.finite(engine.server.model)
 
-    @pytest.mark.parametrize("at", KILLS)
-    def test_killed_it_resumes_to_the_same_bytes(self, method: Method, at: int, tmp_path: Path) -> None:
-        def on_round(finished: Any) -> None:
-            if finished.record["round"] == at:
-                shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    def test_stopped_or_killed_it_resumes_to_the_same_bytes(self, method: Method, tmp_path: Path) -> None:
+        whole, stopped, killed = (tmp_path / name for name in ("whole", "stopped", "killed"))
 
-        play(tiny.engine_with_tasks(method), tmp_path / "whole", on_round, checkpoint_share=1e-12)
-        with pytest.raises(Killed):
-            play(tiny.engine_with_tasks(method), tmp_path / "cut", raise_at(at))
-        for folder in ("killed", "cut"):
-            play(tiny.engine_with_tasks(method), tmp_path / folder)
+        def on_round(finished: Any) -> None:
+            if finished.record["round"] == STOPS[-1]:
+                shutil.copytree(whole, killed)
+
+        play(tiny.engine_with_tasks(method, training=tiny.SHORT), whole, on_round, checkpoint_share=1e-12)
+        for at in STOPS:
+            with pytest.raises(Killed):
+                play(tiny.engine_with_tasks(method, training=tiny.SHORT), stopped, raise_at(at))
+        for folder in (stopped, killed):
+            play(tiny.engine_with_tasks(method, training=tiny.SHORT), folder)
             for name in ("rounds.jsonl", "model.safetensors"):
-                assert (tmp_path / folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+                assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
     def test_an_exception_as_a_task_begins_leaves_the_last_round(
         self, method: Method, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        engine = tiny.engine_with_tasks(method)
+        whole, engine = undisturbed(method, tiny.engine_with_tasks), tiny.engine_with_tasks(method)
         records = tiny.played(engine, 2)
         before = condition(engine)
 
@@ -110,7 +112,7 @@ class TaskConformance:
                 engine.advance()
         assert condition(engine) == before
         assert engine.federation.task == 1
-        assert records + tiny.played(engine) == tiny.played(tiny.engine_with_tasks(method))
+        assert records + tiny.played(engine) == whole.records
 
 
 def contents(value: Any) -> list[tuple[str, Any]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
-from conformance import Conformance, calls_of
+from conformance import ROUNDS, Conformance, resumes_behind_its_checkpoint, undisturbed
 from task_conformance import TaskConformance
 
 from fedkeep.interface import Algorithm, algorithms
@@ -63,6 +64,13 @@ def test_the_methods_of_the_house_are_here() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_step_is_asked_by_some_variant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {step for v in VARIANTS.values() if v.name() == name for _, _, step in calls_of(v, monkeypatch)}
+def test_every_step_is_asked_by_some_variant(name: str) -> None:
+    asked = {step for v in VARIANTS.values() if v.name() == name for _, _, step in undisturbed(v).calls}
     assert asked == set(client_steps(METHODS[name]))
+
+
+@pytest.mark.parametrize("at", range(1, ROUNDS + 1))
+def test_killed_in_any_round_behind_its_last_checkpoint_a_run_resumes(
+    at: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    resumes_behind_its_checkpoint(VARIANTS["scaffold"], at, tmp_path, tmp_path_factory)

@@ -216,7 +216,7 @@ def test_effective_steps() -> None:
 
 
 def test_fednova_with_equal_steps_is_fedavg() -> None:
-    two_steps = tiny.federation((5, 6, 7, 8, 5, 8))  # of up to four examples each
+    two_steps = tiny.federation((7, 8, 9, 10, 7, 12))  # of up to six examples each
     assert tiny.equal(final(FedNova(), federation=two_steps), final(FedAvg(), federation=two_steps))
     assert not tiny.equal(final(FedNova()), final(FedAvg()))
 

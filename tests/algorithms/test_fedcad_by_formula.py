@@ -32,6 +32,8 @@ from fedkeep.interface import Fit
 from fedkeep.models import Weights
 
 ROUNDS = 3
+SURE = replace(tiny.TRAINING, lr=0.45)
+"""With a learning rate at which the model comes to be sure of some classes."""
 
 
 def uneven() -> Any:
@@ -108,8 +110,7 @@ CAD_OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", CAD_OPTIONS, ids=str)
 def test_fedcad(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
-    # A learning rate at which the model comes to be sure of some classes.
-    changes: dict[str, Any] = {"federation": uneven(), "training": replace(tiny.TRAINING, lr=0.3)}
+    changes: dict[str, Any] = {"federation": uneven(), "training": SURE}
     hand = hand_of(**changes)
     left, sent = fedcad(hand, ROUNDS, **options)
     compare(FedCAD(**options), left, **changes)
@@ -121,7 +122,7 @@ def test_fedcad(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_fedcads_options_can_be_told_apart_here() -> None:
-    changes: dict[str, Any] = {"federation": uneven(), "training": replace(tiny.TRAINING, lr=0.3)}
+    changes: dict[str, Any] = {"federation": uneven(), "training": SURE}
     ends = [byhand.played(FedCAD(**options), ROUNDS, **changes).server.model for options in CAD_OPTIONS]
     for i, one in enumerate(ends):
         assert all(byhand.distance(one, other) > 1e-3 for other in ends[:i])
@@ -133,7 +134,7 @@ def test_fedcads_options_can_be_told_apart_here() -> None:
 def test_fedcads_trust_stays_within_its_bounds(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
     method = FedCAD(**options)
-    byhand.played(method, 5, training=replace(tiny.TRAINING, lr=0.3))
+    byhand.played(method, 5, training=SURE)
     assert len(seen) == 15
     for trust in seen.values():
         assert trust.shape == (tiny.CLASSES,)

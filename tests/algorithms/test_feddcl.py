@@ -257,7 +257,7 @@ def test_images_made_anew_in_every_round_replace_all() -> None:
 def test_a_pass_is_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {}
     for pass_len in ("longer", "shorter"):
-        fed = method(pass_len=pass_len, server_cur=12, server_pre=5)
+        fed = method(pass_len=pass_len, server_cur=12, server_pre=8)
         engine = tiny.engine_with_tasks(fed, tiny.stream((1, 2), absent=0), rounds=1, cohort=5)
         tiny.played(engine, 1)
         fit, taken = LocalParty.fit, []
@@ -272,7 +272,7 @@ def test_a_pass_is_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(LocalParty, "fit", counted)
             tiny.played(engine, 1)
         steps[pass_len] = taken
-    assert steps == {"longer": [2 * 24 // 4], "shorter": [2 * 2]}  # two passes, four images a step
+    assert steps == {"longer": [2 * 24 // 6], "shorter": [2 * 2]}  # two passes, six images a step
 
 
 def test_inner_counts_may_be_steps(monkeypatch: pytest.MonkeyPatch) -> None:

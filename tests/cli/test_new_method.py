@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import tiny
 
+from fedkeep.cli import main
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 METHOD = '''
 from dataclasses import dataclass
 
@@ -57,40 +60,23 @@ class OneFile(Algorithm[Diary, Diary]):
 '''
 
 
-def fedkeep(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "import sys; from fedkeep.cli import main; sys.exit(main())", *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-    )
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plugin") / "one_file.py"
+    path.write_text(METHOD)
+    return path
 
 
-def test_a_new_method_is_one_file(tmp_path: Path) -> None:
-    file = tmp_path / "one_file.py"
-    file.write_text(METHOD)
+def test_a_new_method_is_one_file(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     recipe = tiny.write_recipe(tmp_path)
-    ran = fedkeep(
-        "run",
-        recipe,
-        "--use",
-        file,
-        "--methods",
-        "OneFile,fedavg",
-        "--rounds",
-        2,
-        "--set",
-        "onefile.share=0.5",
-        "--workers",
-        2,
-        "--out",
-        "run",
-        folder=tmp_path,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "OneFile" in ran.stdout
+    words = ["--methods", "OneFile,fedavg", "--rounds", "2", "--set", "onefile.share=0.5", "--workers", "2"]
+    code = main(["run", recipe, "--use", str(file), *words, "--out", str(tmp_path / "run")])
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    assert "OneFile" in told.out
     cell = tmp_path / "run" / "cells" / "onefile-seed0"
     records = [json.loads(line) for line in (cell / "rounds.jsonl").read_text().splitlines()]
     assert [record["log"]["visits"] >= record["round"] * 2 for record in records] == [True, True]
@@ -102,13 +88,9 @@ def test_a_new_method_is_one_file(tmp_path: Path) -> None:
 
 
 def test_it_is_listed_and_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedkeep.cli import main
-
     monkeypatch.setenv("COLUMNS", "200")
-    file = tmp_path / "one_file.py"
-    file.write_text(METHOD)
     assert main(["methods", "--use", str(file)]) == 0
     listed = capsys.readouterr().out
     assert "onefile" in listed
@@ -119,12 +101,12 @@ def test_it_is_listed_and_shown(
         assert expected in shown, expected
 
 
-def test_without_the_file_the_error_says_how(tmp_path: Path) -> None:
+def test_without_the_file_the_error_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other_file.py").write_text(METHOD.replace("OneFile", "OtherFile"))
-    ran = fedkeep("run", tiny.write_recipe(tmp_path), "--methods", "otherfile", folder=tmp_path)
-    assert ran.returncode == 1
-    assert "--use" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    assert main(["run", tiny.write_recipe(tmp_path), "--methods", "otherfile", "--out", str(tmp_path / "run")]) == 1
+    told = capsys.readouterr().err
+    assert "--use" in told
+    assert "Traceback" not in told
 
 
 def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:
@@ -142,7 +124,17 @@ def test_a_method_that_builds_on_another_does_not_quietly_replace_it(tmp_path: P
         "from dataclasses import dataclass\nfrom fedkeep.algorithms.sfedkd import SFedKD\n"
         "@dataclass(frozen=True)\nclass Heir(SFedKD):\n    '''Inherits all, the title too.'''\n"
     )
-    shown = fedkeep("methods", "--use", "heir_file.py", folder=tmp_path)
+    code = "import sys; from fedkeep.cli import main; sys.exit(main())"
+    words = ["methods", "--use", "heir_file.py"]
+    shown = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        check=False,
+    )
     assert shown.returncode == 1
     assert "Heir are both named 'sfedkd'" in shown.stderr
     assert "Traceback" not in shown.stderr

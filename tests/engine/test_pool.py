@@ -6,7 +6,7 @@ import functools
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -36,28 +36,36 @@ def with_thread(engine: Embedded, twin: Embedded) -> Pool:
     return pool
 
 
-def in_process(method: Algorithm[Any, Any], connection: Any, changes: dict[str, Any]) -> None:
+def in_process(methods: Sequence[Algorithm[Any, Any]], connections: Sequence[Any], changes: dict[str, Any]) -> None:
+    """Serve one method after another, each until its connection is closed: a process takes seconds to start."""
     torch.set_num_threads(1)
-    serve(tiny.engine(method, **changes), connection)
+    for method, connection in zip(methods, connections, strict=True):
+        serve(tiny.engine(method, **changes), connection)
 
 
 @pytest.fixture
 def pools() -> Iterator[Any]:
     made: list[Pool] = []
 
-    def give(engine: Embedded, method: Algorithm[Any, Any], workers: int = 2, **changes: Any) -> Pool:
+    def give(*engines: Embedded, workers: int = 2, **changes: Any) -> list[Pool]:
+        """Hire processes for engines, which play in this order; each pool is to be closed before the next works."""
         context = multiprocessing.get_context("spawn")
-        hired = []
+        hired: list[list[Worker]] = [[] for _ in engines]
         for _ in range(workers):
-            near, far = context.Pipe()
-            process = context.Process(target=in_process, args=(method, far, changes))
+            lines = [context.Pipe() for _ in engines]
+            far = [end for _, end in lines]
+            process = context.Process(target=in_process, args=([e.algorithm for e in engines], far, changes))
             process.start()
-            far.close()
-            hired.append(Worker(near, process))
-        pool = Pool(hired, engine)
-        engine.performer = pool
-        made.append(pool)
-        return pool
+            for end in far:
+                end.close()
+            for number, (near, _) in enumerate(lines, start=1):
+                # Only the last to close a line sees the process end.
+                hired[number - 1].append(Worker(near, process if number == len(engines) else None))
+        pools = [Pool(workers, engine) for workers, engine in zip(hired, engines, strict=True)]
+        for pool in pools:
+            pool.engine.performer = pool
+        made.append(pools[-1])
+        return pools
 
     yield give
     for pool in made:
@@ -68,8 +76,8 @@ def pools() -> Iterator[Any]:
 @pytest.mark.parametrize("stack", [1, 2])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], stack: int) -> None:
-    alone, pooled = tiny.engine(method, stack=stack), tiny.engine(method, stack=stack)
-    pool = with_thread(pooled, tiny.engine(method))
+    alone, pooled = (tiny.engine(method, stack=stack, training=tiny.SHORT) for _ in range(2))
+    pool = with_thread(pooled, tiny.engine(method, training=tiny.SHORT))
     try:
         assert tiny.played(pooled) == tiny.played(alone)
     finally:
@@ -80,12 +88,15 @@ def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], stack: in
     assert pool.workers[0].knows, "the worker has worked"
 
 
-@pytest.mark.parametrize("method", [FedAvg(), SFedKD(), MOON()], ids=repr)
-def test_two_processes_give_the_same_bits(method: Algorithm[Any, Any], pools: Any) -> None:
-    alone, pooled = tiny.engine(method, cohort=5), tiny.engine(method, cohort=5)
-    pools(pooled, method, cohort=5)
-    assert tiny.played(pooled) == tiny.played(alone)
-    assert tiny.equal(alone.server.model, pooled.server.model)
+def test_two_processes_give_the_same_bits(pools: Any) -> None:
+    methods = (FedAvg(), SFedKD(), MOON())
+    hired = pools(*(tiny.engine(method, cohort=5) for method in methods), cohort=5)
+    for method, pool in zip(methods, hired, strict=True):
+        alone, pooled = tiny.engine(method, cohort=5), pool.engine
+        assert tiny.played(pooled) == tiny.played(alone), method
+        assert tiny.equal(alone.server.model, pooled.server.model), method
+        assert all(worker.knows for worker in pool.workers), "both have worked"
+        pool.close()
 
 
 def test_lost_clients_and_undone_rounds_are_the_same() -> None:
@@ -140,7 +151,7 @@ def test_an_error_in_a_step_is_told_with_its_place(
 
 def test_a_death_is_told_and_nothing_waits(pools: Any) -> None:
     engine = tiny.engine(FedSeq(), cohort=5)
-    pool = pools(engine, FedSeq(), workers=1, cohort=5)
+    (pool,) = pools(engine, workers=1, cohort=5)
     tiny.played(engine, 1)
     process = pool.workers[0].process
     os.kill(process.pid, 9)

@@ -23,6 +23,7 @@ from fedkeep.experiment.setup import checked_generator, federate
 from fedkeep.synthesis.diffusion.material import HELD_OUT, material
 from fedkeep.synthesis.diffusion.pixel import CARD, SEEN, read_card, read_seen
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 QUICK = ["unet.widths=[8,8]", "unet.blocks=1", "noise.times=20", "training.steps=2"]
 
 

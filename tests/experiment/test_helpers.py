@@ -16,6 +16,8 @@ from fedkeep.engine.pool import Pool
 from fedkeep.experiment import helpers
 from fedkeep.experiment.machine import Machine
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def test_who_can_use_how_many() -> None:
     assert helpers.useful(FedAvg(), cohort=10, spare=16) == 10
@@ -24,7 +26,8 @@ def test_who_can_use_how_many() -> None:
     assert helpers.useful(FedSeq(), cohort=10, spare=16) == 0
 
 
-@pytest.mark.parametrize("method", ["fedavg", "sfedkd"])
+# Four processes for each; that two processes train FedAvg's clients as one does is tests/engine/test_pool.py's too.
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "sfedkd"])
 def test_helpers_change_nothing_but_the_time(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Pool] = []
 

@@ -25,6 +25,7 @@ from fedkeep.experiment import run as module
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.experiment.run import Machine, begin, carry_out
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 ONE = Machine(workers=1)
 SLOW_METHOD = """
 import time
@@ -39,6 +40,23 @@ class Slow(SFedKD):
 
     def round(self, server, cohort):
         time.sleep(0.03)
+        super().round(server, cohort)
+"""
+HELD_METHOD = """
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedkeep.algorithms.sfedkd import SFedKD
+
+
+@dataclass(frozen=True)
+class Held(SFedKD):
+    title = "held"
+
+    def round(self, server, cohort):
+        if server.round == 9 and not Path(__file__).with_name("open").exists():
+            time.sleep(600)
         super().round(server, cohort)
 """
 CRASHING_METHOD = """
@@ -97,10 +115,11 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:
+def until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None or time.monotonic() > end:
+            process.kill()
             pytest.fail(f"it never came so far: {process.communicate(timeout=5)}")
         time.sleep(0.01)
 
@@ -316,35 +335,43 @@ def test_threads_are_given_back() -> None:
 # Other processes
 
 
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe whose ninth round waits until there is a file ``open``, and its ``whole`` run."""
+    folder = tmp_path_factory.mktemp("held")
+    (folder / "held_method.py").write_text(HELD_METHOD)
+    text = tiny.RECIPE.split("[[methods]]")[0] + '[[methods]]\nalgorithm = "held"\nteachers = 2\n'
+    recipe = tiny.write_recipe(folder, text)
+    plugins.use([str(folder / "held_method.py")])
+    (folder / "open").touch()
+    fedkeep.run(load_recipe(recipe, rounds=12), out=folder / "whole")
+    return folder
+
+
 @pytest.mark.parametrize(
     "how",
     [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
     ids=lambda how: how.name,
 )
-def test_killed_in_the_middle_it_resumes_to_the_same_bytes(how: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "slow_method.py").write_text(SLOW_METHOD)
-    recipe = tiny.write_recipe(
-        tmp_path, tiny.RECIPE.split("[[methods]]")[0] + '[[methods]]\nalgorithm = "slow"\nteachers = 2\n'
-    )
-    use = ["--use", str(tmp_path / "slow_method.py"), "--workers", "1", "--quiet"]
-    run = ["run", recipe, "--rounds", "25", *use]
-    process = start([*run, "--out", str(tmp_path / "cut")])
-    cell = tmp_path / "cut" / "cells" / "slow-seed0"
-    until(lambda: lines(cell / "rounds.jsonl") >= 8, process)
+def test_killed_in_the_middle_it_resumes_to_the_same_bytes(how: signal.Signals, held: Path, tmp_path: Path) -> None:
+    (held / "open").unlink(missing_ok=True)
+    use = ["--use", str(held / "held_method.py"), "--workers", "1", "--quiet"]
+    process = start(["run", str(held / "recipe.toml"), "--rounds", "12", *use, "--out", str(tmp_path / "cut")])
+    cell = tmp_path / "cut" / "cells" / "held-seed0"
+    until(lambda: lines(cell / "rounds.jsonl") == 8, process)
     process.send_signal(how)
     out, errors = process.communicate(timeout=30)
-    plugins.use([str(tmp_path / "slow_method.py")])
-    fedkeep.run(load_recipe(recipe, rounds=25), out=tmp_path / "whole")
     if how is signal.SIGINT:
         assert process.returncode == 130
         assert "fedkeep resume" in out
         assert "Traceback" not in errors
         saved = json.loads((cell / "checkpoint" / "manifest.json").read_text())["round"]
         assert saved == lines(cell / "rounds.jsonl"), "every finished round is saved"
-    assert 8 <= lines(cell / "rounds.jsonl") < 25
+    assert lines(cell / "rounds.jsonl") == 8
     assert not (cell / "result.json").exists()
+    (held / "open").touch()
     fedkeep.resume(tmp_path / "cut")
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "cut") == contents(held / "whole")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from fedkeep.models import Weights, architecture
 from fedkeep.reporting.rows import METRICS, Row, summary
 from fedkeep.reporting.run_folder import Run
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ("fedavg", "fedseq")
 LABELS = {"last": "{}", "round": "{}, mean of the round", "moving": "{}, moving average"}
 TITLES = ("FedAvg", "FedSeq")

@@ -24,6 +24,8 @@ from fedkeep.reporting.run_folder import read_run
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 from fedkeep.synthesis.diffusion.material import material
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:

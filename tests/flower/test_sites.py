@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 from local_line import LocalLine, Tamper, places
-from trial import SETTINGS, Killed, config, embedded, killing, model, records
+from trial import Killed, config, embedded, embedded_once, killing, model, records
 
 from fedkeep.engine.cell import CellBusy
 from fedkeep.engine.requests import Lost
@@ -26,6 +26,7 @@ from fedkeep.flower.memory import Memory
 from fedkeep.flower.server import serve
 
 METHODS = ("fedavg", "sfedkd", "fedcad", "fedadkd", "scaffold", "moon")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +34,26 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny.write_recipe(tmp_path_factory.mktemp("recipe"))
 
 
+@pytest.fixture(scope="module")
+def cohorts(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """The cohorts of the recipe's rounds, whatever the method."""
+    run = embedded(recipe, "fedavg", tmp_path_factory.mktemp("cohorts") / "run", rounds=len(REASONS) + 2)
+    return [list(row["cohort"]) for row in run.cells[0].rounds]
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return embedded_once(recipe, tmp_path_factory)
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_sites_give_the_same_as_one_machine(method: str, recipe: str, tmp_path: Path) -> None:
-    embedded(recipe, method, tmp_path / "one")
+def test_sites_give_the_same_as_one_machine(
+    method: str, recipe: str, alone: Callable[[str], Path], tmp_path: Path
+) -> None:
     line = LocalLine(places(tmp_path / "states"))
     serve(line, config(recipe, tmp_path / "sites", methods=method))
-    assert tiny.equal(model(tmp_path / "one"), model(tmp_path / "sites"))
-    assert records(tmp_path / "one") == records(tmp_path / "sites")
+    assert tiny.equal(model(alone(method)), model(tmp_path / "sites"))
+    assert records(alone(method)) == records(tmp_path / "sites")
     assert (tmp_path / "sites" / "report.html").is_file()
 
 
@@ -58,7 +72,12 @@ def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -
 @pytest.mark.parametrize("method", ["sfedkd", "scaffold", "moon"])
 @pytest.mark.parametrize("after", [0, 6, 9])
 def test_a_server_that_was_killed_lets_nobody_work_twice(
-    method: str, after: int, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    after: int,
+    recipe: str,
+    alone: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     performed: list[str] = []
     keep = Memory.keep
@@ -68,14 +87,13 @@ def test_a_server_that_was_killed_lets_nobody_work_twice(
         keep(self, call, state, found)
 
     monkeypatch.setattr(Memory, "keep", watch)
-    embedded(recipe, method, tmp_path / "one")
     first = LocalLine(places(tmp_path / "states"), killing(after))
     with pytest.raises(Killed):
         serve(first, config(recipe, tmp_path / "sites", methods=method))
     second = LocalLine(places(tmp_path / "states"))
     serve(second, config(recipe, tmp_path / "sites", methods=method))
-    assert tiny.equal(model(tmp_path / "one"), model(tmp_path / "sites"))
-    assert records(tmp_path / "one") == records(tmp_path / "sites")
+    assert tiny.equal(model(alone(method)), model(tmp_path / "sites"))
+    assert records(alone(method)) == records(tmp_path / "sites")
     assert len(performed) == len(set(performed))
     assert sum(kind == "perform" for _, kind, _ in second.sent) < len(performed) or not after
     assert not list((tmp_path / "sites").rglob("journal/*"))
@@ -104,12 +122,13 @@ def test_a_message_that_comes_late_removes_nothing_that_is_needed(recipe: str, t
     assert kept <= set((tmp_path / "states").rglob("*.state.safetensors"))
 
 
-def spoiling(how: str, victim: str, round: int = 2) -> Tamper:
-    """Let one site answer badly in one round."""
+def spoiling(hows: Mapping[int, str], victims: Mapping[int, str]) -> Tamper:
+    """Let one site answer badly in some rounds, each time in another way."""
 
     def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel | Lost | None:
         request = asked.head.get("request", {})
-        if (place.site, request.get("round"), request.get("step")) != (victim, round, "train"):
+        round = request.get("round")
+        if round not in hows or (place.site, request.get("step")) != (victims[round], "train"):
             return said
         first = next(iter(said.tensors))
         bad = {
@@ -123,7 +142,7 @@ def spoiling(how: str, victim: str, round: int = 2) -> Tamper:
             "nonsense": Parcel({"answer": {"list": [1]}}),
             "empty": Parcel({}),
         }
-        return bad[how]
+        return bad[hows[round]]
 
     return tamper
 
@@ -141,29 +160,28 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("how", REASONS)
 @pytest.mark.parametrize("method", ["fedavg", "sfedkd"])
-def test_a_bad_answer_loses_a_site_and_no_run(how: str, method: str, recipe: str, tmp_path: Path) -> None:
-    run_recipe = load_recipe(recipe, settings=SETTINGS)
-    victim = embedded_cohort(recipe, tmp_path)[1]
-    assert run_recipe.run.cohort == 4
-    line = LocalLine(places(tmp_path / "states"), spoiling(how, victim))
-    run = serve(line, config(recipe, tmp_path / "sites", methods=method, deadline=0.3))
+def test_a_bad_answer_loses_a_site_and_no_run(
+    method: str, recipe: str, cohorts: list[list[str]], tmp_path: Path
+) -> None:
+    assert all(len(cohort) == 4 for cohort in cohorts)
+    hows = dict(enumerate(REASONS, start=2))
+    victims = {round: cohorts[round - 1][1] for round in hows}
+    line = LocalLine(places(tmp_path / "states"), spoiling(hows, victims))
+    run = serve(line, config(recipe, tmp_path / "sites", methods=method, deadline=0.3, rounds=len(cohorts)))
     found = records(tmp_path / "sites")
-    assert [list(record["lost"]) for record in found] == [[], [victim], []]
-    assert REASONS[how] in found[1]["lost"][victim]
+    assert [record["cohort"] for record in found] == cohorts
+    assert [list(record["lost"]) for record in found] == [[], *([victim] for victim in victims.values()), []]
+    log = (tmp_path / "sites" / "server.log").read_text().splitlines()
+    for round, how in hows.items():
+        assert REASONS[how] in found[round - 1]["lost"][victims[round]], how
+        (told,) = (text for text in log if f"round {round} of {len(cohorts)}" in text)
+        assert f"; lost {victims[round]}: " in told, how
     assert not any(record["undone"] for record in found)
     assert run.cells[0].finished
-    assert victim in (tmp_path / "sites" / "server.log").read_text()
 
 
-def embedded_cohort(recipe: str, folder: Path) -> list[str]:
-    """Return the second round's cohort."""
-    run = embedded(recipe, "fedavg", folder / "cohorts", rounds=2)
-    return list(run.cells[0].rounds[1]["cohort"])
-
-
-def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, tmp_path: Path) -> None:
+def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
     def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
         if asked.head.get("request", {}).get("round") != 2 or place.site != victim:
             return said
@@ -171,21 +189,18 @@ def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, tmp_path: Path) 
         name = fields["moved"]["dict"][0][1]["tensor"]
         return Parcel(said.head, {**said.tensors, name: torch.zeros(2)})
 
-    victim = embedded_cohort(recipe, tmp_path)[0]
+    victim = cohorts[1][0]
     serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "sites", methods="scaffold"))
     assert "shape" in records(tmp_path / "sites")[1]["lost"][victim]
 
 
-def test_too_few_answers_undo_the_round(recipe: str, tmp_path: Path) -> None:
-    victim = embedded_cohort(recipe, tmp_path)[1]
-    line = LocalLine(places(tmp_path / "states"), spoiling("error", victim))
+def test_too_few_answers_undo_the_round(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"), spoiling({2: "error"}, {2: cohorts[1][1]}))
     serve(line, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=4))
     assert [record["undone"] for record in records(tmp_path / "sites")] == [False, True, False]
 
 
 def test_too_few_sites_stop_a_run_that_can_be_continued(recipe: str, tmp_path: Path) -> None:
-    embedded(recipe, "scaffold", tmp_path / "one")
-
     def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
         if asked.head.get("request", {}).get("round") == 2:
             line.places = {}  # all cables are cut
@@ -320,13 +335,13 @@ def outweighing(said: Parcel, **changes: Any) -> Parcel:
     [({"examples": 10**15}, "trained on"), ({"examples": -5}, "trained on"), ({"steps": -1}, "in -1 steps")],
 )
 def test_a_site_cannot_count_for_more_than_it_has(
-    changes: dict[str, int], reason: str, recipe: str, tmp_path: Path
+    changes: dict[str, int], reason: str, recipe: str, cohorts: list[list[str]], tmp_path: Path
 ) -> None:
     def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
         bad = asked.head.get("request", {}).get("round") == 2 and place.site == victim
         return outweighing(said, **changes) if bad else said
 
-    victim = embedded_cohort(recipe, tmp_path)[0]
+    victim = cohorts[1][0]
     serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "sites", methods="fedavg"))
     found = records(tmp_path / "sites")
     assert reason in found[1]["lost"][victim]
@@ -398,9 +413,9 @@ def test_seconds_that_cannot_be_lose_the_site(seconds: Any, recipe: str, tmp_pat
 FORGED = "away\n2026-01-01 INFO all is well \x1b[2J\u202e" + "x" * 5000
 
 
-def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, tmp_path: Path) -> None:
+def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
     """Neither with an error, nor with the name of a tensor that is no model's, nor as it comes in again."""
-    victims = embedded_cohort(recipe, tmp_path)[:2]
+    victims = cohorts[1][:2]
 
     def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel | Lost:
         if asked.head.get("request", {}).get("round") != 2 or place.site not in victims:

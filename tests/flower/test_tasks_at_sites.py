@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import tiny
 import torch
 from local_line import LocalLine, places
-from trial import Killed, config, embedded, killing, model, records
+from trial import Killed, config, embedded_once, killing, model, records
 
 from fedkeep.data import DataSet
 from fedkeep.errors import RunError
@@ -22,6 +23,7 @@ from fedkeep.flower.memory import Memory
 from fedkeep.flower.server import serve
 
 ROUNDS = 2  # of each task
+pytestmark = pytest.mark.usefixtures("undrawn")
 SETTINGS = ("tasks.tasks=2", "tasks.absent=1", "run.cohort=4", "public.name=digits", "public.images=20")
 
 
@@ -29,6 +31,11 @@ SETTINGS = ("tasks.tasks=2", "tasks.absent=1", "run.cohort=4", "public.name=digi
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     methods = '[[methods]]\nalgorithm = "fedskf"\nlevel = "icarl"\nper_class = 3\n'
     return tiny.write_recipe(tmp_path_factory.mktemp("recipe"), tiny.RECIPE + methods)
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return embedded_once(recipe, tmp_path_factory, ROUNDS, SETTINGS)
 
 
 def at_sites(recipe: str, out: Path, line: LocalLine, method: str, **changes: Any) -> None:
@@ -40,10 +47,11 @@ def same(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedlwf", "fedskf", "fedweit", "scaffold", "ft-kd"])
-def test_sites_give_the_same_as_one_machine(method: str, recipe: str, tmp_path: Path) -> None:
-    embedded(recipe, method, tmp_path / "one", ROUNDS, SETTINGS)
+def test_sites_give_the_same_as_one_machine(
+    method: str, recipe: str, alone: Callable[[str], Path], tmp_path: Path
+) -> None:
     at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
-    assert same(tmp_path / "one", tmp_path / "sites")
+    assert same(alone(method), tmp_path / "sites")
     found = records(tmp_path / "sites")
     assert [(record["task"], record["round"], len(record["correct"])) for record in found] == [
         (1, 1, 5),
@@ -69,21 +77,26 @@ def as_held(recipe: Recipe, site: str) -> DataSet:
 
 
 def test_sites_with_data_of_their_own_take_the_rows_of_each_task(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, alone: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = load_recipe(recipe, settings=SETTINGS, rounds=ROUNDS)
-    embedded(recipe, "fedskf", tmp_path / "one", ROUNDS, SETTINGS)
+    one = alone("fedskf")
     monkeypatch.setattr("fedkeep.flower.site.load_data", lambda name, folder: as_held(whole, name))
     own = {node: Place(site=str(node), data=str(node), state_dir=str(tmp_path / "states")) for node in range(8)}
     line = LocalLine(own)
     at_sites(recipe, tmp_path / "sites", line, "fedskf")
-    assert same(tmp_path / "one", tmp_path / "sites")
+    assert same(one, tmp_path / "sites")
     assert all(place.partition_id < 0 for place in line.places.values())
 
 
 @pytest.mark.parametrize(("method", "after"), [("fedskf", 10), ("fedskf", 17), ("fedskf", 22), ("scaffold", 9)])
 def test_a_server_that_was_killed_in_a_task_continues_there(
-    method: str, after: int, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    after: int,
+    recipe: str,
+    alone: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FedSKF is killed as the first task ends, and in both rounds of the second; SCAFFOLD right after it has begun."""
     performed: list[str] = []
@@ -94,11 +107,10 @@ def test_a_server_that_was_killed_in_a_task_continues_there(
         keep(self, call, state, found)
 
     monkeypatch.setattr(Memory, "keep", watch)
-    embedded(recipe, method, tmp_path / "one", ROUNDS, SETTINGS)
     with pytest.raises(Killed):
         at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), killing(after)), method)
     at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
-    assert same(tmp_path / "one", tmp_path / "sites")
+    assert same(alone(method), tmp_path / "sites")
     assert len(performed) == len(set(performed))
 
 

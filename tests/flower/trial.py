@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from local_line import Tamper
 from safetensors.torch import load_file
@@ -27,6 +29,18 @@ def config(recipe: str, out: Path, settings: Sequence[str] = SETTINGS, **changes
 def embedded(recipe: str, method: str, out: Path, rounds: int = 3, settings: Sequence[str] = SETTINGS) -> fedkeep.Run:
     chosen = load_recipe(recipe, settings=settings, methods=[method], rounds=rounds)
     return fedkeep.run(chosen, out=out)
+
+
+def embedded_once(recipe: str, factory: pytest.TempPathFactory, *given: Any) -> Callable[[str], Path]:
+    """Return what gives the folder of a method's `embedded` run, which is played when it is first asked for."""
+
+    @functools.cache
+    def played(method: str) -> Path:
+        out = factory.mktemp(method) / "one"
+        embedded(recipe, method, out, *given)
+        return out
+
+    return played
 
 
 def model(run: Path) -> dict[str, torch.Tensor]:

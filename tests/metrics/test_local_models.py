@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,9 +122,10 @@ def test_rounds_to_is_the_formula(values: list[float], target: float) -> None:
 # From a run, everything counted again outside it
 
 
-@pytest.fixture(params=["exdir", "dirichlet"])
-def watched(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cell, list[Any]]:
+@pytest.fixture(params=["exdir", "dirichlet"], scope="module")
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Cell, list[Any]]:
     """Return the cell of a run with every visit evaluated, and (round, label counts, class-wise accuracies) of each."""
+    folder = tmp_path_factory.mktemp("watched")
     left: dict[tuple[int, str], Weights] = {}
     fit = LocalParty.fit
 
@@ -134,18 +134,20 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         left[self.round, self.name] = result.model
         return result
 
-    monkeypatch.setattr(LocalParty, "fit", spy)
     skewed = {
         "exdir": [],
         "dirichlet": ["partition.scheme=dirichlet", "partition.clients=8", "partition.alpha=0.7"],
     }[request.param]
     recipe = load_recipe(
-        tiny.write_recipe(tmp_path),
+        tiny.write_recipe(folder),
         settings=[*skewed, "run.evaluate_visits=true", "run.cohort=4", "training.lr=0.3", "training.epochs=3"],
         methods=["fedavg"],
         rounds=3,
     )
-    run = fedkeep.run(recipe, out=tmp_path / "run")
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("error")
+        patch.setattr(LocalParty, "fit", spy)
+        run = fedkeep.run(recipe, out=folder / "run")
     federation, digits = federate(recipe, 0), fedkeep.load("digits")
     network = architecture("mlp")(hidden=(8,)).build(digits.shape, 10)  # type: ignore[call-arg]
     seen = []
