@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from filelock import FileLock
 
 from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
@@ -188,6 +189,9 @@ def test_killed_it_goes_on_where_it_was(table: str, tmp_path: Path) -> None:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for lock in (tmp_path / "cut").rglob(".lock"):
+        with FileLock(lock, timeout=60):  # workers that were killed let go a moment later
+            pass
     assert main(["reproduce", table, "--out", str(tmp_path / "cut"), "--resume", "--quiet", "--workers", "1"]) == 0
     cells = tmp_path / "whole" / "toy" / "first" / "cells"
     names = sorted(cell.name for cell in cells.iterdir())
