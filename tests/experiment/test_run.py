@@ -105,8 +105,10 @@ def contents(run: Path, *names: str) -> dict[str, bytes]:
 
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # What a shell starts in the background ignores Ctrl-C, and so would all that it starts.
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     return subprocess.Popen(
-        [sys.executable, "-c", "import sys; from fedkeep.cli import main; sys.exit(main())", *arguments],
+        [sys.executable, "-c", f"{listening}; import sys; from fedkeep.cli import main; sys.exit(main())", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -119,7 +121,6 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds
     end = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None or time.monotonic() > end:
-            process.kill()
             pytest.fail(f"it never came so far: {process.communicate(timeout=5)}")
         time.sleep(0.01)
 
@@ -358,9 +359,12 @@ def test_killed_in_the_middle_it_resumes_to_the_same_bytes(how: signal.Signals, 
     use = ["--use", str(held / "held_method.py"), "--workers", "1", "--quiet"]
     process = start(["run", str(held / "recipe.toml"), "--rounds", "12", *use, "--out", str(tmp_path / "cut")])
     cell = tmp_path / "cut" / "cells" / "held-seed0"
-    until(lambda: lines(cell / "rounds.jsonl") == 8, process)
-    process.send_signal(how)
-    out, errors = process.communicate(timeout=30)
+    try:
+        until(lambda: lines(cell / "rounds.jsonl") == 8, process)
+        process.send_signal(how)
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     if how is signal.SIGINT:
         assert process.returncode == 130
         assert "fedkeep resume" in out
