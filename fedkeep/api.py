@@ -36,7 +36,7 @@ def run(
     seeds, rounds, settings : changes to the recipe; settings are written as ``"training.lr=0.05"``.
     out : the run folder, which must not exist or be empty; default: a new one under ``runs/``.
     machine : device, threads and workers; default: this process, one thread, on the CPU.
-    on_progress : called after every round.
+    on_progress : called after every round, and every few seconds of a long one.
 
     Raises
     ------

@@ -61,6 +61,7 @@ class Display:
             self.started_with += step.done  # nor does what a resumed cell had done before
         self.done[step.cell] = step.done
         note = "" if step.record is None else f"accuracy {sum(step.record['correct']) / step.test_total:.3f}"
+        note = "  ".join(part for part in (note, step.doing) if part)
         self.bars.update(self.tasks[step.cell], completed=step.done, note=note, visible=step.done < step.rounds)
         self.bars.update(self.all, completed=sum(self.done.values()))
         if not self.live and (step.done == step.rounds or time.monotonic() - self.said > 15):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from fedkeep import seeds
+from fedkeep import doing, seeds
 from fedkeep.annotations import annotations_of
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.perform import Ticket
@@ -67,6 +67,7 @@ class RoundInFlight:
         self.asking = 0.0  # seconds in which the method's server half waited for clients
         self.clients_worked = 0.0  # seconds of training and teachers in these
         self.steps: dict[str, float] = {}  # seconds spent waiting for each step, by its name
+        self.taken: dict[str, int] = {}  # how often each was waited for
 
     def start(self, client: str, call: Call) -> None:
         """Queue a call; it is performed before the client's next one, which gives the same result as at once."""
@@ -209,6 +210,7 @@ class RoundInFlight:
         finally:
             del self.under_way[client]
             self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - began
+            self._say(step)
         if not isinstance(outcome, Lost):
             reason = self._refused(client, call.step, outcome.reply)
             outcome = outcome if reason is None else Lost(reason)
@@ -225,6 +227,11 @@ class RoundInFlight:
         if isinstance(reply, Fit):
             self._came_back(client, reply)
         return reply
+
+    def _say(self, step: str) -> None:
+        """Say how many clients are through with a step; some steps are asked of everybody, or several times."""
+        self.taken[step] = done = self.taken.get(step, 0) + 1
+        doing.say(step, done, len(self.cohort) if done <= len(self.cohort) else None)
 
     def _fails(self, client: str, step: str) -> str | None:
         plan, seed = self.engine.plan, self.engine.seed

@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedkeep import doing
 from fedkeep.engine.cell import CellBusy, play
 from fedkeep.engine.choose import choose_stack
 from fedkeep.engine.embedded import Embedded
@@ -23,6 +25,9 @@ from fedkeep.experiment.machine import Machine, OnProgress, Progress
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
 from fedkeep.experiment.setup import describe_cell, describe_partition, engine_for, federate
 from fedkeep.files import write_whole
+
+DOING = "doing.json"
+"""In the folder of a cell that another process plays: what its round is at, while there is one."""
 
 
 @dataclass(frozen=True)
@@ -117,18 +122,23 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
         tell(Progress(job.name, finished.record["round"], recipe.rounds, last, _images(description, last)))
         helpers.consider(finished)
 
+    def on_word(word: str) -> None:
+        tell(Progress(job.name, engine.finished, recipe.rounds, last, _images(description, last), word))
+
     with pinned_threads(machine.threads):
         engine = engine_for(recipe, job.method, job.seed, federation, machine.device, machine.data_dir)
         count = useful(job.method.algorithm, recipe.run.cohort, spare if machine.device == "cpu" else 0)
         helpers = Helpers(engine, job.folder, job.method.label, job.seed, machine, count)
 
         def prepare() -> None:
+            (job.cell / DOING).unlink(missing_ok=True)  # a kill may have left it
             engine.stack = _stack(job, engine, machine, max(count, 1))
             describe_begun(job.cell, description | {"stack": engine.stack})
             write_whole(job.cell / "partition.json", json.dumps(describe_partition(federation)))
 
         try:
-            play(engine, job.cell, on_round, prepare=prepare)
+            with doing.heard_by(on_word):
+                play(engine, job.cell, on_round, prepare=prepare)
         finally:
             helpers.dismiss()
 
@@ -190,9 +200,12 @@ def _raise_for(codes: Sequence[int | None], again: str) -> None:
 _stop: Any = None  # of a worker process: a flag, shared by all, that tells it to end
 
 
-def _tell_or_stop(progress: Progress) -> None:
+def _tell_or_stop(cell: Path, progress: Progress) -> None:
+    """Leave word of a long round for `_Watcher`, which sees by itself when one is finished; stop if all shall."""
     if _stop.value or _orphaned():
         raise KeyboardInterrupt
+    if progress.doing:
+        write_whole(cell / DOING, json.dumps({"done": progress.done, "doing": progress.doing}))
 
 
 def _work(places: list[tuple[str, str, int]], machine: Machine, stop: Any, spare: int) -> None:
@@ -214,7 +227,8 @@ def _work(places: list[tuple[str, str, int]], machine: Machine, stop: Any, spare
             if is_finished(job.cell):
                 continue
             try:
-                _play(job, machine, _tell_or_stop, spare)
+                _play(job, machine, partial(_tell_or_stop, job.cell), spare)
+                (job.cell / DOING).unlink(missing_ok=True)
             except CellBusy:
                 continue  # another worker is at it
     except KeyboardInterrupt:
@@ -235,6 +249,7 @@ class _Watcher:
         self.position = 0
         self.last: dict[str, Any] | None = None
         self.done = self.told = 0
+        self.doing = ""
         self.description: dict[str, Any] = {}
 
     def tell(self, tell: OnProgress) -> None:
@@ -252,12 +267,21 @@ class _Watcher:
                 record = json.loads(line)
                 self.done = record["round"]
                 self.last = record if "correct" in record else self.last
-        if self.done != self.told:
-            self.told = self.done
+        at = self._doing()
+        if (self.done, at) != (self.told, self.doing):
+            self.told, self.doing = self.done, at
             if not self.description:
                 self.description = json.loads((self.job.cell / "cell.json").read_text(encoding="utf-8"))
             images = _images(self.description, self.last)
-            tell(Progress(self.job.name, self.done, self.job.recipe.rounds, self.last, images))
+            tell(Progress(self.job.name, self.done, self.job.recipe.rounds, self.last, images, at))
+
+    def _doing(self) -> str:
+        """Return what the round in flight is at, as far as its process said."""
+        try:
+            said = json.loads((self.job.cell / DOING).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return ""
+        return str(said["doing"]) if said["done"] == self.done else ""
 
 
 def _images(description: Mapping[str, Any], record: Mapping[str, Any] | None) -> int:

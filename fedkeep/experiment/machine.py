@@ -9,13 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one cell is: rounds finished, of how many, the last evaluated record, if any, and the test images."""
+    """How far one cell is: rounds finished, of how many, the last evaluated record, if any, and the test images.
+
+    ``doing`` is what a long round is at, such as ``"train 12/100"``; empty after a round.
+    """
 
     cell: str
     done: int
     rounds: int
     record: dict[str, Any] | None
     test_total: int = 1
+    doing: str = ""
 
 
 OnProgress = Callable[[Progress], None]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +20,12 @@ import tiny
 from safetensors.torch import load_file
 
 import fedkeep
+from fedkeep import doing
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment import cells, plugins
 from fedkeep.experiment import run as module
+from fedkeep.experiment.machine import Progress
 from fedkeep.experiment.recipe import load_recipe
 from fedkeep.experiment.run import Machine, begin, carry_out
 
@@ -202,6 +206,35 @@ def test_progress_is_told_after_every_round(tmp_path: Path) -> None:
     fedkeep.run(recipe, out=tmp_path / "run", on_progress=told.append)
     assert [(step.cell, step.done, step.rounds) for step in told] == [("fedavg-seed0", n, 3) for n in (1, 2, 3)]
     assert [step.record and step.record["round"] for step in told] == [None, 2, 3]
+
+
+def test_within_a_long_round_it_is_told_how_many_clients_are_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(doing, "EVERY", 0.0)
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=2)
+    fedkeep.run(recipe, out=tmp_path / "run", on_progress=told.append)
+    many = recipe.run.cohort
+    words = [*(f"train {n}/{many}" for n in range(1, many + 1)), ""]
+    assert [(step.done, step.doing) for step in told] == [
+        (round + (not word), word) for round in (0, 1) for word in words
+    ]
+
+
+def test_a_worker_leaves_word_of_a_long_round_for_the_process_that_shows_it(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    recipe = load_recipe(str(whole / "recipe.toml"))
+    job = cells.Job(tmp_path / "run", recipe, recipe.methods[0], recipe.seeds[0], "cell")
+    watcher = cells._Watcher(job)
+    told: list[Progress] = []
+    monkeypatch.setattr(cells, "_stop", multiprocessing.get_context("spawn").RawValue("b", 0))
+    for done, word in ((3, "images drawn 5/9"), (2, "of a round that is over")):
+        cells._tell_or_stop(job.cell, Progress(job.name, done, 3, None, doing=word))
+        watcher.tell(told.append)
+    assert [(step.done, step.doing) for step in told] == [(3, "images drawn 5/9"), (3, "")]
 
 
 @pytest.mark.parametrize("kind", ["file", "full folder", "run folder"])

@@ -18,7 +18,7 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep import doing, seeds
 from fedkeep.data import Data
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import RunError
@@ -100,6 +100,7 @@ class ImageStore:
             done = row * count
 
             def told(images: int, done: int = done) -> None:
+                doing.say("images drawn", done + images, len(labels) * count)
                 if on_images is not None:
                     on_images(done + images, len(labels) * count)
 
