@@ -1,0 +1,232 @@
+"""The arguments of each command; what carries it out is imported when it runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from rich.console import Console
+
+from fedkeep.cli.shared import add_changes, add_data, add_device, add_machine, add_profile
+from fedkeep.cli.types import names, natural, numbers, percent, positive, share
+
+Command = Callable[[argparse.Namespace, Console], int]
+
+
+def _lazily(module: str, name: str) -> Command:
+    def command(options: argparse.Namespace, console: Console) -> int:
+        from importlib import import_module
+
+        found: Command = getattr(import_module(f"fedkeep.cli.{module}"), name)
+        return found(options, console)
+
+    return command
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "recipe", nargs="?", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)"
+    )
+    add_changes(command)
+    command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
+    add_device(command)
+    add_machine(command)
+    add_profile(command)
+    command.set_defaults(command=_lazily("run", "run"))
+
+
+def _add_flower(command: argparse.ArgumentParser) -> None:
+    verbs = command.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    new = verbs.add_parser("new", help="write a small Flower app that carries out a recipe")
+    new.add_argument("folder", metavar="DIR", help="where to write it; must not exist or be empty")
+    new.add_argument("--recipe", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)")
+    new.add_argument("--sites", type=positive, default=0, help="sites that take part (default: the recipe's clients)")
+    add_changes(new)
+    new.set_defaults(command=_lazily("flower", "new"))
+    keys = verbs.add_parser("keys", help="make a test authority, the SuperLink's certificate and a key pair per site")
+    keys.add_argument("folder", metavar="DIR", help="where to write them; must not exist or be empty")
+    keys.add_argument("--sites", type=names, required=True, metavar="A,B,C", help="names of the sites")
+    keys.add_argument(
+        "--hosts",
+        type=names,
+        default=["localhost", "127.0.0.1"],
+        metavar="HOST,ADDRESS",
+        help="names and addresses under which sites reach the SuperLink (default: localhost,127.0.0.1)",
+    )
+    keys.add_argument("--days", type=positive, default=365, help="days that the certificates are valid (default: 365)")
+    keys.set_defaults(command=_lazily("flower", "keys"))
+    gate = verbs.add_parser("gate", help="let nodes through to a SuperLink, and nobody to its Control API")
+    gate.add_argument("--keys", required=True, metavar="DIR", help="the folder that `fedkeep flower keys` wrote")
+    gate.add_argument("--listen", default="0.0.0.0:8000", metavar="HOST:PORT", help="default: 0.0.0.0:8000")
+    gate.add_argument("--superlink", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: 127.0.0.1:8001")
+    gate.set_defaults(command=_lazily("flower", "gate"))
+
+
+def _add_generator(command: argparse.ArgumentParser) -> None:
+    verbs = command.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    train = verbs.add_parser("train", help="train a generator; the same command again goes on where it was stopped")
+    train.add_argument("data", help="grey or rgb, as in FedDCL, or a data set; several with + between them")
+    train.add_argument("--out", required=True, metavar="DIR", help="folder of the generator")
+    train.add_argument(
+        "--regime",
+        default="paper",
+        metavar="REGIME",
+        help="paper: all training images; same_classes: a part of each class; disjoint: other classes (default: paper)",
+    )
+    train.add_argument(
+        "--codes",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="codes of each class, one for images that look alike: more to find prototypes by (default: 1)",
+    )
+    train.add_argument("--half", action="store_true", help="keep 16 bits a weight: half the size")
+    _add_generator_options(train, "unet.widths=[64,128,128] or training.steps=5000")
+    train.set_defaults(command=_lazily("generator", "train"))
+    sample = verbs.add_parser("sample", help="draw real and generated images side by side")
+    sample.add_argument("folder", metavar="DIR", help="folder of the generator")
+    sample.add_argument("--out", metavar="FILE", help="the picture, .png (default: samples.png in the folder)")
+    sample.add_argument("--count", type=positive, default=8, help="images of each class (default: 8)")
+    _add_generator_use(sample)
+    sample.set_defaults(command=_lazily("generator", "sample"))
+    check = verbs.add_parser("check", help="measure with classifiers how good a generator is, class by class")
+    check.add_argument("folder", metavar="DIR", help="folder of the generator")
+    check.add_argument("--count", type=positive, default=200, help="generated images of each class (default: 200)")
+    check.add_argument(
+        "--real", type=positive, default=1000, help="real training images of each class, at most (default: 1000)"
+    )
+    check.add_argument("--model", default="cnn4", help="architecture of the classifiers (default: cnn4)")
+    _add_generator_use(check)
+    check.set_defaults(command=_lazily("generator", "check"))
+
+
+def _add_generator_use(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--on",
+        metavar="DATA",
+        help="draw the classes of these data, from prototypes that are found first (default: the generator's own)",
+    )
+    _add_generator_options(command, "sampler.guidance=1 or prototypes.steps=500")
+
+
+def _add_generator_options(command: argparse.ArgumentParser, example: str) -> None:
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.OPTION=VALUE",
+        dest="settings",
+        help=f"change an option, such as {example}; may be repeated",
+    )
+    command.add_argument("--seed", type=natural, default=0)
+    command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    add_data(command)
+    command.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _add_pretrain(command: argparse.ArgumentParser) -> None:
+    command.description = "Train an extractor with labels; the same command again goes on where it was stopped."
+    command.add_argument("data", help="a known data set, a Hub id or a path, such as cifar10")
+    command.add_argument("--out", required=True, metavar="DIR", help="folder of the extractor")
+    command.add_argument("--network", default="vit", metavar="KIND", help="vit or resnet (default: vit)")
+    _add_generator_options(command, "network.layers=4 or training.steps=4000")
+    command.set_defaults(command=_lazily("pretrain", "run"))
+
+
+def _add_reproduce(command: argparse.ArgumentParser) -> None:
+    command.add_argument("table", nargs="?", help="such as sfedkd/table1; without it the tables are listed")
+    command.add_argument("--columns", type=names, metavar="A,B", help="columns to run (default: all)")
+    command.add_argument("--methods", type=names, metavar="A,B", help="methods to run (default: all)")
+    command.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds to run (default: as many as the paper)")
+    command.add_argument(
+        "--rounds", type=share, default=1.0, metavar="0.2", help="share of the paper's rounds (default: 1)"
+    )
+    command.add_argument("--grid", action="store_true", help="also run the values that the paper tuned")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.OPTION=VALUE",
+        dest="settings",
+        help="change an option of every column, such as run.evaluate_every=5; may be repeated",
+    )
+    command.add_argument("--resume", action="store_true", help="only finish what was begun")
+    command.add_argument("--dry-run", action="store_true", help="list the cells, with an estimate of time and memory")
+    command.add_argument(
+        "--out", default="runs/reproduce", metavar="DIR", help="folder of reproductions (default: runs/reproduce)"
+    )
+    command.add_argument("--page", metavar="FILE", help="write a page of all reproductions in --out, in Markdown")
+    add_device(command)
+    add_machine(command)
+    command.set_defaults(command=_lazily("reproduce", "reproduce"))
+
+
+def _add_resume(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", help="the run folder")
+    add_machine(command)
+    add_profile(command)
+    command.set_defaults(command=_lazily("run", "resume"))
+
+
+def _add_methods(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", nargs="?", help="show one method with its options")
+    command.add_argument(
+        "--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file"
+    )
+    command.set_defaults(command=_lazily("show", "methods"))
+
+
+def _add_datasets(command: argparse.ArgumentParser) -> None:
+    add_data(command)
+    command.set_defaults(command=_lazily("show", "datasets"))
+
+
+def _add_recipes(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "name", nargs="?", help="print this recipe with every option written out, or show the columns of this table"
+    )
+    command.set_defaults(command=_lazily("show", "recipes"))
+
+
+def _add_partition(command: argparse.ArgumentParser) -> None:
+    command.add_argument("dataset", help="a known data set, a Hub id or a path")
+    command.add_argument("scheme", help="iid, exdir, dirichlet, dirichlet-per-client, shards, hybrid or column")
+    command.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="options of the scheme, such as alpha=0.5")
+    command.add_argument("--clients", type=positive, help="how many clients (the same as clients=N)")
+    command.add_argument("--seed", type=natural, default=0)
+    command.add_argument("--out", metavar="FILE", help="write the heat map here, as .svg, or the manifest, as .json")
+    add_data(command)
+    command.set_defaults(command=_lazily("partition", "partition"))
+
+
+def _add_compare(command: argparse.ArgumentParser) -> None:
+    command.add_argument("runs", nargs="+", help="run folders")
+    command.add_argument("--against", metavar="METHOD", help="show paired differences over seeds to this method")
+    command.add_argument(
+        "--target", type=percent, metavar="PERCENT", help="also show the first round that reaches this accuracy"
+    )
+    command.add_argument("--format", choices=("table", "markdown", "csv"), default="table")
+    command.set_defaults(command=_lazily("show", "compare"))
+
+
+def _add_report(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", help="the run folder")
+    command.add_argument("--png", metavar="FILE", help="also draw the accuracy curves as a picture")
+    command.set_defaults(command=_lazily("show", "report"))
+
+
+COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "run": ("run a recipe: methods side by side on the same partition and seeds", _add_run),
+    "reproduce": ("reproduce a paper's table, and show it beside the paper's numbers", _add_reproduce),
+    "resume": ("continue a run that was stopped, to the identical result", _add_resume),
+    "methods": ("list the methods: paper, schedule, options, what leaves a client", _add_methods),
+    "datasets": ("list the known data sets and where they were found", _add_datasets),
+    "partition": ("split a data set over clients; show statistics and a heat map", _add_partition),
+    "compare": ("show several runs in one table", _add_compare),
+    "report": ("write the table and the HTML report of a run again", _add_report),
+    "flower": ("run across machines, on Flower: make an app, make keys", _add_flower),
+    "generator": ("train a diffusion model that draws images of classes, and look at it", _add_generator),
+    "pretrain": ("train the extractor of a server that then only learns a classifier", _add_pretrain),
+    "recipes": ("list the recipes and the papers' tables, or print one", _add_recipes),
+}
+"""What each command says of itself in the list, and what adds its arguments; in the order of the list."""

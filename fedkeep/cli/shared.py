@@ -1,0 +1,57 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+from fedkeep.cli.types import names, natural, numbers, positive
+
+
+def add_machine(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("machine")
+    group.add_argument(
+        "--workers", type=natural, default=0, help="processes that share the runs (default: one per core)"
+    )
+    add_data(group)
+    group.add_argument(
+        "--allow-code", action="store_true", help="let a recipe import its model as package.module:function"
+    )
+    group.add_argument(
+        "--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file"
+    )
+    group.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def add_device(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    command.add_argument("--threads", type=positive, default=1, help="PyTorch threads in each process (default: 1)")
+    command.add_argument(
+        "--stack",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="train up to N clients of a cohort as one stacked model; 1: none, the same bits every day (default: "
+        "what a trial finds quickest; what was begun keeps its own)",
+    )
+
+
+def add_profile(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--profile", action="store_true", help="show at the end where the time went")
+
+
+def add_data(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--data-dir", metavar="DIR", help="folder of local data sets (default: $FEDKEEP_DATA)")
+
+
+def add_changes(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.OPTION=VALUE",
+        dest="settings",
+        help="change an option, such as training.lr=0.05 or algorithm.teachers=3; may be repeated",
+    )
+    command.add_argument("--methods", type=names, metavar="A,B", help="methods to run instead of the recipe's")
+    command.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds to run instead of the recipe's")
+    command.add_argument("--rounds", type=positive, help="rounds to run instead of the recipe's")
