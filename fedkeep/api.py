@@ -36,7 +36,7 @@ def run(
     seeds, rounds, settings : changes to the recipe; settings are written as ``"training.lr=0.05"``.
     out : the run folder, which must not exist or be empty; default: a new one under ``runs/``.
     machine : device, threads and workers; default: this process, one thread, on the CPU.
-    on_progress : called after every round, and every few seconds of a long one.
+    on_progress : called after every round.
 
     Raises
     ------
@@ -60,11 +60,16 @@ def run(
         recipe = with_methods(recipe, methods)
     machine = machine or Machine(workers=1)
     folder = begin(recipe, out, machine, ["fedkeep.run", recipe.name])
-    carry_out(folder, machine, on_progress, recipe)
+    carry_out(folder, machine, _of_rounds(on_progress), recipe)
     return finish(folder)
 
 
 def resume(folder: str | Path, *, machine: Machine | None = None, on_progress: OnProgress | None = None) -> Run:
     """Continue a run that was stopped, to the same result as if it had not been, and return it."""
-    carry_out(Path(folder), machine or Machine(workers=1), on_progress)
+    carry_out(Path(folder), machine or Machine(workers=1), _of_rounds(on_progress))
     return finish(folder)
+
+
+def _of_rounds(on_progress: OnProgress | None) -> OnProgress | None:
+    """Leave out what is told within a long round, which whoever counts calls does not expect."""
+    return on_progress and (lambda progress: None if progress.doing else on_progress(progress))

@@ -214,12 +214,15 @@ def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     told: list[Any] = []
     monkeypatch.setattr(doing, "EVERY", 0.0)
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=2)
-    fedkeep.run(recipe, out=tmp_path / "run", on_progress=told.append)
+    carry_out(begin(recipe, tmp_path / "run", ONE, ["test"]), ONE, told.append, recipe)
     many = recipe.run.cohort
     words = [*(f"train {n}/{many}" for n in range(1, many + 1)), ""]
     assert [(step.done, step.doing) for step in told] == [
         (round + (not word), word) for round in (0, 1) for word in words
     ]
+    told.clear()
+    fedkeep.run(recipe, out=tmp_path / "again", on_progress=told.append)
+    assert [(step.done, step.doing) for step in told] == [(1, ""), (2, "")]
 
 
 def test_a_worker_leaves_word_of_a_long_round_for_the_process_that_shows_it(
