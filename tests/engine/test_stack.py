@@ -355,6 +355,26 @@ def test_calls_that_wait_change_no_group(monkeypatch: pytest.MonkeyPatch) -> Non
     assert groups == [("warm", 3), ("warm", 3), ("train", 3), ("train", 3)]
 
 
+class OneFirst(Two):
+    """Waits for one client before it asks all."""
+
+    def round(self, server: Server[Any], cohort: Cohort) -> None:
+        cohort.start(self.train, server.model)
+        next(iter(cohort)).ask(self.warm)
+        FedAvg.round(self, server, cohort)
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_waiting_for_one_client_changes_no_group(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine(OneFirst(), cohort=6, stack=3, rounds=1)
+    groups: list[tuple[str, int]] = []
+    submit = engine.here.submit
+    monkeypatch.setattr(engine.here, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r))
+    engine.here.ahead = ahead
+    tiny.played(engine)
+    assert groups == [("train", 1), ("warm", 1), ("train", 3), ("train", 3), ("train", 2), ("train", 3)]
+
+
 def test_a_stack_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one client"):
         tiny.engine(FedAvg(), stack=0)
