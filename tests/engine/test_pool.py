@@ -7,11 +7,12 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tiny
 import torch
+from torch import Tensor
 
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.fedseq import FedSeq
@@ -147,6 +148,30 @@ def test_an_error_in_a_step_is_told_with_its_place(
     assert engine.finished == 1
     assert engine.performer is engine.here
     assert records + tiny.played(engine) == undisturbed, "the same round again, alone"
+
+
+class Answers(FedAvg):
+    title = "answers what cannot travel, or is not what it said"
+    said: ClassVar[Any] = None
+
+    def round(self, server: Any, cohort: Any) -> None:
+        cohort.ask(self.tell)
+
+    @on_client
+    def tell(self, client: Any) -> Tensor:
+        return self.said
+
+
+@pytest.mark.parametrize(
+    "said", [object(), lambda: 0, torch.eye(2).to_sparse(), "text"], ids=["object", "function", "sparse", "text"]
+)
+def test_an_answer_that_cannot_travel_is_told_with_its_place(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Answers, "said", said)
+    engine = tiny.engine(Answers())
+    with_thread(engine, tiny.engine(Answers()))
+    with pytest.raises(RunError, match=r"(?s)step 'tell' of client \d, round 1"):
+        engine.advance()
+    assert engine.performer is engine.here
 
 
 def test_a_death_is_told_and_nothing_waits(pools: Any) -> None:
