@@ -408,6 +408,16 @@ def test_a_first_stack_that_is_slower_ends_the_search(monkeypatch: pytest.Monkey
     assert tried == [16]
 
 
+def test_a_gpu_is_warm_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [9.0, 1.0]  # the first training loads libraries
+    timed(monkeypatch, 1.0, lambda clients: 2.0 * clients)
+    monkeypatch.setattr(choose, "_alone", lambda engine, clients: seconds.pop(0))
+    engine = populous()
+    engine.device = torch.device("cuda")
+    assert choose_stack(engine) == 1
+    assert not seconds
+
+
 def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "_alone", lambda engine, clients: pytest.fail("measured"))
     assert choose_stack(populous(rounds=20)) == 1, "a short run is over before a choice pays"
