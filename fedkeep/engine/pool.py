@@ -154,7 +154,9 @@ class Pool(Performer):
         try:
             outcomes, train, teachers = restore(said, here, hint)
         except ValueRefused as error:
-            job.error = RunError(f"a worker's answer is not what its step says that it returns: {error} {_places_of(job)}")
+            job.error = RunError(
+                f"a worker's answer is not what its step says that it returns: {error} {_places_of(job)}"
+            )
             return
         self.engine.place.clock.train += train
         self.engine.place.clock.teachers += teachers
