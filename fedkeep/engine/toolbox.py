@@ -102,6 +102,7 @@ class Workplace:
         """Count the seconds of the block as training."""
         began = time.perf_counter()
         yield
+        self.catch_up()
         self.clock.train += time.perf_counter() - began
 
     @contextmanager
@@ -109,9 +110,13 @@ class Workplace:
         """Count the seconds of the block as asking frozen models."""
         began = time.perf_counter()
         yield
-        if self.networks.device.type == "cuda":  # it has only been told what to do: the next who waits would pay for it
-            torch.cuda.synchronize(self.networks.device)
+        self.catch_up()
         self.clock.teachers += time.perf_counter() - began
+
+    def catch_up(self) -> None:
+        """Wait for a GPU to do what it was told: else a clock counts it where somebody next wants to know a number."""
+        if self.networks.device.type == "cuda":
+            torch.cuda.synchronize(self.networks.device)
 
 
 class LocalParty(Party[Any]):

@@ -54,18 +54,20 @@ def test_a_method_plays_on_another_device_and_its_steps_do_not_wait(method: Algo
     assert not pretence.waits, Counter(pretence.waits)
 
 
-def test_asking_a_gpu_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says at once that it was told; what it then does would be counted as the training that waits for it."""
+def test_what_a_gpu_does_is_timed_where_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says at once that it was told; what it then does would be counted as what next waits for it."""
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    place = tiny.engine(FedAvg()).place
-    with place.asking():
-        assert not waited
+    place, gpu = tiny.engine(FedAvg()).place, torch.device("cuda")
+    for clock in (place.asking, place.training_time):
+        with clock():
+            pass
     assert not waited, "a CPU has done it by then"
-    place.networks.device = torch.device("cuda")
-    with place.asking():
-        assert not waited
-    assert waited == [torch.device("cuda")]
+    place.networks.device = gpu
+    for number, clock in enumerate((place.asking, place.training_time)):
+        with clock():
+            assert waited == [gpu] * number
+    assert waited == [gpu, gpu]
 
 
 CONVOLVED: tuple[nn.Module, ...] = (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
