@@ -21,6 +21,7 @@ from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.engine import line
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.pool import Pool, Worker, serve
+from fedkeep.engine.round import RoundInFlight
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.interface import Algorithm, Fit, algorithms, on_client
 from fedkeep.interface.codec import encode
@@ -154,6 +155,39 @@ def test_an_error_in_a_step_is_told_with_its_place(
     assert engine.finished == 1
     assert engine.performer is engine.here
     assert records + tiny.played(engine) == undisturbed, "the same round again, alone"
+
+
+def test_an_error_in_what_is_done_ahead_fails_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine(SFedKD(), cohort=5)
+    with_thread(engine, tiny.engine(SFedKD(), cohort=5))
+    tiny.played(engine, 1)
+    prepare = SFedKD.prepare
+
+    @functools.wraps(prepare)
+    def step(self: SFedKD, client: Any, *given: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(SFedKD, "prepare", step)
+    with pytest.raises(RunError, match=r"(?s)step 'prepare' of client \d, round 2.*ZeroDivisionError: on purpose"):
+        engine.advance()
+    assert engine.finished == 1
+
+
+def test_no_more_than_a_few_clients_are_prepared_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine(SFedKD(), cohort=6, rounds=2)
+    pool = with_thread(engine, tiny.engine(SFedKD(), cohort=6))
+    under_way: list[int] = []
+    look_ahead = RoundInFlight._look_ahead
+
+    def watch(flight: RoundInFlight) -> None:
+        look_ahead(flight)
+        under_way.append(len(flight.under_way))
+
+    monkeypatch.setattr(RoundInFlight, "_look_ahead", watch)
+    tiny.played(engine)
+    pool.close()
+    assert pool.ahead == 2
+    assert 2 <= max(under_way) <= 3, "of six; one may be the one that is waited for"
 
 
 class Answers(FedAvg):
