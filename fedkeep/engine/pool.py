@@ -22,7 +22,7 @@ from torch import Tensor
 from fedkeep.engine import line
 from fedkeep.engine.perform import Performer, Ticket
 from fedkeep.engine.requests import Outcome, Request, answer_type, place_of, read_request, write_request
-from fedkeep.errors import FedKeepError, RunError
+from fedkeep.errors import FedKeepError, RunError, ValueRefused
 from fedkeep.interface.codec import restore, take_apart
 
 if TYPE_CHECKING:
@@ -151,7 +151,13 @@ class Pool(Performer):
             return
         hint = answer_type([request.step for request in job.requests], self.engine.client_state)
         here = {name: tensor.to(self.engine.device) for name, tensor in tensors.items()}
-        outcomes, train, teachers = restore(said, here, hint)
+        try:
+            outcomes, train, teachers = restore(said, here, hint)
+        except ValueRefused as error:
+            job.error = RunError(
+                f"a worker's answer is not what its step says that it returns: {error} {_places_of(job)}"
+            )
+            return
         self.engine.place.clock.train += train
         self.engine.place.clock.teachers += teachers
         job.outcomes = [Outcome(*outcome) for outcome in outcomes]
@@ -163,8 +169,8 @@ class Pool(Performer):
             code = worker.process.exitcode
         job, worker.job = worker.job, None
         where = _places_of(job) if job else ""
-        why = ", perhaps for lack of memory" if code in (None, -9) else ""
-        raise RunError(f"a worker process died with code {code}{why}. {where}")
+        why = {None: ", perhaps for lack of memory", -9: ", perhaps for lack of memory", 1: "; its error stands above"}
+        raise RunError(f"a worker process died with code {code}{why.get(code, '')}. {where}")
 
     def _written(self, requests: Sequence[Request], worker: Worker) -> tuple[list[Any], dict[str, Tensor]]:
         """Return requests written down, and those of their tensors that the worker does not have yet."""
