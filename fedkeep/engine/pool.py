@@ -132,20 +132,24 @@ class Pool(Performer):
         speaking = {worker.connection: worker for worker in busy}
         deaths = {worker.process.sentinel: worker for worker in busy if worker.process is not None}
         ready = wait([*speaking, *deaths])
+        heard = []
         for connection, worker in speaking.items():
             if connection in ready:
                 try:
-                    (how, said), tensors = line.receive(connection)
+                    answer = line.receive(connection)
                 except (EOFError, OSError):
                     self._died(worker)
-                self._heard(worker, how, said, tensors)
+                assert worker.job is not None
+                heard.append((worker.job, *answer))
+                worker.job = None
+        self._hand_out()  # nobody idles while answers are read
+        for job, (how, said), tensors in heard:
+            self._heard(job, how, said, tensors)
         for sentinel, worker in deaths.items():
             if sentinel in ready and worker.job is not None and not worker.connection.poll():
                 self._died(worker)
 
-    def _heard(self, worker: Worker, how: str, said: Any, tensors: Mapping[str, Tensor]) -> None:
-        job, worker.job = worker.job, None
-        assert job is not None
+    def _heard(self, job: _Job, how: str, said: Any, tensors: Mapping[str, Tensor]) -> None:
         if how != DONE:
             job.error = RunError(said if how == KNOWN else f"{_places_of(job)} The worker's error:\n{said}")
             return
