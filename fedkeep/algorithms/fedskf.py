@@ -148,13 +148,15 @@ class FedSKF(Algorithm[Turn, Personal]):
 
     def round(self, server: Server[Turn], cohort: Cohort) -> None:
         kept = server.state
+        # First of all, since not every network can be followed.
+        layers = () if self.pit == "off" else channels(server.network(server.model))
         replies = cohort.ask(self.train, server.model, self.moves(kept, cohort))
         average = fused(replies, self.fusion)
         if self.pit == "off":
             server.model = average
             return
         base = next_in_turn(list(replies), kept.base)
-        projection = self.transport.project(average, replies[base].model, channels(server.network(average)))
+        projection = self.transport.project(average, replies[base].model, layers)
         server.log("diagonal", list(projection.diagonal.values()))
         server.model, kept.base = projection.model, base
         if self.pit_map_local_cls and projection.last is not None and diagonal(projection.last) < 1:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
@@ -23,11 +24,12 @@ from fedkeep.algorithms.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental import joined, old_classes, remembered
 from fedkeep.algorithms.target import TARGET
 from fedkeep.engine.networks import Networks
+from fedkeep.errors import ConfigError
 from fedkeep.fusion import Transport
 from fedkeep.fusion.transport import Projection
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
-from fedkeep.models import Weights
+from fedkeep.models import Network, Weights
 from fedkeep.models.heads import WEIGHT, head_of
 from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING
@@ -367,6 +369,18 @@ def test_fedskfs_projection_is_its_fusion(monkeypatch: pytest.MonkeyPatch) -> No
     expected = mean([mean(models), seen.results[1, 1, "0"].model])
     for name, tensor in expected.items():
         torch.testing.assert_close(engine.server.model[name], tensor)
+
+
+def test_a_network_that_cannot_be_projected_is_refused_before_anybody_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def network() -> nn.Module:
+        return Network(nn.Sequential(nn.Flatten(), nn.LayerNorm(16)), 16, tiny.CLASSES)
+
+    seen = Seen(monkeypatch)
+    with pytest.raises(ConfigError, match=r"through body\.1, a LayerNorm.*or another fusion"):
+        tiny.engine(FedSKF(), factory=network).advance()
+    assert not seen.results
+    tiny.engine(FedSKF(pit="off"), factory=network).advance()
+    assert seen.results
 
 
 def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
