@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import tiny
@@ -34,6 +34,7 @@ from fedkeep.models.heads import WEIGHT, head_of
 from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING
 from fedkeep.objectives.exemplars import class_means, nearest_mean
+from fedkeep.objectives.tsd import TSDReading, tsd_loss
 
 
 def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
@@ -94,6 +95,21 @@ def test_flwf2t_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(student, logits(engine, own, images), 2)
         expected = expected + distilled(student, logits(engine, given.model, images), known)
         torch.testing.assert_close(value, expected)
+
+
+def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, _ = second_task(FLwF2T(per_class=2, ce_slice="all"), monkeypatch)
+    own, given, model = seen.results[1, 2, "1"].model, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
+    held = torch.bincount(engine.federation.at(1).data("1")["label"], minlength=2)
+    labels = given.sources[0].data["label"]
+    assert torch.bincount(labels, minlength=3)[:2].tolist() == held.clamp(max=2).tolist() != [0, 0]
+    assert int((labels == 2).sum()) == engine.federation.at(2).size("1")
+    value, images, batch = loss_of(engine, given, model)
+    student = logits(engine, model, images)
+    expected = cross_entropy(student, batch) + 3 * distilled(student, logits(engine, own, images), 2)
+    torch.testing.assert_close(value, expected + distilled(student, logits(engine, given.model, images), 2))
+    with pytest.raises(ConfigError, match=r"set FLwF2T\.ce_slice=all too"):
+        FLwF2T(per_class=2)
 
 
 def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +261,18 @@ def test_fedskf_by_formula(level: Any, start: int, monkeypatch: pytest.MonkeyPat
     expected = expected + distilled(student, logits(engine, old, images), 2)
     pull = sum((model[n] - given.model[n]).square().sum() for n in head_of(model))  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
+
+
+@pytest.mark.parametrize("reading", ["off", *get_args(TSDReading)])
+def test_fedskf_with_each_reading_of_tsd(reading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = FedSKF(tsd=reading, tsd_reduction="sum", ce_slice="all", w_pull=0.0, w_local=5.0, w_global=0.5)
+    engine, seen, old = second_task(method, monkeypatch)
+    own, model = seen.results[1, 2, "1"].model, seen.results[2, 2, "1"].model
+    value, images, labels = loss_of(engine, seen.fits[2, 2, "1"], model)
+    student, local = logits(engine, model, images), logits(engine, own, images)
+    tsd = 0.0 if reading == "off" else tsd_loss(local, student, labels, reading, "sum")
+    expected = cross_entropy(student, labels) + 5 * (distilled(student, local, 2) + tsd)
+    torch.testing.assert_close(value, expected + 0.5 * distilled(student, logits(engine, old, images), 2))
 
 
 def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
