@@ -51,7 +51,7 @@ class Case:
 CASES = (
     Case("LeNet-5", LeNet5(), (1, 28, 28), 400, 5),
     Case("CNN-4", CNN4(), (3, 32, 32), 200, 2),
-    Case("ResNet-18, batch norm", ResNet18(), (3, 32, 32), 100, 1),
+    Case("ResNet-18, batch norm", ResNet18(), (3, 32, 32), 50, 2),
 )
 
 
