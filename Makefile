@@ -33,6 +33,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/stacks.py
 	$(BIN)/python benchmarks/transport.py
+	$(BIN)/python benchmarks/class_incremental.py
 
 bench-peers: .venv/dev
 	$(BIN)/python benchmarks/peers

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedkeep.algorithms.incremental import CESlice, Old, Selection, WithOldModel, joined, remembered
+from fedkeep.algorithms.incremental import CESlice, Old, Scope, Selection, WithOldModel, joined, remembered, share
 from fedkeep.interface import Client, Cohort, Data, Server, on_client
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
@@ -68,7 +68,7 @@ class FediCaRL(WithOldModel[Means, WithExemplars]):
     ce_slice: CESlice = option("all", "labels among the task's classes, or among all that were seen")
     per_class: int = option(20, "examples of each class that are kept", low=1)
     memory: int = option(0, "examples of all classes that a client keeps at most; 0: no limit", low=0)
-    scope: Literal["client", "global"] = option("client", "whether each client keeps so many, or all together")
+    scope: Scope = option("client", "whether each client keeps so many, or all together")
     selection: Selection = option("herding", "how they are chosen")
     classify: Literal["linear", "nearest_mean"] = option("linear", "what is evaluated: the classifier, or means")
     loss: Literal["icarl", "glfc"] = option("icarl", "cross-entropy and distillation, or GLFC's weighted binary ones")
@@ -91,7 +91,7 @@ class FediCaRL(WithOldModel[Means, WithExemplars]):
         return scores.clamp(min=-100)  # of a class without a mean; others are above -4, and a loss must be finite
 
     def end_task(self, server: Server[Means], clients: Cohort) -> None:
-        count = self.per_class if self.scope == "client" else max(1, self.per_class // server.population)
+        count = share(self.per_class, self.scope, server.population)
         if self.memory:
             count = min(count, max(1, self.memory // server.classes))
         clients.ask(self.keep, server.model, count)

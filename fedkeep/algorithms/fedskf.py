@@ -11,17 +11,20 @@ from torch import Tensor
 from fedkeep.algorithms.fedpass import Radius, old_prototypes, own_prototypes, rotated_images
 from fedkeep.algorithms.incremental import (
     CESlice,
+    Scope,
+    Selection,
     Taught,
     cross_entropy,
     joined,
     old_classes,
     once_a_task,
     remembered,
+    share,
 )
 from fedkeep.errors import ConfigError
 from fedkeep.fusion import Fusion, Transport, fused
 from fedkeep.fusion.plans import Cost, Solver, diagonal
-from fedkeep.fusion.transport import laid_classifier
+from fedkeep.fusion.transport import Skip, laid_classifier
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, each, on_client
 from fedkeep.models import Weights
 from fedkeep.models.channels import channels
@@ -84,7 +87,8 @@ class FedSKF(Algorithm[Turn, Personal]):
     classes are untrained; and what TSD means (``tsd``; as printed it teaches nothing about old classes). KD is at
     temperature 2 without tau^2. What a client keeps of old tasks is its ``level``: ``lwf`` models only; ``pass`` also
     prototypes, under its own model, with PASS's losses in all four rotations (see `FedPASS`) and the terms above over
-    the rows of all rotations; ``icarl`` also exemplars, herded by its own model.
+    the rows of all rotations; ``icarl`` also exemplars, herded by its own model ("20 for each class": of each client,
+    or with ``scope=global`` of all together).
 
     Each round's record says how much of each plan's mass stayed where it was. A share of 1 throughout means that the
     projection moved nothing: fused, it is then a mean in which the base counts more. Where neurons do move, the
@@ -110,7 +114,9 @@ class FedSKF(Algorithm[Turn, Personal]):
     old_local: Literal["pre_sync", "post_sync"] = option(
         "pre_sync", "the own old model: as the client left it, or its classifier on the last global extractor"
     )
-    per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
+    per_class: int = option(20, "of icarl: exemplars of each class that are kept", low=1)
+    scope: Scope = option("client", "of icarl: whether each client keeps so many, or all together")
+    selection: Selection = option("herding", "of icarl: how they are chosen")
     w_prototypes: float = option(10.0, "of pass: weight of the cross-entropy on prototypes", low=0.0)
     w_features: float = option(10.0, "of pass: weight of the distance of features from the own old model's", low=0.0)
     tau_labels: float = option(0.1, "of pass: softmax temperature of its cross-entropies", low=1e-3)
@@ -122,7 +128,8 @@ class FedSKF(Algorithm[Turn, Personal]):
     pit_cost: Cost = option("euclidean", "distance of two neurons")
     pit_solver: Solver = option("emd", "exact plan, or an entropic one")
     pit_reg: float = option(0.01, "of sinkhorn: weight of the entropy", low=1e-6)
-    pit_skip: Literal["tied", "sj"] = option("tied", "one plan for layers whose outputs are added, or one each")
+    pit_skip: Skip = option("tied", "plans of layers whose outputs are added, as Transport's skip")
+    pit_bias_in_cost: bool = option(False, "compare biases and batch norms' scales too, not the weights alone")
     pit_counter: Literal["global", "per_task"] = option("global", "whether the base's turn goes on from task to task")
     pit_map_local_cls: bool = option(False, "clients put their classifier's columns where the projection moved neurons")
 
@@ -141,13 +148,15 @@ class FedSKF(Algorithm[Turn, Personal]):
 
     def round(self, server: Server[Turn], cohort: Cohort) -> None:
         kept = server.state
+        # First of all, since not every network can be followed.
+        layers = () if self.pit == "off" else channels(server.network(server.model))
         replies = cohort.ask(self.train, server.model, self.moves(kept, cohort))
         average = fused(replies, self.fusion)
         if self.pit == "off":
             server.model = average
             return
         base = next_in_turn(list(replies), kept.base)
-        projection = self.transport.project(average, replies[base].model, channels(server.network(average)))
+        projection = self.transport.project(average, replies[base].model, layers)
         server.log("diagonal", list(projection.diagonal.values()))
         server.model, kept.base = projection.model, base
         if self.pit_map_local_cls and projection.last is not None and diagonal(projection.last) < 1:
@@ -161,7 +170,8 @@ class FedSKF(Algorithm[Turn, Personal]):
         return each({client.id: kept.moves.get(client.id, []) for client in clients})
 
     def end_task(self, server: Server[Turn], clients: Cohort) -> None:
-        clients.ask(self.remember, server.model, self.moves(server.state, clients))
+        count = share(self.per_class, self.scope, server.population)
+        clients.ask(self.remember, server.model, self.moves(server.state, clients), count)
 
     @on_client
     def train(self, client: Client[Personal], model: Weights, moves: list[Tensor]) -> Fit:
@@ -175,12 +185,12 @@ class FedSKF(Algorithm[Turn, Personal]):
         return fit
 
     @on_client
-    def remember(self, client: Client[Personal], model: Weights, moves: list[Tensor]) -> None:
+    def remember(self, client: Client[Personal], model: Weights, moves: list[Tensor], count: int) -> None:
         """Keep the task's last models, the own and the global one, and what the level has beside models."""
         kept = client.state
         kept.old_global, kept.old_own = model, kept.own or model
         if self.level == "icarl":
-            kept.memory = remembered(client, kept.old_own, kept.memory, self.per_class, "herding")
+            kept.memory = remembered(client, kept.old_own, kept.memory, count, self.selection)
         if self.level == "pass":
             kept.prototypes = added(kept.prototypes, own_prototypes(client, kept.old_own), self.radius == "first")
         if self.old_local == "post_sync":
@@ -246,7 +256,9 @@ class FedSKF(Algorithm[Turn, Personal]):
     def transport(self) -> Transport:
         """How the mean is laid onto the base."""
         result: Literal["fused", "aligned"] = "aligned" if self.pit == "aligned" else "fused"
-        return Transport(self.pit_cost, self.pit_solver, self.pit_reg, self.pit_skip, result=result, eta=self.pit_eta)
+        return Transport(
+            self.pit_cost, self.pit_solver, self.pit_reg, self.pit_skip, self.pit_bias_in_cost, result, self.pit_eta
+        )
 
 
 def next_in_turn(clients: list[str], last: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedkeep.algorithms.incremental import Old, WithOldModel, old_classes
-from fedkeep.interface import Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.algorithms.incremental import Old, WithOldModel, joined, old_classes, remembered
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Client, Cohort, Data, Fit, NoState, Server, on_client
 from fedkeep.models import Weights
 from fedkeep.models.heads import shrunk
 from fedkeep.objectives import NOTHING, Objective
@@ -15,9 +16,11 @@ from fedkeep.options import option
 
 @dataclass
 class Own(Old):
-    """What a client keeps: also the model as it left it at its last visit, the teacher of the task to come."""
+    """What a client keeps: also the model as it left it at its last visit, the teacher of the task to come, and perhaps
+    examples of old classes."""
 
     own: Weights = field(default_factory=dict)
+    memory: Data = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class FLwF2T(WithOldModel[NoState, Own]):
 
     The paper searches for its weights, and those who compare with it print none: 3 and 1 are ours. The received model
     teaches the old classes; with ``server_slice=all`` all of them from a task's second round on, when its new rows have
-    been trained. The first task is FedAvg's, bit for bit. The exemplars of the paper's experiments are left out.
+    been trained. The first task is FedAvg's, bit for bit. In the paper's experiments clients also keep a few examples;
+    those who compare with it say nothing of them, so here there are none unless ``per_class`` says how many of each
+    class, herded by the client's own model. They are then learned again, among all classes.
     """
 
     title = "FLwF-2T"
@@ -35,6 +40,14 @@ class FLwF2T(WithOldModel[NoState, Own]):
 
     w_server: float = option(1.0, "weight of what the received model says", low=0.0)
     server_slice: Literal["old", "all"] = option("old", "classes that the received model teaches")
+    per_class: int = option(0, "examples of each class that a client keeps and learns again", low=0)
+
+    def check(self) -> None:
+        if self.per_class and self.ce_slice == "new":
+            raise ConfigError(
+                "FLwF2T.per_class keeps examples of old classes, which have no label among the new ones: set "
+                "FLwF2T.ce_slice=all too."
+            )
 
     def end_task(self, server: Server, clients: Cohort) -> None:
         clients.ask(self.remember, server.model)
@@ -48,8 +61,14 @@ class FLwF2T(WithOldModel[NoState, Own]):
 
     @on_client
     def remember(self, client: Client[Own], model: Weights) -> None:
-        """Keep the client's own last model; the task's, if it never trained."""
-        client.state.teacher = client.state.own or model
+        """Keep the client's own last model; the task's, if it never trained. Keep examples, if any are to be kept."""
+        kept = client.state
+        kept.teacher = kept.own or model
+        if self.per_class:
+            kept.memory = remembered(client, kept.teacher, kept.memory, self.per_class, "herding")
+
+    def examples(self, client: Client[Own]) -> Data:
+        return joined(client.data, client.state.memory)
 
     def beside(self, client: Client[Own], model: Weights) -> Objective:
         if not client.old:

@@ -20,6 +20,7 @@ from fedkeep.options import option
 
 CESlice = Literal["new", "all"]
 Selection = Literal["herding", "random"]
+Scope = Literal["client", "global"]
 
 
 def cross_entropy(client: Client[Any], ce_slice: CESlice) -> Objective:
@@ -47,6 +48,11 @@ def made(data: Data, yes: bool = True) -> Data:
     """Return images with their labels, marked as made by a generator, or as not (see `fit`)."""
     labels = data["label"]
     return {"image": data["image"], "label": labels, "made": torch.full_like(labels, yes, dtype=torch.bool)}
+
+
+def share(count: int, scope: Scope, clients: int) -> int:
+    """Return how many examples of a class each client keeps, if it or if all together shall have ``count``."""
+    return count if scope == "client" else max(1, count // clients)
 
 
 def remembered(client: Client[Any], model: Weights, memory: Data, count: int, how: Selection) -> Data:

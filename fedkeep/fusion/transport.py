@@ -19,6 +19,10 @@ from fedkeep.models.channels import Layer
 from fedkeep.models.weights import mean
 from fedkeep.options import Options, option
 
+Skip = Literal["tied", "sj", "refine"]
+
+SWEEPS = 20  # of refining, at most
+
 
 class Maps(NamedTuple):
     """The maps on a layer's two sides; None where the order is given."""
@@ -53,14 +57,17 @@ class Transport(Options):
     variances too, which is exact for a permutation and an approximation otherwise. The classifier's rows are never
     moved: they are the classes.
 
-    With ``emd``, ``tied`` and ``aligned`` the result computes exactly what the source did, whatever the base.
+    With ``emd``, ``aligned`` and plans that are shared (``tied``, ``refine``) the result computes exactly what the
+    source did, whatever the base.
     """
 
     cost: Cost = option("euclidean", "distance of two units' incoming weights")
     solver: Solver = option("emd", "exact plan, a permutation, or an entropic one that blurs")
     reg: float = option(0.01, "of sinkhorn: weight of the entropy, as a share of the mean cost", low=1e-6)
-    skip: Literal["tied", "sj"] = option(
-        "tied", "layers whose outputs are added share one plan, or each has its own and their mean goes on"
+    skip: Skip = option(
+        "tied",
+        "layers whose outputs are added share one plan; or each has its own and their mean goes on (sj); or they share "
+        "one that is refined by what reads them",
     )
     bias_in_cost: bool = option(False, "compare biases and batch norms' scales too, not the weights alone")
     result: Literal["fused", "aligned"] = option("fused", "mix the laid source with the base, or take it alone")
@@ -79,12 +86,13 @@ class Transport(Options):
         source, base : models of one architecture.
         layers : its `fedkeep.models.channels.channels`.
         """
-        maps = self._tied(source, base, layers) if self.skip == "tied" else self._each_its_own(source, base, layers)
+        ways = {"tied": self._tied, "sj": self._each_its_own, "refine": self._refined}
+        maps = ways[self.skip](source, base, layers)
         model = laid(source, layers, maps)
         if self.result == "fused":
             model = {name: _mixed(tensor, base[name], self.eta) for name, tensor in model.items()}
         shares = {
-            (layer.writes if self.skip == "tied" else layer.name): diagonal(writes)
+            (layer.name if self.skip == "sj" else layer.writes): diagonal(writes)
             for layer in layers
             if layer.writes is not None and (writes := maps[layer.name].writes) is not None
         }
@@ -123,10 +131,41 @@ class Transport(Options):
             maps[layer.name] = Maps(reads, writes)
         return maps
 
-    def _plan(self, source: Weights, base: Weights, written: Sequence[tuple[Layer, Plan | None]]) -> Plan:
-        """Return the map of channels that these layers write, each with the map of what it reads."""
+    def _refined(self, source: Weights, base: Weights, layers: Sequence[Layer]) -> dict[str, Maps]:
+        """Return the maps of `_tied` after coordinate descent (Ainsworth et al., 2023, "Git Re-Basin").
+
+        One group after the other gets the best map given those of all others, by everything that writes it and reads
+        it, until none changes. With the cost ``sq`` each step brings the laid weights closer to the base's; with others
+        it usually does.
+        """
+        tied = self._tied(source, base, layers)
+        plans: dict[str | None, Plan | None] = {None: None}
+        plans |= {layer.writes: tied[layer.name].writes for layer in layers}
+        for _ in range(SWEEPS):
+            before = dict(plans)
+            for group in plans:
+                if group is not None:
+                    written = [(layer, plans[layer.reads]) for layer in layers if layer.writes == group]
+                    read = [(layer, plans[layer.writes]) for layer in layers if layer.reads == group]
+                    plans[group] = self._plan(source, base, written, read)
+            if all(_same(plan, before[group]) for group, plan in plans.items()):
+                break
+        return {layer.name: Maps(plans[layer.reads], plans[layer.writes]) for layer in layers}
+
+    def _plan(
+        self,
+        source: Weights,
+        base: Weights,
+        written: Sequence[tuple[Layer, Plan | None]],
+        read: Sequence[tuple[Layer, Plan | None]] = (),
+    ) -> Plan:
+        """Return the map of channels that these layers write, each with the map of what it reads, and that others read,
+        each with the map of what it writes."""
         ours = [rows for layer, reads in written for rows in self._rows(layer, source, reads)]
         theirs = [rows for layer, _ in written for rows in self._rows(layer, base, None)]
+        channels = len(ours[0])
+        ours += [_columns(layer, source, writes, channels) for layer, writes in read]
+        theirs += [_columns(layer, base, None, channels) for layer, _ in read]
         return plan_of(cost_matrix(torch.cat(ours, 1), torch.cat(theirs, 1), self.cost), self.solver, self.reg)
 
     def _rows(self, layer: Layer, model: Weights, reads: Plan | None) -> list[Tensor]:
@@ -164,6 +203,16 @@ def _follow(layer: Layer, model: Weights) -> list[str]:
     """Return the names of the tensors, one number a unit, that go where a layer's outputs go."""
     norms = (f"{n}.{what}" for n in layer.norms for what in ("weight", "bias", "running_mean", "running_var"))
     return [name for name in (f"{layer.name}.bias", *norms) if name in model]
+
+
+def _columns(layer: Layer, model: Weights, writes: Plan | None, channels: int) -> Tensor:
+    """Return what a layer reads of each channel, [channels, ...]."""
+    weight = moved(model[f"{layer.name}.weight"], writes, 0)
+    return weight.reshape(len(weight), channels, -1).transpose(0, 1).flatten(1)
+
+
+def _same(plan: Plan | None, other: Plan | None) -> bool:
+    return plan is other or (plan is not None and other is not None and torch.equal(plan, other))
 
 
 def _mixed(ours: Tensor, base: Tensor, eta: float) -> Tensor:

@@ -117,11 +117,16 @@ def fedskf_print(matrix: ArrayLike) -> float:
 FORGETTING: Mapping[str, Callable[[ArrayLike], float]] = {
     "chaudhry": forgetting_tasks,
     "chaudhry_mean": chaudhry_mean,
+    "feddcl": forgetting_tasks,
     "feddcl_literal": feddcl_literal,
     "fedskf": fedskf,
     "fedskf_print": fedskf_print,
 }
-"""The definitions that papers use, by name. FedDCL's is ``chaudhry`` where only models up to the task are looked at."""
+"""The definitions that papers use, by name; FedDCL's is Chaudhry's where only models up to the task are looked at.
+
+What DDDR's code computes is `class_forgetting`, of counts by class. LANDER's code takes the maximum over tasks where
+that over stages is meant: what comes out measures no forgetting, and is left out.
+"""
 
 
 def class_forgetting(correct: ArrayLike, total: ArrayLike, sizes: Sequence[int]) -> float:

@@ -129,6 +129,11 @@ class Cell:
         """Return how much old tasks lose with each new one, on average (FedSKF's definition, as we read it)."""
         return self._of_tasks(metrics.FORGETTING["fedskf"])
 
+    @property
+    def backward(self) -> float:
+        """Return how much better old tasks are after the last finished task than right after their own, on average."""
+        return self._of_tasks(metrics.backward_transfer)
+
     @cached_property
     def evaluated(self) -> NDArray[np.int64]:
         """Return the rounds that were evaluated, int64 [T]."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep import metrics
 from fedkeep.files import write_whole
 from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.heatmap import class_heatmap
@@ -74,6 +75,7 @@ def context(run: Run) -> dict[str, Any]:
         "differences": _differences(finished),
         "figures": [_figure(rows, looks, metric) for metric in ("accuracy", "forgetting")],
         "partition": _partition(run),
+        "tasks": _tasks(rows),
         "classes": _classes(rows),
         "costs": _costs(rows),
         "lost": _lost(rows),
@@ -201,6 +203,23 @@ def _partition(run: Run) -> dict[str, Any]:
     hashes = {str(cell.partition.get("hash", cell.seed)) for cell in run.cells if cell.partition}
     svg = embed(class_heatmap(counts, names, ""), "partition", alt)
     return {"svg": svg, "others": len(hashes) - 1, "seed": drawn.seed}
+
+
+def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return by method the accuracy of each task after each, in percent, averaged over seeds, and its mean over tasks.
+
+    What has not arrived yet is NaN.
+    """
+    shown = []
+    for row in rows:
+        matrices = [cell.task_matrix for cell in row.cells if len(cell.task_matrix)]
+        if matrices:
+            matrix = 100 * np.mean(matrices, axis=0)
+            known = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
+            means = metrics.accuracy_after(matrix)
+            lines = [{"values": list(values), "mean": mean} for values, mean in zip(known, means, strict=True)]
+            shown.append({"row": row, "lines": lines})
+    return shown
 
 
 def _classes(rows: Sequence[Row]) -> dict[str, Any]:

@@ -81,7 +81,10 @@ TASKS = (  # in the place of the first columns, where classes arrived in tasks
     Metric("forgetting_chaudhry", "forgetting from the best", "%", better=-1),
     Metric("forgetting_fedskf", "forgetting a task", "%", better=-1),
 )
-MORE_TASKS = (Metric("forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", "%", better=-1),)
+MORE_TASKS = (
+    Metric("forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", "%", better=-1),
+    Metric("backward", "backward transfer", "%", better=1),
+)
 METRICS: Mapping[str, Metric] = {
     metric.name: metric for metric in (*COLUMNS, *MORE, *VISITS, *LOCAL, *TASKS, *MORE_TASKS)
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import pytest
 import tiny
 import torch
+from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
@@ -22,15 +24,17 @@ from fedkeep.algorithms.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental import joined, old_classes, remembered
 from fedkeep.algorithms.target import TARGET
 from fedkeep.engine.networks import Networks
+from fedkeep.errors import ConfigError
 from fedkeep.fusion import Transport
 from fedkeep.fusion.transport import Projection
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
-from fedkeep.models import Weights
+from fedkeep.models import Network, Weights
 from fedkeep.models.heads import WEIGHT, head_of
 from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING
 from fedkeep.objectives.exemplars import class_means, nearest_mean
+from fedkeep.objectives.tsd import TSDReading, tsd_loss
 
 
 def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
@@ -91,6 +95,21 @@ def test_flwf2t_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(student, logits(engine, own, images), 2)
         expected = expected + distilled(student, logits(engine, given.model, images), known)
         torch.testing.assert_close(value, expected)
+
+
+def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, _ = second_task(FLwF2T(per_class=2, ce_slice="all"), monkeypatch)
+    own, given, model = seen.results[1, 2, "1"].model, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
+    held = torch.bincount(engine.federation.at(1).data("1")["label"], minlength=2)
+    labels = given.sources[0].data["label"]
+    assert torch.bincount(labels, minlength=3)[:2].tolist() == held.clamp(max=2).tolist() != [0, 0]
+    assert int((labels == 2).sum()) == engine.federation.at(2).size("1")
+    value, images, batch = loss_of(engine, given, model)
+    student = logits(engine, model, images)
+    expected = cross_entropy(student, batch) + 3 * distilled(student, logits(engine, own, images), 2)
+    torch.testing.assert_close(value, expected + distilled(student, logits(engine, given.model, images), 2))
+    with pytest.raises(ConfigError, match=r"set FLwF2T\.ce_slice=all too"):
+        FLwF2T(per_class=2)
 
 
 def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,11 +198,32 @@ def test_fedicarl_as_in_targets_code_draws_from_all_past_examples_at_every_visit
     torch.testing.assert_close(value, expected)
 
 
-def test_what_all_clients_keep_together_and_a_full_memory() -> None:
-    engine = tiny.engine_with_tasks(FediCaRL(per_class=8, scope="global"), TWO_ONE, cohort=4)
+@pytest.mark.parametrize("method", [FediCaRL, partial(FedSKF, level="icarl")], ids=["fedicarl", "fedskf"])
+@pytest.mark.parametrize(("scope", "most"), [("client", 4), ("global", 1)])
+def test_what_each_client_keeps_or_all_together(method: Any, scope: Any, most: int) -> None:
+    engine = tiny.engine_with_tasks(method(per_class=4, scope=scope), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT)
     tiny.played(engine)
-    kept = torch.cat([state.memory["label"] for state in engine.states.values()])
-    assert int(torch.bincount(kept).max()) <= 8
+    for client in "0123":
+        labels = [engine.federation.at(task).data(client)["label"] for task in (1, 2)]
+        had = torch.bincount(torch.cat(labels), minlength=3)
+        held = torch.bincount(engine.states[client].memory["label"], minlength=3)
+        assert torch.equal(held, had.clamp(max=most))
+
+
+@pytest.mark.parametrize("method", [FediCaRL, partial(FedSKF, level="icarl")], ids=["fedicarl", "fedskf"])
+def test_exemplars_are_herded_or_drawn(method: Any) -> None:
+    def kept(selection: Any) -> torch.Tensor:
+        engine = tiny.engine_with_tasks(
+            method(per_class=2, selection=selection), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT
+        )
+        tiny.played(engine, 1)
+        return torch.cat([state.memory["image"] for state in engine.states.values()])
+
+    assert kept("herding").shape == kept("random").shape
+    assert not torch.equal(kept("herding"), kept("random"))
+
+
+def test_a_full_memory() -> None:
     small = tiny.engine_with_tasks(FediCaRL(memory=3), TWO_ONE, cohort=4)
     tiny.played(small)
     assert all(len(state.memory["label"]) <= 3 for state in small.states.values())
@@ -221,6 +261,18 @@ def test_fedskf_by_formula(level: Any, start: int, monkeypatch: pytest.MonkeyPat
     expected = expected + distilled(student, logits(engine, old, images), 2)
     pull = sum((model[n] - given.model[n]).square().sum() for n in head_of(model))  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
+
+
+@pytest.mark.parametrize("reading", ["off", *get_args(TSDReading)])
+def test_fedskf_with_each_reading_of_tsd(reading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = FedSKF(tsd=reading, tsd_reduction="sum", ce_slice="all", w_pull=0.0, w_local=5.0, w_global=0.5)
+    engine, seen, old = second_task(method, monkeypatch)
+    own, model = seen.results[1, 2, "1"].model, seen.results[2, 2, "1"].model
+    value, images, labels = loss_of(engine, seen.fits[2, 2, "1"], model)
+    student, local = logits(engine, model, images), logits(engine, own, images)
+    tsd = 0.0 if reading == "off" else tsd_loss(local, student, labels, reading, "sum")
+    expected = cross_entropy(student, labels) + 5 * (distilled(student, local, 2) + tsd)
+    torch.testing.assert_close(value, expected + 0.5 * distilled(student, logits(engine, old, images), 2))
 
 
 def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,12 +363,28 @@ def test_the_bases_turn_goes_round() -> None:
     assert next_in_turn(["3", "11", "0"], "3") == "11"
     assert next_in_turn(["3", "11", "0"], "11") == "0"
     assert next_in_turn(["4", "1"], "2") == "4"
-    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort=4)
+
+
+@pytest.mark.parametrize(("counter", "expected"), [("global", "012301"), ("per_task", "012012")])
+def test_the_bases_turn_goes_on_from_task_to_task_or_begins_again(counter: Any, expected: str) -> None:
+    engine = tiny.engine_with_tasks(FedSKF(pit_counter=counter), TWO_ONE, rounds=3, cohort=4, training=tiny.SHORT)
     turns = []
     while engine.finished < engine.rounds:
         engine.advance()
         turns.append(engine.server.state.base)
-    assert turns == ["0", "1", "2", "3", "0", "1"], "on from task to task"
+    assert turns == list(expected)
+
+
+def test_fedskfs_options_are_those_of_its_fusion() -> None:
+    method = FedSKF(
+        pit="aligned", pit_eta=0.25, pit_cost="sq", pit_solver="sinkhorn", pit_reg=0.3, pit_skip="refine",
+        pit_bias_in_cost=True,
+    )  # fmt: skip
+    expected = Transport(
+        cost="sq", solver="sinkhorn", reg=0.3, skip="refine", bias_in_cost=True, result="aligned", eta=0.25
+    )
+    assert method.transport == expected
+    assert FedSKF().transport == Transport()
 
 
 def test_fedskfs_projection_is_its_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,12 +392,23 @@ def test_fedskfs_projection_is_its_fusion(monkeypatch: pytest.MonkeyPatch) -> No
     seen = Seen(monkeypatch)
     engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, cohort=4)
     record = engine.advance().record
-    if min(record["log"]["diagonal"]) < 1:
-        pytest.skip("neurons moved")
+    assert set(record["log"]["diagonal"]) == {1.0}, "as after any first round from one start"
     models = [seen.results[1, 1, client].model for client in record["cohort"]]
     expected = mean([mean(models), seen.results[1, 1, "0"].model])
     for name, tensor in expected.items():
         torch.testing.assert_close(engine.server.model[name], tensor)
+
+
+def test_a_network_that_cannot_be_projected_is_refused_before_anybody_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def network() -> nn.Module:
+        return Network(nn.Sequential(nn.Flatten(), nn.LayerNorm(16)), 16, tiny.CLASSES)
+
+    seen = Seen(monkeypatch)
+    with pytest.raises(ConfigError, match=r"through body\.1, a LayerNorm.*or another fusion"):
+        tiny.engine(FedSKF(), factory=network).advance()
+    assert not seen.results
+    tiny.engine(FedSKF(pit="off"), factory=network).advance()
+    assert seen.results
 
 
 def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:

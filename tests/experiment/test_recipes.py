@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -365,6 +366,17 @@ def test_variants_of_feddcl() -> None:
         recipe = load_recipe(name)
         control = options(recipe, "Labels of made images")
         assert control == replace(options(recipe, "FedDCL"), server_loss="labels")
+
+
+def test_what_feddcl_printed_after_the_first_two_tasks() -> None:
+    """Its FedAvg, FedLwF-2T and TARGET agree after the first, as ours do."""
+    notes = load_recipe("feddcl/table1/rgb-0.5").paper["notes"]
+    columns = re.split("grey 0.3: |Grey 0.5: |RGB 0.3: |RGB 0.5: ", notes)[1:]
+    read = [dict(re.findall(r"([\w-]+) ([0-9]{2}\.[0-9]{2}), [0-9]{2}\.[0-9]{2}[;.]", text)) for text in columns]
+    assert [len(column) for column in read] == [4, 4, 5, 5]
+    for column, value in zip(read, ("93.06", "94.98", "73.00", "73.90"), strict=True):
+        assert column["FedAvg"] == column["FedLwF-2T"] == column["TARGET"] == value
+    assert "FedLwF-2T 73.90, 55.50; TARGET 73.90, 53.65; LANDER 77.80, 60.25" in notes
 
 
 def test_methods_of_fedskf() -> None:

@@ -15,7 +15,8 @@ import tiny
 import torch
 
 import fedkeep
-from fedkeep.data import DataSet
+from fedkeep.algorithms.target import TARGET
+from fedkeep.data import Augmentation, DataSet, Tasks
 from fedkeep.data.partition import ByColumn, ExDir, Scheme
 from fedkeep.experiment.catalogue import paper_tables
 from fedkeep.experiment.recipe import Method, Recipe, load_recipe
@@ -52,11 +53,21 @@ def small(recipe: Recipe) -> Recipe:
     )
 
 
+def small_in_tasks(recipe: Recipe) -> Recipe:
+    """Return the recipe with two tasks of five classes, and in each a round of two steps a client."""
+    recipe = small(recipe)
+    training, run = replace(recipe.training, batch_size=25), replace(recipe.run, rounds=1)
+    return replace(recipe, tasks=Tasks(tasks=2), training=training, run=run, augmentation=Augmentation())
+
+
 def presets(paper: str) -> dict[str, tuple[Recipe, Method]]:
-    """Return every method once for each way in which its recipes split and augment data, and of each sweep one."""
+    """Return every method once for each way in which its recipes split and augment data, and of each sweep one.
+
+    ``paper`` may name one of its tables only.
+    """
     found: dict[Any, tuple[str, Recipe, Method]] = {}
     for table in paper_tables().values():
-        for name in table.columns if table.name.startswith(f"{paper}/") else ():
+        for name in table.columns if f"{table.name}/".startswith(f"{paper}/") else ():
             recipe = load_recipe(name)
             for method in recipe.methods:
                 options = re.sub(r"[0-9.]+", "#", repr(method.algorithm))
@@ -78,3 +89,20 @@ def test_every_recipe_can_be_carried_out(paper: str) -> None:
             assert sum(record["correct"]) > 0, name
         assert tiny.finite(engine.server.model), name
         assert not tiny.equal(engine.server.model, engine.place.networks.initial), name
+
+
+@pytest.mark.parametrize(("table", "methods"), [("fedskf", 12), ("feddcl/table1", 4)])
+def test_every_recipe_with_tasks_can_be_carried_out(table: str, methods: int) -> None:
+    played = {method.label: (recipe, method) for recipe, method in presets(table).values()}
+    assert len(played) == methods
+    for name, (recipe, method) in played.items():
+        recipe = small_in_tasks(recipe)
+        if isinstance(method.algorithm, TARGET):
+            method = replace(method, algorithm=replace(method.algorithm, **tiny.SYNTHESIS))
+        engine = engine_for(recipe, method, 0, shared_out(recipe, 0, digits(), {}))
+        records = tiny.played(engine)
+        assert [len(record["correct"]) for record in records] == [5, 10], name
+        for record in records:
+            assert record["lost"] == {}, name
+            assert sum(record["correct"]) > 0, name
+        assert tiny.finite(engine.server.model), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +55,14 @@ def test_a_run_says_what_arrived_when_and_its_tables_what_was_kept(tmp_path: Pat
     assert seen[1].test_total < seen[-1].test_total == sum(cell.info["test_total"])
     text = markdown(summary(run))
     assert "| after the last task | mean over tasks | forgetting from the best | forgetting a task |" in text
-    assert "incremental" in rows_csv(summary(run))
-    assert (run.path / "report.html").exists()
+    (line,) = csv.DictReader(rows_csv(summary(run)).splitlines())
+    assert float(line["incremental"]) == pytest.approx(cell.incremental)
+    a = cell.task_matrix
+    assert float(line["backward"]) == pytest.approx((a[2, 0] - a[0, 0] + a[2, 1] - a[1, 1]) / 2)
+    page = (run.path / "report.html").read_text()
+    section = page[page.index('<h2 id="tasks">Accuracy by task</h2>') :].split("</section>")[0]
+    shown = re.findall(r">([0-9]+\.[0-9])</td>", section)
+    assert shown == [f"{100 * v:.1f}" for t in range(3) for v in (*a[t, : t + 1], after[t])]
 
 
 def test_workers_and_resume_know_the_tasks(tmp_path: Path) -> None:

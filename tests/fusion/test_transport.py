@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from fedkeep.errors import ConfigError
 from fedkeep.fusion.plans import Cost, cost_matrix, plan_of
-from fedkeep.fusion.transport import Transport, laid_classifier
+from fedkeep.fusion.transport import Skip, Transport, laid_classifier
 from fedkeep.models import MLP, VGG16, LeNet5, Network, ResNet18, Shape, Weights
 from fedkeep.models.channels import channels
 from fedkeep.models.layers import Convolution, convolutional
@@ -75,7 +75,7 @@ def same_function(name: str, ours: Weights, theirs: Weights) -> bool:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {"skip": skip}) for name in NETWORKS for skip in ("tied", "sj")),
+        *((name, {"skip": skip}) for name in NETWORKS for skip in get_args(Skip)),
         *(("vgg with batch norm", {"cost": cost}) for cost in get_args(Cost)),
         ("lenet5", {"solver": "sinkhorn", "reg": 1e-3}),
     ],
@@ -124,6 +124,18 @@ def test_an_aligned_model_of_unrelated_weights_computes_what_it_did(name: str) -
     assert max(found.diagonal.values()) < 0.6, "neurons have changed places"
     assert torch.equal(found.model["classifier.bias"], source["classifier.bias"]), "classes have not"
     assert not same_function(name, Transport().project(source, base, channels(NETWORKS[name][0])).model, source)
+
+
+@pytest.mark.parametrize("name", ["vgg with batch norm", "resnet18"])
+def test_refined_plans_keep_the_function_and_come_closer_to_the_base(name: str) -> None:
+    source, base, layers = model(name, 1), model(name, 2), channels(NETWORKS[name][0])
+    ways = {skip: Transport("sq", result="aligned", skip=skip) for skip in ("tied", "refine")}  # type: ignore[arg-type]
+    found = {skip: way.project(source, base, layers) for skip, way in ways.items()}
+    assert same_function(name, found["refine"].model, source)
+    assert found["refine"].diagonal.keys() == found["tied"].diagonal.keys()
+    weights = [f"{layer.name}.weight" for layer in layers]
+    away = {s: sum(float((one.model[w] - base[w]).square().sum()) for w in weights) for s, one in found.items()}
+    assert away["refine"] < 0.999 * away["tied"]
 
 
 def test_plans_of_their_own_keep_no_function_where_layers_are_added() -> None:

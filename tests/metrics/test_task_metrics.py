@@ -49,6 +49,7 @@ def test_forgetting_by_hand() -> None:
     expected = {
         "chaudhry": (0.4 + 0.35) / 2,
         "chaudhry_mean": (0.3 + 0.375) / 2,
+        "feddcl": 0.375,
         "feddcl_literal": 0.375,
         "fedskf": (0.3 / 1 + (0.1 + 0.35) / 2) / 2,
         "fedskf_print": (0.3 / 2 + (0.1 + 0.35) / 3) / 2,
@@ -162,6 +163,7 @@ def test_definitions_as_loops(matrix: NDArray[np.float64]) -> None:
     expected = {
         "chaudhry": chaudhry(tasks),
         "chaudhry_mean": sum(chaudhry(t) for t in range(2, tasks + 1)) / (tasks - 1),
+        "feddcl": chaudhry(tasks),
         "feddcl_literal": chaudhry(tasks),
         "fedskf": stepwise(0),
         "fedskf_print": stepwise(1),
