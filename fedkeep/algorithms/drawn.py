@@ -17,7 +17,7 @@ from fedkeep.interface import Client, Cohort, Data, Fit, Server
 from fedkeep.interface.algorithm import C
 from fedkeep.interface.party import Party
 from fedkeep.models import Weights
-from fedkeep.objectives import CrossEntropy, Objective, Scaled, Slice, SupCon
+from fedkeep.objectives import CrossEntropy, Joint, Objective, Scaled, Slice, SupCon
 from fedkeep.options import option
 
 
@@ -56,6 +56,9 @@ class WithDrawn(Drawing[G, C]):
     pre: int = option(100, "made images of each old class there; 0: none", low=0)
     syn_count: Literal["per_class", "total"] = option(
         "per_class", "such numbers are of each class, or of a set's classes together"
+    )
+    bn_joint: bool = option(
+        False, "own examples and old classes' images go through a client's network at once: batch norm sees both"
     )
 
     def per_class(self, count: int, classes: int) -> int:
@@ -104,6 +107,7 @@ class WithDrawn(Drawing[G, C]):
             objective = objective + Scaled(self.w_scl, SupCon())
         if old and self.pre:
             objective = objective + Slice(Scaled(self.w_ce_pre, CrossEntropy(on=1)), 0, old) + taught
+            objective = Joint(objective) if self.bn_joint else objective
             data.append(made(self.part(pool, 0, old, self.pre)))
         if steps:
             data = [for_steps(client, columns, steps) for columns in data]
