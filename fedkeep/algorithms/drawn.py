@@ -28,12 +28,12 @@ class Gallery:
     Attributes
     ----------
     pool : drawn images, in order of classes.
-    prototypes : of all classes, [classes, ...].
+    prototypes : of each task's classes, [its classes, ...].
     shown : how many classes' images each client has.
     """
 
     pool: Data = field(default_factory=dict)
-    prototypes: Tensor = field(default_factory=lambda: torch.zeros(0))
+    prototypes: list[Tensor] = field(default_factory=list)
     shown: dict[str, int] = field(default_factory=dict)
 
 
@@ -73,8 +73,8 @@ class WithDrawn(Drawing[G, C]):
     def draw_new(self, server: Server[G], clients: Cohort) -> None:
         """Look for the prototypes of the task's classes, and draw their images into the pool."""
         kept, rows = server.state, self.prototypes(server, clients)
-        kept.prototypes = torch.cat((kept.prototypes, rows)) if server.old else rows
-        drawn = self.draw(server, rows, server.old, self.images(server))
+        kept.prototypes = [*kept.prototypes, rows]
+        drawn = self.draw(server, [rows], self.images(server))
         kept.pool = joined(kept.pool, drawn) if kept.pool else drawn
 
     def unseen(self, server: Server[G], cohort: Cohort) -> Mapping[str, Data]:

@@ -98,7 +98,7 @@ class FedDCL(WithDrawn[Archive, Visitor]):
     def round(self, server: Server[Archive], cohort: Cohort) -> None:
         kept = server.state
         if self.regen == "per_round" and server.round > 1:
-            kept.pool, kept.shown = self.draw(server, kept.prototypes, 0, self.images(server)), {}
+            kept.pool, kept.shown = self.draw(server, kept.prototypes, self.images(server)), {}
             self.ask_old(server)
         fresh = {client: Shown(pool, kept.answers) for client, pool in self.unseen(server, cohort).items()}
         got = cohort.ask(self.receive, each(fresh)) if fresh else ()
