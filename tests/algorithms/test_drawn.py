@@ -1,4 +1,4 @@
-"""What FedDCL and DDDR share in a client's training: examples and made images in one forward pass, or in two."""
+"""What FedDCL and DDDR share: forward passes of a client's training, and whose generator draws which classes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
+from torch import Tensor
 
 from fedkeep.algorithms.dddr import DDDR
+from fedkeep.algorithms.drawing import Drawing, Found
 from fedkeep.algorithms.drawn import WithDrawn
 from fedkeep.algorithms.feddcl import FedDCL
+from fedkeep.algorithms.kd_on_made_images import LwFKDOnMadeImages
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient
 from fedkeep.models import Weights, architecture
@@ -62,3 +66,55 @@ def test_batch_norm_sees_examples_and_made_images_of_old_classes_at_once(cls: ty
         (counter,) = {int(tensor) for name, tensor in fit.model.items() if "num_batches" in name}
         seen[joint] = counter - int(next(tensor for name, tensor in start.items() if "num_batches" in name)), fit.steps
     assert seen == {False: (2 * fit.steps, fit.steps), True: (fit.steps, fit.steps)}, "forward passes, and steps"
+
+
+class Painter(tiny.ToyGenerator):
+    """The generator of one task: its prototypes are of a size of their own, and its images all of one brightness."""
+
+    def __init__(self, task: int) -> None:
+        self.task = task
+        self.prototype_sizes = ((task,),)
+
+    def start(self, classes: int) -> Tensor:
+        return torch.zeros(classes, self.task)
+
+    def conditions(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        return prototypes.sum(1)[:, None, None].expand(-1, 1, 16)
+
+    def decode(self, drawn: Tensor) -> Tensor:
+        return torch.full_like(drawn, 40 * self.task, dtype=torch.uint8)
+
+    def hash(self) -> str:
+        return f"painter {self.task}"
+
+
+BY_TASK = [(FedDCL, {}), (FedDCL, {"regen": "per_round"}), (DDDR, {}), (LwFKDOnMadeImages, {})]
+
+
+@pytest.mark.parametrize(("cls", "options"), BY_TASK)
+def test_each_task_is_drawn_by_its_own_generator(cls: type[Drawing[Any, Any]], options: dict[str, Any]) -> None:
+    fed = cls(**{**tiny.TOYS[cls.name()], **options})
+    sent: list[tuple[int, Found]] = []
+    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort=5, load_generator=Painter)
+    fault = fed.fault
+
+    def noted(server: Any, reply: Any, examples: int) -> str | None:
+        sent.extend([(server.task, reply)] if isinstance(reply, Found) else [])
+        return fault(server, reply, examples)
+
+    object.__setattr__(fed, "fault", noted)
+    records = tiny.played(engine)
+    assert not any(record["lost"] for record in records)
+    assert {(task, one.generator, one.prototypes.shape) for task, one in sent} == {
+        (1, "painter 1", (2, 1)),
+        (2, "painter 2", (1, 2)),
+    }
+    kept = engine.server.state
+    drawn = kept.drawn if cls is LwFKDOnMadeImages else kept.pool
+    brightness = {c: drawn["image"][drawn["label"] == c].unique().tolist() for c in drawn["label"].unique().tolist()}
+    assert brightness == ({2: [80]} if cls is LwFKDOnMadeImages else {0: [40], 1: [40], 2: [80]})
+    old = Found(sent[0][1].prototypes, sent[0][1].counts, "painter 1")
+    engine.server.begin(2, 1)
+    assert "prototypes of shape [2, 1]" in str(fault(engine.server, old, 1))
+    other = Found(torch.zeros(1, 2), torch.tensor([1]), "painter 1")
+    assert "for another generator than the server's" in str(fault(engine.server, other, 1))
