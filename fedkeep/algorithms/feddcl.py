@@ -65,7 +65,7 @@ class FedDCL(WithDrawn[Archive, Visitor]):
     local ones as the recipe's epochs; ``inner_unit=step`` takes both for steps. The optimiser of prototypes is DDDR's
     too; the paper's grey images are drawn by ddpm in 500 steps. By default one pool of images serves all four sets,
     each the first of a class. Private and made images are augmented alike, but for brightness. One generator draws all
-    tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a client's network one after
+    tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a network one after
     the other, as in DDDR, or with ``bn_joint`` at once.
     """
 
