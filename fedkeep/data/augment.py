@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedkeep.devices import sent
 from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.options import Options, option
 
@@ -95,7 +96,7 @@ class Augmentation(Options):
         crops = _integers(2 * self.crop + 1, (2, batch, 1, 1), generator, device) if self.crop else None
         flips = _integers(2, (batch, 1, 1), generator, device).bool() if self.flip else None
         if self.rotation:
-            share = torch.rand((batch, 1, 1), generator=generator, device=generator.device).to(device)
+            share = _shares((batch, 1, 1), generator, device)
             y, x = rotated(y, x, (2 * share - 1) * self.rotation, height, width)
             inside = _within(y, x, height, width)
             y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
@@ -120,8 +121,7 @@ class Augmentation(Options):
         return size - 1 - (size - 1 - position.abs()).abs()
 
     def _brighten(self, images: Tensor, generator: torch.Generator, made: Tensor | None) -> Tensor:
-        share = torch.rand((len(images), 1, 1, 1), generator=generator, device=generator.device).to(images.device)
-        factor = 1 + (2 * share - 1) * self.brightness
+        factor = 1 + (2 * _shares((len(images), 1, 1, 1), generator, images.device) - 1) * self.brightness
         if made is not None:
             factor = factor.masked_fill(made.view(-1, 1, 1, 1), 1.0)
         return (images * factor).clamp_(max=255).to(torch.uint8)
@@ -159,7 +159,15 @@ def rotated(y: Tensor, x: Tensor, degrees: Tensor, height: int, width: int) -> t
 
 
 def _integers(high: int, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    return torch.randint(high, shape, generator=generator, device=generator.device).to(device)
+    return _moved(torch.randint(high, shape, generator=generator, device=generator.device), device)
+
+
+def _shares(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+    return _moved(torch.rand(shape, generator=generator, device=generator.device), device)
+
+
+def _moved(drawn: Tensor, device: torch.device) -> Tensor:
+    return sent(drawn, device) if drawn.device.type == "cpu" else drawn.to(device)
 
 
 def _within(y: Tensor, x: Tensor, height: int, width: int) -> Tensor:

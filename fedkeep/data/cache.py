@@ -75,6 +75,7 @@ def remembered(path: Path, build: Callable[[], DataSet]) -> DataSet:
     dataset = build()
     try:
         _keep(path, dataset)
+        return recall(path) or dataset  # what is read back shares its memory with other processes
     except (OSError, SafetensorError) as error:
         log.warning(
             "The decoded data set %s cannot be kept in %s (%s) and is decoded again next time. Set FEDKEEP_CACHE to a "
@@ -83,7 +84,7 @@ def remembered(path: Path, build: Callable[[], DataSet]) -> DataSet:
             path.parent,
             error,
         )
-    return dataset
+        return dataset
 
 
 def recall(path: Path) -> DataSet | None:

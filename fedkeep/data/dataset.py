@@ -6,10 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from fedkeep.devices import sent
 from fedkeep.errors import DataError, did_you_mean
 
 Data = Mapping[str, Tensor]
@@ -32,7 +34,7 @@ class ImageFormat:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Return ``(pixels - mean) / std`` of pixels in 0..1, ``[b, channels, height, width]``; gradients flow."""
-        mean, std = (pixels.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        mean, std = (_of_channels(tuple(each), pixels.dtype, pixels.device) for each in (self.mean, self.std))
         return (pixels - mean) / std
 
 
@@ -130,8 +132,7 @@ class DataSet:
         """
         if images.is_floating_point():
             return images
-        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
+        mean, std = (_of_channels(tuple(each), torch.float32, images.device) for each in (self.mean, self.std))
         return images.to(torch.float32).div_(255).sub_(mean).div_(std)
 
     def to(self, device: torch.device | str) -> DataSet:
@@ -144,6 +145,11 @@ class DataSet:
             return self
         move = {split: {k: v.to(target) for k, v in getattr(self, split).items()} for split in ("train", "test")}
         return replace(self, train=move["train"], test=move["test"])
+
+
+@lru_cache(maxsize=32)  # augmented images are normalised in every step
+def _of_channels(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return sent(torch.tensor(numbers, dtype=dtype).view(-1, 1, 1), device)
 
 
 def describe(shape: tuple[int, ...]) -> str:

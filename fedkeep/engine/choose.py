@@ -34,6 +34,8 @@ def choose_stack(engine: Embedded, workers: int = 1) -> int:
     if engine.rounds * plan.cohort < LONG:
         return 1
     cohort = sorted(engine.draw_cohort(1), key=federation.size, reverse=True)
+    if engine.device.type == "cuda":
+        _alone(engine, cohort[:1])  # a GPU's libraries are loaded when they are first called, which takes seconds
     alone = _alone(engine, cohort[:FEW])
     best, chosen = alone * ceil(len(cohort) / workers) / WORTH, 1
     for size in SIZES:

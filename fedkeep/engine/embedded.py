@@ -138,6 +138,7 @@ class Embedded:
             self.performer.begin(number, flight.cohort)
             playing = time.perf_counter()
             undone = self._play(flight)
+            self.place.catch_up()
             own_work = self.place.clock.worked - flight.clients_worked
             serving = time.perf_counter() - playing - flight.asking - own_work
             flight.look_at_own_models()

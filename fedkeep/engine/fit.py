@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from fedkeep import seeds
 from fedkeep.data import Augmentation
+from fedkeep.devices import sent
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
@@ -89,7 +90,7 @@ class Source:
     def batches(self, size: int, merge_last: bool) -> Iterator[Batch]:
         """Yield one pass over the data. ``merge_last`` joins a last batch of one to the one before it."""
         count, size = len(self.data["image"]), self.batch_size or size
-        order = torch.randperm(count, generator=self.order).to(self.data["image"].device)
+        order = sent(torch.randperm(count, generator=self.order), self.data["image"].device)
         # Gathering a pass at once leaves only views to the steps, which is quicker than a gather in each.
         rows = {name: column[order] for name, column in self.data.items()}
         starts = list(range(0, count, size))

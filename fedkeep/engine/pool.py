@@ -22,7 +22,7 @@ from torch import Tensor
 from fedkeep.engine import line
 from fedkeep.engine.perform import Performer, Ticket
 from fedkeep.engine.requests import Outcome, Request, answer_type, place_of, read_request, write_request
-from fedkeep.errors import FedKeepError, RunError
+from fedkeep.errors import FedKeepError, RunError, ValueRefused
 from fedkeep.interface.codec import restore, take_apart
 
 if TYPE_CHECKING:
@@ -132,26 +132,36 @@ class Pool(Performer):
         speaking = {worker.connection: worker for worker in busy}
         deaths = {worker.process.sentinel: worker for worker in busy if worker.process is not None}
         ready = wait([*speaking, *deaths])
+        heard = []
         for connection, worker in speaking.items():
             if connection in ready:
                 try:
-                    (how, said), tensors = line.receive(connection)
+                    answer = line.receive(connection)
                 except (EOFError, OSError):
                     self._died(worker)
-                self._heard(worker, how, said, tensors)
+                assert worker.job is not None
+                heard.append((worker.job, *answer))
+                worker.job = None
+        self._hand_out()  # nobody idles while answers are read
+        for job, (how, said), tensors in heard:
+            self._heard(job, how, said, tensors)
         for sentinel, worker in deaths.items():
             if sentinel in ready and worker.job is not None and not worker.connection.poll():
                 self._died(worker)
 
-    def _heard(self, worker: Worker, how: str, said: Any, tensors: Mapping[str, Tensor]) -> None:
-        job, worker.job = worker.job, None
-        assert job is not None
+    def _heard(self, job: _Job, how: str, said: Any, tensors: Mapping[str, Tensor]) -> None:
         if how != DONE:
             job.error = RunError(said if how == KNOWN else f"{_places_of(job)} The worker's error:\n{said}")
             return
         hint = answer_type([request.step for request in job.requests], self.engine.client_state)
         here = {name: tensor.to(self.engine.device) for name, tensor in tensors.items()}
-        outcomes, train, teachers = restore(said, here, hint)
+        try:
+            outcomes, train, teachers = restore(said, here, hint)
+        except ValueRefused as error:
+            job.error = RunError(
+                f"a worker's answer is not what its step says that it returns: {error} {_places_of(job)}"
+            )
+            return
         self.engine.place.clock.train += train
         self.engine.place.clock.teachers += teachers
         job.outcomes = [Outcome(*outcome) for outcome in outcomes]
@@ -163,8 +173,8 @@ class Pool(Performer):
             code = worker.process.exitcode
         job, worker.job = worker.job, None
         where = _places_of(job) if job else ""
-        why = ", perhaps for lack of memory" if code in (None, -9) else ""
-        raise RunError(f"a worker process died with code {code}{why}. {where}")
+        why = {None: ", perhaps for lack of memory", -9: ", perhaps for lack of memory", 1: "; its error stands above"}
+        raise RunError(f"a worker process died with code {code}{why.get(code, '')}. {where}")
 
     def _written(self, requests: Sequence[Request], worker: Worker) -> tuple[list[Any], dict[str, Tensor]]:
         """Return requests written down, and those of their tensors that the worker does not have yet."""

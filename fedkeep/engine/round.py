@@ -73,8 +73,7 @@ class RoundInFlight:
         """Queue a call; it is performed before the client's next one, which gives the same result as at once."""
         with self._waiting():
             self._queue(client, call)
-            if self.engine.stack == 1:  # else who is trained with whom would depend on who was idle
-                self._look_ahead()
+            self._look_ahead()
 
     def ask(self, client: str, call: Call) -> Any:
         """Perform a call after those that wait before it; return the reply, or LOST."""
@@ -162,6 +161,8 @@ class RoundInFlight:
 
     def _look_ahead(self) -> None:
         """Let idle workers begin with calls that nobody waits for yet, in the order in which they were asked."""
+        if self.engine.stack > 1:  # else who is trained with whom would depend on who was idle
+            return
         free = self.engine.performer.ahead - len(self.under_way)
         if free > 0:
             idle = [client for client in self.waiting if self.waiting[client] and client not in self.under_way]

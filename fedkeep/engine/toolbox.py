@@ -17,6 +17,7 @@ from torch.nn.functional import log_softmax
 from fedkeep import seeds
 from fedkeep.data import Augmentation, ImageFormat
 from fedkeep.engine.fit import Assignment, Source, fit
+from fedkeep.engine.forms import filled, tensors
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server, Training
@@ -101,6 +102,7 @@ class Workplace:
         """Count the seconds of the block as training."""
         began = time.perf_counter()
         yield
+        self.catch_up()
         self.clock.train += time.perf_counter() - began
 
     @contextmanager
@@ -108,7 +110,13 @@ class Workplace:
         """Count the seconds of the block as asking frozen models."""
         began = time.perf_counter()
         yield
+        self.catch_up()
         self.clock.teachers += time.perf_counter() - began
+
+    def catch_up(self) -> None:
+        """Wait for a GPU to do what it was told: else a clock counts it where somebody next wants to know a number."""
+        if self.networks.device.type == "cuda":
+            torch.cuda.synchronize(self.networks.device)
 
 
 class LocalParty(Party[Any]):
@@ -174,12 +182,20 @@ class LocalParty(Party[Any]):
             self._check(columns)
         if len(batch_sizes) > len(data):
             raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
-        objective = self.settle(objective, *data)
+        objective = self._sent(self.settle(objective, *data))
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
         sources = [self._source(*given) for given in zip(data, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
         noise = self._derive("network noise")
         return Assignment(model, objective, sources, passes, self.round, noise, pass_ends, composition, watch)
+
+    def _sent(self, objective: Objective) -> Objective:
+        """Return an objective on the device: what a method wrote down on the CPU would be sent anew in every step."""
+        device = self.place.networks.device
+        if device.type == "cpu":
+            return objective
+        there: Objective = filled(objective, [tensor.to(device) for tensor, _ in tensors(objective)])
+        return there
 
     def settle(self, objective: Objective, *data: Data) -> Objective:
         with self.place.asking():

@@ -148,6 +148,8 @@ def _stack(job: Job, engine: Embedded, machine: Machine, workers: int) -> int:
     try:
         return int(json.loads((job.cell / "cell.json").read_text(encoding="utf-8"))["stack"])
     except (OSError, ValueError, KeyError, TypeError):
+        if job.method.algorithm.schedule != "parallel":
+            return 1  # nobody trains beside another, and helpers work ahead only where there are no groups
         return machine.stack or choose_stack(engine, workers)
 
 

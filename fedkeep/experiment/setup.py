@@ -23,6 +23,8 @@ from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 from fedkeep.synthesis.diffusion.generator import Generator
 from fedkeep.synthesis.diffusion.libraries import check_installed
 
+TOLD = 100_000  # clients of whom a run says who holds what; of a million it would be 30 MB in every cell
+
 
 def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
     """Load a data set, or return it again if it was one of the last two."""
@@ -234,13 +236,21 @@ def describe_cell(
 
 
 def describe_partition(federation: Federation) -> dict[str, Any]:
-    """Return who holds what, and with tasks when: a manifest and the examples by client and class."""
+    """Return who holds what, and with tasks when: a manifest and the examples by client and class.
+
+    A population beyond `TOLD` is described by its manifest alone.
+    """
+    stream = federation.stream
+    manifest = federation.partition.manifest() if stream is None else stream.tasks[0].partition.manifest()
+    tasks = {} if stream is None else {"tasks": stream.manifest()}
+    return manifest | (_counts(federation) if len(federation.clients) <= TOLD else {}) | tasks
+
+
+def _counts(federation: Federation) -> dict[str, Any]:
     if federation.stream is None:
-        partition = federation.partition
-        counts = partition.counts(federation.dataset.train["label"], federation.dataset.classes)
-        return partition.manifest() | {"counts": counts.tolist()}
+        counts = federation.partition.counts(federation.dataset.train["label"], federation.dataset.classes)
+        return {"counts": counts.tolist()}
     stream = federation.stream
     label, classes = stream.dataset.train["label"], stream.tasks[-1].seen
     each = [task.partition.counts(label, stream.dataset.classes)[:, :classes] for task in stream.tasks]
-    counts = torch.stack(each).sum(0)  # a class belongs to one task
-    return stream.tasks[0].partition.manifest() | {"counts": counts.tolist(), "tasks": stream.manifest()}
+    return {"counts": torch.stack(each).sum(0).tolist()}  # a class belongs to one task

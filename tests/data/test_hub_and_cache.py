@@ -54,6 +54,24 @@ def test_second_load_does_not_decode_and_is_equal(tmp_path: Path, monkeypatch: p
     assert [getattr(first, name) for name in about] == [getattr(second, name) for name in about]
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says what lies where")
+def test_processes_share_the_memory_of_a_data_set(tmp_path: Path) -> None:
+    """The one that decodes it too: what it holds is the file of the cache, which the system keeps once for all."""
+    write_femnist(tmp_path, {"train": 62, "test": 4})
+    for dataset in (load("femnist", data_dir=tmp_path), load("femnist", data_dir=tmp_path)):
+        (entry,) = (tmp_path / "cache").iterdir()
+        assert str(entry) in mapped_from(dataset.train["image"])
+
+
+def mapped_from(tensor: torch.Tensor) -> str:
+    """Return the line of the system's map of this process in which a tensor lies."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= tensor.data_ptr() < last:
+            return line
+    return ""
+
+
 def test_changed_files_are_decoded_again(tmp_path: Path) -> None:
     write_mnist(tmp_path, train=(0, 1, 2, 3))
     assert load("mnist", data_dir=tmp_path).train["label"].tolist() == [0, 1, 2, 3]
@@ -66,8 +84,10 @@ def test_damaged_entry_is_made_again(tmp_path: Path, damage: str, caplog: pytest
     write_mnist(tmp_path)
     first = load("mnist", data_dir=tmp_path)
     (entry,) = (tmp_path / "cache").iterdir()
+    whole = entry.read_bytes()
+    entry.unlink()  # and not changed under the feet of the data set that was read from it
     if damage == "truncated":
-        entry.write_bytes(entry.read_bytes()[:-7])
+        entry.write_bytes(whole[:-7])
     elif damage == "garbage":
         entry.write_bytes(b"x" * 100)
     else:

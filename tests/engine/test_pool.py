@@ -7,11 +7,12 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tiny
 import torch
+from torch import Tensor
 
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.fedseq import FedSeq
@@ -20,6 +21,7 @@ from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.engine import line
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.pool import Pool, Worker, serve
+from fedkeep.engine.round import RoundInFlight
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.interface import Algorithm, Fit, algorithms, on_client
 from fedkeep.interface.codec import encode
@@ -96,7 +98,13 @@ def test_two_processes_give_the_same_bits(pools: Any) -> None:
         assert tiny.played(pooled) == tiny.played(alone), method
         assert tiny.equal(alone.server.model, pooled.server.model), method
         assert all(worker.knows for worker in pool.workers), "both have worked"
-        pool.close()
+        if pool is not hired[-1]:
+            pool.close()
+    for worker in pool.workers:
+        worker.connection.close()  # as when this process is killed: nobody says goodbye
+    for worker in pool.workers:
+        worker.process.join(60)
+        assert worker.process.exitcode == 0
 
 
 def test_lost_clients_and_undone_rounds_are_the_same() -> None:
@@ -147,6 +155,63 @@ def test_an_error_in_a_step_is_told_with_its_place(
     assert engine.finished == 1
     assert engine.performer is engine.here
     assert records + tiny.played(engine) == undisturbed, "the same round again, alone"
+
+
+def test_an_error_in_what_is_done_ahead_fails_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine(SFedKD(), cohort=5)
+    with_thread(engine, tiny.engine(SFedKD(), cohort=5))
+    tiny.played(engine, 1)
+    prepare = SFedKD.prepare
+
+    @functools.wraps(prepare)
+    def step(self: SFedKD, client: Any, *given: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(SFedKD, "prepare", step)
+    with pytest.raises(RunError, match=r"(?s)step 'prepare' of client \d, round 2.*ZeroDivisionError: on purpose"):
+        engine.advance()
+    assert engine.finished == 1
+
+
+def test_no_more_than_a_few_clients_are_prepared_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine(SFedKD(), cohort=6, rounds=2)
+    pool = with_thread(engine, tiny.engine(SFedKD(), cohort=6))
+    under_way: list[int] = []
+    look_ahead = RoundInFlight._look_ahead
+
+    def watch(flight: RoundInFlight) -> None:
+        look_ahead(flight)
+        under_way.append(len(flight.under_way))
+
+    monkeypatch.setattr(RoundInFlight, "_look_ahead", watch)
+    tiny.played(engine)
+    pool.close()
+    assert pool.ahead == 2
+    assert 2 <= max(under_way) <= 3, "of six; one may be the one that is waited for"
+
+
+class Answers(FedAvg):
+    title = "answers what cannot travel, or is not what it said"
+    said: ClassVar[Any] = None
+
+    def round(self, server: Any, cohort: Any) -> None:
+        cohort.ask(self.tell)
+
+    @on_client
+    def tell(self, client: Any) -> Tensor:
+        return self.said
+
+
+@pytest.mark.parametrize(
+    "said", [object(), lambda: 0, torch.eye(2).to_sparse(), "text"], ids=["object", "function", "sparse", "text"]
+)
+def test_an_answer_that_cannot_travel_is_told_with_its_place(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Answers, "said", said)
+    engine = tiny.engine(Answers())
+    with_thread(engine, tiny.engine(Answers()))
+    with pytest.raises(RunError, match=r"(?s)step 'tell' of client \d, round 1"):
+        engine.advance()
+    assert engine.performer is engine.here
 
 
 def test_a_death_is_told_and_nothing_waits(pools: Any) -> None:

@@ -355,6 +355,26 @@ def test_calls_that_wait_change_no_group(monkeypatch: pytest.MonkeyPatch) -> Non
     assert groups == [("warm", 3), ("warm", 3), ("train", 3), ("train", 3)]
 
 
+class OneFirst(Two):
+    """Waits for one client before it asks all."""
+
+    def round(self, server: Server[Any], cohort: Cohort) -> None:
+        cohort.start(self.train, server.model)
+        next(iter(cohort)).ask(self.warm)
+        FedAvg.round(self, server, cohort)
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_waiting_for_one_client_changes_no_group(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine(OneFirst(), cohort=6, stack=3, rounds=1)
+    groups: list[tuple[str, int]] = []
+    submit = engine.here.submit
+    monkeypatch.setattr(engine.here, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r))
+    engine.here.ahead = ahead
+    tiny.played(engine)
+    assert groups == [("train", 1), ("warm", 1), ("train", 3), ("train", 3), ("train", 2), ("train", 3)]
+
+
 def test_a_stack_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one client"):
         tiny.engine(FedAvg(), stack=0)
@@ -386,6 +406,16 @@ def test_a_first_stack_that_is_slower_ends_the_search(monkeypatch: pytest.Monkey
     timed(monkeypatch, 1.0, lambda clients: tried.append(clients) or 2.0 * clients)
     assert choose_stack(populous()) == 1
     assert tried == [16]
+
+
+def test_a_gpu_is_warm_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [9.0, 1.0]  # the first training loads libraries
+    timed(monkeypatch, 1.0, lambda clients: 2.0 * clients)
+    monkeypatch.setattr(choose, "_alone", lambda engine, clients: seconds.pop(0))
+    engine = populous()
+    engine.device = torch.device("cuda")
+    assert choose_stack(engine) == 1
+    assert not seconds
 
 
 def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

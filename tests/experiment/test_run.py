@@ -497,6 +497,13 @@ def test_a_resume_repeats_the_stacks_of_the_run(asked: int, tmp_path: Path, monk
     assert whole.cells[0].rounds_planned == 4
 
 
+def test_a_sequence_has_no_stacks_whatever_is_asked(tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], settings=["run.rounds=1"])
+    fedkeep.run(recipe, out=tmp_path / "run", machine=Machine(stack=2))
+    cells_of = {name: tmp_path / "run" / "cells" / f"{name}-seed0" / "cell.json" for name in ("fedavg", "fedseq")}
+    assert {n: json.loads(path.read_text())["stack"] for n, path in cells_of.items()} == {"fedavg": 2, "fedseq": 1}
+
+
 def test_runs_of_versions_without_stacks_go_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])
     folder = begin(recipe, tmp_path / "run", Machine())
