@@ -93,23 +93,23 @@ def copies(recipe: str, folder: Path) -> dict[int, Place]:
     return sites
 
 
-def exchange(place: Place) -> None:
-    """Give a site another generator in the place of its own."""
-    shutil.rmtree(place.generator)
-    assert main(["generator", "train", "digits", "--seed", "1", "--out", place.generator, "--quiet", *TINY]) == 0
+def exchange(folder: str) -> None:
+    """Put another generator in the place of one, such as a site's own."""
+    shutil.rmtree(folder)
+    assert main(["generator", "train", "digits", "--seed", "1", "--out", folder, "--quiet", *TINY]) == 0
     site._built.cache_clear()  # a SuperNode answers each call in a process of its own
 
 
 def test_another_generator_than_the_servers_is_refused(recipe: str, tmp_path: Path) -> None:
     sites = copies(recipe, tmp_path)
-    exchange(sites[101])
+    exchange(sites[101].generator)
     with pytest.raises(FedKeepError, match="site 1 has another generator of images than the run's server"):
         serve(LocalLine(sites), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2))
 
 
 def test_sites_have_a_generator_of_each_task(recipe: str, tmp_path: Path) -> None:
     folders = [shutil.copytree(Path(recipe).parent / "generator", tmp_path / name) for name in ("first", "second")]
-    exchange(Place(generator=str(folders[1])))
+    exchange(str(folders[1]))
     by_task = (
         Path(recipe)
         .read_text()
@@ -137,7 +137,7 @@ def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(re
     first_round = 2 * 3 + 3 * 3  # prototypes twice, then images, training, feedback
     with pytest.raises(Killed):
         serve(LocalLine(sites, killing(first_round)), wanted)
-    exchange(sites[101])
+    exchange(sites[101].generator)
     serve(LocalLine(sites), wanted)
     lost = [row["lost"] for row in records(tmp_path / "run")]
     assert [list(each) for each in lost] == [[], ["1"], ["1"], ["1"]]
