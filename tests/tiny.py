@@ -158,7 +158,7 @@ def engine(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort: int = 3, 
     plan = Plan(rounds=rounds, cohort=cohort)
     named = {name: changes.pop(name) for name in list(changes) if name in plan.__dataclass_fields__}
     settings: dict[str, Any] = {"federation": federation(), "factory": network, "training": TRAINING}
-    settings["load_generator"] = ToyGenerator
+    settings["load_generator"] = lambda task: ToyGenerator()
     return Embedded(algorithm=algorithm, plan=replace(plan, **named), **(settings | changes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,17 +62,21 @@ class Drawing(Algorithm[S, C]):
             rows = average(rows, [one.prototypes for one in found], [one.counts for one in found], self.proto_agg)
         return rows
 
-    def draw(self, server: Server[S], rows: Tensor, first: int, count: int) -> Data:
-        """Return ``count`` images of each class from ``first`` on, of these prototypes; asked again, other ones."""
-        drawn = ImageStore().images(
-            server.generator,
-            rows,
-            range(first, server.classes),
-            count,
-            Sampler(self.sampler, self.sampler_steps, self.guidance),
-            seed=server.rng("images").initial_seed(),
-        )
-        return {name: column.to(rows.device) for name, column in drawn.items()}
+    def draw(self, server: Server[S], rows: Sequence[Tensor], count: int) -> Data:
+        """Return ``count`` images of each class of the last tasks, by each one's generator; asked again, other images.
+
+        Parameters
+        ----------
+        rows : the prototypes of each of these tasks, up to the task at hand.
+        """
+        sampler = Sampler(self.sampler, self.sampler_steps, self.guidance)
+        seed, store, drawn = server.rng("images").initial_seed(), ImageStore(), []
+        first = server.classes - sum(map(len, rows))
+        for task, some in enumerate(rows, start=server.task - len(rows) + 1):
+            classes = range(first, first + len(some))
+            drawn.append(store.images(server.generator_of(task), some, classes, count, sampler, seed=seed))
+            first = classes.stop
+        return {name: torch.cat([one[name] for one in drawn]).to(rows[0].device) for name in drawn[0]}
 
     def fault(self, server: Server[S], reply: Any, examples: int) -> str | None:
         if not isinstance(reply, Found):

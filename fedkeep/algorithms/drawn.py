@@ -17,7 +17,7 @@ from fedkeep.interface import Client, Cohort, Data, Fit, Server
 from fedkeep.interface.algorithm import C
 from fedkeep.interface.party import Party
 from fedkeep.models import Weights
-from fedkeep.objectives import CrossEntropy, Objective, Scaled, Slice, SupCon
+from fedkeep.objectives import CrossEntropy, Joint, Objective, Scaled, Slice, SupCon
 from fedkeep.options import option
 
 
@@ -28,12 +28,12 @@ class Gallery:
     Attributes
     ----------
     pool : drawn images, in order of classes.
-    prototypes : of all classes, [classes, ...].
+    prototypes : of each task's classes, [its classes, ...].
     shown : how many classes' images each client has.
     """
 
     pool: Data = field(default_factory=dict)
-    prototypes: Tensor = field(default_factory=lambda: torch.zeros(0))
+    prototypes: list[Tensor] = field(default_factory=list)
     shown: dict[str, int] = field(default_factory=dict)
 
 
@@ -57,6 +57,9 @@ class WithDrawn(Drawing[G, C]):
     syn_count: Literal["per_class", "total"] = option(
         "per_class", "such numbers are of each class, or of a set's classes together"
     )
+    bn_joint: bool = option(
+        False, "own examples and old classes' images go through a client's network at once: batch norm sees both"
+    )
 
     def per_class(self, count: int, classes: int) -> int:
         """Return how many images of each class a set has."""
@@ -70,8 +73,8 @@ class WithDrawn(Drawing[G, C]):
     def draw_new(self, server: Server[G], clients: Cohort) -> None:
         """Look for the prototypes of the task's classes, and draw their images into the pool."""
         kept, rows = server.state, self.prototypes(server, clients)
-        kept.prototypes = torch.cat((kept.prototypes, rows)) if server.old else rows
-        drawn = self.draw(server, rows, server.old, self.images(server))
+        kept.prototypes = [*kept.prototypes, rows]
+        drawn = self.draw(server, [rows], self.images(server))
         kept.pool = joined(kept.pool, drawn) if kept.pool else drawn
 
     def unseen(self, server: Server[G], cohort: Cohort) -> Mapping[str, Data]:
@@ -104,6 +107,7 @@ class WithDrawn(Drawing[G, C]):
             objective = objective + Scaled(self.w_scl, SupCon())
         if old and self.pre:
             objective = objective + Slice(Scaled(self.w_ce_pre, CrossEntropy(on=1)), 0, old) + taught
+            objective = Joint(objective) if self.bn_joint else objective
             data.append(made(self.part(pool, 0, old, self.pre)))
         if steps:
             data = [for_steps(client, columns, steps) for columns in data]

@@ -64,7 +64,9 @@ class FedDCL(WithDrawn[Archive, Visitor]):
     w_kd 10 and w_scl 1. Counts of images are read per class (DDDR has cur=50 and pre=200), inner "rounds" as passes,
     local ones as the recipe's epochs; ``inner_unit=step`` takes both for steps. The optimiser of prototypes is DDDR's
     too; the paper's grey images are drawn by ddpm in 500 steps. By default one pool of images serves all four sets,
-    each the first of a class. Private and made images are augmented alike, but for brightness.
+    each the first of a class. Private and made images are augmented alike, but for brightness. One generator draws all
+    tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a network one after
+    the other, as in DDDR, or with ``bn_joint`` at once.
     """
 
     title = "FedDCL"
@@ -98,7 +100,7 @@ class FedDCL(WithDrawn[Archive, Visitor]):
     def round(self, server: Server[Archive], cohort: Cohort) -> None:
         kept = server.state
         if self.regen == "per_round" and server.round > 1:
-            kept.pool, kept.shown = self.draw(server, kept.prototypes, 0, self.images(server)), {}
+            kept.pool, kept.shown = self.draw(server, kept.prototypes, self.images(server)), {}
             self.ask_old(server)
         fresh = {client: Shown(pool, kept.answers) for client, pool in self.unseen(server, cohort).items()}
         got = cohort.ask(self.receive, each(fresh)) if fresh else ()

@@ -32,7 +32,7 @@ class OnMadeImages(Drawing[Hosts, K]):
     def begin_task(self, server: Server[Hosts], clients: Cohort) -> None:
         super().begin_task(server, clients)
         rows = self.prototypes(server, clients)
-        server.state.drawn, server.state.welcomed = made(self.draw(server, rows, server.old, self.server_cur)), []
+        server.state.drawn, server.state.welcomed = made(self.draw(server, [rows], self.server_cur)), []
 
     def public(self, server: Server[Hosts]) -> Data:
         return server.state.drawn

@@ -48,7 +48,7 @@ class Embedded:
         of the first; later on, ``federation`` is that of the task that is played.
     factory : builds the network, with PyTorch's default initial weights and the classes of the first task.
     own : clients whose network is another than the server's, and what builds it; one object for all that share one.
-    load_generator : gives the frozen generator of images; called often, so it should remember.
+    load_generator : gives a task's frozen generator of images; called often, so it should remember.
     seed : of everything random (see `fedkeep.seeds`).
     device : where networks and data live.
     stack : up to how many clients of a cohort are trained as one stacked model (see `fedkeep.engine.stack`).

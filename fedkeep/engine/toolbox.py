@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from fedkeep.synthesis.diffusion.generator import Generator
 
 
-LoadGenerator = Callable[[], "Generator"]
+LoadGenerator = Callable[[int], "Generator"]
 
 
-def no_generator() -> Generator:
+def no_generator(task: int) -> Generator:
     """Raise `ConfigError`: stands where a recipe names no generator."""
     raise ConfigError("this run has no generator of images. Name one in the recipe: generator.name=FOLDER.")
 
@@ -62,7 +62,7 @@ class Workplace:
     """What parties of one network share on one device: it, what it reads of images, the settings, and a clock.
 
     ``classes`` are those seen so far, of which ``old`` came before the task; ``label_names`` names all, in order of
-    arrival. ``format`` is what images are like. ``load_generator`` gives the recipe's generator.
+    arrival. ``format`` is what images are like. ``load_generator`` gives a task's generator.
     """
 
     networks: Networks
@@ -258,9 +258,8 @@ class LocalParty(Party[Any]):
     def grown(self, model: Weights) -> Weights:
         return continued(model, self.initial)
 
-    @property
-    def generator(self) -> Generator:
-        return self.place.load_generator()
+    def generator_of(self, task: int) -> Generator:
+        return self.place.load_generator(task)
 
     def network(self, model: Weights) -> nn.Module:
         network = self.place.networks.build(model)

@@ -66,7 +66,8 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     plan = replace(
         recipe.run, rounds=3, cohort=len(small.clients), evaluate_every=3, evaluate_visits=False, served=("last",)
     )
-    brief = replace(recipe, run=plan, tasks=Tasks(), training=replace(recipe.training, epochs=1))
+    shortest = replace(recipe.training, epochs=1)
+    brief = replace(recipe, methods=(method,), run=plan, tasks=Tasks(), training=shortest)
     engine = engine_for(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
     engine.advance()
     finished = engine.advance()

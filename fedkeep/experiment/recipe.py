@@ -336,6 +336,12 @@ def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Re
 
 def _check_needs(recipe: Recipe, where: str) -> None:
     """Raise `ConfigError` if a method needs something of the recipe that it does not give."""
+    named = recipe.generator.by_task
+    if named and len(named) != recipe.tasks.tasks:
+        raise ConfigError(
+            f"{where}: generator.by_task names {len(named)} generators for {recipe.tasks.tasks} tasks. Name one of "
+            "each task."
+        )
     for method in recipe.methods:
         unknown = [need for need in method.algorithm.needs if need not in ("auxiliary", "public", "generator")]
         if unknown:
@@ -350,7 +356,7 @@ def _check_needs(recipe: Recipe, where: str) -> None:
                 f"{where}: {method.label} needs a public set, about whose images clients tell what they think. Name a "
                 "data set with images of the same size: public.name=fashion-mnist."
             )
-        if "generator" in method.algorithm.needs and not recipe.generator.name:
+        if "generator" in method.algorithm.needs and not recipe.generator.each:
             raise ConfigError(
                 f"{where}: {method.label} needs a generator of images. Train one with fedkeep generator train, and "
                 "name its folder: generator.name=FOLDER."

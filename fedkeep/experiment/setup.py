@@ -19,7 +19,8 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models import Architecture
 from fedkeep.models.weights import digest
 from fedkeep.options import as_table
-from fedkeep.synthesis.diffusion.generator import REGIMES
+from fedkeep.synthesis.diffusion.choice import GeneratorChoice
+from fedkeep.synthesis.diffusion.generator import Generator
 from fedkeep.synthesis.diffusion.libraries import check_installed
 
 TOLD = 100_000  # clients of whom a run says who holds what; of a million it would be 30 MB in every cell
@@ -46,31 +47,45 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
         If its generator learned from a part of the clients' classes, as it says, and none of their images is here.
     """
     whole = load_data(recipe.data, data_dir)
+    for one in _there(recipe, data_dir):
+        dataset = _without(whole, one, data_dir)
+        if dataset is not whole and len(dataset.train["label"]) == len(whole.train["label"]):
+            raise DataError(
+                f"the generator {one.name} says that it learned from a part of the clients' classes, and none of those "
+                f"images is in {whole.name}. Use one that was trained on these data, or whose regime is disjoint."
+            )
     dataset = without_seen(recipe, whole, data_dir)
-    if dataset is not whole and len(dataset.train["label"]) == len(whole.train["label"]):
-        raise DataError(
-            f"the generator {recipe.generator.name} says that it learned from a part of the clients' classes, and none "
-            f"of those images is in {whole.name}. Use one that was trained on these data, or whose regime is disjoint."
-        )
     return shared_out(recipe, seed, *held_by_server(recipe, seed, dataset, data_dir))
 
 
 def without_seen(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None = None) -> DataSet:
-    """Return a data set without the images that nobody but the recipe's generator may have.
+    """Return a data set without the images that nobody but the recipe's generators may have.
 
     They are left out for methods that need no generator too, so that all can be compared; but such methods run without
     the generator's folder.
     """
-    if not _draws(recipe) and not recipe.generator.is_there(data_dir):
-        return dataset
-    seen = recipe.generator.seen(data_dir)
+    for one in _there(recipe, data_dir):
+        dataset = _without(dataset, one, data_dir)
+    return dataset
+
+
+def _without(dataset: DataSet, generator: GeneratorChoice, data_dir: str | Path | None) -> DataSet:
+    seen = generator.seen(data_dir)
     return without(dataset, seen) if len(seen) else dataset
 
 
 def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
-    """Return the hash of the recipe's generator, which is the same at all parties; "" if none is needed, or there."""
-    there = _draws(recipe) or recipe.generator.is_there(data_dir)
-    return recipe.generator.hash(data_dir) if there else ""
+    """Return the hash of the recipe's generator, or those of each task's, which is the same at all parties.
+
+    It is empty if none is needed, or there.
+    """
+    return " ".join(one.hash(data_dir) for one in _there(recipe, data_dir))
+
+
+def _there(recipe: Recipe, data_dir: str | Path | None) -> tuple[GeneratorChoice, ...]:
+    """Return the recipe's generators; none where no method needs them, and not all of their folders are here."""
+    each = recipe.generator.each
+    return each if _draws(recipe) or all(one.is_there(data_dir) for one in each) else ()
 
 
 def _draws(recipe: Recipe) -> bool:
@@ -107,6 +122,11 @@ def engine_for(
     checked_cohort(recipe, federation)
     checked_generator(recipe, federation, data_dir)
     model = located(recipe.model, data_dir)
+
+    @cache
+    def load_generator(choice: GeneratorChoice) -> Generator:
+        return choice.load(dataset.shape[-1], torch.device(device), data_dir)
+
     return Embedded(
         algorithm=method.algorithm,
         federation=federation,
@@ -116,7 +136,7 @@ def engine_for(
         augmentation=recipe.augmentation,
         seed=seed,
         device=checked_device(device),
-        load_generator=cache(lambda: recipe.generator.load(dataset.shape[-1], torch.device(device), data_dir)),
+        load_generator=lambda task: load_generator(recipe.generator.of(task)),
         own=own_factories(recipe, federation, data_dir),
     )
 
@@ -142,14 +162,18 @@ def checked_cohort(recipe: Recipe, federation: Federation) -> None:
 
 
 def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
-    """Raise `ConfigError` for a generator of images of another shape, or one that knows classes which it should not.
+    """Raise `ConfigError` for a generator of images of another shape, or one that knows other classes than it should.
 
     Without the packages that generators need it is `MissingExtra`.
     """
     if _draws(recipe):
         check_installed()
-        recipe.generator.check_shape(federation.dataset.shape, data_dir)
-        recipe.generator.check_classes(_arriving(federation), data_dir)
+        names, seen = _arriving(federation), (0, *federation.at(federation.tasks).seen)
+        for task, one in enumerate(recipe.generator.each, start=1):
+            one.check_shape(federation.dataset.shape, data_dir)
+            one.check_classes(names, data_dir)
+            if recipe.generator.by_task:
+                one.check_task(task, names[seen[task - 1] : seen[task]], data_dir)
 
 
 def _arriving(federation: Federation) -> tuple[str, ...]:
@@ -206,9 +230,8 @@ def describe_cell(
     if said:
         described["extractor"] = "; ".join(said)
     if "generator" in method.algorithm.needs:
-        regime = recipe.generator.regime(data_dir)
-        described["generator"] = f"{recipe.generator.name} ({regime}): {REGIMES[regime]}"
-        rests_on["generator"] = recipe.generator.hash(data_dir)
+        described["generator"] = recipe.generator.about(data_dir)
+        rests_on["generator"] = generator_hash(recipe, data_dir)
     return described
 
 

@@ -43,7 +43,7 @@ class Place(Options):
     site: str = option("", "the site's name; default: its partition-id")
     data: str = option("", "its own data: Parquet files, a folder of images, or a Hub id; default: the recipe's data")
     data_dir: str = option("", "folder of local data sets; default: the run configuration's, or $FEDKEEP_DATA")
-    generator: str = option("", "folder of the run's generator of images, if it has one")
+    generator: str = option("", "folder of the run's generator of images, if it has one; of each task's, with commas")
     partition_id: int = option(-1, "for trials: which of the recipe's clients it is; -1: all of its data are its own")
     num_partitions: int = option(0, "for trials: how many clients there are; 0: not checked", low=0)
     state_dir: str = option("runs/sites", "folder of what the site keeps between calls")

@@ -113,8 +113,8 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
 
 def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
     """Return the generator as this site has it: a real site reads no folder that the run names."""
-    if place.generator and recipe.generator.name:  # else the run knows of none, and nothing is kept from its clients
-        return replace(recipe.generator, name=place.generator)
+    if place.generator and recipe.generator.each:  # else the run knows of none, and nothing is kept from its clients
+        return recipe.generator.at(place.generator)
     if "generator" in recipe.methods[0].algorithm.needs and place.partition_id < 0:
         raise ConfigError(
             f"site {place.site} has no generator of images, and this run needs one. Copy it there and name its folder "

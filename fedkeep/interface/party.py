@@ -156,9 +156,13 @@ class Party(ABC, Generic[S]):
         """
 
     @property
-    @abstractmethod
     def generator(self) -> Generator:
-        """The frozen generator of images that the recipe names, which every party has from the start."""
+        """The task's frozen generator of images, which every party has from the start; see `generator_of`."""
+        return self.generator_of(self.task)
+
+    @abstractmethod
+    def generator_of(self, task: int) -> Generator:
+        """Return the generator that the recipe names for a task: one for all, or each has its own."""
 
     @abstractmethod
     def network(self, model: Weights) -> nn.Module:

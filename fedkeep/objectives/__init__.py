@@ -7,6 +7,7 @@ from fedkeep.objectives.contrast import Contrast
 from fedkeep.objectives.cross_entropy import CrossEntropy, WeightedCrossEntropy
 from fedkeep.objectives.distillation import Distillation, Form, Lesson, Scale
 from fedkeep.objectives.features import Bounding, FeatureError
+from fedkeep.objectives.joint import Joint
 from fedkeep.objectives.penalties import Absolute, Quadratic, Slope
 from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy, Prototypes
 from fedkeep.objectives.rotations import Rotated
@@ -41,6 +42,7 @@ __all__ = [
     "FeatureDistance",
     "FeatureError",
     "Form",
+    "Joint",
     "Lesson",
     "Objective",
     "PerTeacher",

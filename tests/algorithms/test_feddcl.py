@@ -150,7 +150,7 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
     engine = tiny.engine_with_tasks(fed, tiny.stream((3,), absent=0), rounds=1, cohort=5)
     federation = engine.federation
     tiny.played(engine, 1)
-    rows = engine.place.load_generator().start(3)
+    rows = engine.place.load_generator(1).start(3)
     settings = Inversion(fed.proto_steps, fed.proto_batch, "adamw")
     for use in range(fed.proto_rounds):
         found = []
@@ -161,7 +161,7 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
         for c in range(3):
             counts = [one.counts[c].item() for one in found]
             rows[c] = sum(n * one.prototypes[c] for n, one in zip(counts, found, strict=True)) / sum(counts)
-    torch.testing.assert_close(engine.server.state.prototypes, rows)
+    torch.testing.assert_close(engine.server.state.prototypes, [rows])
 
 
 def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
@@ -437,8 +437,8 @@ def test_a_class_whose_only_holder_is_away_keeps_its_first_row() -> None:
         lose=lambda number, client, step: "away" if (client, step) == ("1", "search") else None,
     )
     tiny.played(engine)
-    assert not engine.server.state.prototypes[2].any()
-    assert engine.server.state.prototypes[:2].any()
+    assert not engine.server.state.prototypes[0][2].any()
+    assert engine.server.state.prototypes[0][:2].any()
 
 
 def test_a_class_that_nobody_holds_is_named() -> None:

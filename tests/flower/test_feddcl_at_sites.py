@@ -93,18 +93,43 @@ def copies(recipe: str, folder: Path) -> dict[int, Place]:
     return sites
 
 
-def exchange(place: Place) -> None:
-    """Give a site another generator in the place of its own."""
-    shutil.rmtree(place.generator)
-    assert main(["generator", "train", "digits", "--seed", "1", "--out", place.generator, "--quiet", *TINY]) == 0
+def exchange(folder: str) -> None:
+    """Put another generator in the place of one, such as a site's own."""
+    shutil.rmtree(folder)
+    assert main(["generator", "train", "digits", "--seed", "1", "--out", folder, "--quiet", *TINY]) == 0
     site._built.cache_clear()  # a SuperNode answers each call in a process of its own
 
 
 def test_another_generator_than_the_servers_is_refused(recipe: str, tmp_path: Path) -> None:
     sites = copies(recipe, tmp_path)
-    exchange(sites[101])
+    exchange(sites[101].generator)
     with pytest.raises(FedKeepError, match="site 1 has another generator of images than the run's server"):
         serve(LocalLine(sites), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2))
+
+
+def test_sites_have_a_generator_of_each_task(recipe: str, tmp_path: Path) -> None:
+    folders = [shutil.copytree(Path(recipe).parent / "generator", tmp_path / name) for name in ("first", "second")]
+    exchange(str(folders[1]))
+    by_task = (
+        Path(recipe)
+        .read_text()
+        .replace(
+            f'name = "{Path(recipe).parent.as_posix()}/generator"', f"by_task = {json.dumps(list(map(str, folders)))}"
+        )
+    )
+    both = tiny.write_recipe(tmp_path, by_task)
+    one, many = tmp_path / "one", tmp_path / "many"
+    assert main(["run", both, "--workers", "1", "--quiet", "--out", str(one)]) == 0
+    serve(LocalLine(places(tmp_path / "sites", 3)), config(both, many, (), methods="feddcl", rounds=2))
+    assert tiny.equal(model(one), model(many))
+    own = {"partition_id": -1, "num_partitions": 0, "data": "digits"}
+    theirs = places(tmp_path / "own", 3, **own, generator=",".join(map(str, folders)))
+    serve(LocalLine(theirs), config(both, tmp_path / "real", (), methods="feddcl", rounds=1))
+    assert not any(record["lost"] for record in records(tmp_path / "real"))
+    for wrong in (reversed(folders), folders[:1]):
+        theirs[101] = replace(theirs[101], generator=",".join(map(str, wrong)))
+        with pytest.raises(FedKeepError, match="site 1 has another generator of images than the run's server"):
+            serve(LocalLine(theirs), config(both, tmp_path / "wrong", (), methods="feddcl", rounds=1))
 
 
 def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(recipe: str, tmp_path: Path) -> None:
@@ -112,7 +137,7 @@ def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(re
     first_round = 2 * 3 + 3 * 3  # prototypes twice, then images, training, feedback
     with pytest.raises(Killed):
         serve(LocalLine(sites, killing(first_round)), wanted)
-    exchange(sites[101])
+    exchange(sites[101].generator)
     serve(LocalLine(sites), wanted)
     lost = [row["lost"] for row in records(tmp_path / "run")]
     assert [list(each) for each in lost] == [[], ["1"], ["1"], ["1"]]

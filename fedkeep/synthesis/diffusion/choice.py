@@ -1,9 +1,9 @@
-"""Which generator a run has: a section of its recipe."""
+"""Which generator a run has, or each of its tasks: a section of its recipe."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,19 +15,46 @@ from fedkeep.data.known import data_folder
 from fedkeep.errors import ConfigError
 from fedkeep.models import Shape
 from fedkeep.options import Options, option
-from fedkeep.synthesis.diffusion.generator import Generator, Regime
+from fedkeep.synthesis.diffusion.generator import REGIMES, Generator, Regime
 from fedkeep.synthesis.diffusion.pixel import CARD, Initial, Space, load_generator, read_card, read_hash, read_seen
 from fedkeep.synthesis.diffusion.text_to_image import CHECKPOINT, load_latent
 
 
 @dataclass(frozen=True)
 class GeneratorChoice(Options):
-    """The frozen generator that every party has before the run begins."""
+    """The frozen generator that every party has before the run begins; or several, one for each task.
+
+    What is asked of a choice is asked of one generator; a choice of several is asked by `each` and `of`.
+    """
 
     name: str = option("", "its folder, from here or in the data folder, or ldm for the text-to-image model; or none")
-    space: Space = option("embedding", "what a prototype is: what the network is told, or a mixture of its classes")
+    by_task: tuple[str, ...] = option((), "instead of name: one of each task, in their order")
+    space: Space = option(
+        "embedding", "what a prototype is: what the network makes of a class code, or the code, a mixture of classes"
+    )
     initial: Initial = option("mean", "where the search for a prototype begins: at the classes' mean, or at nothing")
     checkpoint: str = option(CHECKPOINT, "of ldm: a folder, or a Hub id")
+
+    @property
+    def each(self) -> tuple[GeneratorChoice, ...]:
+        """The choice of each task's generator, or of the one for all, or none."""
+        names = self.by_task or filter(None, [self.name])
+        return tuple(replace(self, name=name, by_task=()) for name in names)
+
+    def of(self, task: int) -> GeneratorChoice:
+        """Return the choice of a task's generator."""
+        return self.each[task - 1] if self.by_task else self
+
+    def at(self, place: str) -> GeneratorChoice:
+        """Return the same choice where a party names its own folders: one, or those of each task with commas."""
+        return replace(self, by_task=tuple(place.split(","))) if self.by_task else replace(self, name=place)
+
+    def about(self, data_dir: str | Path | None = None) -> str:
+        """Return what is printed with results: its name, or those of each task, and what each has seen."""
+        named: dict[Regime, list[str]] = {}
+        for task, one in enumerate(self.each, start=1):
+            named.setdefault(one.regime(data_dir), []).append(one.name + (f" in task {task}" if self.by_task else ""))
+        return "; ".join(f"{', '.join(names)} ({regime}): {REGIMES[regime]}" for regime, names in named.items())
 
     def load(self, side: int, device: torch.device, data_dir: str | Path | None = None) -> Generator:
         """Load it.
@@ -94,6 +121,20 @@ class GeneratorChoice(Options):
                 f"the generator {self.name} is of the regime 'disjoint', and yet it learned classes of this run, from "
                 f"{card.data}: {', '.join(both[:3])}{more}. Train one on other classes, or with the regime "
                 "same_classes or paper, so that results say what it has seen."
+            )
+
+    def check_task(self, task: int, label_names: Sequence[str], data_dir: str | Path | None = None) -> None:
+        """Raise `ConfigError` if a task's own generator is said to have learned its classes, and did not."""
+        if self.regime(data_dir) not in ("paper", "same_classes"):
+            return
+        known = in_common(label_names, read_card(self._folder(data_dir)).label_names)
+        missing = [repr(name) for name in label_names if name not in known]
+        if missing:
+            raise ConfigError(
+                f"generator.by_task gives {self.name} to task {task}, of whose classes it did not learn "
+                f"{', '.join(missing[:3])}, and yet it is of the regime {self.regime(data_dir)!r}. Name the generators "
+                "in the order of the tasks, and let classes arrive in the data set's order: "
+                "tasks.class_order=source."
             )
 
     def _folder(self, data_dir: str | Path | None) -> Path:

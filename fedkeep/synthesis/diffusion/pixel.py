@@ -29,7 +29,11 @@ CARD, WEIGHTS, CHECKPOINT = "generator.json", "weights.safetensors", "checkpoint
 SEEN = "seen.safetensors"
 
 Space = Literal["embedding", "code"]
-"""What a prototype is: the row of a class table, or the weights of a mixture of its rows."""
+"""What a prototype is: what the network makes of a class code, or the code.
+
+The first is a row of its class table; the second is the weights of a mixture of these rows. FedDCL's grey network makes
+of a code what two small perceptrons say of it, one for each of two maps (read as ``mlp_out``, and ``code``).
+"""
 
 Initial = Literal["mean", "null"]
 """Where a search begins: at the mean of all classes that the generator knows, or at the row that says nothing."""
