@@ -31,7 +31,7 @@ from fedkeep import seeds
 from fedkeep.data import DataSet, Federation
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import DataError
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.setup import engine_for
 
 RECIPE = "sfedkd/table1/fashion-mnist-2-0.5"

@@ -21,7 +21,8 @@ import torch
 
 from fedkeep.algorithms.fedseq import FedSeq
 from fedkeep.engine.embedded import Embedded
-from fedkeep.experiment.recipe import Method, load_recipe
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Method
 from fedkeep.experiment.setup import engine_for, federate
 from fedkeep.fusion.mean import moved
 from fedkeep.interface import Cohort, Server

@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from fedkeep.data import load
     from fedkeep.errors import FedKeepError
     from fedkeep.experiment.catalogue import recipe_names
-    from fedkeep.experiment.recipe import Recipe, load_recipe
+    from fedkeep.experiment.reading import load_recipe
+    from fedkeep.experiment.recipe import Recipe
     from fedkeep.experiment.run import Machine
     from fedkeep.interface.algorithm import algorithms
     from fedkeep.models.custom import custom
@@ -108,7 +109,7 @@ _HOMES = {
     "algorithms": "fedkeep.interface.algorithm",
     "custom": "fedkeep.models.custom",
     "load": "fedkeep.data",
-    "load_recipe": "fedkeep.experiment.recipe",
+    "load_recipe": "fedkeep.experiment.reading",
     "read_run": "fedkeep.reporting.run_folder",
     "recipe_names": "fedkeep.experiment.catalogue",
     "resume": "fedkeep.api",

@@ -9,7 +9,8 @@ from typing import Any
 
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.changes import SECTIONS
-from fedkeep.experiment.recipe import Recipe, load_recipe, with_methods
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Recipe, with_methods
 from fedkeep.experiment.run import Machine, OnProgress, begin, carry_out
 from fedkeep.interface import Algorithm
 from fedkeep.reporting.finish import finish

@@ -17,7 +17,7 @@ from fedkeep.cli.main import parser
 from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.networks import own_models
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
 from fedkeep.reporting.rows import summary

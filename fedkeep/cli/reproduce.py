@@ -119,7 +119,7 @@ def _list(console: Console) -> int:
 
 
 def _title(table: plan.Table) -> str:
-    from fedkeep.experiment.recipe import load_recipe
+    from fedkeep.experiment.reading import load_recipe
 
     return str(load_recipe(next(iter(table.columns.values()))).paper.get("table", ""))
 

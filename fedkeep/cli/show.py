@@ -19,7 +19,7 @@ from fedkeep.data import known
 from fedkeep.errors import RunError
 from fedkeep.experiment.catalogue import PaperTable, paper_tables, recipe_names
 from fedkeep.experiment.plugins import use
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.interface import Algorithm, algorithm, algorithms
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.options import describe_type, options_of

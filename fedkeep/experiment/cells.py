@@ -22,7 +22,8 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import RunError
 from fedkeep.experiment.helpers import Helpers, useful
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
-from fedkeep.experiment.recipe import Method, Recipe, load_recipe
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.setup import describe_cell, describe_partition, engine_for, federate
 from fedkeep.files import write_whole
 

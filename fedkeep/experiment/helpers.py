@@ -18,7 +18,7 @@ from fedkeep.annotations import annotations_of
 from fedkeep.engine.embedded import Embedded, Finished
 from fedkeep.engine.pool import Pool, Worker, serve
 from fedkeep.experiment.machine import Machine
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import client_steps, is_annotated

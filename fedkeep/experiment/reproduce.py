@@ -16,7 +16,8 @@ from fedkeep.experiment.catalogue import paper_tables
 from fedkeep.experiment.cells import Job, cell_name
 from fedkeep.experiment.changes import SECTIONS
 from fedkeep.experiment.machine import Machine
-from fedkeep.experiment.recipe import Method, Recipe, load_recipe, printed
+from fedkeep.experiment.reading import load_recipe, printed
+from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.run import begin, pending_cells
 from fedkeep.files import write_whole
 from fedkeep.options import as_table

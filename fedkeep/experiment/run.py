@@ -22,7 +22,8 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import Job, as_begun, cell_folder, cell_name, is_finished, play_all
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
 from fedkeep.experiment.networks import located, own_models
-from fedkeep.experiment.recipe import Method, Recipe, load_recipe
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.setup import checked_cohort, checked_device, checked_generator, federate
 from fedkeep.files import write_whole
 

@@ -22,7 +22,8 @@ from fedkeep.engine.embedded import Finished
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, describe_begun, pinned_threads
 from fedkeep.experiment.plugins import use
-from fedkeep.experiment.recipe import Method, Recipe, load_recipe
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.run import Machine, lay_out, pending_cells
 from fedkeep.experiment.setup import (
     checked_device,

@@ -17,7 +17,8 @@ from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.cells import pinned_threads
 from fedkeep.experiment.networks import of_one
 from fedkeep.experiment.plugins import use
-from fedkeep.experiment.recipe import Recipe, parse_recipe
+from fedkeep.experiment.reading import parse_recipe
+from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.setup import engine_for, generator_hash, load_data, shared_out, without_seen
 from fedkeep.flower.config import Place
 from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of

@@ -33,7 +33,7 @@ from fedkeep.algorithms.fedcurv import FedCurv
 from fedkeep.algorithms.fedprox import FedProx
 from fedkeep.algorithms.fedseq import FedSeq
 from fedkeep.engine.toolbox import LocalParty
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.models import Weights
 
 ROUNDS = 4

@@ -19,7 +19,8 @@ from fedkeep.algorithms.fedcad import FedCAD
 from fedkeep.data import DataSet
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.recipe import Recipe, load_recipe, with_methods
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Recipe, with_methods
 from fedkeep.experiment.setup import engine_for, federate
 
 SOURCES = ("train_holdout", "train_shared", "test_subset")

@@ -14,7 +14,7 @@ from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.feddf import FedDF
 from fedkeep.data.public import Public
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
 
 

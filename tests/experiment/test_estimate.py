@@ -12,7 +12,8 @@ from fedkeep.engine.fit import Assignment
 from fedkeep.engine.toolbox import Workplace
 from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.machine import Machine
-from fedkeep.experiment.recipe import Recipe, load_recipe
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.setup import engine_for, federate
 from fedkeep.interface import Fit
 

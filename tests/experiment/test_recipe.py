@@ -18,7 +18,8 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.catalogue import recipe_names
 from fedkeep.experiment.changes import parsed
 from fedkeep.experiment.networks import of_one, own_models
-from fedkeep.experiment.recipe import Recipe, load_recipe, with_methods
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Recipe, with_methods
 from fedkeep.models.mlp import MLP
 
 

@@ -26,7 +26,8 @@ from fedkeep.engine.plan import Plan
 from fedkeep.experiment.catalogue import ROOT, PaperTable, paper_tables, recipe_names
 from fedkeep.experiment.changes import merged
 from fedkeep.experiment.networks import own_models
-from fedkeep.experiment.recipe import Recipe, _read, load_recipe
+from fedkeep.experiment.reading import _read, load_recipe
+from fedkeep.experiment.recipe import Recipe
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
 from fedkeep.reporting.rows import METRICS as SHOWN

@@ -19,7 +19,8 @@ from fedkeep.algorithms.target import TARGET
 from fedkeep.data import Augmentation, DataSet, Tasks
 from fedkeep.data.partition import ByColumn, ExDir, Scheme
 from fedkeep.experiment.catalogue import paper_tables
-from fedkeep.experiment.recipe import Method, Recipe, load_recipe
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.setup import engine_for, held_by_server, shared_out
 from fedkeep.models import architecture
 

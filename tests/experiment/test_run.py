@@ -26,7 +26,7 @@ from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment import cells, plugins
 from fedkeep.experiment import run as module
 from fedkeep.experiment.machine import Progress
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.run import Machine, begin, carry_out
 
 pytestmark = pytest.mark.usefixtures("undrawn")

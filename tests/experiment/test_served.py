@@ -16,7 +16,8 @@ from torch import Tensor
 import fedkeep
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.recipe import Recipe, load_recipe
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Recipe
 from fedkeep.interface import Fit
 from fedkeep.models import Weights, architecture
 from fedkeep.reporting.rows import METRICS, Row, summary

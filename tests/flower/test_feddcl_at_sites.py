@@ -16,7 +16,7 @@ from trial import Killed, config, killing, model, records
 
 from fedkeep.cli import main
 from fedkeep.errors import FedKeepError
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.flower import site
 from fedkeep.flower.config import Place
 from fedkeep.flower.server import serve

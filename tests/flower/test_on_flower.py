@@ -16,7 +16,7 @@ from toys import toy_recipe
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.errors import ConfigError, RunError, ValueRefused
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.flower.line import Parcel
 
 pytest.importorskip("flwr")

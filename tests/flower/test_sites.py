@@ -17,7 +17,7 @@ from fedkeep.engine.cell import CellBusy
 from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.cells import cell_name
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.setup import load_data
 from fedkeep.flower import performer, sites
 from fedkeep.flower.journal import Journal

@@ -15,7 +15,8 @@ from trial import Killed, config, embedded_once, killing, model, records
 
 from fedkeep.data import DataSet
 from fedkeep.errors import RunError
-from fedkeep.experiment.recipe import Recipe, load_recipe
+from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.setup import federate
 from fedkeep.flower.config import Place
 from fedkeep.flower.line import Kind, Parcel

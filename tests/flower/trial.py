@@ -14,7 +14,7 @@ from local_line import Tamper
 from safetensors.torch import load_file
 
 import fedkeep
-from fedkeep.experiment.recipe import load_recipe
+from fedkeep.experiment.reading import load_recipe
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.line import Kind, Parcel
 
