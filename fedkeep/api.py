@@ -11,7 +11,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.changes import SECTIONS
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe, with_methods
-from fedkeep.experiment.run import Machine, OnProgress, begin, carry_out
+from fedkeep.experiment.run import Machine, OnProgress, Progress, begin, carry_out
 from fedkeep.interface import Algorithm
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.run_folder import Run
@@ -71,6 +71,11 @@ def resume(folder: str | Path, *, machine: Machine | None = None, on_progress: O
     return finish(folder)
 
 
-def _of_rounds(on_progress: OnProgress | None) -> OnProgress | None:
+def _of_rounds(on_progress: OnProgress | None) -> OnProgress:
     """Leave out what is told within a long round, which whoever counts calls does not expect."""
-    return on_progress and (lambda progress: None if progress.doing else on_progress(progress))
+
+    def after_rounds(progress: Progress) -> None:
+        if on_progress is not None and not progress.doing:
+            on_progress(progress)
+
+    return after_rounds

@@ -44,7 +44,7 @@ def numbers(text: str) -> list[int]:
 
 
 def names(text: str) -> list[str]:
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if not names:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing; give names with commas between them, such as a,b")
-    return names
+    return parts

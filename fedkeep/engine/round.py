@@ -206,12 +206,12 @@ class RoundInFlight:
         engine = self.engine
         call, reason, ticket = self.under_way[client]
         began, step = time.perf_counter(), call.step.__name__
+        self._say(step)
         try:
             outcome = engine.performer.wait(ticket) if reason is None else Lost(reason)
         finally:
             del self.under_way[client]
             self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - began
-            self._say(step)
         if not isinstance(outcome, Lost):
             reason = self._refused(client, call.step, outcome.reply)
             outcome = outcome if reason is None else Lost(reason)
@@ -230,9 +230,13 @@ class RoundInFlight:
         return reply
 
     def _say(self, step: str) -> None:
-        """Say how many clients are through with a step; some steps are asked of everybody, or several times."""
-        self.taken[step] = done = self.taken.get(step, 0) + 1
-        doing.say(step, done, len(self.cohort) if done <= len(self.cohort) else None)
+        """Say how many replies to a step there were before the next one is waited for.
+
+        Of how many, only the method knows that asks everybody, or the same clients again.
+        """
+        done = self.taken.get(step, 0)
+        self.taken[step] = done + 1
+        doing.say(step, done, len(self.cohort) if self.counting and done < len(self.cohort) else None)
 
     def _fails(self, client: str, step: str) -> str | None:
         plan, seed = self.engine.plan, self.engine.seed

@@ -37,7 +37,7 @@ LoadGenerator = Callable[[int], "Generator"]
 
 def no_generator(task: int) -> Generator:
     """Raise `ConfigError`: stands where a recipe names no generator."""
-    raise ConfigError("this run has no generator of images. Name one in the recipe: generator.name=FOLDER.")
+    raise ConfigError("this run has no generator of images. Name it in the recipe: generator.name or by_task.")
 
 
 @dataclass

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -132,10 +132,10 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
         helpers = Helpers(engine, job.folder, job.method.label, job.seed, machine, count)
 
         def prepare() -> None:
-            (job.cell / DOING).unlink(missing_ok=True)  # a kill may have left it
             engine.stack = _stack(job, engine, machine, max(count, 1))
             describe_begun(job.cell, description | {"stack": engine.stack})
-            write_whole(job.cell / "partition.json", json.dumps(describe_partition(federation)))
+            held = describe_partition(federation, visits=recipe.run.evaluate_visits)
+            write_whole(job.cell / "partition.json", json.dumps(held))
 
         try:
             with doing.heard_by(on_word):
@@ -170,6 +170,8 @@ def _spread(jobs: Sequence[Job], machine: Machine, workers: int, tell: OnProgres
         context.Process(target=_work, args=(places[i:] + places[:i], machine, stop, spare)) for i in range(workers)
     ]
     watchers = [_Watcher(job) for job in jobs]
+    for job in jobs:
+        (job.cell / DOING).unlink(missing_ok=True)  # a kill may have left it
     try:
         for process in processes:
             process.start()
@@ -204,10 +206,15 @@ _stop: Any = None  # of a worker process: a flag, shared by all, that tells it t
 
 
 def _tell_or_stop(cell: Path, progress: Progress) -> None:
-    """Leave word of a long round for `_Watcher`, which sees by itself when one is finished; stop if all shall."""
     if _stop.value or _orphaned():
         raise KeyboardInterrupt
     if progress.doing:
+        _leave_word(cell, progress)
+
+
+def _leave_word(cell: Path, progress: Progress) -> None:
+    """Write what a long round is at for `_Watcher`, which sees by itself when a round is finished."""
+    with suppress(OSError):  # no run shall end because its progress cannot be shown
         write_whole(cell / DOING, json.dumps({"done": progress.done, "doing": progress.doing}))
 
 
@@ -282,9 +289,9 @@ class _Watcher:
         """Return what the round in flight is at, as far as its process said."""
         try:
             said = json.loads((self.job.cell / DOING).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            return str(said["doing"]) if said["done"] == self.done else ""
+        except (OSError, ValueError, KeyError):
             return ""
-        return str(said["doing"]) if said["done"] == self.done else ""
 
 
 def _images(description: Mapping[str, Any], record: Mapping[str, Any] | None) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 class Progress:
     """How far one cell is: rounds finished, of how many, the last evaluated record, if any, and the test images.
 
-    ``doing`` is what a long round is at, such as ``"train 12/100"``; empty after a round.
+    ``doing`` is what a long round is at, such as ``"train 12/100"``; empty after a round, which is when `fedkeep.run`
+    and `fedkeep.resume` tell of it.
     """
 
     cell: str

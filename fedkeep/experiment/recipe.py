@@ -151,7 +151,7 @@ def check_needs(recipe: Recipe, where: str) -> None:
         if "generator" in method.algorithm.needs and not recipe.generator.each:
             raise ConfigError(
                 f"{where}: {method.label} needs a generator of images. Train one with fedkeep generator train, and "
-                "name its folder: generator.name=FOLDER."
+                "name its folder: generator.name=FOLDER, or one for each task: generator.by_task."
             )
         if recipe.client_models and method.algorithm.networks == "one":
             raise ConfigError(

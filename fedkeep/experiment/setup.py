@@ -46,15 +46,15 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
     DataError
         If its generator learned from a part of the clients' classes, as it says, and none of their images is here.
     """
-    whole = load_data(recipe.data, data_dir)
+    dataset = load_data(recipe.data, data_dir)
     for one in _there(recipe, data_dir):
-        dataset = _without(whole, one, data_dir)
-        if dataset is not whole and len(dataset.train["label"]) == len(whole.train["label"]):
+        rest = _without(dataset, one, data_dir)
+        if rest is not dataset and len(rest.train["label"]) == len(dataset.train["label"]):
             raise DataError(
                 f"the generator {one.name} says that it learned from a part of the clients' classes, and none of those "
-                f"images is in {whole.name}. Use one that was trained on these data, or whose regime is disjoint."
+                f"images is in {dataset.name}. Use one that was trained on these data, or whose regime is disjoint."
             )
-    dataset = without_seen(recipe, whole, data_dir)
+        dataset = rest
     return shared_out(recipe, seed, *held_by_server(recipe, seed, dataset, data_dir))
 
 
@@ -235,15 +235,16 @@ def describe_cell(
     return described
 
 
-def describe_partition(federation: Federation) -> dict[str, Any]:
+def describe_partition(federation: Federation, visits: bool = False) -> dict[str, Any]:
     """Return who holds what, and with tasks when: a manifest and the examples by client and class.
 
-    A population beyond `TOLD` is described by its manifest alone.
+    A population beyond `TOLD` is described by its manifest alone, and its report has no heat map; unless clients' own
+    models are evaluated (``visits``), which takes what they hold.
     """
     stream = federation.stream
     manifest = federation.partition.manifest() if stream is None else stream.tasks[0].partition.manifest()
     tasks = {} if stream is None else {"tasks": stream.manifest()}
-    return manifest | (_counts(federation) if len(federation.clients) <= TOLD else {}) | tasks
+    return manifest | (_counts(federation) if visits or len(federation.clients) <= TOLD else {}) | tasks
 
 
 def _counts(federation: Federation) -> dict[str, Any]:

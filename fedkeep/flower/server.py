@@ -22,7 +22,7 @@ from fedkeep.engine.embedded import Finished
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, describe_begun, pinned_threads
 from fedkeep.experiment.plugins import use
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.reading import load_recipe, parse_recipe
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.run import Machine, lay_out, pending_cells
 from fedkeep.experiment.setup import (
@@ -198,7 +198,8 @@ def _folder(recipe: Recipe, config: RunConfig) -> Path:
     out = Path(config.out).expanduser() if config.out else None
     if out is None or not (out / "run.json").is_file():
         return lay_out(recipe, out, Machine(device=config.device), ["flwr", "run"])
-    if (out / "recipe.toml").read_text(encoding="utf-8") != recipe.to_toml():
+    begun = parse_recipe((out / "recipe.toml").read_text(encoding="utf-8"), str(out), allow_code=config.allow_code)
+    if begun.to_toml() != recipe.to_toml():  # as text: an option that an older version did not write has its default
         raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")
     if not pending_cells(out, recipe) and is_reported(out):
         raise RunError(f"{out} is finished. Choose another out for a new run.")

@@ -126,9 +126,10 @@ def test_sites_have_a_generator_of_each_task(recipe: str, tmp_path: Path) -> Non
     theirs = places(tmp_path / "own", 3, **own, generator=",".join(map(str, folders)))
     serve(LocalLine(theirs), config(both, tmp_path / "real", (), methods="feddcl", rounds=1))
     assert not any(record["lost"] for record in records(tmp_path / "real"))
-    for wrong in (reversed(folders), folders[:1]):
+    other, few = "site 1 has another generator of images than the run's server", "names 1 folders.* has 2 generators"
+    for wrong, why in ((reversed(folders), other), (folders[:1], few)):
         theirs[101] = replace(theirs[101], generator=",".join(map(str, wrong)))
-        with pytest.raises(FedKeepError, match="site 1 has another generator of images than the run's server"):
+        with pytest.raises(FedKeepError, match=why):
             serve(LocalLine(theirs), config(both, tmp_path / "wrong", (), methods="feddcl", rounds=1))
 
 

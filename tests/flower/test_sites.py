@@ -305,6 +305,12 @@ def test_a_folder_is_continued_or_refused_with_a_reason(recipe: str, tmp_path: P
     serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
     with pytest.raises(RunError, match="is finished"):
         serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+    begun = tmp_path / "sites" / "recipe.toml"
+    whole = begun.read_text()
+    begun.write_text(whole.replace("by_task = []\n", ""))
+    assert begun.read_text() != whole
+    with pytest.raises(RunError, match="is finished"):  # a version without the option began it
+        serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
     with pytest.raises(RunError, match="another recipe"):
         serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=5))
     assert cell_name(load_recipe(recipe, methods=["fedavg"]).methods[0], 0) == "fedavg-seed0"

@@ -35,6 +35,11 @@ class GeneratorChoice(Options):
     initial: Initial = option("mean", "where the search for a prototype begins: at the classes' mean, or at nothing")
     checkpoint: str = option(CHECKPOINT, "of ldm: a folder, or a Hub id")
 
+    def check(self) -> None:
+        """Refuse a task's generator without a name."""
+        if "" in self.by_task:
+            raise ConfigError("generator.by_task has an empty name. Give the folder of each task's generator.")
+
     @property
     def each(self) -> tuple[GeneratorChoice, ...]:
         """The choice of each task's generator, or of the one for all, or none."""
@@ -46,15 +51,30 @@ class GeneratorChoice(Options):
         return self.each[task - 1] if self.by_task else self
 
     def at(self, place: str) -> GeneratorChoice:
-        """Return the same choice where a party names its own folders: one, or those of each task with commas."""
-        return replace(self, by_task=tuple(place.split(","))) if self.by_task else replace(self, name=place)
+        """Return the same choice where a party names its own folders: one, or those of each task with commas.
+
+        Raises
+        ------
+        ConfigError
+            If they are more or fewer than the tasks.
+        """
+        if not self.by_task:
+            return replace(self, name=place)
+        folders = tuple(name.strip() for name in place.split(","))
+        if len(folders) != len(self.by_task):
+            raise ConfigError(
+                f"generator={place!r} names {len(folders)} folders, and this run has {len(self.by_task)} generators. "
+                "Name one for each task, in the order of the tasks, with commas between them."
+            )
+        return replace(self, by_task=folders)
 
     def about(self, data_dir: str | Path | None = None) -> str:
         """Return what is printed with results: its name, or those of each task, and what each has seen."""
         named: dict[Regime, list[str]] = {}
         for task, one in enumerate(self.each, start=1):
             named.setdefault(one.regime(data_dir), []).append(one.name + (f" in task {task}" if self.by_task else ""))
-        return "; ".join(f"{', '.join(names)} ({regime}): {REGIMES[regime]}" for regime, names in named.items())
+        each = ", each for its task" if self.by_task else ""
+        return "; ".join(f"{', '.join(names)} ({regime}{each}): {REGIMES[regime]}" for regime, names in named.items())
 
     def load(self, side: int, device: torch.device, data_dir: str | Path | None = None) -> Generator:
         """Load it.

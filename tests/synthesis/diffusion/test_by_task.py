@@ -48,12 +48,16 @@ def test_what_each_has_seen_is_told(tmp_path: Path) -> None:
     first = saved(tmp_path / "first", "01234")
     second, other = saved(tmp_path / "second", "56789", seed=1), saved(tmp_path / "other", "abc", regime="disjoint")
     both = GeneratorChoice(by_task=(str(first), str(second)))
-    assert both.about() == f"{first} in task 1, {second} in task 2 (paper): {REGIMES['paper']}"
+    assert both.about() == f"{first} in task 1, {second} in task 2 (paper, each for its task): {REGIMES['paper']}"
     mixed = GeneratorChoice(by_task=(str(first), str(other)))
     assert mixed.about() == (
-        f"{first} in task 1 (paper): {REGIMES['paper']}; {other} in task 2 (disjoint): {REGIMES['disjoint']}"
+        f"{first} in task 1 (paper, each for its task): {REGIMES['paper']}; "
+        f"{other} in task 2 (disjoint, each for its task): {REGIMES['disjoint']}"
     )
     assert GeneratorChoice(name=str(first)).about() == f"{first} (paper): {REGIMES['paper']}"
+    with pytest.raises(ConfigError, match="an empty name"):
+        GeneratorChoice(by_task=("a", "", "c"))
+    assert both.at("x, y").by_task == ("x", "y")
     assert both.of(2) == GeneratorChoice(name=str(second))
     assert GeneratorChoice(name="one", space="code").of(2) == GeneratorChoice(name="one", space="code")
     assert GeneratorChoice(name="one", by_task=("a", "b")).of(1) == GeneratorChoice(name="a"), "in the place of name"
@@ -71,7 +75,7 @@ def test_a_run_draws_each_task_by_its_own_and_tells_so(tmp_path: Path, monkeypat
 
     out = tmp_path / "run"
     (cell,) = fedkeep.run(chosen, out=out).cells
-    said = f"{first} in task 1, {second} in task 2 (paper): {REGIMES['paper']}"
+    said = f"{first} in task 1, {second} in task 2 (paper, each for its task): {REGIMES['paper']}"
     assert cell.generator == said
     assert said in (out / "table.md").read_text()
     keys = [json.loads(key) for key in cached(tmp_path / "cache" / "generated")]
