@@ -131,16 +131,24 @@ class Column:
         return f"In the paper's order: {same} of {pairs} pairs of methods{wide if clear else ''}."
 
     @property
+    def share(self) -> str:
+        """Say which part of the rounds was run; nothing if it was all."""
+        full = self.paper.get("rounds")
+        return f"{self._rounds} of {full} rounds" if full and full != self._rounds else ""
+
+    @property
+    def _rounds(self) -> Any:
+        return self.run.settings.get("run", {}).get("rounds")
+
+    @property
     def scale(self) -> str:
         """Say how much was run."""
-        plan = self.run.settings.get("run", {})
         seeds = sorted({cell.seed for cell in self.run.cells if cell.finished})
         told = ", ".join(map(str, seeds)) if seeds else "none yet"
-        full = self.paper.get("rounds")
-        of = f" of {full}" if full and full != plan.get("rounds") else ""
         best = any(line.paper and line.row and line.row.label != line.label for line in self.lines)
         grid = "; a method with values in brackets is the best of its grid on the test set, as papers print it"
-        return f"{plan.get('rounds')}{of} rounds; finished {'seed' if len(seeds) == 1 else 'seeds'} {told}{grid * best}"
+        rounds = self.share or f"{self._rounds} rounds"
+        return f"{rounds}; finished {'seed' if len(seeds) == 1 else 'seeds'} {told}{grid * best}"
 
     def extras(self, line: Line) -> list[str]:
         """Return the further columns of `heads` for a line."""
@@ -222,8 +230,12 @@ class Reproduction:
 
     @property
     def title(self) -> str:
-        """Return what the paper calls it."""
-        return str(self.columns[0].paper.get("table", self.name)) if self.columns else self.name
+        """Return what the paper calls it, and which part of its rounds was run, if that is the same in all columns."""
+        if not self.columns:
+            return self.name
+        shares = {column.share for column in self.columns}
+        part = f", {shares.pop()}" if len(shares) == 1 and "" not in shares else ""
+        return str(self.columns[0].paper.get("table", self.name)) + part
 
     @property
     def notes(self) -> str:
