@@ -47,7 +47,7 @@ def test_a_method_plays_on_another_device_and_its_steps_do_not_wait(method: Algo
     here = engine(method, **CASES[case])
     records = tiny.played(here)
     with pretended() as pretence:
-        other = engine(method, device=DEVICE, load_generator=GeneratorThere, **CASES[case])
+        other = engine(method, device=DEVICE, load_generator=lambda task: GeneratorThere(), **CASES[case])
         assert tiny.played(other) == records
     assert all(isinstance(tensor, There) for tensor in other.server.model.values())
     assert pretence.trainings, "trainings were watched"
