@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from fedkeep.cli.shared import add_changes, add_data, add_device, add_machine, add_profile
+from fedkeep.cli.shared import (
+    add_changes,
+    add_data,
+    add_device,
+    add_machine,
+    add_profile,
+    add_quiet,
+    add_settings,
+    add_use,
+)
 from fedkeep.cli.types import names, natural, numbers, percent, positive, share
 
 Command = Callable[[argparse.Namespace, Console], int]
@@ -110,18 +119,11 @@ def _add_generator_use(command: argparse.ArgumentParser) -> None:
 
 
 def _add_generator_options(command: argparse.ArgumentParser, example: str) -> None:
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.OPTION=VALUE",
-        dest="settings",
-        help=f"change an option, such as {example}; may be repeated",
-    )
+    add_settings(command, f"change an option, such as {example}")
     command.add_argument("--seed", type=natural, default=0)
     command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     add_data(command)
-    command.add_argument("--quiet", action="store_true", help="no progress")
+    add_quiet(command)
 
 
 def _add_pretrain(command: argparse.ArgumentParser) -> None:
@@ -142,14 +144,7 @@ def _add_reproduce(command: argparse.ArgumentParser) -> None:
         "--rounds", type=share, default=1.0, metavar="0.2", help="share of the paper's rounds (default: 1)"
     )
     command.add_argument("--grid", action="store_true", help="also run the values that the paper tuned")
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.OPTION=VALUE",
-        dest="settings",
-        help="change an option of every column, such as run.evaluate_every=5; may be repeated",
-    )
+    add_settings(command, "change an option of every column, such as run.evaluate_every=5")
     command.add_argument("--resume", action="store_true", help="only finish what was begun")
     command.add_argument("--dry-run", action="store_true", help="list the cells, with an estimate of time and memory")
     command.add_argument(
@@ -170,9 +165,7 @@ def _add_resume(command: argparse.ArgumentParser) -> None:
 
 def _add_methods(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", nargs="?", help="show one method with its options")
-    command.add_argument(
-        "--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file"
-    )
+    add_use(command)
     command.set_defaults(command=_lazily("show", "methods"))
 
 

@@ -16,10 +16,8 @@ def add_machine(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--allow-code", action="store_true", help="let a recipe import its model as package.module:function"
     )
-    group.add_argument(
-        "--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file"
-    )
-    group.add_argument("--quiet", action="store_true", help="no progress")
+    add_use(group)
+    add_quiet(group)
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
@@ -43,15 +41,29 @@ def add_data(group: argparse._ActionsContainer) -> None:
     group.add_argument("--data-dir", metavar="DIR", help="folder of local data sets (default: $FEDKEEP_DATA)")
 
 
-def add_changes(command: argparse.ArgumentParser) -> None:
+def add_quiet(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def add_use(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file"
+    )
+
+
+def add_settings(command: argparse.ArgumentParser, says: str) -> None:
     command.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="SECTION.OPTION=VALUE",
         dest="settings",
-        help="change an option, such as training.lr=0.05 or algorithm.teachers=3; may be repeated",
+        help=f"{says}; may be repeated",
     )
+
+
+def add_changes(command: argparse.ArgumentParser) -> None:
+    add_settings(command, "change an option, such as training.lr=0.05 or algorithm.teachers=3")
     command.add_argument("--methods", type=names, metavar="A,B", help="methods to run instead of the recipe's")
     command.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds to run instead of the recipe's")
     command.add_argument("--rounds", type=positive, help="rounds to run instead of the recipe's")
