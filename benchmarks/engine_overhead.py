@@ -1,13 +1,17 @@
-"""What the engine and the teachers cost: FedSeq against a bare PyTorch loop, and SFedKD against FedSeq, side by side.
+"""What the engine and the teachers cost, beside a bare PyTorch loop and beside FedSeq, side by side.
 
-The bare loop is what one would write by hand: a plain LeNet-5, images normalised beforehand, torch.optim.SGD, the same
-clients, batches and order. One thread each; the order of the three alternates from round to round, and the ratios are
-taken within a round, so that what else the machine does hits all of them. At the end the weights of both are compared:
-they did the same steps.
+The bare loop is what one would write by hand: the layers in a row, images normalised beforehand, torch.optim.SGD, the
+same clients, batches and order; once in PyTorch's usual memory layout and once in FedKeep's, channels last. So the
+first ratio says what a user gains or loses, the second what the engine itself costs. Two settings: SFedKD's
+Fashion-MNIST one, in sequence, and FedADKD's CIFAR-10 one with one epoch, in parallel (peers/recipes). One thread a
+process; all take turns round by round, and ratios are taken within a round, so that what else the machine does hits all
+of them. At the end the weights are compared: they did the same steps, though a bare loop adds up a mean in another way.
+
+With data at hand SFedKD also runs with a second process, which asks the teachers of the next clients ahead.
 
     python benchmarks/engine_overhead.py [--rounds 20] [--data-dir DIR]
 
-writes its result beside itself, with date, versions and hardware. Without Fashion-MNIST at hand it makes random images
+writes its result beside itself, with date, versions and hardware. Without the data sets at hand it makes random images
 of the same size and number, on which steps cost the same.
 """
 
@@ -16,11 +20,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import random
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from itertools import permutations
 from pathlib import Path
 
 import torch
@@ -31,131 +36,248 @@ from fedkeep import seeds
 from fedkeep.data import DataSet, Federation
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import DataError
+from fedkeep.experiment.helpers import Helpers
+from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.run import lay_out
 from fedkeep.experiment.setup import engine_for
 
-RECIPE = "sfedkd/table1/fashion-mnist-2-0.5"
+RECIPES = Path(__file__).parent / "peers" / "recipes"
+SHAPES = {"fashion-mnist": ((1, 28, 28), 60_000), "cifar10": ((3, 32, 32), 50_000)}
+WARM = 2  # rounds that do not count: the first has no teachers either
+
+Seconds = dict[str, list[float]]
 
 
 def main() -> None:
     """Measure, print and write the result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=20, help="measured rounds, after one to warm up (default: 20)")
+    arguments.add_argument("--rounds", type=int, default=20, help=f"measured rounds, after {WARM} to warm up (20)")
     arguments.add_argument("--data-dir")
+    arguments.add_argument("--note", help="a sentence for the result, such as what else ran on the machine")
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    recipe = load_recipe(RECIPE, rounds=options.rounds + 10, settings=["run.evaluate_every=1000"])  # nobody evaluates
-    dataset = load_images(options.data_dir)
-    federation = Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed=0))
-    method = {m.algorithm.name(): m for m in recipe.methods}
-    fedseq = engine_for(recipe, method["fedseq"], 0, federation)
-    sfedkd = engine_for(recipe, method["sfedkd"], 0, federation)
-    bare = BareLoop(fedseq)
-    runners: dict[str, Callable[[], object]] = {"bare": bare.round, "fedseq": fedseq.advance, "sfedkd": sfedkd.advance}
-    seconds = measure(runners, options.rounds)
-    gap = max((bare.weights()[name] - weight).abs().max().item() for name, weight in fedseq.server.model.items())
-    text = report(seconds, gap, dataset.name, options.rounds)
+    parts = [sequence(options.rounds, options.data_dir), parallel(options.rounds, options.data_dir)]
+    text = report(parts, options.rounds, options.note)
     print(text)
     Path(__file__).with_suffix(".md").write_text(text)
 
 
-def load_images(data_dir: str | None) -> DataSet:
-    """Return Fashion-MNIST, or noise of its size."""
+def sequence(rounds: int, data_dir: str | None) -> list[str]:
+    """Measure SFedKD's setting, and return what to write about it."""
+    recipe, dataset, federation = setting("w2", "fashion-mnist", data_dir)
+    engines = {name: engine(recipe, name, federation) for name in ("fedseq", "sfedkd")}
+    loops = {name: BareLoop(engines["fedseq"], lenet5(), layout) for name, layout in LAYOUTS.items()}
+    runners: dict[str, Callable[[], object]] = {name: loop.round for name, loop in loops.items()}
+    runners |= {name: one.advance for name, one in engines.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        helped = None if dataset.name not in SHAPES else Helped(recipe, federation, Path(folder), data_dir)
+        if helped is not None:
+            runners["helped"] = helped.round
+        seconds = measure(runners, rounds)
+        if helped is not None:
+            helped.helpers.dismiss()
+    ratios = [
+        ("FedSeq / bare loop, usual layout", ratio(seconds, "fedseq", "bare"), ""),
+        ("FedSeq / bare loop, FedKeep's layout", ratio(seconds, "fedseq", "bare, channels last"), "at most 1.03"),
+        ("SFedKD, 5 teachers / FedSeq", ratio(seconds, "sfedkd", "fedseq"), "at most 1.35"),
+    ]
+    if helped is not None:
+        ratios.append(("SFedKD, a second process / FedSeq", ratio(seconds, "helped", "fedseq"), "at most 1.10"))
+    names = {"fedseq": "FedSeq", "sfedkd": "SFedKD, 5 teachers", "helped": "SFedKD, 5 teachers, a second process"}
+    return written(f"In sequence: {dataset.name}, LeNet-5", seconds, names, ratios, gap(loops, engines["fedseq"]))
+
+
+def parallel(rounds: int, data_dir: str | None) -> list[str]:
+    """Measure FedADKD's setting, and return what to write about it."""
+    recipe, dataset, federation = setting("w3", "cifar10", data_dir)
+    fedavg = engine(recipe, "fedavg", federation)
+    loops = {name: BareLoop(fedavg, cnn4(), layout) for name, layout in LAYOUTS.items()}
+    runners: dict[str, Callable[[], object]] = {name: loop.round for name, loop in loops.items()}
+    seconds = measure(runners | {"fedavg": fedavg.advance}, rounds)
+    ratios = [
+        ("FedAvg / bare loop, usual layout", ratio(seconds, "fedavg", "bare"), ""),
+        ("FedAvg / bare loop, FedKeep's layout", ratio(seconds, "fedavg", "bare, channels last"), "at most 1.03"),
+    ]
+    return written(f"In parallel: {dataset.name}, CNN-4", seconds, {"fedavg": "FedAvg"}, ratios, gap(loops, fedavg))
+
+
+def setting(recipe: str, data: str, data_dir: str | None) -> tuple[Recipe, DataSet, Federation]:
+    """Return a recipe of the peers' with its data, or noise of their size, dealt to clients."""
+    loaded = load_recipe(str(RECIPES / f"{recipe}.toml"))
     try:
-        return fedkeep.load("fashion-mnist", data_dir=data_dir)
+        dataset = fedkeep.load(data, data_dir=data_dir)
     except (DataError, ImportError):
+        shape, count = SHAPES[data]
         noise = torch.Generator().manual_seed(0)
-        train = {"image": torch.randint(256, (60_000, 1, 28, 28), generator=noise, dtype=torch.uint8)}
-        train["label"] = torch.arange(60_000) % 10
+        train = {"image": torch.randint(256, (count, *shape), generator=noise).to(torch.uint8)}
+        train["label"] = torch.arange(count) % 10
         test = {name: column[:10_000] for name, column in train.items()}
-        return DataSet("random images", train, test, tuple("0123456789"), (0.5,), (0.29,))
+        mean = (0.5,) * shape[0]
+        dataset = DataSet("random images", train, test, tuple("0123456789"), mean, mean)
+    return loaded, dataset, Federation(dataset, loaded.partition.split(dataset.train, dataset.classes, seed=0))
+
+
+def engine(recipe: Recipe, name: str, federation: Federation) -> Embedded:
+    """Return a method's engine, in this process and without stacks."""
+    method = next(method for method in recipe.methods if method.algorithm.name() == name)
+    return engine_for(recipe, method, 0, federation)
+
+
+class Helped:
+    """SFedKD with a second process, as a run has it: this process trains nothing."""
+
+    def __init__(self, recipe: Recipe, federation: Federation, folder: Path, data_dir: str | None) -> None:
+        machine = Machine(data_dir=data_dir)
+        run = lay_out(recipe, folder / "run", machine)
+        self.engine = engine(recipe, "sfedkd", federation)
+        label = next(method.label for method in recipe.methods if method.algorithm.name() == "sfedkd")
+        self.helpers = Helpers(self.engine, run, label, 0, machine, 2)
+        while self.helpers.pool is None:
+            self.round()
+
+    def round(self) -> None:
+        """Play the next round."""
+        self.helpers.consider(self.engine.advance())
+
+
+def lenet5() -> nn.Sequential:
+    """Return LeNet-5 for 1x28x28, by hand."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+def cnn4() -> nn.Sequential:
+    """Return the network of FedNTD for 3x32x32, by hand."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 10)),
+    )
+
+
+LAYOUTS = {"bare": torch.contiguous_format, "bare, channels last": torch.channels_last}
 
 
 class BareLoop:
-    """FedSeq as a hand-written loop over the same clients, batches and order."""
+    """FedSeq or FedAvg as a hand-written loop over the same clients, batches and order."""
 
-    def __init__(self, engine: Embedded) -> None:
+    def __init__(self, engine: Embedded, network: nn.Sequential, layout: torch.memory_format) -> None:
         self.engine = engine
         self.finished = 0
-        self.network = nn.Sequential(
-            *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-        )
+        self.network = network.to(memory_format=layout)  # type: ignore[call-overload]
+        self.layout = layout
         self.names = list(engine.place.networks.initial)
-        with torch.no_grad():
-            for own, given in zip(self.network.parameters(), engine.place.networks.initial.values(), strict=True):
-                own.copy_(given)
+        self._load(engine.place.networks.initial.values())
         dataset = engine.federation.dataset
         self.images, self.labels = dataset.normalise(dataset.train["image"]), dataset.train["label"]
 
     def round(self) -> None:
-        """Train the next round's clients one after another."""
+        """Train the next round's clients, each from the one before or all from the server's weights."""
         self.finished += 1
+        cohort = self.engine.draw_cohort(self.finished)
+        if self.engine.algorithm.schedule == "sequential":
+            for client in cohort:
+                self._train(client)
+            return
+        server = [parameter.detach().clone() for parameter in self.network.parameters()]
+        total = [torch.zeros_like(weight) for weight in server]
+        examples = sum(map(self.engine.federation.size, cohort))
+        for client in cohort:
+            self._load(server)
+            self._train(client)
+            for summed, parameter in zip(total, self.network.parameters(), strict=True):
+                summed.add_(parameter.detach(), alpha=self.engine.federation.size(client) / examples)
+        self._load(total)
+
+    def _train(self, client: str) -> None:
         engine, training = self.engine, self.engine.training
         loss_of = nn.CrossEntropyLoss()
-        for client in engine.draw_cohort(self.finished):
-            rows = engine.federation.partition[int(client)]
-            images, labels = self.images[rows], self.labels[rows]
-            optimiser = torch.optim.SGD(self.network.parameters(), training.lr, weight_decay=training.weight_decay)
-            order_of = seeds.generator(engine.seed, "batches", task=1, round=self.finished, client=client)
-            for _ in range(training.epochs):
-                order = torch.randperm(len(rows), generator=order_of)
-                for batch in order.split(training.batch_size):
-                    optimiser.zero_grad()
-                    loss_of(self.network(images[batch]), labels[batch]).backward()
-                    optimiser.step()
+        rows = engine.federation.partition[int(client)]
+        images, labels = self.images[rows], self.labels[rows]
+        optimiser = torch.optim.SGD(
+            self.network.parameters(), training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+        )
+        order_of = seeds.generator(engine.seed, "batches", task=1, round=self.finished, client=client)
+        for _ in range(training.epochs):
+            order = torch.randperm(len(rows), generator=order_of)
+            for batch in order.split(training.batch_size):
+                optimiser.zero_grad()
+                loss_of(self.network(images[batch].contiguous(memory_format=self.layout)), labels[batch]).backward()
+                optimiser.step()
+
+    @torch.no_grad()
+    def _load(self, weights: object) -> None:
+        for own, given in zip(self.network.parameters(), weights, strict=True):  # type: ignore[call-overload]
+            own.copy_(given)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights under the engine's names."""
         return {name: p.detach() for name, p in zip(self.names, self.network.parameters(), strict=True)}
 
 
-def measure(runners: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return seconds per round of each runner, orders alternated, without the first two rounds (warm-up, no
-    teachers)."""
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
-    orders = list(permutations(runners))
-    for number in range(rounds + 2):
-        for name in orders[number % len(orders)]:
+def gap(loops: Mapping[str, BareLoop], engine: Embedded) -> str:
+    """Return the largest difference between an engine's weights and those of the loop in its layout."""
+    bare = loops["bare, channels last"].weights()
+    return f"{max((bare[name] - weight).abs().max().item() for name, weight in engine.server.model.items()):.1e}"
+
+
+def measure(runners: Mapping[str, Callable[[], object]], rounds: int) -> Seconds:
+    """Return seconds per round of each runner, in orders that change, without those that warm up."""
+    seconds: Seconds = {name: [] for name in runners}
+    luck = random.Random(0)
+    for number in range(rounds + WARM):
+        for name in luck.sample(list(runners), len(runners)):
             began = time.perf_counter()
             runners[name]()
-            if number >= 2:
+            if number >= WARM:
                 seconds[name].append(time.perf_counter() - began)
     return seconds
 
 
-def report(seconds: dict[str, list[float]], gap: float, dataset: str, rounds: int) -> str:
-    """Return the result as Markdown."""
+def ratio(seconds: Seconds, a: str, b: str) -> str:
+    """Return the median of the ratios within a round, with the middle half."""
+    values = sorted(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
+    quarter = len(values) // 4
+    return f"{statistics.median(values):.2f} ({values[quarter]:.2f} to {values[-1 - quarter]:.2f})"
 
-    def ratio(a: str, b: str) -> str:
-        values = sorted(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
-        quarter = len(values) // 4
-        return f"{statistics.median(values):.2f} ({values[quarter]:.2f} to {values[-1 - quarter]:.2f})"
 
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread"
-    lines = [
-        "# Engine overhead",
-        "",
-        f"`python benchmarks/engine_overhead.py --rounds {rounds}`, {datetime.now(UTC):%Y-%m-%d}; {dataset};",
-        f"recipe `{RECIPE}`;",
-        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
+def written(
+    title: str, seconds: Seconds, names: Mapping[str, str], ratios: list[tuple[str, str, str]], gap: str
+) -> list[str]:
+    """Return one setting's result as Markdown."""
+    labels = {"bare": "bare PyTorch loop", "bare, channels last": "bare PyTorch loop, channels last", **names}
+    return [
+        f"## {title}",
         "",
         "| what | median seconds per round |",
         "|:--|--:|",
-        *(f"| {label} | {statistics.median(seconds[name]):.2f} |" for name, label in LABELS.items()),
+        *(f"| {labels[name]} | {statistics.median(values):.2f} |" for name, values in seconds.items()),
         "",
         "| ratio, median over rounds (middle half) | measured | target |",
         "|:--|--:|--:|",
-        f"| FedSeq / bare loop | {ratio('fedseq', 'bare')} | at most 1.03 |",
-        f"| SFedKD / FedSeq | {ratio('sfedkd', 'fedseq')} | at most 1.35 |",
+        *(f"| {what} | {value} | {target} |" for what, value, target in ratios),
         "",
-        f"Largest difference between the weights of FedSeq and of the bare loop after all rounds: {gap:.1e}.",
+        f"Largest difference between FedKeep's weights and the bare loop's in its layout after all rounds: {gap}.",
         "",
     ]
-    return "\n".join(lines)
 
 
-LABELS = {"bare": "bare PyTorch loop", "fedseq": "FedSeq", "sfedkd": "SFedKD, 5 teachers"}
+def report(parts: list[list[str]], rounds: int, note: str | None) -> str:
+    """Return the result as Markdown."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread a process"
+    lines = [
+        "# Engine overhead",
+        "",
+        f"`python benchmarks/engine_overhead.py --rounds {rounds}`, {datetime.now(UTC):%Y-%m-%d};",
+        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
+        *([note] if note else []),
+        "",
+    ]
+    return "\n".join(lines + [line for part in parts for line in part])
 
 
 if __name__ == "__main__":

@@ -119,13 +119,12 @@ def of_recipe(name: str, title: str, *others: Contestant, file: str = "", method
     return Workload(name, title, (*ours(recipe, method), *others), recipe, method)
 
 
-def of_population(clients: int) -> Workload:
-    """Return a workload of FedKeep and pfl with so many clients, ten examples each."""
-    contestants = (
-        Contestant("FedKeep, 1 process", "fedkeep", population("population_fedkeep.py", clients)),
-        Contestant("pfl, 1 process", "pfl", population("population_pfl.py", clients)),
+def of_population(clients: int) -> tuple[Contestant, Contestant]:
+    """Return FedKeep and pfl with so many clients, ten examples each."""
+    return (
+        Contestant(f"FedKeep, {clients:,} clients", "fedkeep", population("population_fedkeep.py", clients)),
+        Contestant(f"pfl, {clients:,} clients", "pfl", population("population_pfl.py", clients)),
     )
-    return Workload(f"w4-{clients}", f"W4: FedAvg, {clients:,} clients with 10 examples, 50 a round", contestants)
 
 
 _ALL = (
@@ -135,8 +134,10 @@ _ALL = (
     of_recipe("w2-fedseq", "W2, FedSeq: the same", *bare("sequential"), file="w2", method="fedseq"),
     of_recipe("w2-sfedkd", "W2, SFedKD with 5 teachers: the same", file="w2", method="sfedkd"),
     of_recipe("w3", "W3: FedAvg, FedADKD's CIFAR-10 setting with one epoch, CNN-4", *bare(), *PFL),
-    of_population(100),
-    of_population(10_000),
-    of_population(1_000_000),
+    Workload(
+        "w4",
+        "W4: FedAvg, clients with 10 examples, 50 a round, 1 process",
+        (*of_population(100), *of_population(10_000), *of_population(1_000_000)),
+    ),
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}

@@ -10,6 +10,7 @@ from turns import Turns
 import fedkeep
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import IID
+from fedkeep.engine.choose import choose_stack
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.plan import Plan
 from fedkeep.interface import Training
@@ -28,6 +29,7 @@ def main() -> None:
         Training(epochs=1, batch_size=10, lr=0.1),
         Plan(rounds=10**6, cohort=50, evaluate_every=10**6),
     )
+    engine.stack = choose_stack(engine)  # as a run does
     going = turns.begin("fedkeep", "torch")
     while going:
         engine.advance()
