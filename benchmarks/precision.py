@@ -3,7 +3,7 @@
     python benchmarks/precision.py [--recipe demo] [--rounds N] [--seeds 0,1,2] [--data-dir DIR]
 
 Differences are paired by seed: partition, initial weights and the order of batches are the same. Writes its result
-beside itself, with date, versions and hardware. How much quicker it is: steps.py.
+beside itself, in a file for each recipe, with date, versions and hardware. How much quicker it is: steps.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main() -> None:
             found[precision] = {(cell.label, cell.seed): cell for cell in run.cells}
     text = report(found, options.recipe, seeds)
     print(text)
-    Path(__file__).with_suffix(".md").write_text(text)
+    suffix = "" if options.recipe == "demo" else f"-{Path(options.recipe).stem}"
+    Path(__file__).with_name(f"precision{suffix}.md").write_text(text)
 
 
 def report(found: dict[str, dict[tuple[str, int], Cell]], recipe: str, seeds: list[int]) -> str:

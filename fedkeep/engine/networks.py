@@ -65,7 +65,8 @@ class Networks:
         self.initial: Weights = self.first
         names = [name for name, _ in built.named_parameters(remove_duplicate=False)]
         self.parameters = tuple(name for name in names if name in self.initial)
-        # With channels last a CPU trains LeNet-5 and CNN-4 1.2 times as fast, ResNet-18 as fast (benchmarks/steps.md).
+        # With channels last a CPU trains LeNet-5 1.1 and CNN-4 1.2 times as fast, AlexNet-8 and ResNet-18 as fast
+        # (benchmarks/steps.md).
         # A module of the user's own may use views that only plain layout allows, so it keeps that.
         ours = isinstance(built, Network) and any(isinstance(module, nn.Conv2d) for module in built.modules())
         last = ours and device.type == "cpu"
