@@ -121,18 +121,20 @@ class ToyGenerator(Generator):
     shape = SHAPE
     noise = Noise(times=10)
     regime = "paper"
-    device = torch.device("cpu")
     drawn = SHAPE
     prototype_sizes = (SHAPE,)
 
+    def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 — a constant
+        self.device = device
+
     def start(self, classes: int) -> Tensor:
-        return torch.zeros(classes, *SHAPE)
+        return torch.zeros(classes, *SHAPE).to(self.device)
 
     def conditions(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
         return prototypes.flatten(2)
 
     def null(self) -> Tensor:
-        return torch.zeros(1, 1, 16)
+        return torch.zeros(1, 1, 16).to(self.device)
 
     def predict(self, noisy: Tensor, times: Tensor, conditions: Tensor) -> Tensor:
         return noisy - conditions.view_as(noisy)

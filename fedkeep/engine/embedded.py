@@ -13,6 +13,7 @@ from fedkeep import seeds
 from fedkeep.data import Augmentation, Federation
 from fedkeep.engine.cohort import LocalCohort
 from fedkeep.engine.evaluation import Counts, count, tally
+from fedkeep.engine.graphs import CudaRecorder, Graphs, checked_graphs
 from fedkeep.engine.networks import Factory, Networks, checked_batches
 from fedkeep.engine.perform import Here, Performer
 from fedkeep.engine.plan import Plan
@@ -24,7 +25,7 @@ from fedkeep.fusion.mean import moved
 from fedkeep.interface import Algorithm, NoState, Training
 from fedkeep.interface.algorithm import knows_tasks, state_types
 from fedkeep.interface.values import copied
-from fedkeep.models import Weights
+from fedkeep.models import Network, Weights
 
 Lose = Callable[[int, str, str], str | None]
 """Decides on demand whether a call fails: (round, client, step) to the reason, or None."""
@@ -52,6 +53,7 @@ class Embedded:
     seed : of everything random (see `fedkeep.seeds`).
     device : where networks and data live.
     stack : up to how many clients of a cohort are trained as one stacked model (see `fedkeep.engine.stack`).
+    graphs : whether a GPU replays local steps as CUDA graphs (see `fedkeep.engine.graphs`).
     lose : for tests, lets calls fail on demand.
     through_codec : for tests, sends every message through the codec instead of passing it by reference.
     """
@@ -65,6 +67,7 @@ class Embedded:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stack: int = 1
+    graphs: bool = False
     lose: Lose | None = None
     through_codec: bool = False
     own: Mapping[str, Factory] = field(default_factory=dict)
@@ -95,6 +98,8 @@ class Embedded:
             checked_batches(place.networks.trained, self.training)
         if self.stack < 1:
             raise ConfigError(f"a stack holds at least one client, not {self.stack}. Set stack=1 for none.")
+        if self.graphs:
+            self._record_steps()
         server_state, self.client_state = state_types(type(self.algorithm))
         clients = len(self.federation.clients)
         self.server = LocalServer(
@@ -107,6 +112,12 @@ class Embedded:
         self.finished = 0  # rounds, over all tasks
         self.graduates: Weights = self.server.model  # the mean of the last round that was not undone
         self.average: Weights = {}  # its moving average, if that is served; empty before the first
+
+    def _record_steps(self) -> None:
+        checked_graphs(self.device)
+        for networks in (place.networks for place in self.places):
+            if isinstance(networks.trained, Network):  # a user's own module may keep anything between calls
+                networks.graphs = Graphs(networks, CudaRecorder(self.device))
 
     @property
     def rounds(self) -> int:

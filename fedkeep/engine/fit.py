@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from fedkeep import seeds
 from fedkeep.data import Augmentation
 from fedkeep.devices import sent
+from fedkeep.engine.forms import form
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
@@ -147,6 +148,11 @@ class Assignment:
         """Rows of the first source."""
         return len(self.sources[0].data["image"])
 
+    @property
+    def kind(self) -> Hashable:
+        """What it has in common with trainings whose steps are the same, but for the numbers in their tensors."""
+        return tuple(form(dict(source.data), True) for source in self.sources), form(self.objective)
+
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
         """Yield the batches of each optimiser step, one of every source.
 
@@ -168,6 +174,51 @@ class Assignment:
             yield from map(list, zip(own, *others, strict=False))
 
 
+class Learner:
+    """Weights in training: takes one step of the optimiser after another.
+
+    Parameters
+    ----------
+    weights : what is trained, by name. forward : runs the network with them.
+    lr : the learning rate; a tensor where it is to change later.
+
+    Attributes
+    ----------
+    losses : the sum over all steps.
+    """
+
+    def __init__(
+        self,
+        networks: Networks,
+        weights: Mapping[str, Tensor],
+        forward: Callable[[Tensor], Tensor],
+        training: Training,
+        lr: float | Tensor,
+    ) -> None:
+        self.networks = networks
+        self.weights = weights
+        self.parameters = list(weights.values())
+        self.training = training
+        self.losses = torch.zeros((), device=networks.device)
+        self.optimiser = torch.optim.SGD(
+            self.parameters, lr, momentum=training.momentum, weight_decay=training.weight_decay, fused=True
+        )
+        self._forward = forward
+
+    def step(self, objective: Objective, batches: list[Batch], watch: Watch | None = None) -> None:
+        """Take a step on one batch of every source."""
+        with precisely(self.training.precision, self.networks.device):
+            loss = objective(Pupil(self.networks, self.weights, self._forward), batches)
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if watch is not None:
+            watch(self.weights)
+        if self.training.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.training.clip)
+        self.optimiser.step()
+        self.losses += loss.detach()
+
+
 def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
     """Carry out one training, step by step."""
     model, merge_last = assignment.model, networks.has_batch_norm
@@ -175,39 +226,29 @@ def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
         return Fit(
             model, assignment.examples, 0, 0.0
         )  # nothing to learn from; batch norm cannot learn from one example
-    network = networks.trained.train()
-    weights: dict[str, Tensor]
-    forward: Callable[[Tensor], Tensor]
-    left: Callable[[], dict[str, Tensor]]
-    if assignment.composition is None:
-        load_into(network, model)
-        weights, forward, left = dict(network.named_parameters()), network, partial(weights_of, network)
-    else:
-        weights, forward, left = _composed(networks, model, assignment.composition)
-    parameters = list(weights.values())
-    optimiser = torch.optim.SGD(
-        parameters,
-        training.lr_at(assignment.round),
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-        fused=True,
-    )
-    losses = torch.zeros((), device=networks.device)
+    learner, left = _learner(networks, assignment, training)
     steps = 0
     with seeds.borrowed(assignment.seed, networks.device):
         for batches in assignment.steps(training.batch_size, merge_last):
-            with precisely(training.precision, networks.device):
-                loss = assignment.objective(Pupil(networks, weights, forward), batches)
-            optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if assignment.watch is not None:
-                assignment.watch(weights)
-            if training.clip is not None:
-                nn.utils.clip_grad_norm_(parameters, training.clip)
-            optimiser.step()
-            losses += loss.detach()
+            learner.step(assignment.objective, batches, assignment.watch)
             steps += 1
-    return Fit(left(), assignment.examples, steps, losses.item() / max(steps, 1))
+    return Fit(left(), assignment.examples, steps, learner.losses.item() / max(steps, 1))
+
+
+def _learner(
+    networks: Networks, assignment: Assignment, training: Training
+) -> tuple[Learner, Callable[[], dict[str, Tensor]]]:
+    """Return what takes the steps of a training, and what tells the weights that they left."""
+    network = networks.trained.train()
+    if assignment.composition is not None:
+        weights, forward, left = _composed(networks, assignment.model, assignment.composition)
+        return Learner(networks, weights, forward, training, training.lr_at(assignment.round)), left
+    load_into(network, assignment.model)
+    left = partial(weights_of, network)
+    if networks.graphs is not None and assignment.watch is None:
+        return networks.graphs.learner(assignment, training), left
+    weights = dict(network.named_parameters())
+    return Learner(networks, weights, network, training, training.lr_at(assignment.round)), left
 
 
 def _composed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from fedkeep.models.custom import split
 from fedkeep.models.heads import WEIGHT, grown, widened
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import weights_of
+
+if TYPE_CHECKING:
+    from fedkeep.engine.graphs import Graphs
 
 Factory = Callable[[], nn.Module]
 BATCH = 1024  # rows per forward pass without gradient; larger ones fall out of the cache of small machines
@@ -45,6 +49,7 @@ class Networks:
     Attributes
     ----------
     extractor : reads images in place of a network that is frozen but for its classifier; None for all others.
+    graphs : the recorded steps of the trained network, on a GPU that is to replay them; None to take each anew.
     """
 
     def __init__(self, factory: Factory, seed: int, device: torch.device, rows: int = 1) -> None:
@@ -72,6 +77,7 @@ class Networks:
         last = ours and device.type == "cpu"
         self.layout = torch.channels_last if last else torch.contiguous_format
         self.trained = built.to(memory_format=self.layout) if last else built  # type: ignore[call-overload]
+        self.graphs: Graphs | None = None
         self.read: Tensor | None = None  # what the classifier in training was last given
         classifier = getattr(built, "classifier", None)
         if isinstance(classifier, nn.Linear):

@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 
 from fedkeep.devices import sent
 from fedkeep.engine.fit import Assignment, Pupil, fit, precisely
-from fedkeep.engine.forms import filled, form, together
+from fedkeep.engine.forms import filled, together
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
 from fedkeep.models.weights import same_form
@@ -41,7 +41,7 @@ class Stacks:
         """Carry out trainings; return what came of each, in the order given."""
         kinds: dict[Hashable, list[int]] = defaultdict(list)
         for number, assignment in enumerate(assignments):
-            kinds[_kind(assignment) if assignment.examples else number].append(number)
+            kinds[assignment.kind if assignment.examples else number].append(number)
         found: dict[int, Fit | Exception] = {}
         for kind, numbers in kinds.items():
             group = [assignments[number] for number in numbers]
@@ -226,8 +226,3 @@ def _clipped(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
     norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
     factors = (limit / (norms + 1e-6)).clamp(max=1.0)
     return [gradient * factors.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]
-
-
-def _kind(assignment: Assignment) -> Hashable:
-    """Return what trainings must have in common to be stacked."""
-    return tuple(form(dict(source.data), True) for source in assignment.sources), form(assignment.objective)

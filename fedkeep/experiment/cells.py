@@ -101,11 +101,12 @@ def is_finished(cell: Path) -> bool:
 
 
 def as_begun(folder: Path, machine: Machine) -> Machine:
-    """Return the machine with the device, the threads and the stacks that a run began with: results depend on them."""
+    """Return the machine with what results depend on as a run began with it: device, threads, stacks and graphs."""
     try:
         info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         stack = int(info.get("stack", 1))  # runs of versions without stacks did not name them
-        return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack)
+        graphs = bool(info.get("graphs", False))
+        return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack, graphs=graphs)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}.") from error
 
@@ -127,7 +128,9 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
         tell(Progress(job.name, engine.finished, recipe.rounds, last, _images(description, last), word))
 
     with pinned_threads(machine.threads):
-        engine = engine_for(recipe, job.method, job.seed, federation, machine.device, machine.data_dir)
+        engine = engine_for(
+            recipe, job.method, job.seed, federation, machine.device, machine.data_dir, graphs=machine.graphs
+        )
         count = useful(job.method.algorithm, recipe.run.cohort, spare if machine.device == "cpu" else 0)
         helpers = Helpers(engine, job.folder, job.method.label, job.seed, machine, count)
 

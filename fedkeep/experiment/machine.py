@@ -36,6 +36,7 @@ class Machine:
     stack : up to how many clients of a cohort are trained as one stacked model, which changes rounding; 1: none; 0: as
         many as a trial before the first round finds quickest, which may be others on another day or with other workers
         (runs of fewer than a thousand trainings are not tried and have none). Like the device, it is kept by a resume.
+    graphs : whether a GPU replays local steps as CUDA graphs, which may change rounding; kept by a resume.
     workers : processes that share the cells and, where there are fewer of those, their cohorts; 0: one per core. A
         script that asks for more than one must guard what it runs with ``if __name__ == "__main__":``, since each
         process imports it again.
@@ -46,6 +47,7 @@ class Machine:
     device: str = "cpu"
     threads: int = 1
     stack: int = 0
+    graphs: bool = False
     workers: int = 1
     data_dir: str | None = None
     allow_code: bool = False

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from fedkeep import seeds
+from fedkeep.engine.graphs import checked_graphs
 from fedkeep.engine.networks import checked_batches
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import Job, as_begun, cell_folder, cell_name, is_finished, play_all
@@ -38,7 +39,9 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
     RunError
         If ``out`` exists and holds something.
     """
-    checked_device(machine.device)
+    device = checked_device(machine.device)
+    if machine.graphs:
+        checked_graphs(device)
     for seed in recipe.seeds:  # what cannot be carried out shows before any training
         federation = federate(recipe, seed, machine.data_dir)
         checked_cohort(recipe, federation)
@@ -67,6 +70,7 @@ def lay_out(recipe: Recipe, out: str | Path | None, machine: Machine, command: S
         "device": machine.device,
         "threads": machine.threads,
         "stack": machine.stack,
+        "graphs": machine.graphs,
         "title": recipe.title,
         "recipe": recipe.name,
         "git": _git_revision(),

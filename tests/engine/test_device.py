@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 from pretended import DEVICE, There, pretended
-from torch import Tensor, nn
+from torch import nn
 
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.data import Augmentation
@@ -23,16 +23,6 @@ from fedkeep.models import Network
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 MOVING = Augmentation(crop=1, flip=True, rotation=10.0, brightness=0.2, cutout=2)
 CASES: dict[str, dict[str, Any]] = {"plain": {}, "augmented": {"augmentation": MOVING}, "stacked": {"stack": 2}}
-
-
-class GeneratorThere(tiny.ToyGenerator):
-    device = DEVICE
-
-    def start(self, classes: int) -> Tensor:
-        return super().start(classes).to(DEVICE)
-
-    def null(self) -> Tensor:
-        return super().null().to(DEVICE)
 
 
 def engine(method: Algorithm[Any, Any], **changes: Any) -> Embedded:
@@ -47,7 +37,7 @@ def test_a_method_plays_on_another_device_and_its_steps_do_not_wait(method: Algo
     here = engine(method, **CASES[case])
     records = tiny.played(here)
     with pretended() as pretence:
-        other = engine(method, device=DEVICE, load_generator=lambda task: GeneratorThere(), **CASES[case])
+        other = engine(method, device=DEVICE, load_generator=lambda task: tiny.ToyGenerator(DEVICE), **CASES[case])
         assert tiny.played(other) == records
     assert all(isinstance(tensor, There) for tensor in other.server.model.values())
     assert pretence.trainings, "trainings were watched"

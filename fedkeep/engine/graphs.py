@@ -1,0 +1,194 @@
+"""Local steps as CUDA graphs: recorded once, replayed with one call each.
+
+A step of a small network is a hundred kernels or two, and a CPU takes longer to launch them one by one than a GPU to
+run them. A graph launches all at once. It reads and writes where it did when it was recorded: so weights, momenta and
+the learning rate stay in place, and what differs from step to step, the batches, or from client to client, what an
+objective holds, is copied to where the graph looks for it.
+
+Steps whose tensors have the same shapes share a graph, whoever's they are. Steps that cannot be replayed, since a
+method's own code watches them or computes the network's weights, are taken one kernel at a time as without graphs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeep.engine.fit import Assignment, Learner
+from fedkeep.engine.forms import filled, tensors
+from fedkeep.engine.networks import Networks
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Training
+from fedkeep.interface.training import Watch
+from fedkeep.objectives import Batch, Objective
+
+WARM = 3  # steps of a shape that are taken as they are, before one is recorded: libraries prepare themselves in them
+KINDS = 50  # of training that are remembered; objectives that hold functions made anew are new kinds each time
+
+Replay = Callable[[], None]
+
+
+def checked_graphs(device: torch.device) -> None:
+    """Raise `ConfigError` if a device cannot replay graphs."""
+    if device.type != "cuda":
+        raise ConfigError(f"CUDA graphs need a GPU, and the device is {device}. Add --device cuda, or omit --graphs.")
+
+
+class Recorder(ABC):
+    """Records what a device is told to do, without its doing it."""
+
+    @abstractmethod
+    def record(self, step: Callable[[], None]) -> Replay:
+        """Return what does all that a step would have done, with whatever is then in the tensors that it used."""
+
+    def apart(self) -> AbstractContextManager[Any]:
+        """Return a context for a step that is not recorded, but will be."""
+        return nullcontext()
+
+
+class CudaRecorder(Recorder):
+    """Records CUDA graphs. All share their memory: they run one after another, and leave nothing that another needs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.pool: Any = None
+
+    def record(self, step: Callable[[], None]) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            step()
+        self.pool = graph.pool()
+        replay: Replay = graph.replay
+        return replay
+
+    @contextmanager
+    def apart(self) -> Any:
+        """Enter the stream on which is recorded later: autograd remembers on which one it saw a weight first."""
+        usual = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(usual)
+        with torch.cuda.stream(self.stream):
+            yield
+        usual.wait_stream(self.stream)
+
+
+class Graphs:
+    """The recorded steps of one network in training."""
+
+    def __init__(self, networks: Networks, recorder: Recorder) -> None:
+        self.networks = networks
+        self.recorder = recorder
+        self._learner: GraphLearner | None = None
+
+    def learner(self, assignment: Assignment, training: Training) -> Learner:
+        """Return what takes the steps of a training of the network's own weights, which were loaded already."""
+        weights = dict(self.networks.trained.named_parameters())
+        known = self._learner
+        # A new task may have given the network another classifier, of which no graph knows.
+        same = known is not None and known.training == training and _same(known.parameters, list(weights.values()))
+        if known is None or not same:
+            known = self._learner = GraphLearner(self.networks, training, self.recorder)
+        known.begin(assignment)
+        return known
+
+
+@dataclass
+class _Shape:
+    """Steps of the same batch sizes: how many were taken, and where their graph reads the batches."""
+
+    taken: int = 0
+    batches: list[Batch] = field(default_factory=list)
+    replay: Replay | None = None
+
+
+@dataclass
+class _Kind:
+    """Trainings with the same steps: where their graphs read what the objective holds."""
+
+    objective: Objective
+    held: list[Tensor]
+    shapes: dict[tuple[int, ...], _Shape] = field(default_factory=dict)
+
+
+class GraphLearner(Learner):
+    """Takes the steps of one training after another on the same weights."""
+
+    def __init__(self, networks: Networks, training: Training, recorder: Recorder) -> None:
+        network = networks.trained
+        rate = torch.zeros((), device=networks.device)
+        super().__init__(networks, dict(network.named_parameters()), network, training, rate)
+        self.rate = rate
+        self.recorder = recorder
+        self.momenta = [torch.zeros_like(weight) for weight in self.parameters if training.momentum]
+        for weight, momentum in zip(self.parameters, self.momenta, strict=False):
+            self.optimiser.state[weight]["momentum_buffer"] = momentum
+        self._kinds: dict[Hashable, _Kind] = {}
+        self._kind: _Kind
+
+    def begin(self, assignment: Assignment) -> None:
+        """Prepare for the steps of a training."""
+        self.rate.fill_(self.training.lr_at(assignment.round))
+        for tensor in (self.losses, *self.momenta):
+            tensor.zero_()
+        name, held = assignment.kind, tensors(assignment.objective)
+        kind = self._kinds.get(name)
+        if kind is None or not all(_fits(*each) for each in zip(kind.held, held, strict=True)):
+            if len(self._kinds) >= KINDS:
+                self._kinds.clear()
+            places = [_room(tensor, column) for tensor, column in held]
+            kind = self._kinds[name] = _Kind(filled(assignment.objective, places), places)
+        for place, (tensor, column) in zip(kind.held, held, strict=True):
+            (place[: len(tensor)] if column else place).copy_(tensor)
+        self._kind = kind
+
+    def step(self, objective: Objective, batches: list[Batch], watch: Watch | None = None) -> None:
+        kind = self._kind
+        shape = kind.shapes.setdefault(tuple(len(batch.index) for batch in batches), _Shape())
+        shape.taken += 1
+        if shape.taken <= WARM:
+            with self.recorder.apart():
+                super().step(objective, batches)
+            return
+        shape.batches = shape.batches or [_like(batch) for batch in batches]
+        for place, batch in zip(shape.batches, batches, strict=True):
+            place.index.copy_(batch.index)
+            for name, column in batch.data.items():
+                place.data[name].copy_(column)
+        shape.replay = shape.replay or self._recorded(kind.objective, shape.batches)
+        shape.replay()
+
+    def _recorded(self, objective: Objective, batches: list[Batch]) -> Replay:
+        try:
+            return self.recorder.record(lambda: super(GraphLearner, self).step(objective, batches))
+        except Exception as error:
+            error.add_note(
+                f"A step with {type(objective).__name__} was being recorded as a CUDA graph, in which nothing may ask "
+                "for a number or choose by one. Run without --graphs."
+            )
+            raise
+
+
+def _fits(place: Tensor, held: tuple[Tensor, bool]) -> bool:
+    tensor, column = held
+    return not column or len(tensor) <= len(place)
+
+
+def _like(batch: Batch) -> Batch:
+    return Batch({name: torch.empty_like(column) for name, column in batch.data.items()}, torch.empty_like(batch.index))
+
+
+def _room(tensor: Tensor, column: bool) -> Tensor:
+    """Return room for a tensor; for a column, for somewhat longer ones too, of which nobody reads the end."""
+    if not column:
+        return torch.empty_like(tensor)
+    return tensor.new_zeros(1 << max(len(tensor) - 1, 0).bit_length(), *tensor.shape[1:])
+
+
+def _same(these: Sequence[Tensor], those: Sequence[Tensor]) -> bool:
+    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))
