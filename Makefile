@@ -6,7 +6,7 @@ EDITABLE := --config-settings editable_mode=compat
 # One thread each: on a busy machine two threads of a small model can be eight times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-hosts lint bench bench-peers clean
+.PHONY: demo test test-slow test-hosts lint bench bench-peers bench-gpu clean
 
 demo: .venv/core
 	$(BIN)/fedkeep run
@@ -37,6 +37,10 @@ bench: .venv/dev
 
 bench-peers: .venv/dev
 	$(BIN)/python benchmarks/peers
+
+# Constraints pin PyTorch for a CPU: install the build for your GPU into .venv first.
+bench-gpu: .venv/dev
+	$(BIN)/python benchmarks/gpu.py
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("FedKeep needs Python 3.11 or newer; set PYTHON=python3.x")'

@@ -57,7 +57,7 @@ class CudaRecorder(Recorder):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.pool: Any = None
 
     def record(self, step: Callable[[], None]) -> Replay:
