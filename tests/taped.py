@@ -1,13 +1,14 @@
 """What a CUDA graph does, on the CPU: a step is written down without being taken, and then taken with the same memory.
 
 Whatever a step decides in Python while it is written down is decided for good, numbers that it asks for cannot be told,
-and what it reads must lie where it lay. So a step that could not be replayed by a GPU goes wrong here too.
+and what it reads must lie where it lay. Streams, the memory that graphs share and what reaches past operators, such as
+`Tensor.tolist`, do not show here; `pretended` refuses the latter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedkeep.engine.graphs import Recorder, Replay
+from fedkeep.engine.recording import Recorder, Replay
+
+INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 
 
 class Tape(TorchDispatchMode):
@@ -31,8 +34,10 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        if name in TELLING:
-            raise RuntimeError(f"{name}: no number can be told while a graph is recorded")
+        if name in TELLING or name == "lift_fresh":
+            raise RuntimeError(f"{name}: no number can be told, or made here, while a graph is recorded")
+        if name in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1]):
+            raise RuntimeError(f"{name} by yes and no: how long the result is cannot be told")
         for tensor in _tensors((args, kwargs)):
             self._keep(tensor)  # not all operators say what they write to
         before = {_memory(tensor) for tensor in _tensors((args, kwargs))}
@@ -59,10 +64,7 @@ class Tape(TorchDispatchMode):
 
 
 class TapeRecorder(Recorder):
-    """Counts too what was recorded, replayed, and taken apart."""
-
-    def __init__(self) -> None:
-        self.recorded = self.replayed = self.plain = 0
+    """Records on the CPU."""
 
     def record(self, step: Callable[[], None]) -> Replay:
         drawn = torch.get_rng_state()
@@ -70,18 +72,32 @@ class TapeRecorder(Recorder):
             step()
         tape.undo()
         torch.set_rng_state(drawn)
+        return tape.replay
+
+    def apart(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class Counted(Recorder):
+    """Counts what another records, what is replayed, and which steps are taken apart."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.recorded = self.replayed = self.plain = 0
+
+    def record(self, step: Callable[[], None]) -> Replay:
+        replay = self.recorder.record(step)
         self.recorded += 1
 
-        def replay() -> None:
+        def counted() -> None:
             self.replayed += 1
-            tape.replay()
+            replay()
 
-        return replay
+        return counted
 
-    @contextmanager
-    def apart(self) -> Iterator[None]:
+    def apart(self) -> AbstractContextManager[None]:
         self.plain += 1
-        yield
+        return self.recorder.apart()
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -13,10 +13,11 @@ from fedkeep import seeds
 from fedkeep.data import Augmentation, Federation
 from fedkeep.engine.cohort import LocalCohort
 from fedkeep.engine.evaluation import Counts, count, tally
-from fedkeep.engine.graphs import CudaRecorder, Graphs, checked_graphs
+from fedkeep.engine.graphs import Graphs
 from fedkeep.engine.networks import Factory, Networks, checked_batches
 from fedkeep.engine.perform import Here, Performer
 from fedkeep.engine.plan import Plan
+from fedkeep.engine.recording import CudaRecorder, checked_graphs
 from fedkeep.engine.round import RoundInFlight, TooFewClients
 from fedkeep.engine.serving import Served, round_mean
 from fedkeep.engine.toolbox import LoadGenerator, LocalServer, Workplace, no_generator
@@ -49,11 +50,11 @@ class Embedded:
         of the first; later on, ``federation`` is that of the task that is played.
     factory : builds the network, with PyTorch's default initial weights and the classes of the first task.
     own : clients whose network is another than the server's, and what builds it; one object for all that share one.
+    graphs : whether a GPU replays local steps as CUDA graphs (see `fedkeep.engine.graphs`).
     load_generator : gives a task's frozen generator of images; called often, so it should remember.
     seed : of everything random (see `fedkeep.seeds`).
     device : where networks and data live.
     stack : up to how many clients of a cohort are trained as one stacked model (see `fedkeep.engine.stack`).
-    graphs : whether a GPU replays local steps as CUDA graphs (see `fedkeep.engine.graphs`).
     lose : for tests, lets calls fail on demand.
     through_codec : for tests, sends every message through the codec instead of passing it by reference.
     """
@@ -67,11 +68,11 @@ class Embedded:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stack: int = 1
-    graphs: bool = False
     lose: Lose | None = None
     through_codec: bool = False
     own: Mapping[str, Factory] = field(default_factory=dict)
     load_generator: LoadGenerator = no_generator
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         dataset = self.federation.dataset
@@ -116,8 +117,10 @@ class Embedded:
     def _record_steps(self) -> None:
         checked_graphs(self.device)
         for networks in (place.networks for place in self.places):
-            if isinstance(networks.trained, Network):  # a user's own module may keep anything between calls
-                networks.graphs = Graphs(networks, CudaRecorder(self.device))
+            if not isinstance(networks.trained, Network):  # it may keep anything between calls
+                kind = type(networks.trained).__name__
+                raise ConfigError(f"steps of {kind} are not recorded, only those of FedKeep's models. Omit --graphs.")
+            networks.graphs = Graphs(networks, CudaRecorder(self.device))
 
     @property
     def rounds(self) -> int:

@@ -232,6 +232,7 @@ def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
         for batches in assignment.steps(training.batch_size, merge_last):
             learner.step(assignment.objective, batches, assignment.watch)
             steps += 1
+    networks.read = None  # it holds on to all that autograd kept of the last step
     return Fit(left(), assignment.examples, steps, learner.losses.item() / max(steps, 1))
 
 

@@ -11,11 +11,8 @@ method's own code watches them or computes the network's weights, are taken one 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,59 +20,13 @@ from torch import Tensor
 from fedkeep.engine.fit import Assignment, Learner
 from fedkeep.engine.forms import filled, tensors
 from fedkeep.engine.networks import Networks
-from fedkeep.errors import ConfigError
+from fedkeep.engine.recording import Recorder, Replay
 from fedkeep.interface import Training
 from fedkeep.interface.training import Watch
 from fedkeep.objectives import Batch, Objective
 
 WARM = 3  # steps of a shape that are taken as they are, before one is recorded: libraries prepare themselves in them
 KINDS = 50  # of training that are remembered; objectives that hold functions made anew are new kinds each time
-
-Replay = Callable[[], None]
-
-
-def checked_graphs(device: torch.device) -> None:
-    """Raise `ConfigError` if a device cannot replay graphs."""
-    if device.type != "cuda":
-        raise ConfigError(f"CUDA graphs need a GPU, and the device is {device}. Add --device cuda, or omit --graphs.")
-
-
-class Recorder(ABC):
-    """Records what a device is told to do, without its doing it."""
-
-    @abstractmethod
-    def record(self, step: Callable[[], None]) -> Replay:
-        """Return what does all that a step would have done, with whatever is then in the tensors that it used."""
-
-    def apart(self) -> AbstractContextManager[Any]:
-        """Return a context for a step that is not recorded, but will be."""
-        return nullcontext()
-
-
-class CudaRecorder(Recorder):
-    """Records CUDA graphs. All share their memory: they run one after another, and leave nothing that another needs."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.pool: Any = None
-
-    def record(self, step: Callable[[], None]) -> Replay:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            step()
-        self.pool = graph.pool()
-        replay: Replay = graph.replay
-        return replay
-
-    @contextmanager
-    def apart(self) -> Any:
-        """Enter the stream on which is recorded later: autograd remembers on which one it saw a weight first."""
-        usual = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(usual)
-        with torch.cuda.stream(self.stream):
-            yield
-        usual.wait_stream(self.stream)
 
 
 class Graphs:
@@ -109,10 +60,15 @@ class _Shape:
 
 @dataclass
 class _Kind:
-    """Trainings with the same steps: where their graphs read what the objective holds."""
+    """Trainings with the same steps: how many there were, and where their graphs read what changes.
+
+    ``held`` is what the objective holds, ``room`` a batch of every source of which shorter ones are a part.
+    """
 
     objective: Objective
     held: list[Tensor]
+    trainings: int = 0
+    room: list[Batch] = field(default_factory=list)
     shapes: dict[tuple[int, ...], _Shape] = field(default_factory=dict)
 
 
@@ -121,13 +77,14 @@ class GraphLearner(Learner):
 
     def __init__(self, networks: Networks, training: Training, recorder: Recorder) -> None:
         network = networks.trained
-        rate = torch.zeros((), device=networks.device)
-        super().__init__(networks, dict(network.named_parameters()), network, training, rate)
-        self.rate = rate
+        self.rate = torch.zeros((), device=networks.device)
+        super().__init__(networks, dict(network.named_parameters()), network, training, self.rate)
         self.recorder = recorder
-        self.momenta = [torch.zeros_like(weight) for weight in self.parameters if training.momentum]
-        for weight, momentum in zip(self.parameters, self.momenta, strict=False):
-            self.optimiser.state[weight]["momentum_buffer"] = momentum
+        self.momenta: list[Tensor] = []
+        if training.momentum:
+            self.momenta = [torch.zeros_like(weight) for weight in self.parameters]
+            for weight, momentum in zip(self.parameters, self.momenta, strict=True):
+                self.optimiser.state[weight]["momentum_buffer"] = momentum
         self._kinds: dict[Hashable, _Kind] = {}
         self._kind: _Kind
 
@@ -139,23 +96,26 @@ class GraphLearner(Learner):
         name, held = assignment.kind, tensors(assignment.objective)
         kind = self._kinds.get(name)
         if kind is None or not all(_fits(*each) for each in zip(kind.held, held, strict=True)):
-            if len(self._kinds) >= KINDS:
-                self._kinds.clear()
+            if kind is None and len(self._kinds) >= KINDS:
+                del self._kinds[next(iter(self._kinds))]
             places = [_room(tensor, column) for tensor, column in held]
-            kind = self._kinds[name] = _Kind(filled(assignment.objective, places), places)
+            before = 0 if kind is None else kind.trainings
+            kind = self._kinds[name] = _Kind(filled(assignment.objective, places), places, before)
         for place, (tensor, column) in zip(kind.held, held, strict=True):
             (place[: len(tensor)] if column else place).copy_(tensor)
+        kind.trainings += 1
         self._kind = kind
 
     def step(self, objective: Objective, batches: list[Batch], watch: Watch | None = None) -> None:
         kind = self._kind
         shape = kind.shapes.setdefault(tuple(len(batch.index) for batch in batches), _Shape())
-        shape.taken += 1
-        if shape.taken <= WARM:
+        # What is trained once may never be again, and recording takes as long as many steps.
+        if shape.taken < WARM or kind.trainings == 1:
             with self.recorder.apart():
                 super().step(objective, batches)
+            shape.taken += 1
             return
-        shape.batches = shape.batches or [_like(batch) for batch in batches]
+        shape.batches = shape.batches or _places(kind, batches)
         for place, batch in zip(shape.batches, batches, strict=True):
             place.index.copy_(batch.index)
             for name, column in batch.data.items():
@@ -167,9 +127,10 @@ class GraphLearner(Learner):
         try:
             return self.recorder.record(lambda: super(GraphLearner, self).step(objective, batches))
         except Exception as error:
+            self.networks.graphs = None
             error.add_note(
                 f"A step with {type(objective).__name__} was being recorded as a CUDA graph, in which nothing may ask "
-                "for a number or choose by one. Run without --graphs."
+                "for a number or choose by one; the first of these errors says what did. Run without --graphs."
             )
             raise
 
@@ -179,8 +140,18 @@ def _fits(place: Tensor, held: tuple[Tensor, bool]) -> bool:
     return not column or len(tensor) <= len(place)
 
 
-def _like(batch: Batch) -> Batch:
-    return Batch({name: torch.empty_like(column) for name, column in batch.data.items()}, torch.empty_like(batch.index))
+def _places(kind: _Kind, batches: Sequence[Batch]) -> list[Batch]:
+    """Return where a graph reads batches of these lengths."""
+    if any(len(batch.index) > len(room.index) for room, batch in zip(kind.room, batches, strict=bool(kind.room))):
+        kind.room = []  # graphs of shorter ones keep what they had
+    kind.room = kind.room or [
+        Batch({name: torch.empty_like(column) for name, column in batch.data.items()}, torch.empty_like(batch.index))
+        for batch in batches
+    ]
+    return [
+        Batch({name: column[: len(batch.index)] for name, column in room.data.items()}, room.index[: len(batch.index)])
+        for room, batch in zip(kind.room, batches, strict=True)
+    ]
 
 
 def _room(tensor: Tensor, column: bool) -> Tensor:

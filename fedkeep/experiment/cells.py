@@ -70,7 +70,7 @@ def play_all(jobs: Sequence[Job], machine: Machine, on_progress: OnProgress | No
 
     Parameters
     ----------
-    machine : its device and threads give way to those that a run began with.
+    machine : its device, threads, stacks and graphs give way to those that a run began with.
     again : the command that continues, for the error after a failure.
     """
     workers = machine.workers or (os.cpu_count() or 1 if machine.device == "cpu" else 1)
@@ -154,7 +154,8 @@ def _stack(job: Job, engine: Embedded, machine: Machine, workers: int) -> int:
     except (OSError, ValueError, KeyError, TypeError):
         if job.method.algorithm.schedule != "parallel":
             return 1  # nobody trains beside another, and helpers work ahead only where there are no groups
-        return machine.stack or choose_stack(engine, workers)
+        # The trial's batches of many lengths would be timed while they are recorded.
+        return machine.stack or (1 if machine.graphs else choose_stack(engine, workers))
 
 
 def _spread(jobs: Sequence[Job], machine: Machine, workers: int, tell: OnProgress, again: str, spare: int) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from fedkeep import seeds
-from fedkeep.engine.graphs import checked_graphs
 from fedkeep.engine.networks import checked_batches
+from fedkeep.engine.recording import checked_graphs
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import Job, as_begun, cell_folder, cell_name, is_finished, play_all
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
@@ -92,8 +92,9 @@ def carry_out(
 ) -> None:
     """Play all cells of a run folder that are not finished, each from its checkpoint.
 
-    Safe to call again after a kill. Device and threads are those that the run began with, since results depend on them.
-    With ``recipe``, the one that the folder was begun with, nothing needs to be found again by name in this process.
+    Safe to call again after a kill. Device, threads, stacks and graphs are those that the run began with: results
+    depend on them. With ``recipe``, the one that the folder was begun with, nothing needs to be found again by name in
+    this process.
     """
     for name in ("run.json", "recipe.toml"):
         if not (folder / name).is_file():

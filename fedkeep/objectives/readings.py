@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -68,7 +68,7 @@ class ReadDistillation(Objective):
         return self.loss(student.frozen(self.teacher, batches[0]), student.logits(batches[0]), batches[0].data["label"])
 
     def settle(self, answer: Answer, data: Data, on: int) -> Objective:
-        return self if on else SettledReading(self, answer(self.teacher))
+        return self if on else SettledReading(replace(self, teacher={}), answer(self.teacher))
 
     def loss(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
         """Return the loss, a scalar, from logits [b, classes]."""
