@@ -11,7 +11,7 @@ method's own code watches them or computes the network's weights, are taken one 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,7 +42,7 @@ class Graphs:
         weights = dict(self.networks.trained.named_parameters())
         known = self._learner
         # A new task may have given the network another classifier, of which no graph knows.
-        same = known is not None and known.training == training and _same(known.parameters, list(weights.values()))
+        same = known is not None and known.training == training and _same(known.weights, weights)
         if known is None or not same:
             known = self._learner = GraphLearner(self.networks, training, self.recorder)
         known.begin(assignment)
@@ -80,11 +80,6 @@ class GraphLearner(Learner):
         self.rate = torch.zeros((), device=networks.device)
         super().__init__(networks, dict(network.named_parameters()), network, training, self.rate)
         self.recorder = recorder
-        self.momenta: list[Tensor] = []
-        if training.momentum:
-            self.momenta = [torch.zeros_like(weight) for weight in self.parameters]
-            for weight, momentum in zip(self.parameters, self.momenta, strict=True):
-                self.optimiser.state[weight]["momentum_buffer"] = momentum
         self._kinds: dict[Hashable, _Kind] = {}
         self._kind: _Kind
 
@@ -161,5 +156,5 @@ def _room(tensor: Tensor, column: bool) -> Tensor:
     return tensor.new_zeros(1 << max(len(tensor) - 1, 0).bit_length(), *tensor.shape[1:])
 
 
-def _same(these: Sequence[Tensor], those: Sequence[Tensor]) -> bool:
-    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))
+def _same(these: Mapping[str, Tensor], those: Mapping[str, Tensor]) -> bool:
+    return these.keys() == those.keys() and all(these[name] is those[name] for name in these)
