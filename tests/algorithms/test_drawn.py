@@ -72,6 +72,7 @@ class Painter(tiny.ToyGenerator):
     """The generator of one task: its prototypes are of a size of their own, and its images all of one brightness."""
 
     def __init__(self, task: int) -> None:
+        super().__init__()
         self.task = task
         self.prototype_sizes = ((task,),)
 
