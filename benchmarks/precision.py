@@ -1,9 +1,9 @@
 """What bfloat16 costs in accuracy: a recipe run in float32 and in bfloat16, with the same seeds.
 
-    python benchmarks/precision.py [--recipe demo] [--rounds N] [--seeds 0,1,2] [--data-dir DIR]
+    python benchmarks/precision.py [--recipe demo] [--models mlp,cnn4] [--rounds N] [--seeds 0,1,2] [--data-dir DIR]
 
 Differences are paired by seed: partition, initial weights and the order of batches are the same. Writes its result
-beside itself, in a file for each recipe, with date, versions and hardware. How much quicker it is: steps.py.
+beside itself, with date, versions and hardware. How much quicker it is: steps.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import platform
 import statistics
 import tempfile
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -22,52 +23,56 @@ import fedkeep
 from fedkeep.experiment.run import Machine
 from fedkeep.reporting.cell import Cell
 
+Found = dict[tuple[str, int], Cell]
+
 
 def main() -> None:
     """Run, print and write the result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--recipe", default="demo")
+    arguments.add_argument("--models", default="mlp,cnn4")
     arguments.add_argument("--rounds", type=int, help="instead of the recipe's")
     arguments.add_argument("--seeds", default="0,1,2")
     arguments.add_argument("--data-dir")
     options = arguments.parse_args()
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    found: dict[str, dict[tuple[str, int], Cell]] = {}
+    seeds, models = [int(seed) for seed in options.seeds.split(",")], options.models.split(",")
+    found: dict[tuple[str, str], Found] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for precision in ("float32", "bfloat16"):
+        for model, precision in product(models, ("float32", "bfloat16")):
+            settings = [f"model.name={model}", f"training.precision={precision}"]
             run = fedkeep.run(
-                fedkeep.load_recipe(options.recipe, settings=[f"training.precision={precision}"]),
+                fedkeep.load_recipe(options.recipe, settings=settings),
                 seeds=seeds,
                 rounds=options.rounds,
-                out=Path(folder) / precision,
+                out=Path(folder) / model / precision,
                 machine=Machine(workers=0, stack=1, data_dir=options.data_dir),
             )
-            found[precision] = {(cell.label, cell.seed): cell for cell in run.cells}
-    text = report(found, options.recipe, seeds)
+            found[model, precision] = {(cell.label, cell.seed): cell for cell in run.cells}
+    text = report(found, options.recipe, models, seeds)
     print(text)
-    suffix = "" if options.recipe == "demo" else f"-{Path(options.recipe).stem}"
-    Path(__file__).with_name(f"precision{suffix}.md").write_text(text)
+    Path(__file__).with_suffix(".md").write_text(text)
 
 
-def report(found: dict[str, dict[tuple[str, int], Cell]], recipe: str, seeds: list[int]) -> str:
+def report(found: dict[tuple[str, str], Found], recipe: str, models: list[str], seeds: list[int]) -> str:
     """Return the result as Markdown."""
-    fine, coarse = found["float32"], found["bfloat16"]
-    rounds = next(iter(fine.values())).rounds_planned
+    rounds = next(iter(found[models[0], "float32"].values())).rounds_planned
     lines = [
         "# Accuracy in bfloat16",
         "",
-        f"`python benchmarks/precision.py --recipe {recipe} --rounds {rounds} --seeds {','.join(map(str, seeds))}`, "
-        f"{datetime.now(UTC):%Y-%m-%d};",
+        f"`python benchmarks/precision.py --recipe {recipe} --models {','.join(models)} --rounds {rounds} "
+        f"--seeds {','.join(map(str, seeds))}`, {datetime.now(UTC):%Y-%m-%d};",
         f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; "
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores.",
         "",
-        "| method | float32, mean of last 10 | bfloat16 | difference, paired by seed |",
-        "|:--|--:|--:|--:|",
+        "| network | method | float32, mean of last 10 | bfloat16 | difference, paired by seed |",
+        "|:--|:--|--:|--:|--:|",
     ]
-    for label in dict.fromkeys(label for label, _ in fine):
-        before, after = ([100 * cells[label, seed].tail for seed in seeds] for cells in (fine, coarse))
-        gaps = [b - a for a, b in zip(before, after, strict=True)]
-        lines.append(f"| {label} | {_told(before)} | {_told(after)} | {_told(gaps, signed=True)} |")
+    for model in models:
+        fine, coarse = found[model, "float32"], found[model, "bfloat16"]
+        for label in dict.fromkeys(label for label, _ in fine):
+            before, after = ([100 * cells[label, seed].tail for seed in seeds] for cells in (fine, coarse))
+            gaps = [b - a for a, b in zip(before, after, strict=True)]
+            lines.append(f"| {model} | {label} | {_told(before)} | {_told(after)} | {_told(gaps, signed=True)} |")
     return "\n".join([*lines, "", "Accuracy in %, mean ± standard deviation over seeds.", ""])
 
 

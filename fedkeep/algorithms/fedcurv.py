@@ -57,6 +57,9 @@ class FedCurv(Algorithm[Sums, Curvature]):
     program, squares the mean gradient of each batch, which is smaller by about the batch size. That program subtracts
     a client's own share in place from the sum that the round's later clients use too; ``compat_inplace`` repeats the
     defect, to explain published numbers; the server then keeps two models for each client.
+
+    Steps of SGD overshoot, and grow from step to step, where lr * w_penalty * P is above 1 for a weight. With
+    ``sample`` that happened after 899 rounds of SFedKD's table 1, lr 0.01, a hundred clients (docs/reproduction.md).
     """
 
     paper = "Shoham et al., 2019: Overcoming forgetting in federated learning on non-IID data"
