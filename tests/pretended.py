@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ DEVICE = torch.device("meta")  # a name that PyTorch knows, and lets anybody ans
 HERE = torch.device("cpu")
 
 aten = torch.ops.aten
-OPTIMISERS = import_module("torch.optim.optimizer")  # the package hides it
 COPIES = {aten._to_copy.default, aten.copy_.default}
 # Of these a GPU must say numbers, or how long a result is, before the program can go on.
 TELLING = {
@@ -147,7 +145,6 @@ def pretended() -> Iterator[Pretence]:
     """Pretend that there is the device `DEVICE`, for the block."""
     pretence = Pretence()
     tensor, autocast, steps = torch.tensor, torch.autocast, Assignment.steps
-    fused = OPTIMISERS._get_fused_kernels_supported_devices
 
     def made(data: Any, *, device: Any = None, **others: Any) -> Tensor:
         # PyTorch makes it here and moves it, unseen by modes.
@@ -171,5 +168,4 @@ def pretended() -> Iterator[Pretence]:
         patch.setattr(torch, "autocast", either)
         patch.setattr(Tensor, "pin_memory", _pinned)
         patch.setattr(Assignment, "steps", watched)
-        patch.setattr(OPTIMISERS, "_get_fused_kernels_supported_devices", lambda: [*fused(), DEVICE.type])
         yield pretence

@@ -83,8 +83,6 @@ class Networks:
         if isinstance(classifier, nn.Linear):
             classifier.register_forward_pre_hook(self._note)
         self.answering = self.build()
-        # PyTorch loads what it needs for its first optimiser, which would count as training inside a fit.
-        torch.optim.SGD([nn.Parameter(torch.zeros(1, device=device))], lr=0.0, fused=True)
         self.has_batch_norm = has_batch_norm(built)
         weights = built.parameters()
         plain = all(weight.requires_grad for weight in weights) and not any(True for _ in built.buffers())
