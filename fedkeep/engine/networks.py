@@ -17,12 +17,14 @@ from fedkeep.models.custom import split
 from fedkeep.models.heads import WEIGHT, grown, widened
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import weights_of
+from fedkeep.objectives.decoupled import raised
 
 if TYPE_CHECKING:
     from fedkeep.engine.graphs import Graphs
 
 Factory = Callable[[], nn.Module]
 BATCH = 1024  # rows per forward pass without gradient; larger ones fall out of the cache of small machines
+CONVOLVED = 128  # the same for convolutions on a CPU: maps of more rows take fresh memory from the system every time
 
 
 class _Features(nn.Module):
@@ -73,10 +75,11 @@ class Networks:
         # With channels last a CPU trains LeNet-5 1.1 and CNN-4 1.2 times as fast, AlexNet-8 and ResNet-18 as fast
         # (benchmarks/steps.md).
         # A module of the user's own may use views that only plain layout allows, so it keeps that.
-        ours = isinstance(built, Network) and any(isinstance(module, nn.Conv2d) for module in built.modules())
-        last = ours and device.type == "cpu"
+        convolutions = any(isinstance(module, nn.Conv2d) for module in built.modules())
+        last = isinstance(built, Network) and convolutions and device.type == "cpu"
         self.layout = torch.channels_last if last else torch.contiguous_format
         self.trained = built.to(memory_format=self.layout) if last else built  # type: ignore[call-overload]
+        self.at_once = CONVOLVED if convolutions and device.type == "cpu" else BATCH
         self.graphs: Graphs | None = None
         self.read: Tensor | None = None  # what the classifier in training was last given
         classifier = getattr(built, "classifier", None)
@@ -124,8 +127,8 @@ class Networks:
         self.read = read[0]
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # only the student may be coarser
-            parts = [function(part.to(self.device)) for part in torch.split(images, BATCH)]
+        with torch.no_grad():
+            parts = [raised(function(part.to(self.device))) for part in torch.split(images, self.at_once)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

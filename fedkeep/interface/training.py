@@ -33,7 +33,8 @@ class Training(Options):
     weight_decay: float = option(0.0, "L2 penalty of SGD, on all parameters", low=0.0)
     clip: float | None = option(None, "largest gradient norm; none: no clipping", low=1e-12)
     precision: Precision = option(
-        "float32", "of the student's layers; bfloat16 is quicker for convolutions, and coarser; weights stay float32"
+        "float32",
+        "of the layers in a training step; bfloat16 is quicker for convolutions, and coarser; weights stay float32",
     )
 
     def lr_at(self, round: int) -> float:
