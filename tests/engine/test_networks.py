@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.data import Augmentation
-from fedkeep.engine.fit import Assignment, Source, fit
+from fedkeep.engine.fit import Assignment, Source, fit, precisely
 from fedkeep.engine.networks import Networks, has_batch_norm
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
@@ -131,3 +131,28 @@ def test_batches_of_one_are_refused_before_batch_norm_meets_them() -> None:
         tiny.engine(FedAvg(), factory=lambda: Normed(nn.BatchNorm1d(8)), training=ones)
     engine = tiny.engine(FedAvg(), factory=lambda: Normed(nn.GroupNorm(4, 8)), training=ones)
     assert not any(record["lost"] for record in tiny.played(engine))
+
+
+@pytest.mark.parametrize(("factory", "rows"), [(NETWORKS["cnn4"][1], 128), (tiny.network, 1024)])
+def test_frozen_models_answer_in_parts(factory: Callable[[], nn.Module], rows: int) -> None:
+    """Parts bound memory and, with convolutions, keep within the cache; nobody's answer depends on who is beside it."""
+    networks = Networks(factory, 0, CPU)
+    seen: list[int] = []
+    networks.answering.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    shape = NETWORKS["cnn4"][0] if rows == 128 else (1, 4, 4)
+    images = torch.randn(rows + 3, *shape, generator=torch.Generator().manual_seed(0))
+    logits = networks.logits(networks.initial, images)
+    assert seen == [rows, 3]
+    alone = [networks.logits(networks.initial, image[None]) for image in images]
+    torch.testing.assert_close(logits, torch.cat(alone))
+
+
+def test_teachers_in_a_step_are_as_coarse_as_the_step() -> None:
+    networks = Networks(NETWORKS["cnn4"][1], 0, CPU)
+    images = torch.randn(4, 3, 9, 8, generator=torch.Generator().manual_seed(0))
+    fine = networks.logits(networks.initial, images)
+    with precisely("bfloat16", CPU):
+        coarse = networks.logits(networks.initial, images)
+    assert coarse.dtype == torch.float32, "softmaxes need the digits"
+    assert not torch.equal(coarse, fine)
+    torch.testing.assert_close(coarse, fine, rtol=0.1, atol=0.02)
