@@ -25,6 +25,7 @@ from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.plugins import use
 from fedkeep.files import write_whole
 from fedkeep.reporting import reproduction as report
+from fedkeep.reporting.comparison import Reproduction, read
 from fedkeep.reporting.finish import finish
 
 
@@ -91,7 +92,7 @@ def _play(
     columns = plan.begun(folder, allow_code=machine.allow_code)
     for column in columns:
         finish(column.folder)
-    done = report.read(table.name, {column.name: column.folder for column in columns})
+    done = read(table.name, {column.name: column.folder for column in columns})
     report.write(done, folder)
     _show(done, console)
     page = (folder / "table.html").resolve()
@@ -176,7 +177,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def _show(done: report.Reproduction, console: Console) -> None:
+def _show(done: Reproduction, console: Console) -> None:
     for column in done.columns:
         words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in report.heads(column)]
         heads = ["\n".join(textwrap.wrap(head.replace("mean of last", "last"), 8)) for head in words]
@@ -196,7 +197,7 @@ def _page(root: Path, target: str, console: Console) -> int:
         columns = {column.name: column.folder for column in plan.begun(note.parent)}
         remarks = note.parent / "notes.md"
         text = remarks.read_text(encoding="utf-8") if remarks.is_file() else ""
-        found.append((report.read(plan.read_note(note.parent), columns), text))
+        found.append((read(plan.read_note(note.parent), columns), text))
     if not found:
         raise ConfigError(
             f"there is no reproduction in {root}. Begin one: fedkeep reproduce sfedkd/table1 --out {root}"

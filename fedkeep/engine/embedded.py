@@ -20,7 +20,8 @@ from fedkeep.engine.plan import Plan
 from fedkeep.engine.recording import CudaRecorder, checked_graphs
 from fedkeep.engine.round import RoundInFlight, TooFewClients
 from fedkeep.engine.serving import Served, round_mean
-from fedkeep.engine.toolbox import LoadGenerator, LocalServer, Workplace, no_generator
+from fedkeep.engine.toolbox import LocalServer
+from fedkeep.engine.workplace import LoadGenerator, Workplace, no_generator
 from fedkeep.errors import ConfigError
 from fedkeep.fusion.mean import moved
 from fedkeep.interface import Algorithm, NoState, Training

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedkeep.engine.networks import BATCH
-from fedkeep.engine.toolbox import Workplace
+from fedkeep.engine.workplace import Workplace
 from fedkeep.interface import Data
 from fedkeep.models import Weights
 

@@ -14,7 +14,8 @@ from fedkeep.data import Federation
 from fedkeep.engine.fit import Assignment
 from fedkeep.engine.requests import Lost, Outcome, Request, place_of
 from fedkeep.engine.stack import Stacks
-from fedkeep.engine.toolbox import LocalClient, Workplace
+from fedkeep.engine.toolbox import LocalClient
+from fedkeep.engine.workplace import Workplace
 from fedkeep.interface import Fit
 from fedkeep.interface.values import copied
 

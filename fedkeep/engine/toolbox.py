@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from math import ceil
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.functional import log_softmax
 
 from fedkeep import seeds
-from fedkeep.data import Augmentation, ImageFormat
-from fedkeep.engine.fit import Assignment, Source, fit
+from fedkeep.engine import slopes
+from fedkeep.engine.answers import Answers
+from fedkeep.engine.fit import Assignment, Source
 from fedkeep.engine.forms import filled, tensors
-from fedkeep.engine.networks import Networks
+from fedkeep.engine.workplace import Workplace
 from fedkeep.errors import ConfigError
-from fedkeep.interface import Client, Data, Fit, Server, Training
+from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.training import Composition, PassEnds, Watch
 from fedkeep.models import Weights
@@ -30,93 +25,6 @@ from fedkeep.objectives import Objective
 
 if TYPE_CHECKING:
     from fedkeep.synthesis.diffusion.generator import Generator
-
-
-LoadGenerator = Callable[[int], "Generator"]
-
-
-def no_generator(task: int) -> Generator:
-    """Raise `ConfigError`: stands where a recipe names no generator."""
-    raise ConfigError("this run has no generator of images. Name it in the recipe: generator.name or by_task.")
-
-
-@dataclass
-class Clock:
-    """Seconds of a round: in local training, Fisher information included, and in asking frozen models."""
-
-    train: float = 0.0
-    teachers: float = 0.0
-
-    @property
-    def worked(self) -> float:
-        """Both."""
-        return self.train + self.teachers
-
-    def restart(self) -> None:
-        """Begin at zero again, for all who share the clock."""
-        self.train = self.teachers = 0.0
-
-
-@dataclass
-class Workplace:
-    """What parties of one network share on one device: it, what it reads of images, the settings, and a clock.
-
-    ``classes`` are those seen so far, of which ``old`` came before the task; ``label_names`` names all, in order of
-    arrival. ``format`` is what images are like. ``load_generator`` gives a task's generator.
-    """
-
-    networks: Networks
-    normalise: Callable[[Tensor], Tensor]
-    augmentation: Augmentation
-    training: Training
-    seed: int
-    classes: int
-    format: ImageFormat
-    label_names: tuple[str, ...]
-    load_generator: LoadGenerator
-    old: int = 0
-    clock: Clock = field(default_factory=Clock)
-
-    def of(self, networks: Networks) -> Workplace:
-        """Return the place of parties with other networks, the clock shared.
-
-        A frozen extractor takes the place of normalisation: what it says of an image is computed once, and learned
-        from as it is, without augmentation.
-        """
-        if networks.extractor is None:
-            return replace(self, networks=networks)
-        return replace(self, networks=networks, normalise=networks.extractor, augmentation=Augmentation())
-
-    def enter(self, seen: Sequence[int]) -> None:
-        """Go to a task, given how many classes were seen with each from the first on."""
-        self.classes, self.old = seen[-1], seen[-2] if len(seen) > 1 else 0
-        self.networks.enter(seen)
-
-    def train(self, assignment: Assignment) -> Fit:
-        """Carry out one training."""
-        with self.training_time():
-            return fit(self.networks, assignment, self.training)
-
-    @contextmanager
-    def training_time(self) -> Iterator[None]:
-        """Count the seconds of the block as training."""
-        began = time.perf_counter()
-        yield
-        self.catch_up()
-        self.clock.train += time.perf_counter() - began
-
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Count the seconds of the block as asking frozen models."""
-        began = time.perf_counter()
-        yield
-        self.catch_up()
-        self.clock.teachers += time.perf_counter() - began
-
-    def catch_up(self) -> None:
-        """Wait for a GPU to do what it was told: else a clock counts it where somebody next wants to know a number."""
-        if self.networks.device.type == "cuda":
-            torch.cuda.synchronize(self.networks.device)
 
 
 class LocalParty(Party[Any]):
@@ -203,7 +111,7 @@ class LocalParty(Party[Any]):
                 if self.place.augmentation and columns and columns["image"].dtype == torch.uint8:
                     continue  # teachers must see the images that the student sees, which differ from pass to pass
                 if columns and len(columns["image"]):
-                    objective = objective.settle(_Answers(self, columns), columns, number)
+                    objective = objective.settle(Answers(self.place, columns), columns, number)
         return objective
 
     def predict(self, model: Weights, data: Data | None = None) -> Tensor:
@@ -215,45 +123,20 @@ class LocalParty(Party[Any]):
             return self.place.networks.features(model, self._images(data))
 
     def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
-        return self._slopes(model, examples, batch, _log_likelihood, torch.square)
+        with self.place.training_time():
+            return slopes.fisher(self.place.networks.answering, model, *self._some(examples), batch)
 
     def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
-        return self._slopes(model, examples, 1, _squared_length, torch.abs)
-
-    def _slopes(
-        self,
-        model: Weights,
-        examples: int | None,
-        batch: int,
-        value: Callable[[Tensor, Tensor], Tensor],
-        size: Callable[[Tensor], Tensor],
-    ) -> Weights:
-        """Return the mean over batches of the ``size`` of the gradient of a batch's ``value``, of logits and labels."""
         with self.place.training_time():
-            images, labels = self._images(None), self.data["label"]
-            if examples is not None and examples < len(labels):
-                chosen = torch.randperm(len(labels), generator=self.rng("fisher"))[:examples].to(labels.device)
-                images, labels = images[chosen], labels[chosen]
-            network = self.place.networks.answering
-            parameters = {name: model[name] for name, _ in network.named_parameters()}
-            buffers = {name: model[name] for name, _ in network.named_buffers()}
+            return slopes.sensitivity(self.place.networks.answering, model, *self._some(examples))
 
-            def of_batch(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
-                return value(functional_call(network, {**weights, **buffers}, (images,), tie_weights=False), labels)
-
-            gradient = grad(of_batch)
-            if batch == 1:
-                images, labels = images.unsqueeze(1), labels.unsqueeze(1)  # vectorised over batches of one
-                gradients, rows = vmap(gradient, (None, 0, 0)), 64
-            else:
-                gradients, rows = gradient, batch
-            total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
-            if not len(labels):
-                return total
-            for some, said in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
-                for name, slope in gradients(parameters, some, said).items():
-                    total[name] += size(slope).sum(0) if batch == 1 else size(slope)
-            return {name: slope / ceil(len(labels) / batch) for name, slope in total.items()}
+    def _some(self, examples: int | None) -> tuple[Tensor, Tensor]:
+        """Return the party's images and labels, or so many of them, drawn at random."""
+        images, labels = self._images(None), self.data["label"]
+        if examples is None or examples >= len(labels):
+            return images, labels
+        chosen = torch.randperm(len(labels), generator=self.rng("fisher"))[:examples].to(labels.device)
+        return images[chosen], labels[chosen]
 
     def grown(self, model: Weights) -> Weights:
         return continued(model, self.initial)
@@ -304,43 +187,6 @@ class LocalParty(Party[Any]):
         lengths = {name: len(column) for name, column in data.items()}
         if len(set(lengths.values())) > 1:
             raise ConfigError(f"the columns of a data set must be of one length, not {lengths}.")
-
-
-def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    return log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).mean()
-
-
-def _squared_length(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits.square().sum(-1).mean()
-
-
-class _Answers:
-    """Answers of frozen models about one data set: images normalised once for all, and a model asked once."""
-
-    def __init__(self, party: LocalParty, data: Data) -> None:
-        self.party = party
-        self.data = data
-        self.images: Tensor | None = None
-        self.said: list[tuple[Weights, Tensor]] = []
-
-    def __call__(self, model: Weights) -> Tensor:
-        for asked, answer in self.said:
-            if asked is model:
-                return answer
-        answer = self.party.place.networks.logits(model, self._normalised())
-        self.said.append((model, answer))
-        return answer
-
-    def features(self, model: Weights) -> Tensor:
-        return self.party.place.networks.features(model, self._normalised())
-
-    def about(self, data: Data) -> _Answers:
-        return _Answers(self.party, data)
-
-    def _normalised(self) -> Tensor:
-        if self.images is None:
-            self.images = self.party.place.normalise(self.data["image"])
-        return self.images
 
 
 class LocalClient(LocalParty, Client[Any]):

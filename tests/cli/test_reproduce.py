@@ -19,7 +19,8 @@ from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
 from fedkeep.experiment.machine import Machine
-from fedkeep.reporting.reproduction import read
+from fedkeep.reporting.comparison import read
+from fedkeep.reporting.reproduction import further_heads, further_texts
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 BASE = tiny.RECIPE.replace('title = "tiny"', 'title = "Toy"').replace("seeds = [0]", "seeds = [0, 1]")
@@ -235,8 +236,8 @@ def test_what_tasks_cost_is_shown_though_no_paper_prints_it(table: str, tmp_path
     (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
     (line,) = column.lines
     assert line.row is not None
-    assert column.heads == ["forgetting"]
-    assert column.extras(line) == [f"{100 * line.row.value('forgetting_chaudhry').mean:.2f}"]
+    assert further_heads(column) == ["forgetting"]
+    assert further_texts(column, line) == [f"{100 * line.row.value('forgetting_chaudhry').mean:.2f}"]
 
 
 def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) -> None:
@@ -245,8 +246,8 @@ def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) 
     base.write_text(text.replace("cohort = 2\n", "cohort = 2\nevaluate_visits = true\n"))
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg,fedseq") == 0
     (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
-    at = column.heads.index("clients' models, paper")
-    shown = {line.label: column.extras(line)[at : at + 2] for line in column.lines}
+    at = further_heads(column).index("clients' models, paper")
+    shown = {line.label: further_texts(column, line)[at : at + 2] for line in column.lines}
     (cell,) = [cell for cell in column.run.cells if cell.label == "FedAvg"]
     assert cell.local_last == list(cell.local_history.values())[-1]
     assert shown["FedAvg"] == ["7.00 ±0.50", f"{100 * cell.local_last:.2f}"]
@@ -257,11 +258,11 @@ def test_averages_say_when_they_reach_what_the_paper_has_for_their_method(table:
     words = ["--columns", "first", "--seeds", "0,1", "--methods", "fedavg,fedseq", "--set", "run.rounds=6"]
     assert run(table, tmp_path / "plain", *words) == 0
     (plain,) = read("toy", {"first": tmp_path / "plain" / "toy" / "first"}).columns
-    assert "rounds to the paper's" not in plain.heads, "where nothing is averaged there is nothing to add"
+    assert "rounds to the paper's" not in further_heads(plain), "where nothing is averaged there is nothing to add"
     assert run(table, tmp_path, *words, "--set", 'run.served=["last", "moving"]') == 0
     (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
-    at = column.heads.index("rounds to the paper's")
-    shown = {line.label: column.extras(line)[at] for line in column.lines}
+    at = further_heads(column).index("rounds to the paper's")
+    shown = {line.label: further_texts(column, line)[at] for line in column.lines}
     assert list(shown) == ["FedAvg", "FedSeq", "Prox", "FedAvg, moving average", "FedSeq, moving average"]
     for label, text in shown.items():
         paper = {"FedAvg": 0.1, "FedSeq": 0.115}.get(label.partition(",")[0])
@@ -283,9 +284,9 @@ def test_times_to_a_target_stand_beside_the_papers(table: str, tmp_path: Path) -
     words = ["--columns", "first", "--seeds", "0,1", "--methods", "fedavg,fedseq"]
     assert run(table, tmp_path, *words) == 0
     (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
-    assert column.heads == ["times as fast to 5 %, paper", "ours"]
+    assert further_heads(column) == ["times as fast to 5 %, paper", "ours"]
     assert column.verdict == "No accuracy or forgetting is printed for it."
-    shown = {line.label: column.extras(line) for line in column.lines}
+    shown = {line.label: further_texts(column, line) for line in column.lines}
     cells = {(cell.label, cell.seed): cell for cell in column.run.cells}
     for cell in cells.values():
         rounds = cell.rounds_to(0.05)

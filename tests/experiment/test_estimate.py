@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from fedkeep.engine.fit import Assignment
-from fedkeep.engine.toolbox import Workplace
+from fedkeep.engine.workplace import Workplace
 from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.reading import load_recipe

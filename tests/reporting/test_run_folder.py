@@ -10,7 +10,7 @@ import pytest
 from synthetic_run import write_cell, write_json, write_run
 
 from fedkeep.errors import RunError
-from fedkeep.reporting.cell import Lost
+from fedkeep.reporting.record import Lost
 from fedkeep.reporting.run_folder import Run, read_run
 
 
