@@ -66,7 +66,7 @@ _ONE, _THREE = Layout(channels=1), Layout(channels=3)
 _WRITERS: Normalisation = ((0.0,), (1.0,))
 _LESIONS = (
     "Two thirds of the images are of class nv: read the balanced accuracy too. Middle square at {side} x {side} "
-    "pixels; own split by lesion, since there is no official one."
+    "pixels; own split by lesion, not stratified, since there is no official one."
 )
 _CIFAR = Layout(image="img", channels=3)
 

@@ -6,8 +6,10 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import algorithm
+from fedkeep.models import architectures
 from fedkeep.options import options_of
 
 SECTIONS = (
@@ -36,12 +38,14 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _changed(section: str, old: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table with changes.
 
-    Another scheme or model has other options: only the number of clients stays. Another table of a paper has other
-    numbers.
+    Another scheme or model has other options: what both have stays, such as the number of clients or Dirichlet's alpha.
+    Other data and another table of a paper have nothing in common.
     """
     kind = {"partition": "scheme", "paper": "table"}.get(section, "name")
     if kind in over and over[kind] != old.get(kind):
-        old = {"clients": old["clients"]} if section == "partition" and "clients" in old else {}
+        known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
+        kept = options_of(known) if known else ()
+        old = {name: value for name, value in old.items() if name in kept}
     return merged(old, over)
 
 

@@ -13,7 +13,7 @@ import tiny
 
 from fedkeep.algorithms.fedseq import FedSeq
 from fedkeep.algorithms.sfedkd import SFedKD
-from fedkeep.data.partition import ExDir
+from fedkeep.data.partition import ClientwiseDirichlet, ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.catalogue import recipe_names
 from fedkeep.experiment.changes import parsed
@@ -103,10 +103,13 @@ def test_the_last_setting_wins_and_others_stay(load: Any) -> None:
     assert (recipe.training.lr, recipe.training.epochs, recipe.run.cohort, recipe.run.rounds) == (2.0, 1, 3, 2)
 
 
-def test_another_scheme_or_model_starts_afresh(load: Any) -> None:
+def test_another_scheme_or_model_keeps_what_both_have(load: Any) -> None:
     recipe = load(settings=["partition.scheme=iid", "partition.clients=5", "model.name=lenet5"])
     assert (recipe.partition.name, recipe.partition.clients) == ("iid", 5)
     assert recipe.model.name == "lenet5"
+    text = tiny.RECIPE.replace("alpha = 0.5", "alpha = 0.05")
+    recipe = load(text, settings=["partition.scheme=dirichlet-per-client"])
+    assert recipe.partition == ClientwiseDirichlet(clients=8, alpha=0.05), "not the default alpha, and no classes"
 
 
 def test_settings_reach_a_method_by_label(load: Any) -> None:
