@@ -399,7 +399,8 @@ def test_methods_of_sfedkd() -> None:
     printed = SFedKD(teachers=5, w_nontarget=1.0, w_target=3.0, metric="kl", epsilon=1e-4)
     assert options(table1, "SFedKD") == printed
     tuned = load_recipe("sfedkd/table1/cifar10-2-0.5", grid=True)
-    assert labels(tuned)[-3:] == ["SFedKD (tau 1)", "SFedKD (tau 2)", "SFedKD (tau 4)"]
+    grid = [f"SFedKD (tau {tau}, kd_scale {scale})" for tau in (1, 2, 4) for scale in ("none", "tau2")]
+    assert labels(tuned)[-6:] == grid
     table2 = load_recipe("sfedkd/table2/cifar10-2-10")
     assert options(table2, "SFedKD (g off, h on)") == replace(printed, g="uniform")
     assert options(table2, "SFedKD (g on, h on)") == printed
@@ -544,7 +545,9 @@ def test_redundant_settings_are_found() -> None:
     assert redundant({"seeds": [0], "partition": {"alpha": 0.1}}, base) == [("seeds",)]
     assert redundant({"partition": {"alpha": 0.5, "classes": 2}}, base) == [("partition", "alpha")]
     again = {"partition": {"scheme": "hybrid", "alpha": 0.5, "clients": 10}}
-    assert redundant(again, base) == [("partition", "clients")], "another scheme starts afresh, but for its clients"
+    assert redundant(again, base) == [("partition", "alpha"), ("partition", "clients")], "both schemes have them"
+    fresh = {"partition": {"scheme": "shards", "shards": 2}}
+    assert redundant(fresh, base) == [], "another scheme has options of its own"
     assert redundant({"paper": {"table": "b", "x": 1}}, base) == [], "another table too"
 
 
