@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from filelock import FileLock
+
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.catalogue import paper_tables
 from fedkeep.experiment.cells import Job, cell_name
@@ -160,6 +162,12 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Co
     RunError
         If the folder was begun with other settings.
     """
+    column.folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(column.folder.with_name(f".{column.folder.name}.lock")):  # another process may add to it too
+        return _prepare(column, machine, command)
+
+
+def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column:
     asked = {(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds}
     if not (column.folder / "run.json").exists():
         begin(column.recipe, column.folder, machine, command)

@@ -86,7 +86,8 @@ class Column:
     def agreement(self) -> tuple[int, int, int, int]:
         """Return how many pairs of methods come in the paper's order, of how many; and the same of clear pairs.
 
-        By accuracy, or by forgetting where the paper prints only that, on the seeds that both have. A pair is clear if
+        By accuracy, or by forgetting where the paper prints only that, on the seeds that both have; without methods
+        whose last rounds were undone. A pair is clear if
         the paper prints standard deviations and separates it by more than twice the larger of them.
         """
         name = "accuracy" if "accuracy" in self.paper else "forgetting"
@@ -94,7 +95,7 @@ class Column:
         known = []
         for line in self.lines:
             paper = spread_of(self.paper.get(name, {}), line.label)
-            if paper is not None and line.row is not None and line.row.finished:
+            if paper is not None and line.row is not None and line.row.finished and not line.row.broken:
                 known.append((paper, line.row))
         same = pairs = clear_same = clear = 0
         for (paper, row), (other, rival) in combinations(known, 2):
@@ -114,16 +115,20 @@ class Column:
         if not any(self.paper.get(name) for name in ("accuracy", "forgetting")):
             return "No accuracy or forgetting is printed for it."
         same, pairs, clear_same, clear = self.agreement
+        broken = [
+            line.label for line in self.lines if line.paper and line.row and line.row.finished and line.row.broken
+        ]
+        without = f", without {' and '.join(broken)}, whose last rounds were undone" if broken else ""
         if not pairs:
             return "There are no two finished methods to compare the order of."
         if same == pairs:
             return (
-                f"The order of the methods is the paper's, in all {pairs} pairs."
+                f"The order of the methods is the paper's, in all {pairs} pairs{without}."
                 if pairs > 1
-                else ("The order of the two methods is the paper's.")
+                else f"The order of the two methods is the paper's{without}."
             )
         wide = f"; of those that the paper separates by more than two standard deviations, {clear_same} of {clear}"
-        return f"In the paper's order: {same} of {pairs} pairs of methods{wide if clear else ''}."
+        return f"In the paper's order: {same} of {pairs} pairs of methods{wide if clear else ''}{without}."
 
     @property
     def share(self) -> str:

@@ -29,6 +29,7 @@ from fedkeep.reporting.rows import (
     has_tasks,
     headline,
     leaders,
+    once,
     paired,
     summary,
 )
@@ -238,8 +239,11 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
     costs = []
+    played = {id(cell) for cell in once(rows)}
     for row in rows:
         cells = row.cells
+        if not any(id(cell) in played for cell in cells):
+            continue  # an average that was served costs nothing
 
         def seconds(part: str, cells: tuple[Cell, ...] = cells) -> str:
             return show(Spread.of(cell.seconds(part) for cell in cells), "s")
@@ -264,7 +268,8 @@ def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the rounds in which clients were lost or that were undone."""
     lines = []
-    for cell in (cell for row in rows for cell in row.cells):
+    cells = once(rows)
+    for cell in cells:
         undone = set(cell.undone)
         by_round = {number: list(lost) for number, lost in groupby(cell.lost, key=lambda lost: lost.round)}
         for number in sorted(undone | set(by_round)):
@@ -272,7 +277,6 @@ def _lost(rows: Sequence[Row]) -> dict[str, Any]:
             lines.append(
                 {"label": cell.label, "seed": cell.seed, "round": number, "who": who, "undone": number in undone}
             )
-    cells = [cell for row in rows for cell in row.cells]
     clients, undone_rounds = sum(len(cell.lost) for cell in cells), sum(len(cell.undone) for cell in cells)
     return {"clients": clients, "undone": undone_rounds, "lines": lines[:LOST_SHOWN], "more": len(lines[LOST_SHOWN:])}
 

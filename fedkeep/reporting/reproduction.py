@@ -45,7 +45,7 @@ def caption(reproduction: Reproduction) -> str:
 def texts(column: Column, line: Line) -> list[str]:
     """Return a line as it is shown, under `heads`."""
     row = line.row
-    done = "" if row is None or row.finished else f" ({row.note})"
+    done = f" ({row.note})" if row is not None and row.note else ""
     ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), METRICS[m].unit) for m in (line.of, "last")]
     difference = NOTHING if line.difference is None else f"{line.difference:+.2f}"
     label = line.label if row is None else row.label

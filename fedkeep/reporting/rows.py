@@ -13,6 +13,7 @@ from fedkeep.errors import RunError, did_you_mean
 from fedkeep.interface import algorithms
 from fedkeep.options import options_of
 from fedkeep.reporting.cell import Cell
+from fedkeep.reporting.record import TAIL
 from fedkeep.reporting.run_folder import Run
 
 # What of a recipe says nothing about a method's result, or is already in the cell itself.
@@ -120,10 +121,18 @@ class Row:
         return tuple(cell.seed for cell in self.cells)
 
     @property
+    def broken(self) -> bool:
+        """Tell whether a round that the last ten evaluations rest on was undone: what they show is no result."""
+        return any(cell.undone and cell.undone[-1] > min(cell.evaluated[-TAIL:], default=0) for cell in self.cells)
+
+    @property
     def note(self) -> str:
-        """Return how far an unfinished cell got; empty for a finished row."""
+        """Return how far an unfinished cell got, and how many rounds were undone; empty where all went well."""
         if self.finished:
-            return ""
+            undone = [len(cell.undone) for cell in self.cells]
+            most = f"{max(undone)} of {self.cells[0].rounds_planned} rounds undone"
+            seeds = f" in {sum(map(bool, undone))} of {len(undone)} seeds" if len(undone) > 1 else ""
+            return f"{most}{seeds}" if any(undone) else ""
         cell = self.cells[0]
         return f"seed {cell.seed}, {cell.rounds_done} of {cell.rounds_planned} rounds"
 
@@ -183,6 +192,12 @@ def summary(runs: Run | Iterable[Run]) -> list[Row]:
                 rows.append(Row(name, finished))
             rows += [Row(name, (cell,), finished=False) for cell in named if not cell.finished]
     return rows
+
+
+def once(rows: Iterable[Row]) -> list[Cell]:
+    """Return the cells of rows; of one whose averages stand in rows of their own too, the first: it was played once."""
+    cells = [cell for row in rows for cell in row.cells]
+    return list({str(cell.path or id(cell)): cell for cell in reversed(cells)}.values())[::-1]
 
 
 def paired(rows: Sequence[Row], reference: str, metric: str | Metric = "tail") -> list[Difference]:

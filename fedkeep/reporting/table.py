@@ -20,6 +20,7 @@ from fedkeep.reporting.rows import (
     columns_for,
     has_tasks,
     leaders,
+    once,
     paired,
     summary,
 )
@@ -74,7 +75,13 @@ def caption(rows: Sequence[Row]) -> str:
         number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         spread = "Mean ± standard deviation over" if counts[-1] > 1 else "From"
         seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, accuracy and forgetting in %."
+    cells = once(rows)
     short = any(len(cell.accuracies) < 10 for row in rows for cell in row.cells if row.finished)
+    lost, asked = (
+        sum(len(cell.lost) for cell in cells),
+        sum(len(row.get("cohort", ())) for cell in cells for row in cell.rounds),
+    )
+    seeds += f" {lost:,} of {asked:,} clients asked were lost; report.html says why." if lost else ""
     if has_tasks(rows):
         return seeds + (
             " Accuracy is the mean over tasks of that on each task's classes, among all classes seen by then."

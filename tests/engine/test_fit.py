@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy, log_softmax
 from fedkeep import seeds
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.data import Augmentation
-from fedkeep.engine import networks as networks_module
 from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.stack import Stacks
@@ -469,7 +468,7 @@ def test_predicting_in_parts_is_predicting_the_whole(
     assert not network.training
     torch.testing.assert_close(logits, network(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(features, network.features(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr(networks_module, "BATCH", 7)
+    monkeypatch.setattr(party.place.networks, "at_once", 7)
     torch.testing.assert_close(party.predict(party.model), logits, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(party.features(party.model), features, rtol=1e-6, atol=1e-6)
     assert not logits.requires_grad
