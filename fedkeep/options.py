@@ -90,8 +90,8 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         raise ConfigError(f"{where} cannot be {value!r}.{did_you_mean(str(value), map(str, choices))}")
     if origin in (Union, types.UnionType):
         alternatives = get_args(hint)
-        if value is None and type(None) in alternatives:
-            return None
+        if type(None) in alternatives and (value is None or (value == "none" and str not in alternatives)):
+            return None  # TOML has no word for it
         for alternative in alternatives:
             if alternative is not type(None):
                 try:

@@ -46,6 +46,7 @@ class Picky(Sample):
         ("kind", "small", "small"),
         ("sizes", [4, 5], (4, 5)),
         ("sizes", (), ()),
+        ("limit", "none", None),
         ("limit", None, None),
         ("limit", 2, 2.0),
         ("name", "", ""),

@@ -53,8 +53,8 @@ def describe_begun(cell: Path, description: Mapping[str, Any]) -> None:
     Cells of versions that did not name a thing are not asked about it.
     """
     path = cell / "cell.json"
-    if (cell / "checkpoint" / "manifest.json").is_file() and path.is_file():
-        begun = json.loads(path.read_text(encoding="utf-8")).get("rests_on", {})
+    if (cell / "checkpoint" / "manifest.json").is_file():
+        begun = _begun(path).get("rests_on", {})
         others = [name for name, now in description["rests_on"].items() if begun.get(name, now) != now]
         if others:
             raise RunError(
@@ -63,6 +63,17 @@ def describe_begun(cell: Path, description: Mapping[str, Any]) -> None:
                 "new run."
             )
     write_whole(path, json.dumps(description))
+
+
+def _begun(path: Path) -> dict[str, Any]:
+    """Return what a cell that was begun is; empty if nobody said; raise `RunError` if it cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"cannot read {path}: {error}. Remove the folder {path.parent} to play its cell anew."
+        ) from error
+    return found if isinstance(found, dict) else {}
 
 
 def play_all(jobs: Sequence[Job], machine: Machine, on_progress: OnProgress | None, again: str) -> None:
@@ -150,8 +161,8 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
 def _stack(job: Job, engine: Embedded, machine: Machine, workers: int) -> int:
     """Return how many clients this cell trains as one: as it was begun, as the user says, or as is quickest here."""
     try:
-        return int(json.loads((job.cell / "cell.json").read_text(encoding="utf-8"))["stack"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(_begun(job.cell / "cell.json")["stack"])
+    except (KeyError, TypeError):
         if job.method.algorithm.schedule != "parallel":
             return 1  # nobody trains beside another, and helpers work ahead only where there are no groups
         # The trial's batches of many lengths would be timed while they are recorded.
@@ -236,7 +247,7 @@ def _work(places: list[tuple[str, str, int]], machine: Machine, stop: Any, spare
                 return
             if folder not in recipes:
                 recipes[folder] = load_recipe(str(Path(folder) / "recipe.toml"), allow_code=machine.allow_code)
-            method = next(method for method in recipes[folder].methods if method.label == label)
+            method = recipes[folder].method(label)
             job = Job(Path(folder), recipes[folder], method, seed, label)
             if is_finished(job.cell):
                 continue

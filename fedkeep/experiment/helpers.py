@@ -126,7 +126,7 @@ def _help(connection: Connection, folder: str, label: str, seed: int, machine: M
     torch.set_num_threads(machine.threads)
     use(machine.use)
     recipe = load_recipe(str(Path(folder) / "recipe.toml"), allow_code=machine.allow_code)
-    method = next(method for method in recipe.methods if method.label == label)
+    method = recipe.method(label)
     federation = federate(recipe, seed, machine.data_dir)
     engine = engine_for(recipe, method, seed, federation, data_dir=machine.data_dir)
     connection.send_bytes(b"ready")

@@ -14,7 +14,7 @@ from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import Scheme
 from fedkeep.data.public import Public
 from fedkeep.engine.plan import Plan
-from fedkeep.errors import ConfigError
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.networks import ClientModel, model_table
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
@@ -79,6 +79,15 @@ class Recipe:
     def rounds(self) -> int:
         """How many rounds there are, over all tasks."""
         return self.run.rounds * self.tasks.tasks
+
+    def method(self, label: str) -> Method:
+        """Return the method of a label; raise `RunError` where somebody has taken it out of the recipe meanwhile."""
+        for method in self.methods:
+            if method.label == label:
+                return method
+        raise RunError(
+            f"recipe {self.name!r} has no method {label!r} any more. Let nobody else change its recipe.toml."
+        )
 
     def to_toml(self) -> str:
         """Return the recipe with every option written out, as a file that `load_recipe` reads."""

@@ -522,3 +522,17 @@ def test_runs_of_versions_without_stacks_go_on_without(tmp_path: Path, monkeypat
     monkeypatch.setattr(cells, "choose_stack", lambda engine, workers: pytest.fail("a trial"))
     fedkeep.resume(folder)
     assert json.loads((folder / "cells" / "fedavg-seed0" / "cell.json").read_text())["stack"] == 1
+
+
+def test_a_damaged_description_of_a_cell_is_named(tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.rounds=3"])
+
+    def stop(progress: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.run(recipe, out=tmp_path / "run", on_progress=stop)
+    described = tmp_path / "run" / "cells" / "fedavg-seed0" / "cell.json"
+    described.write_text(described.read_text()[:20])
+    with pytest.raises(RunError, match=r"cannot read .*cell\.json.*Remove the folder"):
+        fedkeep.resume(tmp_path / "run")
