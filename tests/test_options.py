@@ -83,7 +83,7 @@ def test_good_values_are_kept_as_their_type(name: str, given: Any, kept: Any) ->
         ("sizes", [1, "2"], "an integer"),
         ("sizes", [1.5], "an integer"),
         ("limit", -1, "at least 0.0"),
-        ("limit", "none", "a number"),
+        ("limit", "nothing", "a number"),
         ("limit", 10**400, "a number"),
     ],
 )
