@@ -25,7 +25,7 @@ import torch
 
 import fedkeep
 from fedkeep.engine.networks import Networks
-from fedkeep.models import CNN4, MLP, AlexNet8, Architecture, LeNet5, ResNet18, Shape
+from fedkeep.models import CNN4, MLP, AlexNet8, Architecture, LeNet5, Shape
 
 ROWS = (32, 64, 128, 256, 512, 1024)
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -46,7 +46,6 @@ CASES = (
     Case("LeNet-5", LeNet5(), GREY, 10240),
     Case("CNN-4", CNN4(), COLOUR, 2048),
     Case("AlexNet-8", AlexNet8(), COLOUR, 1024),
-    Case("ResNet-18, batch norm", ResNet18(), COLOUR, 1024),
 )
 
 
