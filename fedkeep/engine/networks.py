@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Factory = Callable[[], nn.Module]
 BATCH = 1024  # rows per forward pass without gradient; larger ones fall out of the cache of small machines
-CONVOLVED = 128  # the same for convolutions on a CPU (benchmarks/answers.md): larger maps are handed out anew every time
+CONVOLVED = 128  # with convolutions on a CPU, whose larger maps are handed out anew every time (benchmarks/answers.md)
 
 
 class _Features(nn.Module):
