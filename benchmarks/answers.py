@@ -12,18 +12,14 @@ writes its result beside itself, with date, versions and hardware.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import statistics
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from telling import arguments, beginning
 
-import fedkeep
 from fedkeep.engine.networks import Networks
 from fedkeep.models import CNN4, MLP, AlexNet8, Architecture, LeNet5, Shape
 
@@ -51,10 +47,9 @@ CASES = (
 
 def main() -> None:
     """Measure, print and write the result."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--repetitions", type=int, default=9, help="after one to warm up (default: 9)")
-    arguments.add_argument("--note", help="a sentence for the result, such as what else ran on the machine")
-    options = arguments.parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--repetitions", type=int, default=9, help="after one to warm up (default: 9)")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     text = report([row(case, measure(case, options.repetitions)) for case in CASES], options.repetitions, options.note)
     print(text)
@@ -87,14 +82,8 @@ def row(case: Case, taken: dict[int, list[float]]) -> str:
 
 def report(measured: list[str], repetitions: int, note: str | None) -> str:
     """Return the result as Markdown."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread"
     lines = [
-        "# Images at once",
-        "",
-        f"`python benchmarks/answers.py --repetitions {repetitions}`, {datetime.now(UTC):%Y-%m-%d};",
-        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
-        *([note] if note else []),
-        "",
+        *beginning("Images at once", f"answers.py --repetitions {repetitions}", note),
         f"| network | images | {' | '.join(f'{rows} at once' for rows in ROWS)} |",
         f"|:--|:--|{'--:|' * len(ROWS)}",
         *measured,

@@ -13,18 +13,15 @@ writes its result beside itself, with date, versions and hardware.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from telling import arguments, beginning
 
-import fedkeep
 from fedkeep import FedLwF, FedSKF
 from fedkeep.data import DataSet, Tasks
 from fedkeep.data.partition import IID
@@ -57,11 +54,10 @@ CASES = (
 
 def main() -> None:
     """Measure, print and write the result."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=6, help="of each of two tasks (default: 6)")
-    arguments.add_argument("--resnet", action="store_true", help="ResNet-18 too: many minutes")
-    arguments.add_argument("--note", help="a sentence for the result, such as what else ran on the machine")
-    options = arguments.parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=6, help="of each of two tasks (default: 6)")
+    parser.add_argument("--resnet", action="store_true", help="ResNet-18 too: many minutes")
+    options = parser.parse_args()
     if options.rounds < 2:
         arguments.error("a task needs at least two rounds: in the first of them old models are asked.")
     torch.set_num_threads(1)
@@ -110,15 +106,12 @@ def row(case: Case, rounds: int) -> str:
 
 def report(rows: list[str], options: argparse.Namespace) -> str:
     """Return the result as Markdown."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread"
     lines = [
-        "# FedSKF beside FedLwF",
-        "",
-        f"`python benchmarks/class_incremental.py --rounds {options.rounds}{' --resnet' if options.resnet else ''}`, "
-        f"{datetime.now(UTC):%Y-%m-%d};",
-        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
-        *([options.note] if options.note else []),
-        "",
+        *beginning(
+            "FedSKF beside FedLwF",
+            f"class_incremental.py --rounds {options.rounds}{' --resnet' if options.resnet else ''}",
+            options.note,
+        ),
         "| network | steps a round | FedLwF, s a round | FedSKF, s a round | FedSKF / FedLwF | the same in the first |",
         "|:--|--:|--:|--:|--:|--:|",
         *rows,

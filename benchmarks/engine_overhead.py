@@ -17,18 +17,15 @@ of the same size and number, on which steps cost the same.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from telling import arguments, beginning, gain
 from torch import Tensor, nn
 
 import fedkeep
@@ -52,11 +49,10 @@ Seconds = dict[str, list[float]]
 
 def main() -> None:
     """Measure, print and write the result."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=20, help=f"measured rounds, after {WARM} to warm up (20)")
-    arguments.add_argument("--data-dir")
-    arguments.add_argument("--note", help="a sentence for the result, such as what else ran on the machine")
-    options = arguments.parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help=f"measured rounds, after {WARM} to warm up (20)")
+    parser.add_argument("--data-dir")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     parts = [sequence(options.rounds, options.data_dir), parallel(options.rounds, options.data_dir)]
     text = report(parts, options.rounds, options.note)
@@ -240,9 +236,7 @@ def measure(runners: Mapping[str, Callable[[], object]], rounds: int) -> Seconds
 
 def ratio(seconds: Seconds, a: str, b: str) -> str:
     """Return the median of the ratios within a round, with the middle half."""
-    values = sorted(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
-    quarter = len(values) // 4
-    return f"{statistics.median(values):.2f} ({values[quarter]:.2f} to {values[-1 - quarter]:.2f})"
+    return gain(seconds[a], seconds[b])
 
 
 def written(
@@ -268,14 +262,8 @@ def written(
 
 def report(parts: list[list[str]], rounds: int, note: str | None) -> str:
     """Return the result as Markdown."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread a process"
     lines = [
-        "# Engine overhead",
-        "",
-        f"`python benchmarks/engine_overhead.py --rounds {rounds}`, {datetime.now(UTC):%Y-%m-%d};",
-        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
-        *([note] if note else []),
-        "",
+        *beginning("Engine overhead", f"engine_overhead.py --rounds {rounds}", note, where="one thread a process"),
     ]
     return "\n".join(lines + [line for part in parts for line in part])
 

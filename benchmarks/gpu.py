@@ -12,15 +12,13 @@ the script runs.
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from engine_overhead import measure, ratio
+from telling import arguments, beginning
 
-import fedkeep
 from fedkeep.engine.embedded import Embedded
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
@@ -28,12 +26,12 @@ from fedkeep.experiment.setup import engine_for, federate
 
 def main() -> None:
     """Measure, print and write the result."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=10, help="measured rounds, after two to warm up (10)")
-    arguments.add_argument("--device", default="cuda")
-    arguments.add_argument("--recipe", default="sfedkd/table1/cifar10-2-0.5", help="one with FedSeq and SFedKD")
-    arguments.add_argument("--data-dir")
-    options = arguments.parse_args()
+    parser = arguments(__doc__, note=False)
+    parser.add_argument("--rounds", type=int, default=10, help="measured rounds, after two to warm up (10)")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--recipe", default="sfedkd/table1/cifar10-2-0.5", help="one with FedSeq and SFedKD")
+    parser.add_argument("--data-dir")
+    options = parser.parse_args()
     engines = engines_of(options)
     losses: dict[str, list[float]] = {label: [] for label in engines}
 
@@ -43,11 +41,7 @@ def main() -> None:
     seconds = measure({label: lambda label=label: play(label) for label in engines}, options.rounds)  # type: ignore[misc]
     where = "no GPU" if options.device == "cpu" else torch.cuda.get_device_name(options.device)
     lines = [
-        "# On a GPU",
-        "",
-        f"`python benchmarks/gpu.py --rounds {options.rounds}`, {datetime.now(UTC):%Y-%m-%d}; {options.recipe};",
-        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {where}.",
-        "",
+        *beginning("On a GPU", f"gpu.py --rounds {options.rounds}", f"{options.recipe}.", where=where),
         "| what | median seconds per round | 1,000 rounds, minutes | times FedSeq, same steps (middle half) |",
         "|:--|--:|--:|--:|",
     ]

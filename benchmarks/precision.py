@@ -8,16 +8,12 @@ beside itself, with date, versions and hardware. How much quicker it is: steps.p
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import statistics
 import tempfile
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 
-import torch
+from telling import arguments, beginning
 
 import fedkeep
 from fedkeep.experiment.run import Machine
@@ -28,13 +24,13 @@ Found = dict[tuple[str, int], Cell]
 
 def main() -> None:
     """Run, print and write the result."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--recipe", default="demo")
-    arguments.add_argument("--models", default="mlp,cnn4")
-    arguments.add_argument("--rounds", type=int, help="instead of the recipe's")
-    arguments.add_argument("--seeds", default="0,1,2")
-    arguments.add_argument("--data-dir")
-    options = arguments.parse_args()
+    parser = arguments(__doc__, note=False)
+    parser.add_argument("--recipe", default="demo")
+    parser.add_argument("--models", default="mlp,cnn4")
+    parser.add_argument("--rounds", type=int, help="instead of the recipe's")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--data-dir")
+    options = parser.parse_args()
     seeds, models = [int(seed) for seed in options.seeds.split(",")], options.models.split(",")
     found: dict[tuple[str, str], Found] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -56,14 +52,10 @@ def main() -> None:
 def report(found: dict[tuple[str, str], Found], recipe: str, models: list[str], seeds: list[int]) -> str:
     """Return the result as Markdown."""
     rounds = next(iter(found[models[0], "float32"].values())).rounds_planned
+    words = f"--models {','.join(models)} --rounds {rounds} --seeds {','.join(map(str, seeds))}"
+    command = f"precision.py --recipe {recipe} {words}"
     lines = [
-        "# Accuracy in bfloat16",
-        "",
-        f"`python benchmarks/precision.py --recipe {recipe} --models {','.join(models)} --rounds {rounds} "
-        f"--seeds {','.join(map(str, seeds))}`, {datetime.now(UTC):%Y-%m-%d};",
-        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; "
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores.",
-        "",
+        *beginning("Accuracy in bfloat16", command, where=""),
         "| network | method | float32, mean of last 10 | bfloat16 | difference, paired by seed |",
         "|:--|:--|--:|--:|--:|",
     ]

@@ -11,17 +11,13 @@ writes its result beside itself, with date, versions and hardware.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import statistics
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from telling import arguments, beginning, gain
 
-import fedkeep
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
@@ -41,10 +37,9 @@ CASES: dict[str, tuple[Architecture, Shape]] = {
 
 def main() -> None:
     """Measure, print and write the result."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--repetitions", type=int, default=9, help="after one to warm up (default: 9)")
-    arguments.add_argument("--note", help="a sentence for the result, such as what else ran on the machine")
-    options = arguments.parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--repetitions", type=int, default=9, help="after one to warm up (default: 9)")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(name, *case, options.repetitions) for name, case in CASES.items()]
     text = report(rows, options.repetitions, options.note)
@@ -86,22 +81,14 @@ def measure(name: str, architecture: Architecture, shape: Shape, repetitions: in
             seconds[size].append(time.perf_counter() - began)
     cells = [f"{1e3 * statistics.median(seconds[1]) / CLIENTS:.2f}"]
     for size in SIZES[1:]:
-        gains = sorted(alone / together for alone, together in zip(seconds[1], seconds[size], strict=True))
-        quarter = len(gains) // 4
-        cells.append(f"{statistics.median(gains):.2f} ({gains[quarter]:.2f} to {gains[-1 - quarter]:.2f})")
+        cells.append(gain(seconds[1], seconds[size]))
     return f"| {name} | {' | '.join(cells)} | {gap:.0e} |"
 
 
 def report(rows: list[str], repetitions: int, note: str | None) -> str:
     """Return the result as Markdown."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread"
     lines = [
-        "# Stacked cohorts",
-        "",
-        f"`python benchmarks/stacks.py --repetitions {repetitions}`, {datetime.now(UTC):%Y-%m-%d};",
-        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
-        *([note] if note else []),
-        "",
+        *beginning("Stacked cohorts", f"stacks.py --repetitions {repetitions}", note),
         f"| network | one by one, ms a client | {' | '.join(f'{size} as one' for size in SIZES[1:])} | gap |",
         f"|:--|{'--:|' * (len(SIZES) + 1)}",
         *rows,

@@ -13,18 +13,14 @@ writes its result beside itself, with date, versions and hardware.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import statistics
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from telling import arguments, beginning, gain
 
-import fedkeep
 from fedkeep.data import Augmentation
 from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
@@ -61,10 +57,9 @@ CASES = (
 
 def main() -> None:
     """Measure, print and write the result."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--repetitions", type=int, default=9, help="after one to warm up (default: 9)")
-    arguments.add_argument("--note", help="a sentence for the result, such as what else ran on the machine")
-    options = arguments.parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--repetitions", type=int, default=9, help="after one to warm up (default: 9)")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     text = report([measure(case, options.repetitions) for case in CASES], options.repetitions, options.note)
     print(text)
@@ -103,14 +98,10 @@ class Measured:
         """Return the row of the table."""
         images = "x".join(map(str, self.case.shape))
         times = " | ".join(f"{1e3 * statistics.median(self.seconds[name]):.2f}" for name in WAYS)
-        gains = f"{self.gain('plain', 'last')} | {self.gain('last', 'half')}"
+        gains = (
+            f"{gain(self.seconds['plain'], self.seconds['last'])} | {gain(self.seconds['last'], self.seconds['half'])}"
+        )
         return f"| {self.case.label} | {images} | {self.case.batch} | {times} | {gains} |"
-
-    def gain(self, slow: str, fast: str) -> str:
-        """Return how many times as fast one way is as another: the median of the ratios, and their middle half."""
-        gains = sorted(a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True))
-        quarter = len(gains) // 4
-        return f"{statistics.median(gains):.2f} ({gains[quarter]:.2f} to {gains[-1 - quarter]:.2f})"
 
 
 def measure(case: Case, repetitions: int) -> Measured:
@@ -128,15 +119,9 @@ def measure(case: Case, repetitions: int) -> Measured:
 
 def report(measured: list[Measured], repetitions: int, note: str | None) -> str:
     """Return the result as Markdown."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread"
     gaps = {way: max(abs(one.losses["plain"] - one.losses[way]) for one in measured) for way in ("last", "half")}
     lines = [
-        "# Layout and precision",
-        "",
-        f"`python benchmarks/steps.py --repetitions {repetitions}`, {datetime.now(UTC):%Y-%m-%d};",
-        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
-        *([note] if note else []),
-        "",
+        *beginning("Layout and precision", f"steps.py --repetitions {repetitions}", note),
         "| network | images | batch | plain, ms a step | channels last | bfloat16 | channels last, times as fast "
         "| bfloat16, times as fast again |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|",

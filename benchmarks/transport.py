@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
-import platform
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from telling import arguments, beginning
 
-import fedkeep
 from fedkeep import seeds
 from fedkeep.fusion.plans import cost_matrix, plan_of
 from fedkeep.fusion.transport import Maps, Transport, laid
@@ -48,11 +45,10 @@ SIZES = (64, 256, 512, 1024)
 
 def main() -> None:
     """Measure, print and write the result."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--repetitions", type=int, default=5, help="after one to warm up (default: 5)")
-    arguments.add_argument("--vgg", action="store_true", help="VGG-16 too, once and exact only: minutes")
-    arguments.add_argument("--note", help="a sentence for the result, such as what else ran on the machine")
-    options = arguments.parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--repetitions", type=int, default=5, help="after one to warm up (default: 5)")
+    parser.add_argument("--vgg", action="store_true", help="VGG-16 too, once and exact only: minutes")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     measured = []
     for label, architecture, shape in NETWORKS:
@@ -143,15 +139,12 @@ def compare(size: int) -> str:
 
 def report(measured: list[Measured], solvers: list[str], options: argparse.Namespace) -> str:
     """Return the result as Markdown."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread"
     lines = [
-        "# Fusion by optimal transport",
-        "",
-        f"`python benchmarks/transport.py --repetitions {options.repetitions}{' --vgg' if options.vgg else ''}`, "
-        f"{datetime.now(UTC):%Y-%m-%d};",
-        f"FedKeep {fedkeep.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}; {machine}.",
-        *([options.note] if options.note else []),
-        "",
+        *beginning(
+            "Fusion by optimal transport",
+            f"transport.py --repetitions {options.repetitions}{' --vgg' if options.vgg else ''}",
+            options.note,
+        ),
         "| network | solver | models | median s | worst s | mass that stays |",
         "|:--|:--|:--|--:|--:|--:|",
         *(one.row() for one in measured),

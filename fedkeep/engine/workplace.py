@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -86,21 +86,20 @@ class Workplace:
         with self.training_time():
             return fit(self.networks, assignment, self.training)
 
-    @contextmanager
-    def training_time(self) -> Iterator[None]:
-        """Count the seconds of the block as training."""
-        began = time.perf_counter()
-        yield
-        self.catch_up()
-        self.clock.train += time.perf_counter() - began
+    def training_time(self) -> AbstractContextManager[None]:
+        """Count the seconds of a block as training."""
+        return self._counted("train")
+
+    def asking(self) -> AbstractContextManager[None]:
+        """Count the seconds of a block as asking frozen models."""
+        return self._counted("teachers")
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Count the seconds of the block as asking frozen models."""
+    def _counted(self, hand: Literal["train", "teachers"]) -> Iterator[None]:
         began = time.perf_counter()
         yield
         self.catch_up()
-        self.clock.teachers += time.perf_counter() - began
+        setattr(self.clock, hand, getattr(self.clock, hand) + time.perf_counter() - began)
 
     def catch_up(self) -> None:
         """Wait for a GPU to do what it was told: else a clock counts it where somebody next wants to know a number."""

@@ -18,7 +18,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
 from fedkeep.models import CNN4, LeNet5, Network, Shape, Weights
 from fedkeep.models.resnet import Norm, Residual
-from fedkeep.objectives import CrossEntropy
+from fedkeep.objectives import CrossEntropy, Slope
 
 CPU = torch.device("cpu")
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
@@ -38,8 +38,10 @@ NETWORKS: dict[str, tuple[Shape, Callable[[], nn.Module]]] = {
 }
 
 
-def trained(name: str, layout: torch.memory_format, dtype: torch.dtype) -> tuple[Weights, Weights]:
-    """Return a model as it begins, and after two steps with momentum in a layout."""
+def trained(
+    name: str, layout: torch.memory_format, dtype: torch.dtype, sloping: bool = False
+) -> tuple[Weights, Weights]:
+    """Return a model as it begins, and after two steps with momentum in a layout; on a slope that lies plainly too."""
     shape, factory = NETWORKS[name]
     networks = Networks(lambda: factory().to(dtype), 0, CPU)
     assert networks.layout == torch.channels_last, "what the engine chooses for convolutions"
@@ -49,7 +51,9 @@ def trained(name: str, layout: torch.memory_format, dtype: torch.dtype) -> tuple
     data = {"image": torch.randn(9, *shape, generator=noise).to(dtype), "label": torch.arange(9) % 3}
     source = Source(data, lambda images: images, Augmentation(), torch.Generator().manual_seed(1), noise, layout)
     training = Training(batch_size=4, lr=0.01, momentum=0.9)
-    result = fit(networks, Assignment(networks.initial, CrossEntropy(), [source], passes=1, round=1, seed=0), training)
+    slope = {key: torch.randn(networks.initial[key].shape, generator=noise).to(dtype) for key in networks.parameters}
+    objective = CrossEntropy() + Slope(slope) if sloping else CrossEntropy()
+    result = fit(networks, Assignment(networks.initial, objective, [source], passes=1, round=1, seed=0), training)
     assert all(tensor.is_contiguous() for tensor in result.model.values()), (
         "a model is in plain layout, whatever fit is"
     )
@@ -65,11 +69,13 @@ def length(weights: Mapping[str, Tensor]) -> float:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.float64, 1e-9)], ids=["float32", "float64"]
 )
+@pytest.mark.parametrize("sloping", [False, True], ids=["labels", "a slope too"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training_with_channels_last_is_training_in_plain_layout(
-    name: str, dtype: torch.dtype, tolerance: float
+    name: str, sloping: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
-    (initial, plain), (_, last) = (trained(name, layout, dtype) for layout in LAYOUTS)
+    """A slope, as SCAFFOLD's, lies otherwise in memory than the weights whose gradient it is."""
+    (initial, plain), (_, last) = (trained(name, layout, dtype, sloping) for layout in LAYOUTS)
     moved = {label: plain[label] - initial[label] for label in plain if label.endswith(("weight", "bias"))}
     apart = {label: plain[label] - last[label] for label in plain}
     assert length(apart) <= tolerance * length(moved)
