@@ -64,7 +64,7 @@ class Augmentation(Options):
         ValueRefused
             For images that are not uint8 ``[b, channels, height, width]``.
         ConfigError
-            For a reflected crop with as much padding as the image is high or wide.
+            For a reflected crop that does not fit; see `check_fits`.
         """
         if not self:
             return normalise(images)
@@ -89,6 +89,8 @@ class Augmentation(Options):
         """
         # Each pixel is looked up where it was before rotation, flip and crop, from the last to the first.
         batch, _, height, width = images.shape
+        if self.crop_mode == "reflect":
+            self.check_fits(height, width)
         device = images.device
         y = torch.arange(height, device=device).view(1, height, 1)
         x = torch.arange(width, device=device).view(1, 1, width)
@@ -105,20 +107,20 @@ class Augmentation(Options):
         if crops is not None:
             y, x = y + crops[0] - self.crop, x + crops[1] - self.crop
             if self.crop_mode == "reflect":
-                y, x = self._reflected(y, height), self._reflected(x, width)
+                y, x = _reflected(y, height), _reflected(x, width)
             else:
                 inside = inside & _within(y, x, height, width)
                 y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
         moved = _look_up(images, y, x)
         return moved if inside.ndim == 0 else moved.mul_(inside.unsqueeze(1))
 
-    def _reflected(self, position: Tensor, size: int) -> Tensor:
-        if self.crop >= size:
+    def check_fits(self, height: int, width: int) -> None:
+        """Raise `ConfigError` for a crop with as much padding as images are high or wide: some would be empty."""
+        if self.crop >= min(height, width):
             raise ConfigError(
-                f"Augmentation.crop = {self.crop} with crop_mode = 'reflect' needs images larger than that, not "
-                f"{size} pixels. Lower crop or use crop_mode = 'zero'."
+                f"augmentation.crop = {self.crop} needs images larger than that, not {height} x {width} pixels. "
+                "Lower crop."
             )
-        return size - 1 - (size - 1 - position.abs()).abs()
 
     def _brighten(self, images: Tensor, generator: torch.Generator, made: Tensor | None) -> Tensor:
         factor = 1 + (2 * _shares((len(images), 1, 1, 1), generator, images.device) - 1) * self.brightness
@@ -168,6 +170,10 @@ def _shares(shape: tuple[int, ...], generator: torch.Generator, device: torch.de
 
 def _moved(drawn: Tensor, device: torch.device) -> Tensor:
     return sent(drawn, device) if drawn.device.type == "cpu" else drawn.to(device)
+
+
+def _reflected(position: Tensor, size: int) -> Tensor:
+    return size - 1 - (size - 1 - position.abs()).abs()
 
 
 def _within(y: Tensor, x: Tensor, height: int, width: int) -> Tensor:

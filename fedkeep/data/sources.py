@@ -80,7 +80,7 @@ def _load_known(entry: Known, root: Path | None) -> DataSet:
     files = entry.files(root)
     if root is None or not files:
         if entry.hub:
-            return _load_hub(entry.name, entry.hub, entry)
+            return _as_known(entry, _load_hub(entry.name, entry.hub, entry))
         raise DataError(
             f"The data set {entry.name!r} was not found locally, and the Hub has none like it. "
             f"{_put_here(entry.place, entry.layout)}"
@@ -93,7 +93,18 @@ def _load_known(entry: Known, root: Path | None) -> DataSet:
         splits = {split: parquet_split(paths, split) for split, paths in files.items()}
         return assemble(entry.name, splits, entry.layout, entry.normalisation, entry.note)
 
-    return cache.remembered(cache.entry(entry.name, _how(entry), version), build)
+    return _as_known(entry, cache.remembered(cache.entry(entry.name, _how(entry), version), build))
+
+
+def _as_known(entry: Known, dataset: DataSet) -> DataSet:
+    """Return a data set again; raise `DataError` where it has more classes than what it is called has."""
+    if dataset.classes > entry.classes:
+        raise DataError(
+            f"{entry.title} has {entry.classes} classes, but this copy has {dataset.classes}: "
+            f"{', '.join(dataset.label_names[:12])}{', ...' if dataset.classes > 12 else ''}. Correct its labels in "
+            f"{entry.layout.label!r}, or load it as a folder of your own, by its path."
+        )
+    return dataset
 
 
 def _load_folder(folder: Path, name: str) -> DataSet:

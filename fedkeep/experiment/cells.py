@@ -22,6 +22,7 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import RunError
 from fedkeep.experiment.helpers import Helpers, useful
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
+from fedkeep.experiment.provenance import player
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.setup import describe_cell, describe_partition, engine_for, federate
@@ -48,13 +49,14 @@ class Job:
 
 
 def describe_begun(cell: Path, description: Mapping[str, Any]) -> None:
-    """Write what a cell is; raise `RunError` if it was begun with something else that its results rest on.
+    """Write what a cell is, and which versions play it; raise `RunError` if its results rest on another thing now.
 
     Cells of versions that did not name a thing are not asked about it.
     """
-    path = cell / "cell.json"
+    path, players = cell / "cell.json", [player()]
     if (cell / "checkpoint" / "manifest.json").is_file():
-        begun = _begun(path).get("rests_on", {})
+        before = _begun(path)
+        begun, players = before.get("rests_on", {}), list(dict.fromkeys([*before.get("played_by", ()), *players]))
         others = [name for name, now in description["rests_on"].items() if begun.get(name, now) != now]
         if others:
             raise RunError(
@@ -62,7 +64,7 @@ def describe_begun(cell: Path, description: Mapping[str, Any]) -> None:
                 "belong together. Put back what was there, in a generator's or an extractor's folder too, or begin a "
                 "new run."
             )
-    write_whole(path, json.dumps(description))
+    write_whole(path, json.dumps({**description, "played_by": players}))
 
 
 def _begun(path: Path) -> dict[str, Any]:

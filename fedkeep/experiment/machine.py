@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from fedkeep.options import Options, option
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(Options):
     """Where and how a recipe is carried out.
 
     On the same device it changes no result, but for the rounding of stacks and graphs.
@@ -46,13 +49,23 @@ class Machine:
         resume. Clients are then trained one after another unless ``stack`` says otherwise, and trainings that a method
         watches or composes are not recorded.
     use : files and modules with methods of the user's own, imported first.
+
+    Raises
+    ------
+    ConfigError
+        For values of another type, and numbers that cannot be.
     """
 
-    device: str = "cpu"
-    threads: int = 1
-    stack: int = 0
-    workers: int = 1
-    data_dir: str | None = None
-    allow_code: bool = False
-    use: tuple[str, ...] = ()
-    graphs: bool = False
+    device: str = option("cpu", "where networks compute")
+    threads: int = option(1, "of PyTorch in each process", low=1)
+    stack: int = option(0, "clients trained as one", low=0)
+    workers: int = option(1, "processes; 0: one per core", low=0)
+    data_dir: str | None = option(None, "folder of local data sets")
+    allow_code: bool = option(False, "let the recipe import a model")
+    use: tuple[str, ...] = option((), "files and modules with methods")
+    graphs: bool = option(False, "replay a GPU's local steps as CUDA graphs")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data_dir, Path):
+            object.__setattr__(self, "data_dir", str(self.data_dir))
+        super().__post_init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from fedkeep.errors import ConfigError
 from fedkeep.models import Architecture, Pretrained, architecture
 from fedkeep.models.custom import from_path
 from fedkeep.options import as_table, build
+
+MOST = 1_000_000
+"""Clients that one range of names may stand for."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ def read_client_models(entries: Any, where: str, allow_code: bool) -> tuple[Clie
             raise ConfigError(f'{place} needs clients, a list of names such as ["0", "1-4"], not {clients!r}.')
         rest = {key: value for key, value in entry.items() if key != "clients"}
         found.append(ClientModel(tuple(clients), read_model(rest, place, allow_code)))
-    named = [name for model in found for name in _names(model, ())]
-    twice = next((name for name in named if named.count(name) > 1), None)
+    named = Counter(name for model in found for name in _names(model, ()))
+    twice = next((name for name, count in named.items() if count > 1), None)
     if twice is not None:
         raise ConfigError(f"{where}: [[client_models]] gives client {twice!r} two networks. Name it once.")
     return tuple(found)
@@ -114,6 +118,10 @@ def _names(model: ClientModel, clients: Container[str]) -> list[str]:
     for name in model.clients:
         first, dash, last = name.partition("-")
         if name not in clients and dash and first.isdecimal() and last.isdecimal():
+            if not 0 <= int(last) - int(first) < MOST:
+                raise ConfigError(
+                    f"[[client_models]]: {name!r} must run upwards, over at most {MOST:,} clients, such as '1-4'."
+                )
             found += map(str, range(int(first), int(last) + 1))
         else:
             found.append(name)

@@ -17,10 +17,21 @@ from fedkeep.experiment.catalogue import ROOT, paper_tables, recipe_names
 from fedkeep.experiment.changes import SECTIONS, apply, merged
 from fedkeep.experiment.grid import gridded
 from fedkeep.experiment.networks import read_client_models, read_model
-from fedkeep.experiment.recipe import Method, Recipe, check_needs
+from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.interface import Training, algorithm, algorithms
-from fedkeep.options import build
+from fedkeep.options import Options, build
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
+
+OPTIONS: Mapping[str, type[Options]] = {
+    "training": Training,
+    "run": Plan,
+    "augmentation": Augmentation,
+    "auxiliary": Auxiliary,
+    "public": Public,
+    "generator": GeneratorChoice,
+    "tasks": Tasks,
+}
+"""What holds the options of each section of a recipe; those of data, partition and model depend on a name."""
 
 KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", *SECTIONS)
 
@@ -144,40 +155,22 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
     if not isinstance(scheme, str) or scheme not in schemes():
         raise ConfigError(f"{where}: there is no partition scheme {scheme!r}.{did_you_mean(str(scheme), schemes())}")
     partition = build(schemes()[scheme], sections["partition"], f"{where}, [partition]")
-    recipe = Recipe(
-        name=name,
-        title=str(table.get("title", name)),
-        data=data,
-        partition=partition,
-        model=read_model(sections["model"], f"{where}, [model]", allow_code),
-        training=build(Training, sections["training"], f"{where}, [training]"),
-        run=build(Plan, sections["run"], f"{where}, [run]"),
-        methods=_methods(_method_tables(table, where), where),
-        seeds=_seeds(table.get("seeds", [0]), where),
-        augmentation=build(Augmentation, sections["augmentation"], f"{where}, [augmentation]"),
-        auxiliary=build(Auxiliary, sections["auxiliary"], f"{where}, [auxiliary]"),
-        public=build(Public, sections["public"], f"{where}, [public]"),
-        generator=build(GeneratorChoice, sections["generator"], f"{where}, [generator]"),
-        tasks=build(Tasks, sections["tasks"], f"{where}, [tasks]"),
-        client_models=read_client_models(table.get("client_models", []), where, allow_code),
-        paper=_table(table, "paper", where),
-    )
-    check_needs(recipe, where)
-    if recipe.has_tasks and recipe.auxiliary.per_class:
-        raise ConfigError(
-            f"{where}: an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or "
-            "[tasks]."
-        )
-    if recipe.auxiliary.per_class and recipe.public.name:
-        raise ConfigError(f"{where}: the server has one set of its own. Leave out [auxiliary] or [public].")
-    clients = partition.clients
-    if clients and recipe.run.cohort > clients:
-        raise ConfigError(
-            f"{where}: a cohort of {recipe.run.cohort} cannot be drawn from {clients} clients. Change run.cohort."
-        )
-    if recipe.run.min_clients > recipe.run.cohort:
-        raise ConfigError(f"{where}: run.min_clients {recipe.run.min_clients} exceeds run.cohort {recipe.run.cohort}.")
-    return recipe
+    parts: dict[str, Any] = {
+        "model": read_model(sections["model"], f"{where}, [model]", allow_code),
+        "methods": _methods(_method_tables(table, where), where),
+        "seeds": _listed(table.get("seeds", [0])),
+        "client_models": read_client_models(table.get("client_models", []), where, allow_code),
+        "paper": _table(table, "paper", where),
+    }
+    parts |= {section: build(cls, sections[section], f"{where}, [{section}]") for section, cls in OPTIONS.items()}
+    try:
+        return Recipe(name=name, title=str(table.get("title", name)), data=data, partition=partition, **parts)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _listed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _table(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
@@ -185,14 +178,6 @@ def _table(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, A
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {section} must be a table, [{section}].")
     return value
-
-
-def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ConfigError(f"{where}: seeds must be a list of integers from 0 on, such as [0, 1, 2], not {seeds!r}.")
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"{where}: seeds {seeds} name one twice. Each seed is run once.")
-    return tuple(seeds)
 
 
 def _method_tables(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -205,10 +190,6 @@ def _method_tables(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]
 
 
 def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
-    if not entries:
-        raise ConfigError(
-            f"{where}: there is no method to run. Add [[methods]] with algorithm = one of: {', '.join(algorithms())}."
-        )
     methods = []
     for entry in entries:
         options = dict(entry)
@@ -219,8 +200,4 @@ def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
         cls = algorithm(name)
         built = build(cls, options, f"{where}, method {name}")
         methods.append(Method(str(label or cls.title or cls.__name__), built, point_of))
-    slugs = [method.slug for method in methods]
-    for method in methods:
-        if slugs.count(method.slug) > 1:
-            raise ConfigError(f"{where}: two methods are labelled {method.label!r}. Give each its own label.")
     return tuple(methods)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import tomli_w
@@ -16,10 +17,16 @@ from fedkeep.data.public import Public
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.networks import ClientModel, model_table
-from fedkeep.interface import Algorithm, Training
+from fedkeep.interface import Algorithm, Training, algorithms
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
+
+PRINTED = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")
+"""What a recipe may hold of a paper's numbers."""
+
+LONGEST = 100
+"""Of a label's folder name, in characters: file systems take 255 bytes, and a seed is added."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,12 @@ class Method:
 
     @property
     def slug(self) -> str:
-        """The label as a folder name."""
-        return re.sub(r"[^a-z0-9.]+", "-", self.label.lower()).strip("-.") or "method"
+        """The label as a folder name: its Latin letters and digits, or a hash of labels without any."""
+        name = re.sub(r"[^a-z0-9.]+", "-", self.label.lower()).strip("-.")
+        if name and len(name) <= LONGEST:
+            return name
+        mark = sha256(self.label.encode()).hexdigest()[:8]
+        return f"{name[: LONGEST - 9] or 'method'}-{mark}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,11 @@ class Recipe:
     methods : compared on the same partitions, initial weights, cohorts and batch orders. seeds : one run of each for
     each.
     paper : the numbers that a paper printed for it, if it is a paper's experiment.
+
+    Raises
+    ------
+    ConfigError
+        Where its parts contradict each other, or a method needs what it does not give.
     """
 
     name: str
@@ -69,6 +85,15 @@ class Recipe:
     tasks: Tasks = field(default_factory=Tasks)
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_seeds(self.seeds)
+        _check_methods(self.methods)
+        _check_sizes(self)
+        _check_server(self)
+        _check_paper(self.paper)
+        for method in self.methods:
+            _check_needs(self, method)
 
     @property
     def has_tasks(self) -> bool:
@@ -130,40 +155,90 @@ def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Re
         label = type(instance).title or type(instance).__name__
         taken = sum(m.label == label or m.label.startswith(f"{label} ") for m in methods)
         methods.append(Method(f"{label} {taken + 1}" if taken else label, instance))
-    recipe = replace(recipe, methods=tuple(methods))
-    check_needs(recipe, f"recipe {recipe.name!r}")
-    return recipe
+    return replace(recipe, methods=tuple(methods))
 
 
-def check_needs(recipe: Recipe, where: str) -> None:
-    """Raise `ConfigError` if a method needs something of the recipe that it does not give."""
+def _check_seeds(seeds: Any) -> None:
+    if not isinstance(seeds, tuple) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        given = list(seeds) if isinstance(seeds, tuple) else seeds
+        raise ConfigError(f"seeds must be a list of integers from 0 on, such as [0, 1, 2], not {given!r}.")
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds {list(seeds)} name one twice. Each seed is run once.")
+
+
+def _check_methods(methods: tuple[Method, ...]) -> None:
+    if not methods:
+        raise ConfigError(
+            f"there is no method to run. Add [[methods]] with algorithm = one of: {', '.join(algorithms())}."
+        )
+    taken: dict[str, str] = {}
+    for method in methods:
+        if (other := taken.get(method.slug)) is not None:
+            same = "" if other == method.label else f" and {other!r}, which would share the folder {method.slug!r}"
+            raise ConfigError(f"two methods are labelled {method.label!r}{same}. Give each its own label.")
+        taken[method.slug] = method.label
+
+
+def _check_sizes(recipe: Recipe) -> None:
+    clients, plan = recipe.partition.clients, recipe.run
+    if clients and plan.cohort > clients:
+        raise ConfigError(f"a cohort of {plan.cohort} cannot be drawn from {clients} clients. Change run.cohort.")
+    if plan.min_clients > plan.cohort:
+        raise ConfigError(f"run.min_clients {plan.min_clients} exceeds run.cohort {plan.cohort}.")
     named = recipe.generator.by_task
     if named and len(named) != recipe.tasks.tasks:
         raise ConfigError(
-            f"{where}: generator.by_task names {len(named)} generators for {recipe.tasks.tasks} tasks. Name one of "
-            "each task."
+            f"generator.by_task names {len(named)} generators for {recipe.tasks.tasks} tasks. Name one of each task."
         )
-    for method in recipe.methods:
-        unknown = [need for need in method.algorithm.needs if need not in ("auxiliary", "public", "generator")]
-        if unknown:
-            raise ConfigError(f"{where}: {method.label} needs {', '.join(unknown)}, which no recipe can give.")
-        if "auxiliary" in method.algorithm.needs and not recipe.auxiliary.per_class:
+
+
+def _check_server(recipe: Recipe) -> None:
+    """Check what the server holds."""
+    if recipe.has_tasks and recipe.auxiliary.per_class:
+        raise ConfigError(
+            "an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or [tasks]."
+        )
+    if recipe.auxiliary.per_class and recipe.public.name:
+        raise ConfigError("the server has one set of its own. Leave out [auxiliary] or [public].")
+
+
+def _check_paper(paper: Mapping[str, Any]) -> None:
+    for name in PRINTED:
+        numbers = paper.get(name, {})
+        if not isinstance(numbers, Mapping) or not all(map(_is_spread, numbers.values())):
             raise ConfigError(
-                f"{where}: {method.label} needs an auxiliary set on the server, and there is none. Give it one: "
-                "auxiliary.per_class=32."
+                f"[paper.{name}] must give methods their mean, and their standard deviation if there is one, such as "
+                f"FedAvg = [46.2] or FedAvg = [46.2, 0.8], not {numbers!r}."
             )
-        if "public" in method.algorithm.needs and not recipe.public.name:
-            raise ConfigError(
-                f"{where}: {method.label} needs a public set, about whose images clients tell what they think. Name a "
-                "data set with images of the same size: public.name=fashion-mnist."
-            )
-        if "generator" in method.algorithm.needs and not recipe.generator.each:
-            raise ConfigError(
-                f"{where}: {method.label} needs a generator of images. Train one with fedkeep generator train, and "
-                "name its folder: generator.name=FOLDER, or one for each task: generator.by_task."
-            )
-        if recipe.client_models and method.algorithm.networks == "one":
-            raise ConfigError(
-                f"{where}: {method.label} exchanges weights, which clients of other networks cannot use. Leave out "
-                "[[client_models]], or compare methods that exchange what their models say."
-            )
+
+
+def _is_spread(value: Any) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 2 and all(type(number) in (int, float) for number in value)
+
+
+def _check_needs(recipe: Recipe, method: Method) -> None:
+    """Check that a method gets what it needs."""
+    needs = method.algorithm.needs
+    unknown = [need for need in needs if need not in ("auxiliary", "public", "generator")]
+    if unknown:
+        raise ConfigError(f"{method.label} needs {', '.join(unknown)}, which no recipe can give.")
+    if "auxiliary" in needs and not recipe.auxiliary.per_class:
+        raise ConfigError(
+            f"{method.label} needs an auxiliary set on the server, and there is none. Give it one: "
+            "auxiliary.per_class=32."
+        )
+    if "public" in needs and not recipe.public.name:
+        raise ConfigError(
+            f"{method.label} needs a public set, about whose images clients tell what they think. Name a data set with "
+            "images of the same size: public.name=fashion-mnist."
+        )
+    if "generator" in needs and not recipe.generator.each:
+        raise ConfigError(
+            f"{method.label} needs a generator of images. Train one with fedkeep generator train, and name its folder: "
+            "generator.name=FOLDER, or one for each task: generator.by_task."
+        )
+    if recipe.client_models and method.algorithm.networks == "one":
+        raise ConfigError(
+            f"{method.label} exchanges weights, which clients of other networks cannot use. Leave out "
+            "[[client_models]], or compare methods that exchange what their models say."
+        )

@@ -6,15 +6,12 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-
-import torch
 
 from fedkeep import seeds
 from fedkeep.engine.networks import checked_batches
@@ -23,6 +20,7 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import Job, as_begun, cell_folder, cell_name, is_finished, play_all
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
 from fedkeep.experiment.networks import located, own_models
+from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.setup import checked_cohort, checked_device, checked_generator, federate
@@ -44,6 +42,7 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         checked_graphs(device)
     for seed in recipe.seeds:  # what cannot be carried out shows before any training
         federation = federate(recipe, seed, machine.data_dir)
+        recipe.augmentation.check_fits(*federation.dataset.shape[1:])
         checked_cohort(recipe, federation)
         checked_generator(recipe, federation, machine.data_dir)
     for model in {recipe.model, *own_models(recipe.client_models, federation.clients).values()}:
@@ -63,7 +62,7 @@ def lay_out(recipe: Recipe, out: str | Path | None, machine: Machine, command: S
         raise RunError(f"{folder} exists and is not empty. Choose another --out{again}.")
     info = {
         "fedkeep": version("fedkeep"),
-        "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": version("numpy")},
+        "versions": versions(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "command": list(command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,7 +72,7 @@ def lay_out(recipe: Recipe, out: str | Path | None, machine: Machine, command: S
         "graphs": machine.graphs,
         "title": recipe.title,
         "recipe": recipe.name,
-        "git": _git_revision(),
+        "git": revision(),
     }
     write_whole(folder / "recipe.toml", recipe.to_toml())
     write_whole(folder / "run.json", json.dumps(info, indent=2))
@@ -132,20 +131,3 @@ def _new_folder(recipe: str) -> Path:
         if not folder.exists():
             return folder
     raise ConfigError("runs/ is full of runs of this second. Give --out.")
-
-
-def _git_revision() -> str | None:
-    """Return the revision of the sources that run, if they are a checkout, with a mark if they were changed since."""
-    here = Path(__file__)
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=here.parent, capture_output=True, timeout=5, check=True, encoding="utf-8"
-        )
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # not the repository of a user who installed the package in his
-        return git("describe", "--always", "--dirty") or None
-    except (OSError, subprocess.SubprocessError):
-        return None

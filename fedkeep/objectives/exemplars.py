@@ -35,24 +35,14 @@ def herded(features: Tensor, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return each class's mean direction, [classes, width], of length 1; NaN for a class without examples.
-
-    Parameters
-    ----------
-    features : [n, width], of the exemplars. labels : int64 [n]. classes : how many there are.
-    """
-    rows = normalize(features, dim=1)
-    sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, labels, rows)
-    counts = torch.bincount(labels, minlength=classes).to(rows.dtype)
-    return normalize(sums / counts[:, None], dim=1)
-
-
-@torch.no_grad()
 def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
     """Return scores [n, classes], the highest at the nearest mean: minus the squared distance of directions.
 
     A class without a mean is never the nearest.
+
+    Parameters
+    ----------
+    features : [n, width]. means : [classes, width], directions of length 1; NaN for a class without examples.
     """
     distances = torch.cdist(normalize(features, dim=1), means).square()
     return -distances.nan_to_num(nan=torch.inf)

@@ -10,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from fedkeep.experiment.recipe import PRINTED
 from fedkeep.reporting.rows import METRICS, Row, Spread, summary
 from fedkeep.reporting.run_folder import Run, method_of, read_run
 
@@ -188,9 +189,6 @@ class Reproduction:
     def notes(self) -> str:
         """Return what the recipes say about reading this table."""
         return str(self.columns[0].paper.get("notes", "")) if self.columns else ""
-
-
-PRINTED = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")  # what a recipe may hold of a paper's numbers
 
 
 def read(name: str, columns: Mapping[str, Path]) -> Reproduction:

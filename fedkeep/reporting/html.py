@@ -300,6 +300,8 @@ def _repeat(run: Run) -> dict[str, Any]:
     versions = {"fedkeep": run.info.get("fedkeep")} | dict(run.info.get("versions") or {})
     if run.info.get("git"):
         versions["git commit"] = run.info["git"]
+    resumed = {cell.path: cell.played_by for cell in run.cells if len(cell.played_by) > 1}
+    versions |= {f"{path.name} was played by": "; then ".join(by) for path, by in resumed.items() if path}
     return {
         "again": f"fedkeep run {shlex.quote(str(Path(run.path.name) / 'recipe.toml'))}",
         # Where a program lies on the machine of the run helps nobody else.

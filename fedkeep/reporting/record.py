@@ -66,6 +66,11 @@ class Record:
         return str(self.info.get("extractor", ""))
 
     @property
+    def played_by(self) -> tuple[str, ...]:
+        """Return the versions that played its rounds; several where another one resumed it, none in old records."""
+        return tuple(map(str, self.info.get("played_by", ())))
+
+    @property
     def lost(self) -> list[Lost]:
         """Return every client that was lost, in order of rounds."""
         return [

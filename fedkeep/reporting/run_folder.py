@@ -17,6 +17,7 @@ from fedkeep.errors import RunError
 from fedkeep.reporting.cell import Cell
 
 SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
+KINDS = {"seed": int, "rounds": int, "options": dict, "test_total": list, "played_by": list}  # in a cell's description
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ def _read_cell(folder: Path) -> Cell:
         raise RunError(
             f"{folder / 'cell.json'} lacks {', '.join(missing)}: it was not written by this version of FedKeep."
         )
+    wrong = [name for name, kind in KINDS.items() if name in info and not isinstance(info[name], kind)]
+    if wrong or not all(type(count) in (int, float) for count in info["test_total"]):
+        names = ", ".join(wrong or ["test_total"])
+        raise RunError(f"{folder / 'cell.json'} holds a wrong {names}. Restore it, or repeat the run.")
     return Cell(
         label=str(info["label"]),
         algorithm=str(info["algorithm"]),
@@ -146,8 +151,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
                 f"{path}, line {number} is damaged: expected one JSON object a line; only the last may be cut. "
                 "Restore the file, or repeat the run from its recipe.toml."
             ) from None
-        if not isinstance(row, dict) or "round" not in row:
-            raise RunError(f"{path}, line {number}: expected an object with a 'round'.")
+        if not isinstance(row, dict) or type(row.get("round")) is not int:
+            raise RunError(f"{path}, line {number}: expected an object with a 'round', an integer.")
         rows.append(row)
     return rows
 

@@ -11,7 +11,7 @@ import tiny
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
 
 from fedkeep.algorithms.fedavg import FedAvg
@@ -33,7 +33,7 @@ from fedkeep.models import Network, Weights
 from fedkeep.models.heads import WEIGHT, head_of
 from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING
-from fedkeep.objectives.exemplars import class_means, nearest_mean
+from fedkeep.objectives.exemplars import nearest_mean
 from fedkeep.objectives.tsd import TSDReading, tsd_loss
 
 
@@ -234,7 +234,8 @@ def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
     tiny.played(engine, 3)
     held = [joined(engine.federation.data(c), engine.states[c].memory) for c in "0123"]
     data = {name: torch.cat([one[name] for one in held]) for name in ("image", "label")}
-    means = class_means(engine.server.features(engine.server.model, data), data["label"], 3)
+    rows = normalize(engine.server.features(engine.server.model, data), dim=1)
+    means = normalize(torch.stack([rows[data["label"] == each].mean(0) for each in range(3)]), dim=1)
     test = engine.federation.dataset.test
     scores = nearest_mean(engine.server.features(engine.server.model, test), means)
     found = engine.algorithm.predict(engine.server, engine.server.model, test["image"])

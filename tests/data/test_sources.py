@@ -42,6 +42,14 @@ def test_known_set_from_parquet_keeps_the_classes_that_occur(tmp_path: Path, mon
     assert "3 of the 10 declared classes" in dataset.note
 
 
+def test_a_known_set_with_more_classes_than_it_has_is_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        rows = {"image": [image(i) for i in range(12)], "label": [*range(11), 77]}
+        write(tmp_path / "ylecun" / "mnist" / f"{split}.parquet", rows, {})
+    with pytest.raises(DataError, match=r"MNIST has 10 classes, but this copy has 12: 0, 1.*77.*Correct its labels"):
+        load("mnist", data_dir=tmp_path)
+
+
 def test_hub_id_of_a_known_set_and_the_argument_before_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Any
 import pytest
 import tiny
 
+from fedkeep.algorithms.fedcad import FedCAD
 from fedkeep.algorithms.fedseq import FedSeq
 from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.data.partition import ClientwiseDirichlet, ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.catalogue import recipe_names
 from fedkeep.experiment.changes import parsed
+from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.networks import of_one, own_models
 from fedkeep.experiment.reading import load_recipe
-from fedkeep.experiment.recipe import Recipe, with_methods
+from fedkeep.experiment.recipe import Method, Recipe, with_methods
 from fedkeep.models.mlp import MLP
 
 
@@ -134,6 +137,41 @@ def test_methods_from_python(load: Any) -> None:
     recipe = with_methods(load(), [SFedKD(), SFedKD(teachers=1), FedSeq()])
     assert [m.label for m in recipe.methods] == ["SFedKD", "SFedKD 2", "FedSeq"]
     assert [m.slug for m in recipe.methods] == ["sfedkd", "sfedkd-2", "fedseq"]
+
+
+@pytest.mark.parametrize("seeds", [(), ("a",), (0.5,), (-1,), (True,), (2, 2), 3])
+def test_seeds_from_python_are_checked_as_those_of_files(seeds: Any, load: Any) -> None:
+    with pytest.raises(ConfigError, match="seeds"):
+        replace(load(), seeds=seeds)
+
+
+def test_a_recipe_changed_in_python_is_checked_as_one_that_was_read(load: Any) -> None:
+    recipe = load()
+    with pytest.raises(ConfigError, match="there is no method to run"):
+        with_methods(recipe, [])
+    with pytest.raises(ConfigError, match=r"a cohort of 200 cannot be drawn from \d+ clients"):
+        replace(recipe, run=replace(recipe.run, cohort=200))
+    with pytest.raises(ConfigError, match="FedCAD needs an auxiliary set"):
+        with_methods(recipe, [FedCAD()])
+
+
+@pytest.mark.parametrize(
+    "options", [{"workers": -1}, {"stack": -1}, {"threads": 0}, {"device": 3}, {"use": [3]}, {"graphs": "yes"}]
+)
+def test_a_machine_that_cannot_be(options: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"Machine\.{next(iter(options))} must be"):
+        Machine(**options)
+
+
+def test_a_machine_takes_a_path(tmp_path: Path) -> None:
+    assert Machine(data_dir=tmp_path) == Machine(data_dir=str(tmp_path))  # type: ignore[arg-type]
+
+
+def test_labels_make_folder_names_of_their_own() -> None:
+    slugs = [Method(label, FedSeq()).slug for label in ("Обучение", "联邦学习", "FedAvg, τ = 3", "x" * 300, "x" * 301)]
+    assert len(set(slugs)) == 5
+    assert all(re.fullmatch(r"[a-z0-9.-]{1,100}", slug) for slug in slugs)
+    assert slugs[2] == "fedavg-3", "labels with Latin letters keep the folders they had"
 
 
 # Inheritance
@@ -258,6 +296,13 @@ FILE_ERRORS = [
         + "[[methods]]\nalgorithm = 'fedseq'\nlabel = 'fed avg'\n[[methods]]\nalgorithm = 'fedseq'\nlabel='Fed-Avg'\n",
         "label",
     ),
+    (
+        HEAD + "[[methods]]\nalgorithm = 'fedseq'\nlabel = 'a+b'\n[[methods]]\nalgorithm = 'fedavg'\nlabel = 'a-b'\n",
+        "two methods are labelled 'a-b' and 'a\\+b', which would share the folder 'a-b'",
+    ),
+    (HEAD + METHOD + "[paper]\naccuracy = 3\n", r"\[paper.accuracy\] must give methods their mean.*not 3"),
+    (HEAD + METHOD + "[paper.accuracy]\nFedAvg = 46.2\n", r"\[paper.accuracy\].*FedAvg = \[46.2\]"),
+    (HEAD + METHOD + "[paper.forgetting]\nFedAvg = ['46']\n", r"\[paper.forgetting\]"),
     (HEAD + METHOD + "teachers = 3\n", "no option 'teachers'"),
     ("[model]\nname = 'mlp'\n" + METHOD, r"\[data\] needs"),
     ("[data]\nname = 3\n[model]\nname = 'mlp'\n" + METHOD, r"\[data\] needs"),
@@ -397,6 +442,8 @@ def test_clients_may_have_networks_of_their_own(load: Any, tmp_path: Path) -> No
         ('[[client_models]]\nclients = ["1"]\nname = "mpl"\n', "no model 'mpl'"),
         ('[[client_models]]\nclients = ["1"]\nname = "mlp"\nhiden = [1]\n', "no option 'hiden'"),
         ('[[client_models]]\nclients = ["1-3", "2"]\nname = "mlp"\n', "gives client '2' two networks"),
+        ('[[client_models]]\nclients = ["3-1"]\nname = "mlp"\n', "'3-1' must run upwards"),
+        ('[[client_models]]\nclients = ["0-99999999999"]\nname = "mlp"\n', "over at most 1,000,000 clients"),
         ('[[client_models]]\nclients = ["1"]\nname = "mlp"\n', "FedAvg exchanges weights"),
     ],
 )

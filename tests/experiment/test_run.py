@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 from safetensors.torch import load_file
 
 import fedkeep
 from fedkeep import doing
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError, FedKeepError, RunError
-from fedkeep.experiment import cells, plugins
+from fedkeep.experiment import cells, plugins, provenance
 from fedkeep.experiment import run as module
 from fedkeep.experiment.machine import Progress
 from fedkeep.experiment.reading import load_recipe
@@ -276,6 +277,7 @@ def test_what_cannot_be_carried_out_shows_before_a_folder_is_made(tmp_path: Path
         ([], Machine(device="gpu")),
         (["partition.scheme=column", "partition.clients=0", "run.cohort=50"], ONE),
         (["model.name=resnet18", "training.batch_size=1"], ONE),
+        (["augmentation.crop=8"], ONE),
     ):
         with pytest.raises(FedKeepError):
             begin(load_recipe(path, settings=settings), tmp_path / "run", machine)
@@ -333,6 +335,24 @@ def test_one_interrupted_cell_resumes_and_finished_ones_stay(whole: Path, tmp_pa
     assert done == ["fedavg-seed0", "fedseq-seed0"]
     fedkeep.resume(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(whole)
+
+
+def test_a_cell_tells_which_versions_played_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(step: Any) -> None:
+        if step.done == 2:
+            raise KeyboardInterrupt
+
+    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.run(recipe, out=tmp_path / "run", on_progress=stop)
+    here = provenance.player()
+    assert here.startswith("FedKeep ")
+    assert f"PyTorch {torch.__version__}" in here
+    monkeypatch.setattr(cells, "player", lambda: "FedKeep 9")
+    (cell,) = fedkeep.resume(tmp_path / "run").cells
+    assert cell.played_by == (here, "FedKeep 9")
+    assert "1 of 1 cells were resumed by another version" in (tmp_path / "run" / "table.md").read_text()
+    assert f"fedavg-seed0 was played by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_damaged_checkpoint_is_a_clear_error(whole: Path, tmp_path: Path) -> None:

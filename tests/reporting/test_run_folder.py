@@ -128,12 +128,25 @@ def test_no_run_folder_is_an_error_that_lists_those_nearby(tmp_path: Path) -> No
         read_run(tmp_path / "first" / "cells")
 
 
+def test_a_round_that_is_no_number_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    folder = write_cell(run, "FedAvg", 0, [[1, 1]])
+    (folder / "rounds.jsonl").write_text('{"round": "3"}\n')
+    with pytest.raises(RunError, match=r"rounds\.jsonl, line 1: expected an object with a 'round', an integer"):
+        read_run(run)
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     folder = write_cell(run, "FedAvg", 0, [[1, 1]])
     write_json(folder / "cell.json", {"label": "FedAvg", "algorithm": "fedavg", "seed": 0})
     with pytest.raises(RunError, match=r"cell\.json lacks test_total"):
         read_run(run)
+    for wrong in ({"test_total": 5}, {"test_total": ["5", "5"]}, {"seed": "0"}, {"options": []}):
+        told = {"label": "FedAvg", "algorithm": "fedavg", "seed": 0, "test_total": [5, 5]} | wrong
+        write_json(folder / "cell.json", told)
+        with pytest.raises(RunError, match=rf"cell\.json holds a wrong {next(iter(wrong))}"):
+            read_run(run)
     (folder / "cell.json").write_text("[1]")
     with pytest.raises(RunError, match="should hold a JSON object"):
         read_run(run)
