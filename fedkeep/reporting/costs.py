@@ -36,12 +36,15 @@ class OfCosts(Record):
 
     @property
     def down(self) -> float:
-        """Return the mean bytes that a client receives in a round it is asked in."""
+        """Return the mean bytes that a client receives in a round it is asked in.
+
+        What a task begins and ends with is shared out over these visits.
+        """
         return self._per_visit("down")
 
     @property
     def up(self) -> float:
-        """Return the mean bytes that a client sends in a round it is asked in; lost clients count as asked."""
+        """Return the mean bytes that a client sends in such a round; lost clients count as asked."""
         return self._per_visit("up")
 
     @property

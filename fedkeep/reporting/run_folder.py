@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.errors import RunError
+from fedkeep.experiment.cells import is_finished
 from fedkeep.reporting.cell import Cell
 
 SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
@@ -105,7 +106,7 @@ def _read_cell(folder: Path) -> Cell:
         timings=_by_round(_read_lines(folder / "timings.jsonl")),
         partition=_read_json(folder / "partition.json") if (folder / "partition.json").is_file() else {},
         info=info,
-        finished=(folder / "result.json").is_file(),
+        finished=is_finished(folder),
         path=folder,
     )
 
