@@ -68,6 +68,16 @@ class Watching(Objective):
         return sum((CrossEntropy(on)(student, batches) for on in range(len(batches))), torch.zeros(()))
 
 
+@dataclass(frozen=True)
+class OfFeatures(Objective):
+    """Cross-entropy on batches whose first label is even; of others the features' size alone, without classifier."""
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        if int(batches[0].data["label"][0]) % 2 == 0:
+            return CrossEntropy()(student, batches)
+        return student.features(batches[0]).square().mean()
+
+
 def columns(count: int, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -146,6 +156,32 @@ def test_fit_is_a_plain_loop(name: str, count: int) -> None:
         torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-7)
     assert result.examples == count
     assert result.steps == 3 * -(-count // 4)
+
+
+@pytest.mark.parametrize("name", ["momentum", "weight decay", "everything"])
+def test_what_an_objective_does_not_use_stays_as_it_is_with_its_momentum(name: str) -> None:
+    networks, training, data = Networks(tiny.network, 0, CPU), SETTINGS[name], columns(11)
+    result = trained(networks, training, data, objective=OfFeatures())
+    network = networks.build()
+    network.load_state_dict(dict(networks.initial))
+    optimiser = torch.optim.SGD(
+        network.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+    order, used = torch.Generator().manual_seed(1), []
+    for _ in range(training.epochs):
+        for rows in torch.randperm(11, generator=order).split(training.batch_size):
+            optimiser.zero_grad()  # to None, so that SGD leaves out what got no gradient
+            used.append(int(data["label"][rows[0]]) % 2 == 0)
+            features = network.features(data["image"][rows])
+            loss = cross_entropy(network.classifier(features), data["label"][rows]) if used[-1] else None
+            (features.square().mean() if loss is None else loss).backward()
+            if training.clip is not None:
+                nn.utils.clip_grad_norm_(network.parameters(), training.clip)
+            optimiser.step()
+    assert any(used)
+    assert not all(used[used.index(True) :]), "a classifier with momentum is left out"
+    for n, expected in network.state_dict().items():
+        torch.testing.assert_close(result.model[n], expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("factory", [tiny.network, Normed])
