@@ -164,7 +164,7 @@ def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -
 
 
 def _is_done(column: plan.Column, label: str, seed: int) -> bool:
-    from fedkeep.experiment.cells import cell_folder, is_finished
+    from fedkeep.experiment.folders import cell_folder, is_finished
 
     method = next(method for method in column.recipe.methods if method.label == label)
     return is_finished(cell_folder(column.folder, method, seed))

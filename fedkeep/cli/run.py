@@ -11,10 +11,11 @@ from pathlib import Path
 from rich.console import Console
 
 from fedkeep.cli.progress import Display
+from fedkeep.experiment.folders import cell_name
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.run import Machine, begin, carry_out, cell_name, pending_cells, resume_command
+from fedkeep.experiment.run import Machine, begin, carry_out, pending_cells, resume_command
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.profile import profile_table, step_table
 from fedkeep.reporting.rows import summary

@@ -115,7 +115,10 @@ class Augmentation(Options):
         return moved if inside.ndim == 0 else moved.mul_(inside.unsqueeze(1))
 
     def check_fits(self, height: int, width: int) -> None:
-        """Raise `ConfigError` for a crop with as much padding as images are high or wide: some would be empty."""
+        """Raise `ConfigError` for a crop with as much padding as images are high or wide.
+
+        Some would hold nothing but padding, and none could be reflected.
+        """
         if self.crop >= min(height, width):
             raise ConfigError(
                 f"augmentation.crop = {self.crop} needs images larger than that, not {height} x {width} pixels. "

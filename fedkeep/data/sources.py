@@ -102,7 +102,7 @@ def _as_known(entry: Known, dataset: DataSet) -> DataSet:
         raise DataError(
             f"{entry.title} has {entry.classes} classes, but this copy has {dataset.classes}: "
             f"{', '.join(dataset.label_names[:12])}{', ...' if dataset.classes > 12 else ''}. Correct its labels in "
-            f"{entry.layout.label!r}, or load it as a folder of your own, by its path."
+            f"{entry.layout.label!r}, or load a folder of your own by its path."
         )
     return dataset
 

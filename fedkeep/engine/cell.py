@@ -34,13 +34,21 @@ class Log:
                 "run this part again."
             )
         self.file = path.open("r+b")
-        self.file.truncate(position)
-        self.file.seek(position)
+        self.cut(position)
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line and hand it to the operating system, so that a killed process has told all it did."""
         self.file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
         self.file.flush()
+
+    def end(self) -> int:
+        """Return how long the file is, in bytes."""
+        return self.file.tell()
+
+    def cut(self, position: int) -> None:
+        """Take back what was written beyond this place."""
+        self.file.seek(position)
+        self.file.truncate()
 
     def on_disk(self) -> int:
         """Force the file to disk and return how long it is, in bytes."""
@@ -87,23 +95,32 @@ def _play(engine: Embedded, folder: Path, on_round: OnRound | None, checkpoint_s
     def save_state() -> None:
         checkpoint.save(engine, {"rounds": records.on_disk(), "timings": timings.on_disk()})
 
-    saved = settled = engine.finished
-    spent = 0.0
+    def settle(finished: Finished) -> tuple[int, int, int]:
+        """Write down a round, and return how many are written and where; safe to repeat after a stop half-way."""
+        records.cut(written[1])
+        timings.cut(written[2])
+        records.write(finished.record)
+        timings.write(finished.timings | {"checkpoint": spent})
+        return engine.finished, records.end(), timings.end()
+
+    written, saved, spent = (engine.finished, records.end(), timings.end()), engine.finished, 0.0
+    finished: Finished | None = None
     with records.file, timings.file:
         try:
             while engine.finished < engine.rounds:
                 finished = engine.advance()
-                records.write(finished.record)
-                timings.write(finished.timings | {"checkpoint": spent})
-                settled, spent = engine.finished, 0.0
+                written = settle(finished)
+                spent = 0.0
                 if checkpoint.due():
                     save_state()
                     saved, spent = engine.finished, checkpoint.cost
                 if on_round is not None:
                     on_round(finished)
         finally:
-            # An exception may have struck between a round and its record; then the last checkpoint stands.
-            if engine.finished == settled > saved:
+            if finished is not None and finished.record["round"] == engine.finished > written[0]:
+                written = settle(finished)
+            # Ctrl-C may have struck between the end of a round and what it returns; then the last checkpoint stands.
+            if engine.finished == written[0] > saved:
                 save_state()
     served = engine.serves(engine.plan.served[0])
     model = {name: tensor.detach().cpu().contiguous() for name, tensor in served.items()}

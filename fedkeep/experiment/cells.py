@@ -20,6 +20,7 @@ from fedkeep.engine.cell import CellBusy, play
 from fedkeep.engine.choose import choose_stack
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import RunError
+from fedkeep.experiment.folders import cell_folder, is_finished
 from fedkeep.experiment.helpers import Helpers, useful
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
 from fedkeep.experiment.provenance import player
@@ -56,7 +57,8 @@ def describe_begun(cell: Path, description: Mapping[str, Any]) -> None:
     path, players = cell / "cell.json", [player()]
     if (cell / "checkpoint" / "manifest.json").is_file():
         before = _begun(path)
-        begun, players = before.get("rests_on", {}), list(dict.fromkeys([*before.get("played_by", ()), *players]))
+        begun, earlier = before.get("rests_on", {}), before.get("played_by", ["a version that did not say"])
+        players = list(dict.fromkeys([*earlier, *players]))
         others = [name for name, now in description["rests_on"].items() if begun.get(name, now) != now]
         if others:
             raise RunError(
@@ -98,21 +100,6 @@ def play_all(jobs: Sequence[Job], machine: Machine, on_progress: OnProgress | No
             _play(job, machine, tell, workers)
 
 
-def cell_name(method: Method, seed: int) -> str:
-    """Return the folder name of one method with one seed."""
-    return f"{method.slug}-seed{seed}"
-
-
-def cell_folder(folder: Path, method: Method, seed: int) -> Path:
-    """Return the folder of one method with one seed in a run folder."""
-    return folder / "cells" / cell_name(method, seed)
-
-
-def is_finished(cell: Path) -> bool:
-    """Tell whether a cell's folder holds all that a finished cell leaves."""
-    return all((cell / name).exists() for name in ("cell.json", "rounds.jsonl", "result.json"))
-
-
 def as_begun(folder: Path, machine: Machine) -> Machine:
     """Return the machine with what results depend on as a run began with it: device, threads, stacks and graphs."""
     try:
@@ -121,7 +108,7 @@ def as_begun(folder: Path, machine: Machine) -> Machine:
         graphs = bool(info.get("graphs", False))
         return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack, graphs=graphs)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}.") from error
+        raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error
 
 
 def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:

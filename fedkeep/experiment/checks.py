@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedkeep.errors import ConfigError
+from fedkeep.experiment.networks import check_clients
 from fedkeep.interface import algorithms
 
 if TYPE_CHECKING:
@@ -22,16 +23,17 @@ def check(recipe: Recipe) -> None:
     _check_sizes(recipe)
     _check_server(recipe)
     _check_paper(recipe.paper)
+    check_clients(recipe.client_models)
     for method in recipe.methods:
         _check_needs(recipe, method)
 
 
 def _check_seeds(seeds: Any) -> None:
-    if not isinstance(seeds, tuple) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        given = list(seeds) if isinstance(seeds, tuple) else seeds
+    given = list(seeds) if isinstance(seeds, tuple) else seeds
+    if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
         raise ConfigError(f"seeds must be a list of integers from 0 on, such as [0, 1, 2], not {given!r}.")
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seeds {list(seeds)} name one twice. Each seed is run once.")
+        raise ConfigError(f"seeds {given} name one twice. Each seed is run once.")
 
 
 def _check_methods(methods: tuple[Method, ...]) -> None:
@@ -41,6 +43,10 @@ def _check_methods(methods: tuple[Method, ...]) -> None:
         )
     taken: dict[str, str] = {}
     for method in methods:
+        if not hasattr(method, "slug"):
+            raise ConfigError(
+                f"methods of a recipe have labels, which {method!r} has not. Give method objects to fedkeep.run."
+            )
         if (other := taken.get(method.slug)) is not None:
             same = "" if other == method.label else f" and {other!r}, which would share the folder {method.slug!r}"
             raise ConfigError(f"two methods are labelled {method.label!r}{same}. Give each its own label.")
@@ -81,7 +87,11 @@ def _check_paper(paper: Mapping[str, Any]) -> None:
 
 
 def _is_spread(value: Any) -> bool:
-    return isinstance(value, list) and 1 <= len(value) <= 2 and all(type(number) in (int, float) for number in value)
+    return (
+        isinstance(value, list | tuple)
+        and 1 <= len(value) <= 2
+        and all(type(number) in (int, float) for number in value)
+    )
 
 
 def _check_needs(recipe: Recipe, method: Method) -> None:

@@ -16,6 +16,7 @@ from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.setup import engine_for, federate
 from fedkeep.interface.values import payload
+from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 BASE = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
 
@@ -64,10 +65,17 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
         share = recipe.run.cohort / (len(small.clients) * more)
         small = replace(small, server=_part(small.server, share))
     plan = replace(
-        recipe.run, rounds=3, cohort=len(small.clients), evaluate_every=3, evaluate_visits=False, served=("last",)
+        recipe.run,
+        rounds=3,
+        cohort=len(small.clients),
+        min_clients=1,
+        evaluate_every=3,
+        evaluate_visits=False,
+        served=("last",),
     )
     shortest = replace(recipe.training, epochs=1)
-    brief = replace(recipe, methods=(method,), run=plan, tasks=Tasks(), training=shortest)
+    # A method that draws from a generator is not estimated, and none is left without tasks.
+    brief = replace(recipe, methods=(method,), run=plan, tasks=Tasks(), training=shortest, generator=GeneratorChoice())
     engine = engine_for(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
     engine.advance()
     finished = engine.advance()

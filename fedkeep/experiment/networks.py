@@ -16,7 +16,7 @@ from fedkeep.models.custom import from_path
 from fedkeep.options import as_table, build
 
 MOST = 1_000_000
-"""Clients that one range of names may stand for."""
+"""Clients that one range of names may stand for; what would be more is a name."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Archit
 
 
 def read_client_models(entries: Any, where: str, allow_code: bool) -> tuple[ClientModel, ...]:
-    """Return the networks that a recipe gives to some clients; raise `ConfigError` if a client would get two."""
+    """Return the networks that a recipe gives to some clients; raise `ConfigError` with what is wrong."""
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError(f"{where}: client_models must be tables, each under [[client_models]].")
     found = []
@@ -63,11 +63,15 @@ def read_client_models(entries: Any, where: str, allow_code: bool) -> tuple[Clie
             raise ConfigError(f'{place} needs clients, a list of names such as ["0", "1-4"], not {clients!r}.')
         rest = {key: value for key, value in entry.items() if key != "clients"}
         found.append(ClientModel(tuple(clients), read_model(rest, place, allow_code)))
-    named = Counter(name for model in found for name in _names(model, ()))
+    return tuple(found)
+
+
+def check_clients(models: Sequence[ClientModel]) -> None:
+    """Raise `ConfigError` if a client would get two networks."""
+    named = Counter(name for model in models for name in _names(model, ()))
     twice = next((name for name, count in named.items() if count > 1), None)
     if twice is not None:
-        raise ConfigError(f"{where}: [[client_models]] gives client {twice!r} two networks. Name it once.")
-    return tuple(found)
+        raise ConfigError(f"[[client_models]] gives client {twice!r} two networks. Name it once.")
 
 
 def own_models(models: Sequence[ClientModel], clients: Container[str]) -> dict[str, Architecture]:
@@ -117,11 +121,8 @@ def _names(model: ClientModel, clients: Container[str]) -> list[str]:
     found: list[str] = []
     for name in model.clients:
         first, dash, last = name.partition("-")
-        if name not in clients and dash and first.isdecimal() and last.isdecimal():
-            if not 0 <= int(last) - int(first) < MOST:
-                raise ConfigError(
-                    f"[[client_models]]: {name!r} must run upwards, over at most {MOST:,} clients, such as '1-4'."
-                )
+        is_range = name not in clients and dash and first.isdecimal() and last.isdecimal()
+        if is_range and 0 <= int(last) - int(first) < MOST:
             found += map(str, range(int(first), int(last) + 1))
         else:
             found.append(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from functools import cache
@@ -24,17 +25,20 @@ def player() -> str:
 
 @cache
 def revision() -> str | None:
-    """Return the revision of the sources that run, if they are a checkout, with a mark if they were changed since."""
-    here = Path(__file__)
+    """Return the last revision that changed the package, if it is a checkout, with a mark if it was changed since."""
+    here = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
+        calm = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # no lock that another process would find
         done = subprocess.run(
-            ["git", *words], cwd=here.parent, capture_output=True, timeout=5, check=True, encoding="utf-8"
+            ["git", *words], cwd=here, capture_output=True, timeout=30, check=True, encoding="utf-8", env=calm
         )
         return done.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", here.name)  # not the repository of a user who installed the package in his
-        return git("describe", "--always", "--dirty") or None
+        # Not the repository of a user who installed the package in his.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        changed = "-dirty" if git("status", "--porcelain", "--", ".") else ""
+        return git("log", "-1", "--format=%h", "--", ".") + changed or None
     except (OSError, subprocess.SubprocessError):
         return None

@@ -23,7 +23,7 @@ from fedkeep.models import Architecture
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
-LONGEST = 100
+LONGEST = 200
 """Of a label's folder name, in characters: file systems take 255 bytes, and a seed is added."""
 
 
@@ -85,6 +85,9 @@ class Recipe:
     paper: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("seeds", "methods", "client_models"):
+            if isinstance(given := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(given))
         check(self)
 
     @property

@@ -15,8 +15,9 @@ from filelock import FileLock
 
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.catalogue import paper_tables
-from fedkeep.experiment.cells import Job, cell_name
+from fedkeep.experiment.cells import Job
 from fedkeep.experiment.changes import SECTIONS
+from fedkeep.experiment.folders import cell_name
 from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.reading import load_recipe, printed
 from fedkeep.experiment.recipe import Method, Recipe

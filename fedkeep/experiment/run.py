@@ -17,13 +17,14 @@ from fedkeep import seeds
 from fedkeep.engine.networks import checked_batches
 from fedkeep.engine.recording import checked_graphs
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.cells import Job, as_begun, cell_folder, cell_name, is_finished, play_all
+from fedkeep.experiment.cells import Job, as_begun, play_all
+from fedkeep.experiment.folders import cell_folder, cell_name, is_finished
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
 from fedkeep.experiment.networks import located, own_models
 from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.setup import checked_cohort, checked_device, checked_generator, federate
+from fedkeep.experiment.setup import checked_augmentation, checked_cohort, checked_device, checked_generator, federate
 from fedkeep.files import write_whole
 
 __all__ = ["Machine", "OnProgress", "Progress", "begin", "carry_out", "cell_name", "pending_cells", "resume_command"]
@@ -42,8 +43,8 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         checked_graphs(device)
     for seed in recipe.seeds:  # what cannot be carried out shows before any training
         federation = federate(recipe, seed, machine.data_dir)
-        recipe.augmentation.check_fits(*federation.dataset.shape[1:])
         checked_cohort(recipe, federation)
+        checked_augmentation(recipe, federation)
         checked_generator(recipe, federation, machine.data_dir)
     for model in {recipe.model, *own_models(recipe.client_models, federation.clients).values()}:
         with seeds.borrowed(0):

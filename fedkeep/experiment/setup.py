@@ -122,6 +122,7 @@ def engine_for(
     """Return the embedded engine of one method with one seed, at round 0; in ``data_dir`` its generator may be."""
     dataset = federation.dataset
     checked_cohort(recipe, federation)
+    checked_augmentation(recipe, federation)
     checked_generator(recipe, federation, data_dir)
     model = located(recipe.model, data_dir)
 
@@ -162,6 +163,12 @@ def checked_cohort(recipe: Recipe, federation: Federation) -> None:
             f"a cohort of {recipe.run.cohort} cannot be drawn from {len(federation.clients)} clients. "
             "Change run.cohort."
         )
+
+
+def checked_augmentation(recipe: Recipe, federation: Federation) -> None:
+    """Raise `ConfigError` if images are too small for what the recipe does to them."""
+    _, height, width = federation.dataset.shape
+    recipe.augmentation.check_fits(height, width)
 
 
 def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:

@@ -20,7 +20,8 @@ from filelock import FileLock, Timeout
 from fedkeep.engine.cell import CellBusy, play
 from fedkeep.engine.embedded import Finished
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.cells import as_begun, cell_folder, cell_name, describe_begun, pinned_threads
+from fedkeep.experiment.cells import as_begun, describe_begun, pinned_threads
+from fedkeep.experiment.folders import cell_folder, cell_name
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.reading import load_recipe, parse_recipe
 from fedkeep.experiment.recipe import Method, Recipe
@@ -98,9 +99,9 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     journal = Journal(cell / "journal")
     engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
     description = describe_cell(recipe, method, seed, federation, config.data_dir or None)
-    describe_begun(cell, description)
     if _rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
         shutil.rmtree(cell / "checkpoint", ignore_errors=True)
+    describe_begun(cell, description)
     tell = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])
 
     def on_round(finished: Finished) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedkeep.fusion.plans import Cost, Plan, Solver, cost_matrix, diagonal, mean_plan, moved, plan_of
 from fedkeep.models import Weights
 from fedkeep.models.channels import Layer
+from fedkeep.models.weights import mean
 from fedkeep.options import Options, option
 
 Skip = Literal["tied", "sj", "refine"]
@@ -71,6 +72,10 @@ class Transport(Options):
     bias_in_cost: bool = option(False, "compare biases and batch norms' scales too, not the weights alone")
     result: Literal["fused", "aligned"] = option("fused", "mix the laid source with the base, or take it alone")
     eta: float = option(0.5, "of fused: the base's share", low=0, high=1)
+
+    def fuse(self, models: Sequence[Weights], turn: int, layers: Sequence[Layer]) -> Projection:
+        """Lay the plain mean of the models onto number ``turn``, counted on from the first again after the last."""
+        return self.project(mean(models), models[turn % len(models)], layers)
 
     @torch.no_grad()
     def project(self, source: Weights, base: Weights, layers: Sequence[Layer]) -> Projection:

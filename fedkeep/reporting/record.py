@@ -67,7 +67,10 @@ class Record:
 
     @property
     def played_by(self) -> tuple[str, ...]:
-        """Return the versions that played its rounds; several where another one resumed it, none in old records."""
+        """Return the versions that played its rounds; several where another one resumed it, none in old records.
+
+        At real sites it is the server's.
+        """
         return tuple(map(str, self.info.get("played_by", ())))
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.errors import RunError
-from fedkeep.experiment.cells import is_finished
+from fedkeep.experiment.folders import is_finished
 from fedkeep.reporting.cell import Cell
 
 SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
@@ -95,7 +95,9 @@ def _read_cell(folder: Path) -> Cell:
     wrong = [name for name, kind in KINDS.items() if name in info and not isinstance(info[name], kind)]
     if wrong or not all(type(count) in (int, float) for count in info["test_total"]):
         names = ", ".join(wrong or ["test_total"])
-        raise RunError(f"{folder / 'cell.json'} holds a wrong {names}. Restore it, or repeat the run.")
+        raise RunError(
+            f"{folder / 'cell.json'} holds {names} of another kind than a run writes. Restore it, or repeat the run."
+        )
     return Cell(
         label=str(info["label"]),
         algorithm=str(info["algorithm"]),

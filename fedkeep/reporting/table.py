@@ -83,7 +83,9 @@ def caption(rows: Sequence[Row]) -> str:
     )
     seeds += f" {lost:,} of {asked:,} clients asked were lost; report.html says why." if lost else ""
     mixed = sum(len(cell.played_by) > 1 for cell in cells)
-    seeds += f" {mixed} of {len(cells)} cells were resumed by another version; report.html names both." if mixed else ""
+    seeds += (
+        f" Cells that another version went on with, which report.html names: {mixed} of {len(cells)}." if mixed else ""
+    )
     if has_tasks(rows):
         return seeds + (
             " Accuracy is the mean over tasks of that on each task's classes, among all classes seen by then."

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.engine import checkpoint as module
-from fedkeep.engine.cell import play
+from fedkeep.engine.cell import Log, play
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.errors import RunError
 from fedkeep.files import write_whole
@@ -144,6 +144,33 @@ def test_an_interrupt_while_saving_still_saves_at_the_end(tmp_path: Path, monkey
     assert json.loads((tmp_path / "cut" / "checkpoint" / "manifest.json").read_text())["round"] == 2
     play(tiny.engine(SFedKD()), tmp_path / "cut")
     assert (tmp_path / "cut" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("file", ["rounds.jsonl", "timings.jsonl"])
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interrupt_between_a_round_and_its_records_loses_nothing(
+    file: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(tiny.engine(SFedKD()), tmp_path / "whole")
+    write, interrupted = Log.write, []
+
+    def once(log: Log, line: dict[str, Any]) -> None:
+        strikes = not interrupted and line["round"] == 2 and Path(log.file.name).name == file
+        interrupted.extend([file] if strikes else [])
+        if not (strikes and before):
+            write(log, line)
+        if strikes:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, "write", once)
+        with pytest.raises(KeyboardInterrupt):
+            play(tiny.engine(SFedKD()), tmp_path / "cut")
+    assert json.loads((tmp_path / "cut" / "checkpoint" / "manifest.json").read_text())["round"] == 2
+    play(tiny.engine(SFedKD()), tmp_path / "cut")
+    assert (tmp_path / "cut" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "cut" / "timings.jsonl").read_text().splitlines()]
+    assert rounds == sorted(set(rounds))
 
 
 def test_leftovers_of_a_kill_while_writing_are_cleared(tmp_path: Path) -> None:

@@ -57,6 +57,18 @@ def test_it_grows_with_the_clients_data_and_with_the_public_set(
     assert expected.seconds == pytest.approx(taken(whole, method), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", ["run.cohort=8", "run.min_clients=6"]),
+        ("finetune", ["tasks.tasks=2", 'generator.by_task=["a", "b"]']),
+    ],
+)
+def test_what_holds_of_a_whole_run_need_not_hold_of_the_trial(method: str, settings: list[str], tmp_path: Path) -> None:
+    whole = load_recipe(tiny.write_recipe(tmp_path), methods=[method], settings=settings)
+    assert estimate(whole, whole.methods[0], Machine()).seconds > 0
+
+
 def test_a_method_that_draws_images_is_not_estimated(tmp_path: Path) -> None:
     whole = load_recipe(tiny.write_recipe(tmp_path), methods=["feddcl"], settings=["generator.name=somewhere"])
     with pytest.raises(NotEstimated, match="FedDCL is not estimated: most of its time"):

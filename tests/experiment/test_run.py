@@ -351,7 +351,14 @@ def test_a_cell_tells_which_versions_played_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(cells, "player", lambda: "FedKeep 9")
     (cell,) = fedkeep.resume(tmp_path / "run").cells
     assert cell.played_by == (here, "FedKeep 9")
-    assert "1 of 1 cells were resumed by another version" in (tmp_path / "run" / "table.md").read_text()
+    assert (
+        "Cells that another version went on with, which report.html names: 1 of 1."
+        in (tmp_path / "run" / "table.md").read_text()
+    )
+    told = json.loads((cell.path / "cell.json").read_text())
+    (cell.path / "cell.json").write_text(json.dumps({key: told[key] for key in told if key != "played_by"}))
+    cells.describe_begun(cell.path, told)
+    assert json.loads((cell.path / "cell.json").read_text())["played_by"] == ["a version that did not say", "FedKeep 9"]
     assert f"fedavg-seed0 was played by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
 
 

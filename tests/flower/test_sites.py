@@ -16,7 +16,7 @@ from trial import Killed, config, embedded, embedded_once, killing, model, recor
 from fedkeep.engine.cell import CellBusy
 from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, FedKeepError, RunError
-from fedkeep.experiment.cells import cell_name
+from fedkeep.experiment.folders import cell_name
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.setup import load_data
 from fedkeep.flower import performer, sites

@@ -159,14 +159,22 @@ def test_models_that_began_alike_stay_in_place_and_aligned_is_the_mean(name: str
         start | add(floats, {k: v - v.mean() for k, v in model(name, s).items() if k in floats}, 0.05)
         for s in (2, 3, 4)
     ]
-    found = ALIGNED.project(mean(clients), clients[1], layers)
+    found = ALIGNED.fuse(clients, 1, layers)
     assert set(found.diagonal.values()) == {1.0}
     assert tiny.equal(found.model, mean(clients))
-    fused = Transport().project(mean(clients), clients[1], layers).model
+    fused = Transport().fuse(clients, 1, layers).model
     # Half the mean and half the base: the base counts (K + 1) / 2K, two thirds of three clients.
     expected = mean(clients, [1 / 6, 4 / 6, 1 / 6])
     for key, tensor in expected.items():
         torch.testing.assert_close(fused[key], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_the_base_is_the_next_model_each_time() -> None:
+    layers = channels(NETWORKS["lenet5"][0])
+    clients = [model("lenet5", seed) for seed in (1, 2, 3)]
+    for turn in (0, 1, 2, 3, 7):
+        found = Transport(eta=1.0).fuse(clients, turn, layers).model
+        assert tiny.equal(found, clients[turn % 3])
 
 
 @each_network

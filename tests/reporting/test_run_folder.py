@@ -145,7 +145,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     for wrong in ({"test_total": 5}, {"test_total": ["5", "5"]}, {"seed": "0"}, {"options": []}):
         told = {"label": "FedAvg", "algorithm": "fedavg", "seed": 0, "test_total": [5, 5]} | wrong
         write_json(folder / "cell.json", told)
-        with pytest.raises(RunError, match=rf"cell\.json holds a wrong {next(iter(wrong))}"):
+        with pytest.raises(RunError, match=rf"cell\.json holds {next(iter(wrong))} of another kind"):
             read_run(run)
     (folder / "cell.json").write_text("[1]")
     with pytest.raises(RunError, match="should hold a JSON object"):
