@@ -158,7 +158,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
     parts: dict[str, Any] = {
         "model": read_model(sections["model"], f"{where}, [model]", allow_code),
         "methods": _methods(_method_tables(table, where), where),
-        "seeds": _listed(table.get("seeds", [0])),
+        "seeds": table.get("seeds", [0]),
         "client_models": read_client_models(table.get("client_models", []), where, allow_code),
         "paper": _table(table, "paper", where),
     }
@@ -167,10 +167,6 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         return Recipe(name=name, title=str(table.get("title", name)), data=data, partition=partition, **parts)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def _listed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _table(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
