@@ -27,8 +27,8 @@ from fedkeep import seeds
 from fedkeep.fusion.plans import cost_matrix, plan_of
 from fedkeep.fusion.transport import Maps, Transport, laid
 from fedkeep.models import VGG16, Architecture, LeNet5, ResNet18, Shape, Weights
-from fedkeep.models.channels import Layer, channels
-from fedkeep.models.weights import weights_of
+from fedkeep.models.channel_groups import ChannelLayer, channel_groups
+from fedkeep.models.weights import state_dict_copy
 
 NETWORKS: tuple[tuple[str, Architecture, Shape], ...] = (
     ("LeNet-5", LeNet5(), (1, 28, 28)),
@@ -79,7 +79,7 @@ class Measured:
 
 def measure(label: str, architecture: Architecture, shape: Shape, way: str, repetitions: int) -> list[Measured]:
     """Lay sources of three kinds onto a base."""
-    layers = channels(architecture.build(shape, 10))
+    layers = channel_groups(architecture.build(shape, 10))
     base, other = (initial(architecture, shape, seed) for seed in (0, 1))
     cases = {"same start": nudged(base), "permuted copy": permuted(base, layers), "unrelated": other}
     found = []
@@ -99,7 +99,7 @@ def measure(label: str, architecture: Architecture, shape: Shape, way: str, repe
 def initial(architecture: Architecture, shape: Shape, seed: int) -> Weights:
     """Return initial weights."""
     with seeds.borrowed(seed):
-        return weights_of(architecture.build(shape, 10))
+        return state_dict_copy(architecture.build(shape, 10))
 
 
 def nudged(model: Weights) -> Weights:
@@ -111,7 +111,7 @@ def nudged(model: Weights) -> Weights:
     }
 
 
-def permuted(model: Weights, layers: Sequence[Layer]) -> Weights:
+def permuted(model: Weights, layers: Sequence[ChannelLayer]) -> Weights:
     """Return the model with the channels of every group in a random order."""
     noise = torch.Generator().manual_seed(3)
     sizes = {layer.writes: len(model[f"{layer.name}.weight"]) for layer in layers if layer.writes is not None}

@@ -16,7 +16,7 @@ from fedkeep.data.partition import ClasswiseDirichlet, Partition
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.plan import Plan
 from fedkeep.interface import Algorithm, Training
-from fedkeep.models import Weights, architecture
+from fedkeep.models import Weights, get_architecture
 from fedkeep.synthesis.diffusion.generator import Generator
 from fedkeep.synthesis.diffusion.noise import Noise
 
@@ -94,7 +94,7 @@ def federation(sizes: Sequence[int] = SIZES) -> Federation:
 
 
 def network() -> nn.Module:
-    return architecture("mlp")(hidden=(8,)).build(SHAPE, CLASSES)  # type: ignore[call-arg]
+    return get_architecture("mlp")(hidden=(8,)).build(SHAPE, CLASSES)  # type: ignore[call-arg]
 
 
 SYNTHESIS = {"nums": 6, "synthesis_batch_size": 4, "g_steps": 2, "warmup": 1, "nz": 3, "ngf": 2, "kd_steps": 2}
@@ -203,6 +203,6 @@ def engine_with_tasks(
 ) -> Embedded:
     """Return an engine at round 0, with ``rounds`` in each task."""
     first = (tasks or stream()).federation(1, dataset(6, seed=3).train)
-    hidden = architecture("mlp")(hidden=(8,))  # type: ignore[call-arg]
+    hidden = get_architecture("mlp")(hidden=(8,))  # type: ignore[call-arg]
     settings = {"federation": first, "factory": lambda: hidden.build(SHAPE, first.seen[0])} | changes
     return engine(algorithm, rounds=rounds, cohort=cohort, **settings)

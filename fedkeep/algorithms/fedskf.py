@@ -27,8 +27,8 @@ from fedkeep.fusion.plans import Cost, Solver, diagonal
 from fedkeep.fusion.transport import Skip, laid_classifier
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, each, on_client
 from fedkeep.models import Weights
-from fedkeep.models.channels import channels
-from fedkeep.models.heads import WEIGHT, continued, head_of
+from fedkeep.models.channel_groups import channel_groups
+from fedkeep.models.heads import WEIGHT, classifier_tensors, expand_like
 from fedkeep.objectives import NOTHING, TSD, Objective, Prototypes, Quadratic, Rotated, Scaled
 from fedkeep.objectives.prototypes import added
 from fedkeep.objectives.rotations import ROTATIONS
@@ -149,7 +149,7 @@ class FedSKF(Algorithm[Turn, Personal]):
     def round(self, server: Server[Turn], cohort: Cohort) -> None:
         kept = server.state
         # First of all, since not every network can be followed.
-        layers = () if self.pit == "off" else channels(server.network(server.model))
+        layers = () if self.pit == "off" else channel_groups(server.network(server.model))
         replies = cohort.ask(self.train, server.model, self.moves(kept, cohort))
         average = fused(replies, self.fusion)
         if self.pit == "off":
@@ -194,7 +194,7 @@ class FedSKF(Algorithm[Turn, Personal]):
         if self.level == "pass":
             kept.prototypes = added(kept.prototypes, own_prototypes(client, kept.old_own), self.radius == "first")
         if self.old_local == "post_sync":
-            kept.old_own = {**model, **laid(head_of(kept.old_own), moves)}
+            kept.old_own = {**model, **laid(classifier_tensors(kept.old_own), moves)}
 
     def start(self, client: Client[Personal], model: Weights, moves: list[Tensor]) -> Weights:
         """Return what is trained: the global model, with the client's own classifier unless it is time to meet."""
@@ -205,7 +205,7 @@ class FedSKF(Algorithm[Turn, Personal]):
         if due or not self.sync or not kept.own:
             return model
         # Moved first: the rows of new classes come from the server, and read its order already.
-        return {**model, **continued(laid(head_of(kept.own), moves), model)}
+        return {**model, **expand_like(laid(classifier_tensors(kept.own), moves), model)}
 
     def labels(self, client: Client[Personal]) -> Objective:
         """Return what is learned beside what the lesson of the task holds."""
@@ -218,7 +218,7 @@ class FedSKF(Algorithm[Turn, Personal]):
         """Return w_pull ||c - c_global||^2; in a task's first round, of the old classes' rows at most."""
         if not (self.sync and self.w_pull):
             return NOTHING
-        anchor = head_of(model)
+        anchor = classifier_tensors(model)
         if client.round > 1:
             return Quadratic(anchor, self.w_pull)
         if self.first_pull == "off" or not client.old:

@@ -15,23 +15,23 @@ from fedkeep.fusion.masked import masked_mean
 from fedkeep.interface import Algorithm, Client, Cohort, Server, on_client
 from fedkeep.interface.party import Party
 from fedkeep.models import Weights
-from fedkeep.models.decomposed import (
+from fedkeep.models.fedweit_layers import (
     ADAPTIVE,
     ATTENTION,
     MASK,
-    Decomposition,
-    Sparse,
-    by_unit,
-    dense,
-    prefixed,
-    row_count,
-    rows,
-    sparse,
-    stacked,
-    under,
+    FedWeITParametrization,
+    SparseTensors,
+    active_weights,
+    add_prefix,
+    broadcast_units,
+    num_active_weights,
+    remove_prefix,
+    stack_dense,
+    to_dense,
+    to_sparse,
 )
 from fedkeep.models.heads import BIAS, WEIGHT
-from fedkeep.models.weights import mean, same_form
+from fedkeep.models.weights import find_mismatch, mean
 from fedkeep.objectives import Absolute, Objective, Quadratic
 from fedkeep.options import option
 
@@ -50,7 +50,7 @@ class Share:
 class Own:
     """What a client tells at a task's end: its larger adaptive weights, and by layer its masks and attention."""
 
-    adaptive: Sparse
+    adaptive: SparseTensors
     parts: Weights
 
 
@@ -66,7 +66,7 @@ class Part:
 
     def weights(self, model: Weights) -> Weights:
         """Return the network's weights for the task, with B as in a model."""
-        layers = {n: model[n] * by_unit(mask, model[n]) + self.added[n] for n, mask in self.mask.items()}
+        layers = {n: model[n] * broadcast_units(mask, model[n]) + self.added[n] for n, mask in self.mask.items()}
         return {**model, **self.rest, **layers}
 
 
@@ -75,7 +75,7 @@ class Parts:
     """What the server keeps: its parts of all tasks so far, and what clients told at the end of the last."""
 
     tasks: list[Part] = field(default_factory=list)
-    told: list[Sparse] = field(default_factory=list)
+    told: list[SparseTensors] = field(default_factory=list)
 
 
 @dataclass
@@ -87,12 +87,12 @@ class Decomposed:
     model: Weights = field(default_factory=dict)
     anchor: Weights = field(default_factory=dict)
     held: Weights = field(default_factory=dict)
-    others: list[Sparse] = field(default_factory=list)
+    others: list[SparseTensors] = field(default_factory=list)
     heard: int = 0
 
-    def composition(self) -> Decomposition:
+    def composition(self) -> FedWeITParametrization:
         """Return how the model's parts become a network's weights."""
-        return Decomposition(stacked(self.others, self.anchor))
+        return FedWeITParametrization(stack_dense(self.others, self.anchor))
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ class FedWeIT(Algorithm[Parts, Decomposed]):
 
     def round(self, server: Server[Parts], cohort: Cohort) -> None:
         replies = list(cohort.ask(self.train, server.model).values())
-        masks = [under(MASK, reply.parts) for reply in replies]
+        masks = [remove_prefix(MASK, reply.parts) for reply in replies]
         body = {name: server.model[name] for name in layers(server)}
         body = masked_mean(body, [reply.body for reply in replies], masks, self.sparsity)
-        rest = mean([under(REST, reply.parts) for reply in replies])
+        rest = mean([remove_prefix(REST, reply.parts) for reply in replies])
         head = {n: torch.cat((server.model[n][: server.old], rest[n])) for n in new_rows(server, server.model)}
         server.model = {**server.model, **body, **rest, **head}
         server.state.tasks[-1].mask = gates(masks)
@@ -152,10 +152,10 @@ class FedWeIT(Algorithm[Parts, Decomposed]):
     def end_task(self, server: Server[Parts], clients: Cohort) -> None:
         kept, part = server.state, server.state.tasks[-1]
         part.rest = rest_of(server, server.model)
-        others = stacked(kept.told, part.added)
+        others = stack_dense(kept.told, part.added)
         told = [own for own in clients.ask(self.tell).values() if own is not None]
         if told:
-            part.mask = gates([under(MASK, own.parts) for own in told])
+            part.mask = gates([remove_prefix(MASK, own.parts) for own in told])
             part.added = mean([added(own, others, part.added) for own in told])
         kept.told = [own.adaptive for own in told]
 
@@ -176,19 +176,19 @@ class FedWeIT(Algorithm[Parts, Decomposed]):
         body = {name: server.model[name] for name in layers(server)}
         masks = {MASK + name: layer.new_empty(len(layer)) for name, layer in body.items()}
         if isinstance(reply, Share):
-            rest = prefixed(REST, rest_of(server, server.model) | new_rows(server, server.model))
-            wrong = same_form(reply.parts, masks | rest)
+            rest = add_prefix(REST, rest_of(server, server.model) | new_rows(server, server.model))
+            wrong = find_mismatch(reply.parts, masks | rest)
             if not wrong:
-                count = row_count(body, under(MASK, reply.parts), self.sparsity)
-                wrong = same_form({"body": reply.body}, {"body": torch.empty(count)})
+                count = num_active_weights(body, remove_prefix(MASK, reply.parts), self.sparsity)
+                wrong = find_mismatch({"body": reply.body}, {"body": torch.empty(count)})
         else:
-            heard = len(server.state.told) if any(map(len, under(ATTENTION, reply.parts).values())) else 0
-            wrong = same_form(reply.parts, masks | {ATTENTION + name: torch.empty(heard) for name in body})
+            heard = len(server.state.told) if any(map(len, remove_prefix(ATTENTION, reply.parts).values())) else 0
+            wrong = find_mismatch(reply.parts, masks | {ATTENTION + name: torch.empty(heard) for name in body})
             wrong = wrong or reply.adaptive.fault(sum(layer.numel() for layer in body.values()))
         return wrong and f"other parts than its own: {wrong}"
 
     @on_client
-    def hear(self, client: Client[Decomposed], told: list[Sparse]) -> None:
+    def hear(self, client: Client[Decomposed], told: list[SparseTensors]) -> None:
         """Keep what clients told at the end of the task before."""
         client.state.others, client.state.heard = told, client.task
 
@@ -200,9 +200,9 @@ class FedWeIT(Algorithm[Parts, Decomposed]):
             self.begin(client, model)
         parts = {name: tensor for name, tensor in kept.model.items() if name not in model}
         kept.model = client.fit({**model, **parts}, self.objective(client), composition=kept.composition()).model
-        body, masks = {name: kept.model[name] for name in kept.anchor}, under(MASK, kept.model)
+        body, masks = {name: kept.model[name] for name in kept.anchor}, remove_prefix(MASK, kept.model)
         rest = rest_of(client, kept.model) | new_rows(client, kept.model)
-        return Share(rows(body, masks, self.sparsity), prefixed(MASK, masks) | prefixed(REST, rest))
+        return Share(active_weights(body, masks, self.sparsity), add_prefix(MASK, masks) | add_prefix(REST, rest))
 
     @on_client
     def tell(self, client: Client[Decomposed]) -> Own | None:
@@ -211,13 +211,13 @@ class FedWeIT(Algorithm[Parts, Decomposed]):
         if kept.task != client.task:
             return None
         parts = {name: tensor for name, tensor in kept.model.items() if name.startswith((MASK, ATTENTION))}
-        return Own(sparse(under(ADAPTIVE, kept.model), self.threshold), parts)
+        return Own(to_sparse(remove_prefix(ADAPTIVE, kept.model), self.threshold), parts)
 
     def begin(self, client: Client[Decomposed], model: Weights) -> None:
         """Begin a task with parts of its own, and hold what those of the task before need."""
         kept = client.state
-        squares = {name: mask.sigmoid().square() for name, mask in under(MASK, kept.model).items()}
-        held = {n: by_unit(square, model[n]) for n, square in squares.items()}
+        squares = {name: mask.sigmoid().square() for name, mask in remove_prefix(MASK, kept.model).items()}
+        held = {n: broadcast_units(square, model[n]) for n, square in squares.items()}
         kept.held = {n: kept.held[n] + square for n, square in held.items()} if kept.held else held
         kept.anchor, kept.task = {name: model[name] for name in layers(client)}, client.task
         if kept.heard != client.task:
@@ -261,11 +261,11 @@ def new_rows(party: Party[Any], model: Weights) -> dict[str, Tensor]:
 
 def added(own: Own, others: Weights, like: Weights) -> dict[str, Tensor]:
     """Return by layer what a client adds to B: A + sum_j a_j A_j."""
-    attention = under(ATTENTION, own.parts)
+    attention = remove_prefix(ATTENTION, own.parts)
     heard = {name: len(attention[name]) > 0 and name in others for name in like}
     return {
         name: layer + torch.tensordot(attention[name], others[name], 1) if heard[name] else layer
-        for name, layer in dense(own.adaptive, like).items()
+        for name, layer in to_dense(own.adaptive, like).items()
     }
 
 

@@ -9,7 +9,7 @@ from fedkeep.algorithms.incremental import Old, WithOldModel, joined, old_classe
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Cohort, Data, Fit, NoState, Server, on_client
 from fedkeep.models import Weights
-from fedkeep.models.heads import shrunk
+from fedkeep.models.heads import truncate
 from fedkeep.objectives import NOTHING, Objective
 from fedkeep.options import option
 
@@ -74,4 +74,4 @@ class FLwF2T(WithOldModel[NoState, Own]):
         if not client.old:
             return NOTHING
         everything = self.server_slice == "all" and client.round > 1
-        return old_classes(model if everything else shrunk(model, client.old), self.w_server, self.tau)
+        return old_classes(model if everything else truncate(model, client.old), self.w_server, self.tau)

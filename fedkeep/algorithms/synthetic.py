@@ -14,7 +14,7 @@ from fedkeep.fusion import Fusion, fused
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.interface.training import PassEnds
 from fedkeep.models import Weights
-from fedkeep.models.heads import shrunk
+from fedkeep.models.heads import truncate
 from fedkeep.objectives import NOTHING, Objective
 from fedkeep.options import option
 from fedkeep.synthesis.inversion import Inversion, Problem
@@ -113,7 +113,7 @@ class WithSynthetic(Inversion, Algorithm[M, Replay]):
 
     def problem(self, server: Server[M]) -> Problem:
         """Return what is inverted: the last model, with a student that begins where the run did."""
-        student = shrunk(server.initial, server.old)
+        student = truncate(server.initial, server.old)
         return Problem(
             server.network(server.model),
             server.network(student),

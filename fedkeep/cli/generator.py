@@ -27,7 +27,7 @@ from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
 from fedkeep.experiment.setup import checked_device
 from fedkeep.files import write_whole
 from fedkeep.interface import Training
-from fedkeep.models import architecture
+from fedkeep.models import get_architecture
 from fedkeep.options import as_table
 from fedkeep.reporting.image_grid import image_grid
 from fedkeep.reporting.plots import save_png
@@ -109,7 +109,7 @@ def sample(options: Namespace, console: Console) -> int:
 
 def check(options: Namespace, console: Console) -> int:
     """Apply the quality gate; print its figures and write them beside the generator."""
-    model = architecture(options.model)()
+    model = get_architecture(options.model)()
     work = _work(options, console)
     generated = work.draw(options.count, console)
     dataset = work.dataset

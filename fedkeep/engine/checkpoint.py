@@ -20,7 +20,7 @@ from fedkeep.files import write_whole
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import Weights
-from fedkeep.models.weights import same_form
+from fedkeep.models.weights import find_mismatch
 
 FORMAT = 2
 LONGEST = 60.0  # seconds of finished rounds that a kill may cost
@@ -102,7 +102,7 @@ class Checkpoint:
         engine.enter(engine.plan.place(manifest["round"])[0])
         server_state, _ = state_types(type(engine.algorithm))
         model = self._load(manifest["model"], Weights, engine)
-        mismatch = same_form(model, engine.place.networks.initial)
+        mismatch = find_mismatch(model, engine.place.networks.initial)
         if mismatch is not None:
             raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
         engine.server.model = model

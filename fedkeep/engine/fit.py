@@ -22,8 +22,8 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
 from fedkeep.interface.training import Composition, PassEnds, Precision, Watch
 from fedkeep.models import Weights
-from fedkeep.models.custom import split
-from fedkeep.models.weights import load_into, weights_of
+from fedkeep.models.custom import split_classifier
+from fedkeep.models.weights import load_weights, state_dict_copy
 from fedkeep.objectives import Batch, Objective
 
 Normalise = Callable[[Tensor], Tensor]
@@ -57,7 +57,7 @@ class Pupil:
         return answer
 
     def features(self, batch: Batch) -> Tensor:
-        split(self.networks.trained)  # says what is missing
+        split_classifier(self.networks.trained)  # says what is missing
         self.logits(batch)
         for images, read in self._read:
             if images is batch.data["image"]:
@@ -275,8 +275,8 @@ def _learner(
     if assignment.composition is not None:
         weights, forward, left = _composed(networks, assignment.model, assignment.composition)
         return Learner(networks, weights, forward, training, training.lr_at(assignment.round)), left
-    load_into(network, assignment.model)
-    left = partial(weights_of, network)
+    load_weights(network, assignment.model)
+    left = partial(state_dict_copy, network)
     if networks.graphs is not None and assignment.watch is None:
         return networks.graphs.learner(assignment, training), left
     weights = dict(network.named_parameters())
@@ -290,7 +290,7 @@ def _composed(
     all of it in the end."""
     buffers = {name for name, _ in networks.trained.named_buffers()}
     held = {name: tensor.detach().to(networks.device, copy=True) for name, tensor in model.items()}
-    load_into(networks.trained, composition(held))  # what it lacks would be taken from the training before
+    load_weights(networks.trained, composition(held))  # what it lacks would be taken from the training before
     weights = {name: tensor.requires_grad_() for name, tensor in held.items() if name not in buffers}
 
     def forward(images: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from fedkeep import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
 from fedkeep.models import Network, Weights
-from fedkeep.models.custom import split
-from fedkeep.models.heads import WEIGHT, grown, widened
+from fedkeep.models.custom import split_classifier
+from fedkeep.models.heads import WEIGHT, add_views, expand_rows
 from fedkeep.models.pretrained import FrozenNetwork
-from fedkeep.models.weights import weights_of
+from fedkeep.models.weights import state_dict_copy
 from fedkeep.objectives.decoupled import raised
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Features(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        return split(self.network)[0](images)
+        return split_classifier(self.network)[0](images)
 
 
 class Networks:
@@ -62,12 +62,12 @@ class Networks:
         # The factory draws initial weights from PyTorch's default generator, which is lent to it for the purpose.
         with seeds.borrowed(seeds.derive(seed, "initial weights")):
             built = factory()
-        self.first: Weights = weights_of(built.to(device))  # as of the first task
+        self.first: Weights = state_dict_copy(built.to(device))  # as of the first task
         self.extractor = built.extractor if isinstance(built, FrozenNetwork) else None
         if rows > 1:
             if self.extractor is not None:
                 raise ConfigError("a method that turns images cannot learn from a frozen extractor. Use another model.")
-            self.first = widened(self.first, rows, seeds.generator(seed, "further rows"))
+            self.first = add_views(self.first, rows, seeds.generator(seed, "further rows"))
             _fit_head(built, self.first)
         self.initial: Weights = self.first
         names = [name for name, _ in built.named_parameters(remove_duplicate=False)]
@@ -99,7 +99,7 @@ class Networks:
         self.initial = self.first
         for task, classes in enumerate(seen[1:], start=2):
             generator = seeds.generator(self.seed, "new classes", task=task)
-            self.initial = grown(self.initial, self.rows * classes, generator)
+            self.initial = expand_rows(self.initial, self.rows * classes, generator)
         for network in (self.trained, self.answering):
             _fit_head(network, self.initial)
 

@@ -24,13 +24,13 @@ from fedkeep.models.extractor import (
     CHECKPOINT,
     READING,
     Extractor,
-    Reading,
+    InputSpec,
     library_of_extractors,
     load_extractor,
     quietly,
 )
-from fedkeep.models.training_file import OnStep, check_learned, restore_training, save_training, train_on
-from fedkeep.models.weights import digest, load_into
+from fedkeep.models.resumable_training import OnStep, check_finite, restore_training, save_training, train_resumably
+from fedkeep.models.weights import load_weights, tensor_hash
 from fedkeep.options import Options, as_table, option
 
 
@@ -150,8 +150,8 @@ def pretrain(
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds an extractor already. Name another folder, or remove this one first.")
     run, path = _Run(form, dataset, settings, augmentation, seed, torch.device(device)), folder / CHECKPOINT
-    train_on(run, settings.steps, path, settings.checkpoint, on_step)
-    check_learned(run.network.state_dict())
+    train_resumably(run, settings.steps, path, settings.checkpoint, on_step)
+    check_finite(run.network.state_dict())
     run.write(folder)
     path.unlink(missing_ok=True)
     load_extractor.cache_clear()  # the folder may have held another
@@ -176,7 +176,7 @@ class _Run:
         with seeds.borrowed(seeds.derive(seed, "extractor weights")):
             config = form.config(dataset.shape, dataset.classes)
             self.network = self.library.AutoModelForImageClassification.from_config(config).to(device)
-        self.reading = Reading(form.side, dataset.mean, dataset.std)
+        self.reading = InputSpec(form.side, dataset.mean, dataset.std)
         self.optimiser = torch.optim.AdamW(
             self.network.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=True
         )
@@ -187,7 +187,7 @@ class _Run:
             "augmentation": as_table(augmentation),
             "label_names": list(dataset.label_names),
             "seed": seed,
-            "data": [digest(dataset.train[name]) for name in ("image", "label")],
+            "data": [tensor_hash(dataset.train[name]) for name in ("image", "label")],
         }
 
     def step(self) -> float:
@@ -211,7 +211,7 @@ class _Run:
     def restore(self, path: Path) -> None:
         """Go to where a checkpoint was taken; raise `RunError` as `restore_training` does."""
         models, self.losses = restore_training(path, self.identity, self.optimiser)
-        load_into(self.network, models["weights"])
+        load_weights(self.network, models["weights"])
 
     def write(self, folder: Path) -> None:
         """Write the extractor: the network as `transformers` does, how it reads images, and its card."""

@@ -23,7 +23,7 @@ from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.steps import label_counts, not_counts
 from fedkeep.interface.values import copied, found_in, not_finite, payload
 from fedkeep.models import Weights
-from fedkeep.models.weights import same_form
+from fedkeep.models.weights import find_mismatch
 
 if TYPE_CHECKING:
     from fedkeep.engine.embedded import Embedded
@@ -255,7 +255,7 @@ class RoundInFlight:
             fault = not_counts(reply, self.engine.place.classes, self.engine.federation.size(client))
             return fault and f"answered with {fault}"
         networks = self.engine.place_of(client).networks
-        mismatches = [same_form(reply.model, networks.initial)] if isinstance(reply, Fit | Copy) else []
+        mismatches = [find_mismatch(reply.model, networks.initial)] if isinstance(reply, Fit | Copy) else []
         mismatches += (_mismatch(weights, networks) for weights in found_in(reply, Mapping))
         if mismatch := next(filter(None, mismatches), None):
             return f"answered with another model: {mismatch}"
@@ -330,4 +330,4 @@ def _mismatch(weights: Mapping[Any, Any], networks: Networks) -> str | None:
         return None
     whole = weights.keys() != set(networks.parameters)
     expected = networks.initial if whole else {name: networks.initial[name] for name in networks.parameters}
-    return same_form(weights, expected)
+    return find_mismatch(weights, expected)

@@ -22,7 +22,7 @@ from fedkeep.engine.fit import Assignment, Pupil, fit, precisely
 from fedkeep.engine.forms import filled, together
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
-from fedkeep.models.weights import same_form
+from fedkeep.models.weights import find_mismatch
 from fedkeep.objectives import Batch, Objective
 
 Rows: TypeAlias = slice | Tensor  # all members of a stack, as views; or some, as copies
@@ -68,7 +68,7 @@ class Stacks:
         """Tell whether a kind of training can be stacked, by trying one step of the first two on a few rows."""
         if not self.networks.stackable:
             return False
-        if any(same_form(assignment.model, self.networks.initial) for assignment in group):
+        if any(find_mismatch(assignment.model, self.networks.initial) for assignment in group):
             return False  # the loop says what is wrong
         if any(assignment.composition or assignment.watch for assignment in group):
             return False  # a stack holds the network's own weights, and everybody's in one

@@ -19,8 +19,8 @@ from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.training import Composition, PassEnds, Watch
 from fedkeep.models import Weights
-from fedkeep.models.heads import continued
-from fedkeep.models.weights import load_into
+from fedkeep.models.heads import expand_like
+from fedkeep.models.weights import load_weights
 from fedkeep.objectives import Objective
 
 if TYPE_CHECKING:
@@ -139,14 +139,14 @@ class LocalParty(Party[Any]):
         return images[chosen], labels[chosen]
 
     def grown(self, model: Weights) -> Weights:
-        return continued(model, self.initial)
+        return expand_like(model, self.initial)
 
     def generator_of(self, task: int) -> Generator:
         return self.place.load_generator(task)
 
     def network(self, model: Weights) -> nn.Module:
         network = self.place.networks.build(model)
-        load_into(network, model)
+        load_weights(network, model)
         return network
 
     def rng(self, purpose: str) -> torch.Generator:

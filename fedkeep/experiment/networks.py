@@ -11,7 +11,7 @@ from typing import Any
 from fedkeep.data.combine import in_common
 from fedkeep.data.known import data_folder
 from fedkeep.errors import ConfigError
-from fedkeep.models import Architecture, Pretrained, architecture
+from fedkeep.models import Architecture, Pretrained, get_architecture
 from fedkeep.models.custom import from_path
 from fedkeep.options import as_table, build
 
@@ -48,7 +48,7 @@ def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Archit
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"{where} needs a name.")
-    return from_path(name, allow_code=allow_code) if ":" in name else build(architecture(name), options, where)
+    return from_path(name, allow_code=allow_code) if ":" in name else build(get_architecture(name), options, where)
 
 
 def read_client_models(entries: Any, where: str, allow_code: bool) -> tuple[ClientModel, ...]:

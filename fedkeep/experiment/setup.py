@@ -17,7 +17,7 @@ from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.networks import about_extractor, located, own_models, pretrained
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models import Architecture
-from fedkeep.models.weights import digest
+from fedkeep.models.weights import tensor_hash
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 from fedkeep.synthesis.diffusion.generator import Generator
@@ -211,7 +211,7 @@ def describe_cell(
     dataset, final = federation.dataset, federation.at(federation.tasks)
     classes = final.seen[-1]  # those that arrive
     rests_on = {
-        "training data": digest(dataset.train["label"])
+        "training data": tensor_hash(dataset.train["label"])
     }  # others where a generator's images are left out or not
     described = {
         "label": method.label,

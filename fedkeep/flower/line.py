@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from fedkeep.engine.requests import Lost
-from fedkeep.models.weights import digest
+from fedkeep.models.weights import tensor_hash
 
 Kind = Literal["introduce", "perform"]
 """What a site can be asked: who it is, or a client step."""
@@ -33,7 +33,7 @@ def naming(collected: dict[str, Tensor], known: dict[int, tuple[str, Tensor]]) -
 
     def name(tensor: Tensor) -> str:
         if id(tensor) not in known:
-            known[id(tensor)] = (digest(tensor), tensor)
+            known[id(tensor)] = (tensor_hash(tensor), tensor)
         found = known[id(tensor)][0]
         collected[found] = tensor
         return found

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeep.fusion.plans import Cost, Plan, Solver, cost_matrix, diagonal, mean_plan, moved, plan_of
 from fedkeep.models import Weights
-from fedkeep.models.channels import Layer
+from fedkeep.models.channel_groups import ChannelLayer
 from fedkeep.models.weights import mean
 from fedkeep.options import Options, option
 
@@ -73,18 +73,18 @@ class Transport(Options):
     result: Literal["fused", "aligned"] = option("fused", "mix the laid source with the base, or take it alone")
     eta: float = option(0.5, "of fused: the base's share", low=0, high=1)
 
-    def fuse(self, models: Sequence[Weights], turn: int, layers: Sequence[Layer]) -> Projection:
+    def fuse(self, models: Sequence[Weights], turn: int, layers: Sequence[ChannelLayer]) -> Projection:
         """Lay the plain mean of the models onto number ``turn``, counted on from the first again after the last."""
         return self.project(mean(models), models[turn % len(models)], layers)
 
     @torch.no_grad()
-    def project(self, source: Weights, base: Weights, layers: Sequence[Layer]) -> Projection:
+    def project(self, source: Weights, base: Weights, layers: Sequence[ChannelLayer]) -> Projection:
         """Return the source on the base's neurons.
 
         Parameters
         ----------
         source, base : models of one architecture.
-        layers : its `fedkeep.models.channels.channels`.
+        layers : its `fedkeep.models.channel_groups.channel_groups`.
         """
         ways = {"tied": self._tied, "sj": self._each_its_own, "refine": self._refined}
         maps = ways[self.skip](source, base, layers)
@@ -98,13 +98,13 @@ class Transport(Options):
         }
         return Projection(model, shares, maps[layers[-1].name].reads)
 
-    def _tied(self, source: Weights, base: Weights, layers: Sequence[Layer]) -> dict[str, Maps]:
+    def _tied(self, source: Weights, base: Weights, layers: Sequence[ChannelLayer]) -> dict[str, Maps]:
         """Return maps such that every group has one: made when it is first read, from all that was written until then.
 
         What is written into the group later (a residual block's own branch) depends on it, and follows it.
         """
         plans: dict[str | None, Plan | None] = {None: None}
-        written: dict[str, list[tuple[Layer, Plan | None]]] = {}
+        written: dict[str, list[tuple[ChannelLayer, Plan | None]]] = {}
         for layer in layers:
             if layer.reads is not None and layer.reads not in plans:
                 plans[layer.reads] = self._plan(source, base, written[layer.reads])
@@ -112,7 +112,7 @@ class Transport(Options):
                 written.setdefault(layer.writes, []).append((layer, plans[layer.reads]))
         return {layer.name: Maps(plans[layer.reads], plans.get(layer.writes)) for layer in layers}
 
-    def _each_its_own(self, source: Weights, base: Weights, layers: Sequence[Layer]) -> dict[str, Maps]:
+    def _each_its_own(self, source: Weights, base: Weights, layers: Sequence[ChannelLayer]) -> dict[str, Maps]:
         """Return maps of which every layer has its own, as Singh & Jaggi handle skip connections.
 
         A group is read through the mean of the maps of what was written since it was last read: after a block, of its
@@ -131,7 +131,7 @@ class Transport(Options):
             maps[layer.name] = Maps(reads, writes)
         return maps
 
-    def _refined(self, source: Weights, base: Weights, layers: Sequence[Layer]) -> dict[str, Maps]:
+    def _refined(self, source: Weights, base: Weights, layers: Sequence[ChannelLayer]) -> dict[str, Maps]:
         """Return the maps of `_tied` after coordinate descent (Ainsworth et al., 2023, "Git Re-Basin").
 
         One group after the other gets the best map given those of all others, by everything that writes it and reads
@@ -156,8 +156,8 @@ class Transport(Options):
         self,
         source: Weights,
         base: Weights,
-        written: Sequence[tuple[Layer, Plan | None]],
-        read: Sequence[tuple[Layer, Plan | None]] = (),
+        written: Sequence[tuple[ChannelLayer, Plan | None]],
+        read: Sequence[tuple[ChannelLayer, Plan | None]] = (),
     ) -> Plan:
         """Return the map of channels that these layers write, each with the map of what it reads, and that others read,
         each with the map of what it writes."""
@@ -168,7 +168,7 @@ class Transport(Options):
         theirs += [_columns(layer, base, None, channels) for layer, _ in read]
         return plan_of(cost_matrix(torch.cat(ours, 1), torch.cat(theirs, 1), self.cost), self.solver, self.reg)
 
-    def _rows(self, layer: Layer, model: Weights, reads: Plan | None) -> list[Tensor]:
+    def _rows(self, layer: ChannelLayer, model: Weights, reads: Plan | None) -> list[Tensor]:
         """Return what a layer's units are compared by, each [units, ...]."""
         rows = [moved(model[f"{layer.name}.weight"], reads, 1).flatten(1)]
         if self.bias_in_cost:
@@ -177,7 +177,7 @@ class Transport(Options):
         return rows
 
 
-def laid(source: Weights, layers: Sequence[Layer], maps: Mapping[str, Maps]) -> dict[str, Tensor]:
+def laid(source: Weights, layers: Sequence[ChannelLayer], maps: Mapping[str, Maps]) -> dict[str, Tensor]:
     """Return a model whose layers read and write through these maps, by the layer's name."""
     model = dict(source)
     for layer in layers:
@@ -199,13 +199,13 @@ def laid_classifier(head: Weights, last: Plan | None) -> dict[str, Tensor]:
     return {name: moved(tensor, last, 1) if name == "classifier.weight" else tensor for name, tensor in head.items()}
 
 
-def _follow(layer: Layer, model: Weights) -> list[str]:
+def _follow(layer: ChannelLayer, model: Weights) -> list[str]:
     """Return the names of the tensors, one number a unit, that go where a layer's outputs go."""
     norms = (f"{n}.{what}" for n in layer.norms for what in ("weight", "bias", "running_mean", "running_var"))
     return [name for name in (f"{layer.name}.bias", *norms) if name in model]
 
 
-def _columns(layer: Layer, model: Weights, writes: Plan | None, channels: int) -> Tensor:
+def _columns(layer: ChannelLayer, model: Weights, writes: Plan | None, channels: int) -> Tensor:
     """Return what a layer reads of each channel, [channels, ...]."""
     weight = moved(model[f"{layer.name}.weight"], writes, 0)
     return weight.reshape(len(weight), channels, -1).transpose(0, 1).flatten(1)

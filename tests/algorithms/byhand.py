@@ -23,7 +23,7 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.models import Weights
-from fedkeep.models.custom import split
+from fedkeep.models.custom import split_classifier
 from fedkeep.objectives import Batch, Objective
 
 Model = dict[str, Tensor]
@@ -73,7 +73,9 @@ class Hand:
     def features(self, model: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Return what the classifier of the tiny network reads."""
         read: list[Tensor] = []
-        handle = split(self.network)[1].register_forward_pre_hook(lambda module, given: read.append(given[0]))
+        handle = split_classifier(self.network)[1].register_forward_pre_hook(
+            lambda module, given: read.append(given[0])
+        )
         self.logits(model, images)
         handle.remove()
         return read[0]

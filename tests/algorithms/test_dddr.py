@@ -18,7 +18,7 @@ from fedkeep.engine.toolbox import LocalClient
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.interface import Fit
-from fedkeep.models.weights import load_into
+from fedkeep.models.weights import load_weights
 
 
 def method(**options: Any) -> DDDR:
@@ -63,7 +63,7 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
 
     def answers(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         network = engine.place.networks.build(model).double()
-        load_into(network, {name: tensor.double() for name, tensor in model.items()})
+        load_weights(network, {name: tensor.double() for name, tensor in model.items()})
         features = network.features(images.double())
         return features, network.classifier(features)
 
@@ -81,9 +81,9 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
         everything = likeness[i, others].sum()
         contrast -= sum((likeness[i, j] / everything).log() for j in alike) / max(1, len(alike)) / len(labels)
     network = engine.place.networks.build(engine.server.model)
-    load_into(network, engine.server.model)
+    load_weights(network, engine.server.model)
     networks = engine.place.networks
-    load_into(networks.trained, engine.server.model)
+    load_weights(networks.trained, engine.server.model)
     pupil = Pupil(networks, dict(networks.trained.named_parameters()), networks.trained)
     loss = assignment.objective(pupil, batches)
     expected = hard + 0.5 * replay + 10 * soft + 1.0 * contrast

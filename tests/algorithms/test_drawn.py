@@ -16,7 +16,7 @@ from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.kd_on_made_images import LwFKDOnMadeImages
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient
-from fedkeep.models import Weights, architecture
+from fedkeep.models import Weights, get_architecture
 from fedkeep.objectives import NOTHING
 
 METHODS = [FedDCL, DDDR]
@@ -49,7 +49,7 @@ def test_without_batch_norm_one_pass_is_two(cls: type[WithDrawn[Any, Any]], stac
 
 
 def normed() -> Any:
-    return architecture("mean-cnn")(maps=(4, 4)).build(tiny.SHAPE, 2)  # type: ignore[call-arg]
+    return get_architecture("mean-cnn")(maps=(4, 4)).build(tiny.SHAPE, 2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("cls", METHODS)

@@ -24,8 +24,8 @@ from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.interface import Copy, Fit
 from fedkeep.interface.values import copied
-from fedkeep.models import architecture
-from fedkeep.models.heads import continued
+from fedkeep.models import get_architecture
+from fedkeep.models.heads import expand_like
 from fedkeep.synthesis.diffusion.prototypes import Inversion, invert
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
@@ -120,7 +120,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
             past = -log_softmax(r[:, :old], -1)[torch.arange(len(others)), replay[1][others]].mean()
             return hard + fed.w_ce_pre * past + fed.w_kd * among(r, 0, old, teacher[others], tau)
 
-        start = continued(before[client].model, initial)
+        start = expand_like(before[client].model, initial)
         own[client] = descend(engine, start, [mixed, replay], loss, (client, 0), engine.training.epochs)
         told.append(said(own[client], current)[:, old:])
     mean = torch.stack([softmax(z / tau, -1) for z in told]).mean(0)
@@ -137,7 +137,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
         )
 
     both = [one[0] for one in sets]
-    expected = {"": descend(engine, continued(server_before, initial), both, distilled, ("", 0), fed.server_passes)}
+    expected = {"": descend(engine, expand_like(server_before, initial), both, distilled, ("", 0), fed.server_passes)}
     for client in engine.federation.clients:
         expected[client] = descend(engine, own[client], both, distilled, (client, 2), fed.feedback_passes)
     for name, found in ({"": engine.server.model} | {c: engine.states[c].model for c in own}).items():
@@ -192,7 +192,7 @@ def different(algorithm: FedDCL, **changes: Any) -> Embedded:
     tasks = tiny.stream((2, 1), absent=0)
 
     def network(*hidden: int) -> Any:
-        return lambda: architecture("mlp")(hidden=hidden).build(tiny.SHAPE, 2)  # type: ignore[call-arg]
+        return lambda: get_architecture("mlp")(hidden=hidden).build(tiny.SHAPE, 2)  # type: ignore[call-arg]
 
     own = {"1": network(5), "3": network(6, 4)}
     return tiny.engine_with_tasks(algorithm, tasks, rounds=2, cohort=5, own=own, **changes)

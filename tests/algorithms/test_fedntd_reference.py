@@ -27,7 +27,7 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Source
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Weights
-from fedkeep.models.cnn4 import CNN4
+from fedkeep.models.cnn import CNN4
 from fedkeep.objectives import Batch
 
 CLASSES = 10

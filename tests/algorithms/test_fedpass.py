@@ -17,7 +17,7 @@ from fedkeep.algorithms.fedpass import FedPASS
 from fedkeep.algorithms.fedskf import FedSKF
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
-from fedkeep.models.heads import BIAS, WEIGHT, head_of
+from fedkeep.models.heads import BIAS, WEIGHT, classifier_tensors
 from fedkeep.objectives import PrototypeEntropy, Prototypes
 
 
@@ -150,7 +150,9 @@ def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = cross_entropy(student / 0.1, labels) + 10 * distance(engine, model, own, images)
     expected = 0.5 * (expected + 10 * on_prototypes(model, drawn(seen, 2, 2, "1")))
     expected = expected + 3 * (distilled(student, local, 8) + tsd) + distilled(student, logits(engine, old, images), 8)
-    pull = sum((model[n] - given.model[n]).square().sum() for n in head_of(model))  # synchronised in this round
+    pull = sum(
+        (model[n] - given.model[n]).square().sum() for n in classifier_tensors(model)
+    )  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
     data = engine.federation.at(1).data("1")
     features = engine.place.networks.features(own, engine.place.normalise(data["image"]))

@@ -23,7 +23,7 @@ from fedkeep.data import TaskStream
 from fedkeep.engine.fit import Pupil
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
-from fedkeep.models.decomposed import Sparse
+from fedkeep.models.fedweit_layers import SparseTensors
 from fedkeep.models.heads import BIAS, WEIGHT
 
 LAYER = "body.full1.weight"  # the only one that is decomposed
@@ -290,10 +290,10 @@ def test_who_was_never_asked_in_a_task_tells_nothing() -> None:
 
 REFUSED = {
     "places outside": lambda told: replace(
-        told, adaptive=Sparse(torch.ones(1), torch.tensor([128], dtype=torch.int32))
+        told, adaptive=SparseTensors(torch.ones(1), torch.tensor([128], dtype=torch.int32))
     ),
-    "int64": lambda told: replace(told, adaptive=Sparse(torch.ones(1), torch.tensor([1]))),
-    "2] numbers": lambda told: replace(told, adaptive=Sparse(torch.ones(2), torch.ones(1, dtype=torch.int32))),
+    "int64": lambda told: replace(told, adaptive=SparseTensors(torch.ones(1), torch.tensor([1]))),
+    "2] numbers": lambda told: replace(told, adaptive=SparseTensors(torch.ones(2), torch.ones(1, dtype=torch.int32))),
     "attention": lambda told: replace(told, parts={**told.parts, f"attention.{LAYER}": torch.ones(3)}),
     "mask": lambda told: replace(told, parts={**told.parts, f"mask.{LAYER}": torch.ones(9)}),
 }

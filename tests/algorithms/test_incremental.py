@@ -30,7 +30,7 @@ from fedkeep.fusion.transport import Projection
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
 from fedkeep.models import Network, Weights
-from fedkeep.models.heads import WEIGHT, head_of
+from fedkeep.models.heads import WEIGHT, classifier_tensors
 from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING
 from fedkeep.objectives.exemplars import nearest_mean
@@ -260,7 +260,9 @@ def test_fedskf_by_formula(level: Any, start: int, monkeypatch: pytest.MonkeyPat
     tsd = binary_cross_entropy_with_logits(torch.cat((local, student[:, 2:]), 1), truth)
     expected = cross_entropy(student[:, start:], labels - start) + 3 * (distilled(student, local, 2) + tsd)
     expected = expected + distilled(student, logits(engine, old, images), 2)
-    pull = sum((model[n] - given.model[n]).square().sum() for n in head_of(model))  # synchronised in this round
+    pull = sum(
+        (model[n] - given.model[n]).square().sum() for n in classifier_tensors(model)
+    )  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
 
 
@@ -293,10 +295,10 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
                 start, model = seen.fits[task, number, client].model, sent[task, number]
                 body = {name: tensor for name, tensor in start.items() if "classifier" not in name}
                 assert tiny.equal(body, {name: model[name] for name in body}), "the extractor is always the global one"
-                met = tiny.equal(head_of(start), head_of(model))
+                met = tiny.equal(classifier_tensors(start), classifier_tensors(model))
                 assert met == (number == 2 or (task, number) == (1, 1)), (task, number)
     own, others = (seen.results[2, 4, client].model for client in "01")
-    assert not tiny.equal(head_of(own), head_of(others))
+    assert not tiny.equal(classifier_tensors(own), classifier_tensors(others))
 
 
 def test_fedskf_lets_classifiers_follow_the_neurons(monkeypatch: pytest.MonkeyPatch) -> None:

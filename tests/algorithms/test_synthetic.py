@@ -22,7 +22,7 @@ from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface.values import payload
 from fedkeep.models import Weights
-from fedkeep.models.weights import load_into
+from fedkeep.models.weights import load_weights
 from fedkeep.objectives import Slice
 from fedkeep.synthesis.inversion import read_anchors
 
@@ -58,7 +58,7 @@ def loss_of(engine: Embedded, given: Assignment, model: Weights) -> tuple[Tensor
 
 def pupil(engine: Embedded, model: Weights) -> Pupil:
     networks = engine.place.networks
-    load_into(networks.trained, model)
+    load_weights(networks.trained, model)
     return Pupil(networks, dict(networks.trained.named_parameters()), networks.trained)
 
 

@@ -21,7 +21,7 @@ from fedkeep.errors import RunError
 from fedkeep.files import write_whole
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.interface.codec import encode
-from fedkeep.models import architecture
+from fedkeep.models import get_architecture
 from fedkeep.objectives import CrossEntropy
 
 
@@ -225,7 +225,7 @@ def test_a_damaged_checkpoint_file_is_a_clear_error(damage: str, name: str, tmp_
 
 def test_a_checkpoint_of_another_model_or_method_is_refused(tmp_path: Path) -> None:
     folder = killed(SFedKD(), tmp_path / "cell")
-    other = lambda: architecture("mlp")(hidden=(9,)).build(tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]  # noqa: E731
+    other = lambda: get_architecture("mlp")(hidden=(9,)).build(tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]  # noqa: E731
     with pytest.raises(RunError, match=r"another model.*shape"):
         play(tiny.engine(SFedKD(), factory=other), folder)
     with pytest.raises(RunError, match="NoState"):

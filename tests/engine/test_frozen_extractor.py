@@ -24,7 +24,7 @@ from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, algorithm
-from fedkeep.models import architecture
+from fedkeep.models import get_architecture
 from fedkeep.models.extractor import Extractor, load_extractor
 from fedkeep.models.pretrained import FrozenNetwork
 
@@ -37,7 +37,7 @@ def extractor(tmp_path: Path) -> Extractor:
 
 
 def plain(classes: int) -> nn.Module:
-    return architecture("mlp")(hidden=(8,)).build(tiny.SHAPE, classes)  # type: ignore[call-arg]
+    return get_architecture("mlp")(hidden=(8,)).build(tiny.SHAPE, classes)  # type: ignore[call-arg]
 
 
 def feddcl(extractor: Extractor, method: Algorithm[Any, Any] | None = None, **changes: Any) -> Embedded:

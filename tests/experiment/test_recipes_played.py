@@ -22,7 +22,7 @@ from fedkeep.experiment.catalogue import paper_tables
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.setup import engine_for, held_by_server, shared_out
-from fedkeep.models import architecture
+from fedkeep.models import get_architecture
 
 
 @cache
@@ -47,7 +47,7 @@ def small(recipe: Recipe) -> Recipe:
     return replace(
         recipe,
         partition=shrunk(recipe.partition),
-        model=architecture("mlp")(hidden=(8,)),  # type: ignore[call-arg]
+        model=get_architecture("mlp")(hidden=(8,)),  # type: ignore[call-arg]
         training=replace(recipe.training, epochs=1, batch_size=16),
         run=replace(recipe.run, rounds=2, cohort=5, evaluate_every=1),
         auxiliary=replace(recipe.auxiliary, per_class=min(recipe.auxiliary.per_class, 5)),

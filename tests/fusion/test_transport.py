@@ -15,10 +15,10 @@ from fedkeep.errors import ConfigError
 from fedkeep.fusion.plans import Cost, cost_matrix, plan_of
 from fedkeep.fusion.transport import Skip, Transport, laid_classifier
 from fedkeep.models import MLP, VGG16, LeNet5, Network, ResNet18, Shape, Weights
-from fedkeep.models.channels import channels
+from fedkeep.models.channel_groups import channel_groups
+from fedkeep.models.cnn import STAGES
 from fedkeep.models.layers import Convolution, convolutional
-from fedkeep.models.vgg import STAGES
-from fedkeep.models.weights import add, mean, weights_of
+from fedkeep.models.weights import add, mean, state_dict_copy
 
 ALIGNED = Transport(result="aligned")
 
@@ -52,7 +52,9 @@ def model(name: str, seed: int) -> dict[str, Tensor]:
     """Return weights of their own for each seed: PyTorch's initial spread, drawn anew."""
     network, _ = NETWORKS[name]
     noise = torch.Generator().manual_seed(seed)
-    drawn = {k: torch.randn(v.shape, generator=noise) * v.std() for k, v in weights_of(network).items() if v.ndim > 1}
+    drawn = {
+        k: torch.randn(v.shape, generator=noise) * v.std() for k, v in state_dict_copy(network).items() if v.ndim > 1
+    }
     return lively(network, noise) | drawn
 
 
@@ -81,7 +83,7 @@ def same_function(name: str, ours: Weights, theirs: Weights) -> bool:
     ],
 )
 def test_a_permuted_copy_is_laid_back_exactly(name: str, options: dict[str, Any]) -> None:
-    base, layers = model(name, 1), channels(NETWORKS[name][0])
+    base, layers = model(name, 1), channel_groups(NETWORKS[name][0])
     copy = permuted(base, layers, torch.Generator().manual_seed(2))
     assert not torch.equal(copy["classifier.weight"], base["classifier.weight"])
     found = Transport(result="aligned", **options).project(copy, base, layers)
@@ -90,7 +92,7 @@ def test_a_permuted_copy_is_laid_back_exactly(name: str, options: dict[str, Any]
 
 def test_a_permuted_copy_of_resnet18_at_full_width_is_laid_back_exactly() -> None:
     network = ResNet18().build((3, 32, 32), 100)
-    base, layers = lively(network, torch.Generator().manual_seed(1)), channels(network)
+    base, layers = lively(network, torch.Generator().manual_seed(1)), channel_groups(network)
     copy = permuted(base, layers, torch.Generator().manual_seed(2))
     assert tiny.equal(ALIGNED.project(copy, base, layers).model, base)
 
@@ -99,7 +101,7 @@ def test_a_permuted_copy_of_resnet18_at_full_width_is_laid_back_exactly() -> Non
 @pytest.mark.parametrize("vgg_bn", [False, True])
 def test_a_permuted_copy_of_vgg16_is_laid_back_exactly(vgg_bn: bool) -> None:
     network = VGG16(vgg_bn=vgg_bn).build((3, 64, 64), 200)
-    base, layers = lively(network, torch.Generator().manual_seed(1)), channels(network)
+    base, layers = lively(network, torch.Generator().manual_seed(1)), channel_groups(network)
     copy = permuted(base, layers, torch.Generator().manual_seed(2))
     assert tiny.equal(ALIGNED.project(copy, base, layers).model, base)
 
@@ -107,7 +109,7 @@ def test_a_permuted_copy_of_vgg16_is_laid_back_exactly(vgg_bn: bool) -> None:
 @each_network
 def test_equal_models_give_the_identity(name: str) -> None:
     base = model(name, 1)
-    found = Transport().project(base, base, channels(NETWORKS[name][0]))
+    found = Transport().project(base, base, channel_groups(NETWORKS[name][0]))
     assert tiny.equal(found.model, base)
     assert set(found.diagonal.values()) == {1.0}
 
@@ -118,17 +120,17 @@ def test_equal_models_give_the_identity(name: str) -> None:
 @each_network
 def test_an_aligned_model_of_unrelated_weights_computes_what_it_did(name: str) -> None:
     source, base = model(name, 1), model(name, 2)
-    found = ALIGNED.project(source, base, channels(NETWORKS[name][0]))
+    found = ALIGNED.project(source, base, channel_groups(NETWORKS[name][0]))
     assert same_function(name, found.model, source)
     assert not torch.equal(found.model["classifier.weight"], source["classifier.weight"])
     assert max(found.diagonal.values()) < 0.6, "neurons have changed places"
     assert torch.equal(found.model["classifier.bias"], source["classifier.bias"]), "classes have not"
-    assert not same_function(name, Transport().project(source, base, channels(NETWORKS[name][0])).model, source)
+    assert not same_function(name, Transport().project(source, base, channel_groups(NETWORKS[name][0])).model, source)
 
 
 @pytest.mark.parametrize("name", ["vgg with batch norm", "resnet18"])
 def test_refined_plans_keep_the_function_and_come_closer_to_the_base(name: str) -> None:
-    source, base, layers = model(name, 1), model(name, 2), channels(NETWORKS[name][0])
+    source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
     ways = {skip: Transport("sq", result="aligned", skip=skip) for skip in ("tied", "refine")}  # type: ignore[arg-type]
     found = {skip: way.project(source, base, layers) for skip, way in ways.items()}
     assert same_function(name, found["refine"].model, source)
@@ -140,12 +142,12 @@ def test_refined_plans_keep_the_function_and_come_closer_to_the_base(name: str) 
 
 def test_plans_of_their_own_keep_no_function_where_layers_are_added() -> None:
     source, base = model("resnet18", 1), model("resnet18", 2)
-    found = Transport(result="aligned", skip="sj").project(source, base, channels(NETWORKS["resnet18"][0]))
+    found = Transport(result="aligned", skip="sj").project(source, base, channel_groups(NETWORKS["resnet18"][0]))
     assert not same_function("resnet18", found.model, source)
 
 
 def test_without_sums_it_makes_no_difference_whose_plan_it_is() -> None:
-    source, base, layers = model("vgg", 1), model("vgg", 2), channels(NETWORKS["vgg"][0])
+    source, base, layers = model("vgg", 1), model("vgg", 2), channel_groups(NETWORKS["vgg"][0])
     tied, own = (Transport(skip=skip).project(source, base, layers) for skip in ("tied", "sj"))  # type: ignore[arg-type]
     assert tiny.equal(tied.model, own.model)
     assert tied.diagonal == own.diagonal
@@ -153,7 +155,7 @@ def test_without_sums_it_makes_no_difference_whose_plan_it_is() -> None:
 
 @each_network
 def test_models_that_began_alike_stay_in_place_and_aligned_is_the_mean(name: str) -> None:
-    start, layers = model(name, 1), channels(NETWORKS[name][0])
+    start, layers = model(name, 1), channel_groups(NETWORKS[name][0])
     floats = {k: v for k, v in start.items() if v.is_floating_point()}
     clients = [
         start | add(floats, {k: v - v.mean() for k, v in model(name, s).items() if k in floats}, 0.05)
@@ -170,7 +172,7 @@ def test_models_that_began_alike_stay_in_place_and_aligned_is_the_mean(name: str
 
 
 def test_the_base_is_the_next_model_each_time() -> None:
-    layers = channels(NETWORKS["lenet5"][0])
+    layers = channel_groups(NETWORKS["lenet5"][0])
     clients = [model("lenet5", seed) for seed in (1, 2, 3)]
     for turn in (0, 1, 2, 3, 7):
         found = Transport(eta=1.0).fuse(clients, turn, layers).model
@@ -179,7 +181,7 @@ def test_the_base_is_the_next_model_each_time() -> None:
 
 @each_network
 def test_eta_goes_from_the_laid_source_to_the_base(name: str) -> None:
-    source, base, layers = model(name, 1), model(name, 2), channels(NETWORKS[name][0])
+    source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
     aligned = ALIGNED.project(source, base, layers).model
     assert tiny.equal(Transport(eta=0.0).project(source, base, layers).model, aligned)
     assert tiny.equal(Transport(eta=1.0).project(source, base, layers).model, dict(base))
@@ -194,7 +196,7 @@ def test_counters_are_the_sources() -> None:
     counters = [key for key in source if key.endswith("num_batches_tracked")]
     for key in counters:
         source[key], base[key] = torch.tensor(7), torch.tensor(100)
-    found = Transport().project(source, base, channels(NETWORKS["resnet18"][0])).model
+    found = Transport().project(source, base, channel_groups(NETWORKS["resnet18"][0])).model
     assert {int(found[key]) for key in counters} == {7}
 
 
@@ -205,8 +207,8 @@ def test_counters_are_the_sources() -> None:
 def test_a_chain_is_the_papers_steps(solver: Any) -> None:
     """W~ = T' (W T_before), T_before the identity on pixels, in full matrices."""
     network = MLP(hidden=(6, 5)).build((1, 2, 2), 3)
-    layers, reg = channels(network), 0.3
-    source, base = ({k: torch.randn(v.shape) for k, v in weights_of(network).items()} for _ in range(2))
+    layers, reg = channel_groups(network), 0.3
+    source, base = ({k: torch.randn(v.shape) for k, v in state_dict_copy(network).items()} for _ in range(2))
     found = Transport(result="aligned", solver=solver, reg=reg).project(source, base, layers)
     before = torch.eye(4, dtype=torch.float64)
     for name in ("body.full1", "body.full2"):
@@ -256,8 +258,8 @@ def planned(*pairs: tuple[Tensor, Tensor]) -> Tensor:
 @pytest.mark.parametrize("skip", ["tied", "sj"])
 def test_sums_are_handled_as_each_reading_says(skip: Any) -> None:
     network = residual()
-    a, b = ({k: torch.randn(v.shape) for k, v in weights_of(network).items()} for _ in range(2))
-    found = Transport(result="aligned", skip=skip).project(a, b, channels(network)).model
+    a, b = ({k: torch.randn(v.shape) for k, v in state_dict_copy(network).items()} for _ in range(2))
+    found = Transport(result="aligned", skip=skip).project(a, b, channel_groups(network)).model
     w = {
         name: (a[f"{name}.weight"].double(), b[f"{name}.weight"].double())
         for name in ("stem", "a", "b", "short", "c", "d")
@@ -292,17 +294,21 @@ def test_sums_are_handled_as_each_reading_says(skip: Any) -> None:
 def test_biases_count_if_asked_for() -> None:
     """Two units with equal weights and exchanged biases: only the biases tell which is which."""
     network = MLP(hidden=(2,)).build((1, 1, 2), 2)
-    source = weights_of(network) | {"body.full1.weight": torch.ones(2, 2), "body.full1.bias": torch.tensor([0.0, 5.0])}
+    source = state_dict_copy(network) | {
+        "body.full1.weight": torch.ones(2, 2),
+        "body.full1.bias": torch.tensor([0.0, 5.0]),
+    }
     base = dict(source) | {"body.full1.bias": torch.tensor([5.0, 0.0])}
     blind, seeing = (
-        Transport(result="aligned", bias_in_cost=b).project(source, base, channels(network)) for b in (False, True)
+        Transport(result="aligned", bias_in_cost=b).project(source, base, channel_groups(network))
+        for b in (False, True)
     )
     assert blind.model["body.full1.bias"].tolist() == [0.0, 5.0]
     assert seeing.model["body.full1.bias"].tolist() == [5.0, 0.0]
 
 
 def test_batch_norms_scales_count_if_asked_for() -> None:
-    base, layers = model("resnet18", 1), channels(NETWORKS["resnet18"][0])
+    base, layers = model("resnet18", 1), channel_groups(NETWORKS["resnet18"][0])
     blank = dict(base) | {"body.conv.weight": torch.ones_like(base["body.conv.weight"])}
     copy = permuted(blank, layers, torch.Generator().manual_seed(2))
     found = Transport(result="aligned", bias_in_cost=True).project(copy, blank, layers)
@@ -315,7 +321,7 @@ def test_batch_norms_scales_count_if_asked_for() -> None:
 
 @each_network
 def test_a_clients_own_classifier_follows_the_features(name: str) -> None:
-    source, base, layers = model(name, 1), model(name, 2), channels(NETWORKS[name][0])
+    source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
     own = {key: torch.randn(source[key].shape) for key in ("classifier.weight", "classifier.bias")}
     found = ALIGNED.project(source, base, layers)
     assert same_function(name, found.model | laid_classifier(own, found.last), dict(source) | own)
@@ -324,8 +330,8 @@ def test_a_clients_own_classifier_follows_the_features(name: str) -> None:
 
 def test_flattened_maps_keep_their_pixels() -> None:
     network = convolutional("one", (1, 6, 6), 3, convolutions=[Convolution(4, 3)], hidden=(3,))
-    layers = channels(network)
-    base = weights_of(network)
+    layers = channel_groups(network)
+    base = state_dict_copy(network)
     source = permuted(base, layers, torch.Generator().manual_seed(0))
     found = ALIGNED.project(source, base, layers).model["body.full2.weight"]
     assert found.shape == (3, 4 * 2 * 2)
@@ -335,7 +341,7 @@ def test_flattened_maps_keep_their_pixels() -> None:
 def test_projecting_changes_no_argument() -> None:
     source, base = model("lenet5", 1), model("lenet5", 2)
     before = [{k: v.clone() for k, v in weights.items()} for weights in (source, base)]
-    Transport().project(source, base, channels(NETWORKS["lenet5"][0]))
+    Transport().project(source, base, channel_groups(NETWORKS["lenet5"][0]))
     assert all(tiny.equal(ours, theirs) for ours, theirs in zip((source, base), before, strict=True))
 
 

@@ -21,7 +21,7 @@ from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.setup import federate
 from fedkeep.interface import Fit
 from fedkeep.metrics import kold, rounds_to
-from fedkeep.models import Weights, architecture
+from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.rows import LOCAL
 
@@ -150,7 +150,7 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         patch.setattr(LocalParty, "fit", spy)
         run = fedkeep.run(recipe, out=folder / "run")
     federation, digits = federate(recipe, 0), fedkeep.load("digits")
-    network = architecture("mlp")(hidden=(8,)).build(digits.shape, 10)  # type: ignore[call-arg]
+    network = get_architecture("mlp")(hidden=(8,)).build(digits.shape, 10)  # type: ignore[call-arg]
     seen = []
     for (number, client), model in left.items():
         network.load_state_dict(dict(model))

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeep.data.dataset import describe
 from fedkeep.errors import DataError, RunError, ValueRefused
 from fedkeep.models import Shape, Weights
-from fedkeep.models.weights import digest
+from fedkeep.models.weights import tensor_hash
 from fedkeep.synthesis.diffusion.noise import Noise
 
 Regime = Literal["paper", "same_classes", "disjoint", "ldm"]
@@ -128,5 +128,5 @@ def unchanged(generator: Generator) -> Iterator[None]:
 
 def hash_of(weights: Weights) -> str:
     """Return a hash of named tensors, in any order of names."""
-    each = "".join(f"{name} {digest(weights[name])}\n" for name in sorted(weights))
+    each = "".join(f"{name} {tensor_hash(weights[name])}\n" for name in sorted(weights))
     return hashlib.blake2b(each.encode(), digest_size=16).hexdigest()

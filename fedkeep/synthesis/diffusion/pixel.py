@@ -18,7 +18,7 @@ from fedkeep import seeds
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.files import write_whole
 from fedkeep.models import Shape, Weights
-from fedkeep.models.weights import digest, load_into, parameter_count
+from fedkeep.models.weights import load_weights, parameter_count, tensor_hash
 from fedkeep.options import as_table, build
 from fedkeep.synthesis.diffusion.generator import Generator, Regime, hash_of
 from fedkeep.synthesis.diffusion.noise import Noise
@@ -102,7 +102,7 @@ class PixelGenerator(Generator):
         self.space, self.initial = space, initial
         with seeds.borrowed(0):  # the initial weights are thrown away
             self.network = card.unet.build(card.shape, card.rows)
-        load_into(self.network, weights)
+        load_weights(self.network, weights)
         self.network.to(self.device).eval().requires_grad_(False)
 
     @property
@@ -209,7 +209,7 @@ def read_hash(folder: Path) -> str:
 def write_seen(folder: Path, seen: Tensor) -> str:
     """Write the fingerprints, int64 [m], of the images that a generator learned from; return their hash."""
     write_whole(folder / SEEN, tensor_bytes({"seen": seen}))
-    return digest(seen)
+    return tensor_hash(seen)
 
 
 def read_seen(folder: Path) -> Tensor:
@@ -230,7 +230,7 @@ def read_seen(folder: Path) -> Tensor:
         seen = read_tensors((folder / SEEN).read_bytes())["seen"]
     except (OSError, SafetensorError, KeyError) as error:
         raise RunError(f"cannot read {folder / SEEN}: {error}. Copy the whole folder again, or train it.") from error
-    if digest(seen) != card.seen:
+    if tensor_hash(seen) != card.seen:
         raise RunError(f"{folder / SEEN} is not what {CARD} says. Copy the whole folder again, or train it.")
     return seen
 

@@ -23,7 +23,7 @@ from fedkeep.data import Data
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import RunError
 from fedkeep.files import write_whole
-from fedkeep.models.weights import digest
+from fedkeep.models.weights import tensor_hash
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.generator import Generator
 from fedkeep.synthesis.diffusion.noise import Sampler
@@ -107,7 +107,7 @@ class ImageStore:
             key = {
                 "version": VERSION,
                 "generator": weights,
-                "prototype": digest(prototypes[row]),
+                "prototype": tensor_hash(prototypes[row]),
                 "sampler": as_table(sampler),
                 "class": int(label),
                 "count": count,

@@ -15,8 +15,8 @@ from fedkeep.data import Data
 from fedkeep.data.dataset import describe
 from fedkeep.data.fingerprints import fingerprints
 from fedkeep.errors import DataError, RunError
-from fedkeep.models.training_file import OnStep, check_learned, restore_training, save_training, train_on
-from fedkeep.models.weights import load_into, weights_of
+from fedkeep.models.resumable_training import OnStep, check_finite, restore_training, save_training, train_resumably
+from fedkeep.models.weights import load_weights, state_dict_copy
 from fedkeep.options import Options, as_table, option
 from fedkeep.synthesis.diffusion.generator import hash_of
 from fedkeep.synthesis.diffusion.pixel import (
@@ -83,8 +83,8 @@ def train_generator(
     if card.regime == "same_classes":
         card = replace(card, seen=write_seen(folder, torch.unique(fingerprints(data["image"]))))
     run, path = _Run(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
-    train_on(run, settings.steps, path, settings.checkpoint, on_step)
-    check_learned(run.average)
+    train_resumably(run, settings.steps, path, settings.checkpoint, on_step)
+    check_finite(run.average)
     run.result().save(folder, half=half)
     path.unlink(missing_ok=True)
     return load_generator(folder, device)
@@ -98,7 +98,7 @@ class _Run:
         with seeds.borrowed(seeds.derive(seed, "generator weights")):
             self.network = card.unet.build(card.shape, card.rows)
         self.network.to(device).train()
-        self.average = weights_of(self.network)
+        self.average = state_dict_copy(self.network)
         self.optimiser = torch.optim.Adam(self.network.parameters(), settings.lr, fused=True)
         self.losses: list[float] = []
         self.draws = _Draws(data, card, settings, seed)
@@ -123,7 +123,7 @@ class _Run:
         self.optimiser.step()
         # A short average at first, so that the initial weights do not stay in it.
         decay = min(self.settings.average, (1 + number) / (10 + number))
-        new = weights_of(self.network)
+        new = state_dict_copy(self.network)
         torch._foreach_lerp_(list(self.average.values()), [new[name] for name in self.average], 1 - decay)
         self.losses.append(loss.item())
         return self.losses[-1]
@@ -146,7 +146,7 @@ class _Run:
     def restore(self, path: Path) -> None:
         """Go to where a checkpoint was taken; raise `RunError` as `restore_training` does."""
         models, self.losses = restore_training(path, self.identity, self.optimiser)
-        load_into(self.network, models["weights"])
+        load_weights(self.network, models["weights"])
         self.average = {name: tensor.to(self.device) for name, tensor in models["average"].items()}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from fedkeep import seeds
-from fedkeep.models.custom import split
+from fedkeep.models.custom import split_classifier
 from fedkeep.objectives.features import bounding
 from fedkeep.synthesis.inversion.decoders import TextDecoder
 from fedkeep.synthesis.inversion.inverter import BETAS, Inversion, Inverter, Problem, divergence
@@ -77,6 +77,6 @@ class TextInverter(Inverter):
 
 def read(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return a network's features [b, width], and its logits [b, classes]."""
-    features, classifier = split(network)
+    features, classifier = split_classifier(network)
     found = features(images)
     return found, classifier(found)

@@ -17,23 +17,23 @@ from fedkeep.models.weights import Weights
 MASK, ADAPTIVE, ATTENTION = "mask.", "adaptive.", "attention."
 
 
-def prefixed(prefix: str, tensors: Weights) -> dict[str, Tensor]:
+def add_prefix(prefix: str, tensors: Weights) -> dict[str, Tensor]:
     """Return tensors by name with a prefix before each name."""
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def under(prefix: str, tensors: Weights) -> dict[str, Tensor]:
+def remove_prefix(prefix: str, tensors: Weights) -> dict[str, Tensor]:
     """Return those tensors whose names have a prefix, by name without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def by_unit(numbers: Tensor, layer: Tensor) -> Tensor:
+def broadcast_units(numbers: Tensor, layer: Tensor) -> Tensor:
     """Return a number for each output unit, [units], so that it multiplies a layer's weights, [units, ...]."""
     return numbers.view(-1, *[1] * (layer.ndim - 1))
 
 
 @dataclass(frozen=True, eq=False)
-class Decomposition:
+class FedWeITParametrization:
     """Computes a network's weights from a model of decomposed layers.
 
     Attributes
@@ -45,17 +45,17 @@ class Decomposition:
 
     def __call__(self, model: Weights) -> dict[str, Tensor]:
         """Return the weights that the network has: a tensor for each name that has no prefix."""
-        masks, adaptive, attention = (under(prefix, model) for prefix in (MASK, ADAPTIVE, ATTENTION))
+        masks, adaptive, attention = (remove_prefix(prefix, model) for prefix in (MASK, ADAPTIVE, ATTENTION))
         weights = {n: tensor for n, tensor in model.items() if not n.startswith((MASK, ADAPTIVE, ATTENTION))}
         for name, mask in masks.items():
-            weights[name] = weights[name] * by_unit(mask.sigmoid(), weights[name]) + adaptive[name]
+            weights[name] = weights[name] * broadcast_units(mask.sigmoid(), weights[name]) + adaptive[name]
             if name in self.others:
                 weights[name] = weights[name] + torch.tensordot(attention[name], self.others[name], 1)
         return weights
 
 
 @dataclass(frozen=True, eq=False)
-class Sparse:
+class SparseTensors:
     """The larger numbers of layers: ``values`` [n], at ``places`` [n], int32, rising, in all layers in a row."""
 
     values: Tensor
@@ -74,14 +74,14 @@ class Sparse:
         return None
 
 
-def sparse(layers: Weights, limit: float) -> Sparse:
+def to_sparse(layers: Weights, limit: float) -> SparseTensors:
     """Return the numbers of layers that are larger than ``limit`` in size."""
     numbers = torch.cat([layer.flatten() for layer in layers.values()])
     places = (numbers.abs() > limit).nonzero().flatten()
-    return Sparse(numbers[places], places.int())
+    return SparseTensors(numbers[places], places.int())
 
 
-def dense(few: Sparse, like: Weights) -> dict[str, Tensor]:
+def to_dense(few: SparseTensors, like: Weights) -> dict[str, Tensor]:
     """Return sparse layers with zeros in all other places; names and shapes are those of ``like``, in its order."""
     sizes = [layer.numel() for layer in like.values()]
     numbers = few.values.new_zeros(sum(sizes)).index_put_((few.places.long(),), few.values)
@@ -89,23 +89,23 @@ def dense(few: Sparse, like: Weights) -> dict[str, Tensor]:
     return {name: part.view(layer.shape) for (name, layer), part in zip(like.items(), parts, strict=True)}
 
 
-def stacked(several: Sequence[Sparse], like: Weights) -> dict[str, Tensor]:
+def stack_dense(several: Sequence[SparseTensors], like: Weights) -> dict[str, Tensor]:
     """Return by layer the dense ones of several, [number, units, ...]; nothing without any."""
-    each = [dense(few, like) for few in several]
+    each = [to_dense(few, like) for few in several]
     return {name: torch.stack([one[name] for one in each]) for name in like} if each else {}
 
 
-def active(mask: Tensor, sparsity: float) -> Tensor:
+def active_units(mask: Tensor, sparsity: float) -> Tensor:
     """Return which units count, bool [units]: all but that share whose masks are the smallest in size."""
     size = mask.abs()
     return size >= size.sort().values[int(len(size) * sparsity)]
 
 
-def rows(layers: Weights, masks: Weights, sparsity: float) -> Tensor:
+def active_weights(layers: Weights, masks: Weights, sparsity: float) -> Tensor:
     """Return the weights of the units that count, one layer after another, [n]."""
-    return torch.cat([layer[active(masks[name], sparsity)].flatten() for name, layer in layers.items()])
+    return torch.cat([layer[active_units(masks[name], sparsity)].flatten() for name, layer in layers.items()])
 
 
-def row_count(layers: Weights, masks: Weights, sparsity: float) -> int:
-    """Return how many numbers `rows` has."""
-    return sum(int(active(masks[n], sparsity).sum()) * layer[0].numel() for n, layer in layers.items())
+def num_active_weights(layers: Weights, masks: Weights, sparsity: float) -> int:
+    """Return how many numbers `active_weights` has."""
+    return sum(int(active_units(masks[n], sparsity).sum()) * layer[0].numel() for n, layer in layers.items())

@@ -1,8 +1,9 @@
 """Which channels the layers of a network share: what has to move together when its neurons change places.
 
 Units of a hidden layer have no order of their own: permute them, and the inputs of the layers that read them, and the
-network computes the same. Layers whose outputs are added share one order (the residual groups of a ResNet). `channels`
-finds this out once for an architecture, from its network; what comes out are names, and so serves every model of it.
+network computes the same. Layers whose outputs are added share one order (the residual groups of a ResNet).
+`channel_groups` finds this out once for an architecture, from its network; what comes out are names, and so serves
+every model of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from fedkeep.errors import ConfigError
-from fedkeep.models.pooling import MaxPool2
+from fedkeep.models.layers import MaxPool2
 
 # What does the same to every channel, so that it may be done before or after channels change places.
 _EACH_ALIKE: tuple[type[nn.Module], ...] = (
@@ -35,7 +36,7 @@ _SUMS: tuple[Callable[..., Any], ...] = (operator.add, operator.iadd, torch.add)
 
 
 @dataclass(frozen=True)
-class Layer:
+class ChannelLayer:
     """A convolution or a linear layer, and which groups of channels it reads and writes.
 
     Attributes
@@ -53,7 +54,7 @@ class Layer:
     norms: tuple[str, ...] = ()
 
 
-def channels(network: nn.Module) -> tuple[Layer, ...]:
+def channel_groups(network: nn.Module) -> tuple[ChannelLayer, ...]:
     """Return a network's layers in the order in which they are computed.
 
     Parameters
@@ -93,7 +94,7 @@ class _Sketch:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        self.layers: dict[str, Layer] = {}
+        self.layers: dict[str, ChannelLayer] = {}
         self.group: dict[fx.Node, str | None] = {}  # of what a node gives
         self.joined: dict[str, str | None] = {}  # a group and what it became part of
 
@@ -113,7 +114,7 @@ class _Sketch:
         else:
             raise self._refused(f"{node.op.removeprefix('call_')} {node.target}")
 
-    def layers_by_group(self) -> tuple[Layer, ...]:
+    def layers_by_group(self) -> tuple[ChannelLayer, ...]:
         """Return the layers, every group by its last name."""
         return tuple(
             replace(layer, reads=self._resolved(layer.reads), writes=self._resolved(layer.writes))
@@ -127,7 +128,7 @@ class _Sketch:
                 raise self._refused(f"the grouped convolution {name}")
             if name in self.layers:
                 raise self._refused(f"{name}, which is used twice")
-            self.layers[name] = Layer(name, read[0], name)
+            self.layers[name] = ChannelLayer(name, read[0], name)
             return name
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             self._note_norm(name, node)

@@ -22,7 +22,7 @@ OnStep = Callable[[int, float], None]
 """Told after every step how many are done, and the step's loss."""
 
 
-class InTraining(Protocol):
+class ResumableTraining(Protocol):
     """A training between two steps; ``losses`` are those of the steps so far."""
 
     losses: list[float]
@@ -37,7 +37,7 @@ class InTraining(Protocol):
         """Go to where `save` wrote."""
 
 
-def train_on(run: InTraining, steps: int, path: Path, every: float, on_step: OnStep | None) -> None:
+def train_resumably(run: ResumableTraining, steps: int, path: Path, every: float, on_step: OnStep | None) -> None:
     """Take the steps that are left, from where the file was written if there is one.
 
     Parameters
@@ -63,7 +63,7 @@ def train_on(run: InTraining, steps: int, path: Path, every: float, on_step: OnS
             on_step(len(run.losses), loss)
 
 
-def check_learned(weights: Weights) -> None:
+def check_finite(weights: Weights) -> None:
     """Raise `RunError` if trained weights are not finite: the last step may have spoiled them after a finite loss."""
     spoiled = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
     if spoiled is not None:
