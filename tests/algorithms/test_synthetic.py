@@ -21,9 +21,9 @@ from fedkeep.engine.fit import Assignment, Pupil
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface.values import payload
+from fedkeep.losses import Slice
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_weights
-from fedkeep.objectives import Slice
 from fedkeep.synthesis.inversion import read_anchors
 
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedkeep.fusion.masked import masked_mean
+from fedkeep.aggregation.masked import masked_mean
 from fedkeep.models.fedweit_layers import (
     FedWeITParametrization,
     SparseTensors,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from fedkeep import seeds
+from fedkeep.losses.features import bounding
 from fedkeep.models.custom import split_classifier
-from fedkeep.objectives.features import bounding
 from fedkeep.synthesis.inversion.decoders import TextDecoder
 from fedkeep.synthesis.inversion.inverter import BETAS, Inversion, Inverter, Problem, divergence
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fedkeep import seeds
 from fedkeep.data import ImageFormat
 from fedkeep.errors import RunError
+from fedkeep.losses.features import bounding
 from fedkeep.models import Network
-from fedkeep.objectives.features import bounding
 from fedkeep.synthesis.inversion import Inversion, LatentInverter, Problem, TextInverter
 from fedkeep.synthesis.inversion.decoders import PER_LAYER, Decoder, TextDecoder
 from fedkeep.synthesis.inversion.inverter import divergence, unlearned
