@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import fedkeep
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import algorithm, algorithms
 from fedkeep.interface.algorithm import knows_tasks
 from fedkeep.interface.values import payload

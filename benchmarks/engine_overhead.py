@@ -35,8 +35,8 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import DataError
 from fedkeep.experiment.helpers import Helpers
 from fedkeep.experiment.machine import Machine
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import lay_out
 from fedkeep.experiment.setup import engine_for
 

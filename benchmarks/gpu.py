@@ -20,7 +20,7 @@ from engine_overhead import measure, ratio
 from telling import arguments, beginning
 
 from fedkeep.engine.embedded import Embedded
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
 
 

@@ -22,8 +22,8 @@ import torch
 from fedkeep.aggregation.mean import moved
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.engine.embedded import Embedded
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
 from fedkeep.interface import Cohort, Server
 from fedkeep.models import Weights

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from fedkeep.api import resume, run
     from fedkeep.data import load
     from fedkeep.errors import FedKeepError
-    from fedkeep.experiment.catalogue import recipe_names
-    from fedkeep.experiment.reading import load_recipe
     from fedkeep.experiment.recipe import Recipe
+    from fedkeep.experiment.recipe_index import recipe_names
+    from fedkeep.experiment.recipe_loader import load_recipe
     from fedkeep.experiment.run import Machine
     from fedkeep.interface.algorithm import algorithms
     from fedkeep.models.custom import custom
@@ -109,9 +109,9 @@ _HOMES = {
     "algorithms": "fedkeep.interface.algorithm",
     "custom": "fedkeep.models.custom",
     "load": "fedkeep.data",
-    "load_recipe": "fedkeep.experiment.reading",
+    "load_recipe": "fedkeep.experiment.recipe_loader",
     "read_run": "fedkeep.reporting.run_folder",
-    "recipe_names": "fedkeep.experiment.catalogue",
+    "recipe_names": "fedkeep.experiment.recipe_index",
     "resume": "fedkeep.api",
     "run": "fedkeep.api",
 }

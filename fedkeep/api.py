@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.changes import SECTIONS
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.recipe import Recipe, with_methods
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine, OnProgress, Progress, begin, carry_out
 from fedkeep.interface import Algorithm
 from fedkeep.reporting.finish import finish

@@ -14,7 +14,7 @@ from fedkeep.data import load
 from fedkeep.data.partition import schemes
 from fedkeep.data.partition.statistics import statistics
 from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.experiment.changes import parsed
+from fedkeep.experiment.overrides import parse_value
 from fedkeep.files import write_whole
 from fedkeep.options import build
 from fedkeep.reporting.heatmap import class_heatmap
@@ -29,7 +29,7 @@ def partition(options: Namespace, console: Console) -> int:
         name, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"cannot read {setting!r}: write option=value, such as alpha=0.5.")
-        table[name] = parsed(value)
+        table[name] = parse_value(value)
     if options.clients:
         table["clients"] = options.clients
     scheme = build(schemes()[options.scheme], table, f"scheme {options.scheme}")

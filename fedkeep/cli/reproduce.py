@@ -22,7 +22,7 @@ from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.cells import Job, play_all
 from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.machine import Machine
-from fedkeep.experiment.plugins import use
+from fedkeep.experiment.plugins import import_user_code
 from fedkeep.files import write_whole
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.comparison import Reproduction, read
@@ -32,7 +32,7 @@ from fedkeep.reporting.finish import finish
 def reproduce(options: Namespace, console: Console) -> int:
     """Reproduce a paper's table, as far as was asked, and show it beside the paper's numbers."""
     machine = machine_of(options)
-    use(machine.use)
+    import_user_code(machine.use)
     root = Path(options.out)
     if options.table is None:
         return _page(root, options.page, console) if options.page else _list(console)
@@ -120,7 +120,7 @@ def _list(console: Console) -> int:
 
 
 def _title(table: plan.Table) -> str:
-    from fedkeep.experiment.reading import load_recipe
+    from fedkeep.experiment.recipe_loader import load_recipe
 
     return str(load_recipe(next(iter(table.columns.values()))).paper.get("table", ""))
 

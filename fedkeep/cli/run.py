@@ -12,9 +12,9 @@ from rich.console import Console
 
 from fedkeep.cli.progress import Display
 from fedkeep.experiment.folders import cell_name
-from fedkeep.experiment.plugins import use
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine, begin, carry_out, pending_cells, resume_command
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.profile import profile_table, step_table
@@ -25,7 +25,7 @@ from fedkeep.reporting.table import print_table
 def run(options: Namespace, console: Console) -> int:
     """Run a recipe and show what it found."""
     machine = machine_of(options)
-    use(machine.use)
+    import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
     folder = begin(recipe, options.out, machine, ["fedkeep", *sys.argv[1:]])
     console.print(recipe.title, style="bold", highlight=False, markup=False)
@@ -37,7 +37,7 @@ def run(options: Namespace, console: Console) -> int:
 def resume(options: Namespace, console: Console) -> int:
     """Continue a run and show what it found."""
     machine = machine_of(options)
-    use(machine.use)
+    import_user_code(machine.use)
     folder = Path(options.run)
     if (folder / "recipe.toml").is_file():
         recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)

@@ -17,9 +17,9 @@ from rich.text import Text
 from fedkeep.annotations import annotations_of
 from fedkeep.data import known
 from fedkeep.errors import RunError
-from fedkeep.experiment.catalogue import PaperTable, paper_tables, recipe_names
-from fedkeep.experiment.plugins import use
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.recipe_index import PaperTable, paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Algorithm, algorithm, algorithms
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.options import describe_type, options_of
@@ -32,7 +32,7 @@ from fedkeep.reporting.table import markdown, print_table, rows_csv, show
 
 def methods(options: Namespace, console: Console) -> int:
     """List all methods, or show one whole."""
-    use(options.use)
+    import_user_code(options.use)
     if options.name:
         _method(algorithm(options.name), console)
         return 0

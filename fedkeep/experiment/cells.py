@@ -24,8 +24,8 @@ from fedkeep.experiment.folders import cell_folder, is_finished
 from fedkeep.experiment.helpers import Helpers, useful
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
 from fedkeep.experiment.provenance import player
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import describe_cell, describe_partition, engine_for, federate
 from fedkeep.files import write_whole
 
@@ -226,9 +226,9 @@ def _work(places: list[tuple[str, str, int]], machine: Machine, stop: Any, spare
     """Play cells, each a run folder, a method's label and a seed, in a worker process, unless all shall stop."""
     global _stop
     _stop = stop
-    from fedkeep.experiment.plugins import use
+    from fedkeep.experiment.plugins import import_user_code
 
-    use(machine.use)
+    import_user_code(machine.use)
     recipes: dict[str, Recipe] = {}
     try:
         for folder, label, seed in places:

@@ -18,7 +18,7 @@ from fedkeep.annotations import annotations_of
 from fedkeep.engine.embedded import Embedded, Finished
 from fedkeep.engine.pool import Pool, Worker, serve
 from fedkeep.experiment.machine import Machine
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import client_steps, is_annotated
@@ -121,10 +121,10 @@ def _without_interrupts() -> Iterator[None]:
 
 def _help(connection: Connection, folder: str, label: str, seed: int, machine: Machine) -> None:
     """Perform client steps of one cell, in a process of its own, until the line is closed."""
-    from fedkeep.experiment.plugins import use
+    from fedkeep.experiment.plugins import import_user_code
 
     torch.set_num_threads(machine.threads)
-    use(machine.use)
+    import_user_code(machine.use)
     recipe = load_recipe(str(Path(folder) / "recipe.toml"), allow_code=machine.allow_code)
     method = recipe.method(label)
     federation = federate(recipe, seed, machine.data_dir)

@@ -16,14 +16,14 @@ from fedkeep.data.partition import Scheme
 from fedkeep.data.public import Public
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.checks import check
-from fedkeep.experiment.networks import ClientModel, model_table
+from fedkeep.experiment.model_config import ClientModel, model_to_table
+from fedkeep.experiment.validation import validate_recipe
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
-LONGEST = 200
+MAX_SLUG_LENGTH = 200
 """Of a label's folder name, in characters: file systems take 255 bytes, and a seed is added."""
 
 
@@ -42,10 +42,10 @@ class Method:
     def slug(self) -> str:
         """The label as a folder name: its Latin letters and digits, or a hash of labels without any."""
         name = re.sub(r"[^a-z0-9.]+", "-", self.label.lower()).strip("-.")
-        if name and len(name) <= LONGEST:
+        if name and len(name) <= MAX_SLUG_LENGTH:
             return name
         mark = sha256(self.label.encode()).hexdigest()[:8]
-        return f"{name[: LONGEST - 9] or 'method'}-{mark}"
+        return f"{name[: MAX_SLUG_LENGTH - 9] or 'method'}-{mark}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Recipe:
         for name in ("seeds", "methods", "client_models"):
             if isinstance(given := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(given))
-        check(self)
+        validate_recipe(self)
 
     @property
     def has_tasks(self) -> bool:
@@ -116,7 +116,7 @@ class Recipe:
             "seeds": list(self.seeds),
             "data": {"name": self.data},
             "partition": {"scheme": self.partition.name, **as_table(self.partition)},
-            "model": model_table(self.model),
+            "model": model_to_table(self.model),
             "training": as_table(self.training),
             "run": as_table(self.run),
             "augmentation": as_table(self.augmentation),

@@ -14,13 +14,13 @@ from pathlib import Path
 from filelock import FileLock
 
 from fedkeep.errors import ConfigError, RunError, did_you_mean
-from fedkeep.experiment.catalogue import paper_tables
 from fedkeep.experiment.cells import Job
-from fedkeep.experiment.changes import SECTIONS
 from fedkeep.experiment.folders import cell_name
 from fedkeep.experiment.machine import Machine
-from fedkeep.experiment.reading import load_recipe, printed
+from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_index import paper_tables
+from fedkeep.experiment.recipe_loader import load_recipe, recipe_text
 from fedkeep.experiment.run import begin, pending_cells
 from fedkeep.files import write_whole
 from fedkeep.options import as_table
@@ -58,7 +58,7 @@ def tables() -> dict[str, Table]:
 
 def _ordered(columns: dict[str, str]) -> list[str]:
     """Return the columns' names in the order that their recipes give, read as TOML: no recipe is carried out for it."""
-    order = list(printed(next(iter(columns.values()))).get("columns", ()))
+    order = list(recipe_text(next(iter(columns.values()))).get("columns", ()))
     return sorted(columns, key=lambda column: (order.index(column) if column in order else len(order), column))
 
 

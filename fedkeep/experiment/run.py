@@ -20,10 +20,10 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import Job, as_begun, play_all
 from fedkeep.experiment.folders import cell_folder, cell_name, is_finished
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
-from fedkeep.experiment.networks import located, own_models
+from fedkeep.experiment.model_config import client_architectures, resolve_pretrained
 from fedkeep.experiment.provenance import revision, versions
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import checked_augmentation, checked_cohort, checked_device, checked_generator, federate
 from fedkeep.files import write_whole
 
@@ -46,9 +46,9 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         checked_cohort(recipe, federation)
         checked_augmentation(recipe, federation)
         checked_generator(recipe, federation, machine.data_dir)
-    for model in {recipe.model, *own_models(recipe.client_models, federation.clients).values()}:
+    for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
         with seeds.borrowed(0):
-            network = located(model, machine.data_dir).build(federation.dataset.shape, federation.seen[0])
+            network = resolve_pretrained(model, machine.data_dir).build(federation.dataset.shape, federation.seen[0])
         checked_batches(network, recipe.training)
     return lay_out(recipe, out, machine, command)
 

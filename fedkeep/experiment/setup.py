@@ -14,7 +14,12 @@ from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.networks import Factory
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.networks import about_extractor, located, own_models, pretrained
+from fedkeep.experiment.model_config import (
+    client_architectures,
+    describe_extractor,
+    pretrained_models,
+    resolve_pretrained,
+)
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.models import Architecture
 from fedkeep.models.weights import tensor_hash
@@ -124,7 +129,7 @@ def engine_for(
     checked_cohort(recipe, federation)
     checked_augmentation(recipe, federation)
     checked_generator(recipe, federation, data_dir)
-    model = located(recipe.model, data_dir)
+    model = resolve_pretrained(recipe.model, data_dir)
 
     @cache
     def load_generator(choice: GeneratorChoice) -> Generator:
@@ -151,8 +156,8 @@ def own_factories(recipe: Recipe, federation: Federation, data_dir: str | Path |
     def factory(model: Architecture) -> Factory:
         return lambda: model.build(federation.dataset.shape, federation.seen[0])
 
-    own = own_models(recipe.client_models, federation.clients)
-    factories = {model: factory(located(model, data_dir)) for model in own.values()}
+    own = client_architectures(recipe.client_models, federation.clients)
+    factories = {model: factory(resolve_pretrained(model, data_dir)) for model in own.values()}
     return {client: factories[model] for client, model in own.items()}
 
 
@@ -234,8 +239,8 @@ def describe_cell(
     if recipe.has_tasks:
         described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
     said = []
-    for whose, extractor in pretrained(recipe.model, recipe.client_models, data_dir).items():
-        said.append((f"{whose}: " if whose else "") + about_extractor(extractor, _arriving(federation)))
+    for whose, extractor in pretrained_models(recipe.model, recipe.client_models, data_dir).items():
+        said.append((f"{whose}: " if whose else "") + describe_extractor(extractor, _arriving(federation)))
         rests_on[f"extractor of {whose}" if whose else "extractor"] = extractor.hash()
     if said:
         described["extractor"] = "; ".join(said)

@@ -16,11 +16,11 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.perform import Performer, Ticket
 from fedkeep.engine.requests import Lost, Outcome, Request, answer_type, write_request
 from fedkeep.errors import ValueRefused
-from fedkeep.flower.federations import Roster
-from fedkeep.flower.journal import Journal
-from fedkeep.flower.line import Line, Parcel, naming
-from fedkeep.flower.memory import AtSite, left_by
-from fedkeep.flower.sites import POLL, Sites
+from fedkeep.flower.reply_log import ReplyLog
+from fedkeep.flower.site_registry import POLL_SECONDS, SiteRegistry
+from fedkeep.flower.state_store import StateRef, state_ref
+from fedkeep.flower.transport import Envelope, Transport, content_namer
+from fedkeep.flower.views import ServerView
 from fedkeep.interface import Fit
 from fedkeep.interface.codec import restore
 from fedkeep.interface.values import found_in
@@ -43,7 +43,7 @@ class AtSites(Performer):
 
     Parameters
     ----------
-    engine : whose steps are performed. Its client states are references (see `fedkeep.flower.memory.AtSite`).
+    engine : whose steps are performed. Its client states are references (see `fedkeep.flower.state_store.StateRef`).
     introduction : what each site is told of the run with every call, so that it depends on no earlier one.
     run : the run's name, under which sites keep states.
     deadline : seconds that a call may take.
@@ -52,10 +52,10 @@ class AtSites(Performer):
     def __init__(
         self,
         engine: Embedded,
-        line: Line,
-        sites: Sites,
-        journal: Journal,
-        introduction: Parcel,
+        line: Transport,
+        sites: SiteRegistry,
+        journal: ReplyLog,
+        introduction: Envelope,
         run: str,
         deadline: float,
     ) -> None:
@@ -100,7 +100,7 @@ class AtSites(Performer):
         while asked.found is None:
             self._hear()
             if asked.found is None:
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
         return asked.found
 
     def drain(self) -> None:
@@ -110,7 +110,7 @@ class AtSites(Performer):
     def stop(self) -> None:
         self.pending.clear()
 
-    def _send(self, request: Request, parcel: Parcel) -> str | Lost:
+    def _send(self, request: Request, parcel: Envelope) -> str | Lost:
         if self.sites.node(request.client) is None:
             self.sites.look()  # it may have come back since the round began
         node = self.sites.node(request.client)
@@ -141,9 +141,9 @@ class AtSites(Performer):
         ((reply, _, uses),), train, teachers = found
         self.engine.place.clock.train += train
         self.engine.place.clock.teachers += teachers
-        return Outcome(reply, left_by(asked.call, self.engine.client_state), uses)
+        return Outcome(reply, state_ref(asked.call, self.engine.client_state), uses)
 
-    def _read(self, asked: _Asked, reply: Parcel | Lost) -> Any:
+    def _read(self, asked: _Asked, reply: Envelope | Lost) -> Any:
         """Return an answer of the step's own type, or why it is none."""
         if isinstance(reply, Lost):
             return reply
@@ -162,21 +162,21 @@ class AtSites(Performer):
 
     def _examples(self, client: str) -> int:
         federation = self.engine.federation
-        assert isinstance(federation, Roster)
-        return federation.size_so_far(client)
+        assert isinstance(federation, ServerView)
+        return federation.total_size(client)
 
-    def _packed(self, request: Request) -> Parcel:
+    def _packed(self, request: Request) -> Envelope:
         """Return a request as a parcel, named by its round and by all that is asked."""
         tensors: dict[str, Tensor] = {}
         settled = self.engine.states.get(request.client)
         head = {
             **self.introduction.head,
             "run": self.run,
-            "settled": settled.call if isinstance(settled, AtSite) else "",
-            "request": write_request(request, naming(tensors, self.names)),
+            "settled": settled.call if isinstance(settled, StateRef) else "",
+            "request": write_request(request, content_namer(tensors, self.names)),
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
-        return Parcel({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
+        return Envelope({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
 
 
 MOST_STEPS = 10**9  # of a visit

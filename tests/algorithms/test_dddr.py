@@ -16,7 +16,7 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Assignment, Pupil
 from fedkeep.engine.toolbox import LocalClient
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.models.weights import load_weights
 

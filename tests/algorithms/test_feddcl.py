@@ -21,7 +21,7 @@ from fedkeep.data.fingerprints import fingerprints
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError, RunError
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Copy, Fit
 from fedkeep.interface.values import copied
 from fedkeep.models import get_architecture

@@ -14,7 +14,7 @@ from fedkeep.algorithms.ft_kd import FTKD
 from fedkeep.algorithms.kd_on_made_images import EWCKDOnMadeImages, FTKDOnMadeImages, LwFKDOnMadeImages
 from fedkeep.algorithms.lwf_kd import LwFKD
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 
 MADE: dict[str, Any] = {**tiny.DRAWING, "server_cur": 3}
 

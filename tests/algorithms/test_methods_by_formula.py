@@ -33,7 +33,7 @@ from fedkeep.algorithms.parallel.fedprox import FedProx
 from fedkeep.algorithms.sequential.cwc import CWC
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.engine.toolbox import LocalParty
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Weights
 
 ROUNDS = 4

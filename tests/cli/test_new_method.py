@@ -110,12 +110,12 @@ def test_without_the_file_the_error_says_how(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:
-    from fedkeep.experiment.plugins import use
+    from fedkeep.experiment.plugins import import_user_code
 
     (tmp_path / "broken_file.py").write_text("import nothing_that_exists\n")
     for _ in range(2):  # a failed import is not remembered as a success
         with pytest.raises(ModuleNotFoundError, match="nothing_that_exists"):
-            use([str(tmp_path / "broken_file.py")])
+            import_user_code([str(tmp_path / "broken_file.py")])
 
 
 def test_a_method_that_builds_on_another_does_not_quietly_replace_it(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.data import DataSet
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe, with_methods
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
 
 SOURCES = ("train_holdout", "train_shared", "test_subset")

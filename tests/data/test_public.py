@@ -14,7 +14,7 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
 from fedkeep.data.public import Public
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
 
 

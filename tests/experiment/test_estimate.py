@@ -12,8 +12,8 @@ from fedkeep.engine.fit import Assignment
 from fedkeep.engine.workplace import Workplace
 from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.machine import Machine
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
 from fedkeep.interface import Fit
 

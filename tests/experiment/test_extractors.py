@@ -10,7 +10,7 @@ import pytest
 import small_extractor
 import tiny
 
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import describe_cell, federate
 from fedkeep.models.extractor import CARD, load_extractor
 

@@ -18,8 +18,8 @@ from fedkeep.data.fingerprints import fingerprints
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import setup
 from fedkeep.experiment.cells import describe_begun
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import checked_generator, federate
 from fedkeep.synthesis.diffusion.material import HELD_OUT, material
 from fedkeep.synthesis.diffusion.pixel import CARD, SEEN, read_card, read_seen

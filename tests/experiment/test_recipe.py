@@ -17,12 +17,12 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data.partition import ClientwiseDirichlet, ExDir
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.catalogue import recipe_names
-from fedkeep.experiment.changes import parsed
 from fedkeep.experiment.machine import Machine
-from fedkeep.experiment.networks import ClientModel, of_one, own_models
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.model_config import ClientModel, client_architectures, select_client
+from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe import Method, Recipe, with_methods
+from fedkeep.experiment.recipe_index import recipe_names
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models.mlp import MLP
 
 
@@ -383,7 +383,7 @@ def test_a_method_that_needs_what_the_recipe_lacks(load: Any, monkeypatch: pytes
 
 
 def test_values_are_read_as_toml_or_text() -> None:
-    assert [parsed(text) for text in ("1", "1.5", "true", "[1, 2]", "'x'", "exdir", "a b", "")] == [
+    assert [parse_value(text) for text in ("1", "1.5", "true", "[1, 2]", "'x'", "exdir", "a b", "")] == [
         1,
         1.5,
         True,
@@ -393,7 +393,7 @@ def test_values_are_read_as_toml_or_text() -> None:
         "a b",
         "",
     ]
-    assert parsed("1\nevil = 2") == "1\nevil = 2" or parsed("1\nevil = 2") == 1
+    assert parse_value("1\nevil = 2") == "1\nevil = 2" or parse_value("1\nevil = 2") == 1
 
 
 def test_a_recipe_is_json_free_of_surprises(load: Any) -> None:
@@ -422,7 +422,7 @@ class Alone(FedSeq):
 def test_clients_may_have_networks_of_their_own(load: Any, tmp_path: Path) -> None:
     text = tiny.RECIPE[: tiny.RECIPE.index("[[methods]]")] + '[[methods]]\nalgorithm = "any-network-for-a-test"\n'
     recipe = load(text + OWN)
-    own = own_models(recipe.client_models, [str(i) for i in range(8)])
+    own = client_architectures(recipe.client_models, [str(i) for i in range(8)])
     assert {client: model.name for client, model in own.items()} == {
         "0": "mlp",
         "2": "lenet5",
@@ -433,18 +433,18 @@ def test_clients_may_have_networks_of_their_own(load: Any, tmp_path: Path) -> No
     assert own["0"] == MLP(hidden=(9,))
     again = load_recipe(tiny.write_recipe(tmp_path, recipe.to_toml(), "again.toml"))
     assert again.client_models == recipe.client_models
-    assert own_models(of_one(recipe.client_models, "3"), ["3"]) == {"3": own["2"]}
-    assert of_one(recipe.client_models, "5") == ()
+    assert client_architectures(select_client(recipe.client_models, "3"), ["3"]) == {"3": own["2"]}
+    assert select_client(recipe.client_models, "5") == ()
     with pytest.raises(ConfigError, match="names '6', which is no client"):
-        own_models(recipe.client_models, [str(i) for i in range(6)])
+        client_architectures(recipe.client_models, [str(i) for i in range(6)])
 
 
 @pytest.mark.parametrize("name", ["3-1", "0-99999999999", "2023-07"])
 def test_what_is_no_range_of_clients_is_a_name(name: str) -> None:
     models = [ClientModel((name,), MLP())]
-    assert own_models(models, [name, "0"]) == {name: MLP()}
+    assert client_architectures(models, [name, "0"]) == {name: MLP()}
     with pytest.raises(ConfigError, match=f"names '{name}', which is no client"):
-        own_models(models, ["0", "1", "2", "3"])
+        client_architectures(models, ["0", "1", "2", "3"])
 
 
 @pytest.mark.parametrize(

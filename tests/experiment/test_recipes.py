@@ -23,11 +23,11 @@ from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Hybrid, Sharding
 from fedkeep.engine.plan import Plan
-from fedkeep.experiment.catalogue import ROOT, PaperTable, paper_tables, recipe_names
-from fedkeep.experiment.changes import merged
-from fedkeep.experiment.networks import own_models
-from fedkeep.experiment.reading import _read, load_recipe
+from fedkeep.experiment.model_config import client_architectures
+from fedkeep.experiment.overrides import merge_tables
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_index import ROOT, PaperTable, paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import _read, load_recipe
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
 from fedkeep.reporting.rows import METRICS as SHOWN
@@ -352,7 +352,7 @@ RGB = {"cur": 200, "pre": 50, "server_cur": 200, "server_pre": 200, "server_pass
 def test_feddcls_colour_benchmark(name: str) -> None:
     recipe = load_recipe(f"feddcl/{name}")
     assert recipe.model == Pretrained("google/vit-base-patch16-224")
-    models = own_models(recipe.client_models, [str(client) for client in range(5)])
+    models = client_architectures(recipe.client_models, [str(client) for client in range(5)])
     assert [models[str(client)].name for client in range(5)] == ["resnet50", *["resnet34"] * 2, *["resnet18"] * 2]
     assert recipe.generator.name == "ldm"
     assert options(recipe, "FedDCL") == FedDCL(**RGB, proto_rounds=10, proto_steps=50, proto_batch=12)
@@ -514,14 +514,14 @@ def without(table: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
 
 
 def redundant(table: dict[str, Any], base: dict[str, Any]) -> list[tuple[str, ...]]:
-    whole = merged(base, table)
-    return [place for place in leaves(table) if merged(base, without(table, place)) == whole]
+    whole = merge_tables(base, table)
+    return [place for place in leaves(table) if merge_tables(base, without(table, place)) == whole]
 
 
 def base_of(parents: list[str]) -> dict[str, Any]:
     base: dict[str, Any] = {}
     for parent in parents:
-        base = merged(base, _read(parent, ())[0])
+        base = merge_tables(base, _read(parent, ())[0])
     return base
 
 

@@ -18,9 +18,9 @@ import fedkeep
 from fedkeep.algorithms.target import TARGET
 from fedkeep.data import Augmentation, DataSet, Tasks
 from fedkeep.data.partition import ByColumn, ExDir, Scheme
-from fedkeep.experiment.catalogue import paper_tables
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_index import paper_tables
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import engine_for, held_by_server, shared_out
 from fedkeep.models import get_architecture
 

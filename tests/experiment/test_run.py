@@ -27,7 +27,7 @@ from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment import cells, plugins, provenance
 from fedkeep.experiment import run as module
 from fedkeep.experiment.machine import Progress
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine, begin, carry_out, lay_out
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -406,7 +406,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "held_method.py").write_text(HELD_METHOD)
     text = tiny.RECIPE.split("[[methods]]")[0] + '[[methods]]\nalgorithm = "held"\nteachers = 2\n'
     recipe = tiny.write_recipe(folder, text)
-    plugins.use([str(folder / "held_method.py")])
+    plugins.import_user_code([str(folder / "held_method.py")])
     (folder / "open").touch()
     fedkeep.run(load_recipe(recipe, rounds=12), out=folder / "whole")
     return folder

@@ -16,8 +16,8 @@ from torch import Tensor
 import fedkeep
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.rows import METRICS, Row, summary

@@ -16,7 +16,7 @@ from fedkeep.cli.main import main
 from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.machine import Progress
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine
 from fedkeep.reporting.table import markdown, rows_csv, summary
 

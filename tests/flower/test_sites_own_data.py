@@ -11,7 +11,7 @@ from trial import config, records
 
 from fedkeep.data import hub, load, sources
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.flower.config import Place
+from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
 
 HELD = {"a": (3, 7, 1), "b": (0, 2), "c": (9, 8, 3, 5)}  # classes of each site
@@ -43,7 +43,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def line_to(folder: Path, data: dict[str, str]) -> LocalLine:
     return LocalLine(
         {
-            number: Place(site=site, data=source, state_dir=str(folder / "states"))
+            number: NodeConfig(site=site, data=source, state_dir=str(folder / "states"))
             for number, (site, source) in enumerate(data.items())
         }
     )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fedkeep
 from fedkeep.engine.toolbox import LocalParty
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import federate
 from fedkeep.interface import Fit
 from fedkeep.metrics import kold, rounds_to

@@ -15,8 +15,8 @@ import fedkeep
 from fedkeep.data import load
 from fedkeep.data.fingerprints import fingerprints
 from fedkeep.errors import ConfigError, DataError, RunError
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import checked_generator, engine_for, federate, generator_hash
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 from fedkeep.synthesis.diffusion.generator import REGIMES

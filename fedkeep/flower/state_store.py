@@ -21,24 +21,24 @@ _RUN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class AtSite:
+class StateRef:
     """Stands, at the server, for a client's state: the call after which its site kept it; empty for a state that is
     as it was before the first call."""
 
     call: str = ""
 
 
-def reference(client_state: type[Any]) -> type[Any]:
+def state_ref_type(client_state: type[Any]) -> type[Any]:
     """Return the type of what stands for a method's client states; there are none to stand for where it keeps none."""
-    return NoState if client_state is NoState else AtSite
+    return NoState if client_state is NoState else StateRef
 
 
-def left_by(call: str, client_state: type[Any]) -> Any:
+def state_ref(call: str, client_state: type[Any]) -> Any:
     """Return what stands for the state that a call left."""
-    return NoState() if client_state is NoState else AtSite(call)
+    return NoState() if client_state is NoState else StateRef(call)
 
 
-class Memory:
+class StateStore:
     """The folder of one site in one run, with an answer and a state for each call.
 
     A call's name begins with its round, counted over all tasks, and ends with a digest of all that was asked. So a
@@ -68,7 +68,7 @@ class Memory:
 
     def state(self, after: Any, hint: type[Any]) -> Any:
         """Return the state that a call left; None for a client that never kept anything."""
-        if not isinstance(after, AtSite) or not after.call:
+        if not isinstance(after, StateRef) or not after.call:
             return None
         file = self._file(after.call, "state")
         if not file.exists():

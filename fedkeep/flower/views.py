@@ -19,7 +19,7 @@ from fedkeep.experiment.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
-class Roster(Federation):
+class ServerView(Federation):
     """What the server knows: every site's name and how many examples it holds in each task. The test set is its own."""
 
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Roster(Federation):
     def size(self, client: str) -> int:
         return self.sizes[client][self.task - 1]
 
-    def size_so_far(self, client: str) -> int:
+    def total_size(self, client: str) -> int:
         """Return how many examples a site has had, this task's included; it may have kept some of earlier ones."""
         return sum(self.sizes[client][: self.task])
 
@@ -39,7 +39,9 @@ class Roster(Federation):
         raise DataError(f"The examples of {client} are at its site; the server has none of them.")
 
 
-def roster(recipe: Recipe, seed: int, dataset: DataSet, server: Data, sizes: Mapping[str, Sequence[int]]) -> Roster:
+def server_view(
+    recipe: Recipe, seed: int, dataset: DataSet, server: Data, sizes: Mapping[str, Sequence[int]]
+) -> ServerView:
     """Return what the server knows; of the training images it keeps one, for its shape.
 
     Parameters
@@ -48,19 +50,19 @@ def roster(recipe: Recipe, seed: int, dataset: DataSet, server: Data, sizes: Map
     sizes : examples of each site in each task.
     """
     dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
-    stream = announced(recipe, seed, dataset)
+    stream = class_schedule(recipe, seed, dataset)
     first = dataset if stream is None else stream.federation(1).dataset
     ordered = sorted(sizes, key=lambda name: (len(name), name) if name.isdecimal() else (0, name))
-    return Roster(first, Partition.of_nothing(), server, stream, sizes={name: sizes[name] for name in ordered})
+    return ServerView(first, Partition.of_nothing(), server, stream, sizes={name: sizes[name] for name in ordered})
 
 
-def announced(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
+def class_schedule(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
     """Return which classes arrive when, which server and sites find out alike; None without tasks."""
     return recipe.tasks.announced(dataset, seed) if recipe.has_tasks else None
 
 
 @dataclass(frozen=True, eq=False)
-class OwnData(Federation):
+class SiteView(Federation):
     """What a site knows: its own name, and examples of each task. Of the others it does not even know the number."""
 
     site: str = ""
@@ -70,7 +72,7 @@ class OwnData(Federation):
     def clients(self) -> Sequence[str]:
         return (self.site,)
 
-    def at(self, task: int) -> OwnData:
+    def at(self, task: int) -> SiteView:
         return replace(self, task=task)
 
     def data(self, client: str) -> Data:
@@ -79,28 +81,28 @@ class OwnData(Federation):
     def size(self, client: str) -> int:
         return len(self.data(client)["label"])
 
-    def to(self, device: torch.device | str) -> OwnData:
+    def to(self, device: torch.device | str) -> SiteView:
         moved = [{name: column.to(device) for name, column in data.items()} for data in self.examples]
         return replace(self, examples=moved)
 
 
-def own_data(site: str, dataset: DataSet, stream: TaskStream | None) -> OwnData:
+def site_view(site: str, dataset: DataSet, stream: TaskStream | None) -> SiteView:
     """Return the view of a site all of whose training examples are its own; of a task it may have none."""
     if stream is None:
-        return OwnData(dataset, Partition.of_nothing(), site=site, examples=[dataset.train])
+        return SiteView(dataset, Partition.of_nothing(), site=site, examples=[dataset.train])
     train = stream.dataset.train
     rows = [task.rows(train["label"]) for task in stream.tasks]
     examples = [{name: column[own] for name, column in train.items()} for own in rows]
-    return OwnData(stream.dataset, Partition.of_nothing(), stream=stream, site=site, examples=examples)
+    return SiteView(stream.dataset, Partition.of_nothing(), stream=stream, site=site, examples=examples)
 
 
-def part_of(federation: Federation, client: str, site: str) -> OwnData:
+def client_view(federation: Federation, client: str, site: str) -> SiteView:
     """Return the view of a site that plays one of the clients among whom a data set was split."""
     examples = [federation.at(task).data(client) for task in range(1, federation.tasks + 1)]
-    return OwnData(federation.dataset, Partition.of_nothing(), stream=federation.stream, site=site, examples=examples)
+    return SiteView(federation.dataset, Partition.of_nothing(), stream=federation.stream, site=site, examples=examples)
 
 
-def described(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:
+def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:
     """Return what the sites' data have to agree with, and how all of them are normalised.
 
     ``left_out`` says that no party may train on the images that the run's generator learned from; ``generator`` is its
@@ -116,7 +118,7 @@ def described(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any
     }
 
 
-def fitted(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
+def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
     """Return a site's data set with its classes numbered and its images normalised as the server says.
 
     A site that lacks some of the classes is no error, since its classes are told apart by their names.

@@ -26,7 +26,7 @@ __all__ = ["client", "server"]
 '''
 
 
-def new_app(folder: Path, recipe: Recipe, sites: int) -> Path:
+def create_app(folder: Path, recipe: Recipe, sites: int) -> Path:
     """Write ``pyproject.toml``, ``recipe.toml`` and ``fedkeep_app.py`` into a folder, and return it.
 
     Parameters

@@ -11,7 +11,7 @@ from fedkeep.files import write_whole
 from fedkeep.interface.codec import decode, encode
 
 
-class Journal:
+class ReplyLog:
     """A folder with one file for each call of this round that came to an end.
 
     A round depends on nothing but the server's state and the answers. Played again from the last checkpoint it asks the

@@ -9,15 +9,15 @@ from typing import Any
 
 from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, RunError, in_one_line
-from fedkeep.flower.line import Line, Parcel
+from fedkeep.flower.transport import Envelope, Transport
 
 log = logging.getLogger(__name__)
-POLL = 0.05  # seconds between looks for an answer
-AGAIN = 30.0  # seconds after which a node that was turned away is asked again: its operator may have mended it
-REMIND = 15.0  # seconds between reminders that the run waits
+POLL_SECONDS = 0.05  # seconds between looks for an answer
+RETRY_SECONDS = 30.0  # seconds after which a node that was turned away is asked again: its operator may have mended it
+REMINDER_SECONDS = 15.0  # seconds between reminders that the run waits
 
 
-class Sites:
+class SiteRegistry:
     """The sites of one run.
 
     A node is asked who it is when it is first seen. A name belongs to the node that has it for as long as that is
@@ -32,7 +32,12 @@ class Sites:
     """
 
     def __init__(
-        self, line: Line, introduction: Parcel, patience: float, tasks: int = 1, nodes: Mapping[str, int] | None = None
+        self,
+        line: Transport,
+        introduction: Envelope,
+        patience: float,
+        tasks: int = 1,
+        nodes: Mapping[str, int] | None = None,
     ) -> None:
         self.line = line
         self.introduction = introduction
@@ -43,9 +48,9 @@ class Sites:
         self.connected: Mapping[int, str] = {}
         self.names = {node: site for site, node in (nodes or {}).items()}
         self.asked: dict[str, int] = {}  # nodes that have not said yet who they are, by what was sent
-        self.turned_away: dict[int, float] = {}  # nodes, and when
+        self.rejected: dict[int, float] = {}  # nodes, and when
 
-    def assemble(self, count: int) -> dict[str, list[int]]:
+    def wait_for_all(self, count: int) -> dict[str, list[int]]:
         """Wait until all sites of a new run are there, and return how many examples each holds in each task."""
         self._await(None, count, count, self.patience)
         here = sorted(site for node, site in self.names.items() if node in self.connected)
@@ -71,10 +76,10 @@ class Sites:
         self.connected = self.line.nodes()
         now = time.monotonic()
         for node in self.connected:
-            away = self.turned_away.get(node)
-            if node in self.names or node in self.asked.values() or (away is not None and now - away < AGAIN):
+            away = self.rejected.get(node)
+            if node in self.names or node in self.asked.values() or (away is not None and now - away < RETRY_SECONDS):
                 continue
-            sent = self.line.send(node, "introduce", self.introduction, 0, max(self.patience, AGAIN))
+            sent = self.line.send(node, "introduce", self.introduction, 0, max(self.patience, RETRY_SECONDS))
             if isinstance(sent, Lost):
                 self._heard(node, sent)
             else:
@@ -82,7 +87,7 @@ class Sites:
         for sent, reply in self.line.receive(self.asked).items():
             self._heard(self.asked.pop(sent), reply)
 
-    def _heard(self, node: int, reply: Parcel | Lost) -> None:
+    def _heard(self, node: int, reply: Envelope | Lost) -> None:
         site: Any = None
         examples: Any = None
         if isinstance(reply, Lost):
@@ -95,10 +100,10 @@ class Sites:
             site, examples = reply.head.get("site"), reply.head.get("examples")
             reason = self._objection(node, site, examples)
         if reason:
-            self.turned_away[node] = time.monotonic()
+            self.rejected[node] = time.monotonic()
             log.warning("node %d is turned away: %s", node, reason)
             return
-        self.turned_away.pop(node, None)
+        self.rejected.pop(node, None)
         self.names[node], self.sizes[site] = site, examples
         log.info("site %s is there, with %s examples", site, " + ".join(map(str, examples)))
 
@@ -135,9 +140,9 @@ class Sites:
                     f"too few sites: after {waited:.0f} s {text} What was learned is kept. Start the missing ones and "
                     "run again with the same out."
                 )
-            if waited > 2 * POLL and (said is None or time.monotonic() - said > REMIND):
+            if waited > 2 * POLL_SECONDS and (said is None or time.monotonic() - said > REMINDER_SECONDS):
                 said = time.monotonic()
                 log.warning(
                     "waiting: %s At most %.0f s more.", text, (grace if len(here) >= least else self.patience) - waited
                 )
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fedkeep.engine.requests import Lost
 from fedkeep.errors import ValueRefused
-from fedkeep.flower.line import Kind, Parcel
+from fedkeep.flower.transport import Envelope, MessageKind
 
-MESSAGES: dict[Kind, str] = {"introduce": "query.introduce", "perform": "train.perform"}
+MESSAGES: dict[MessageKind, str] = {"introduce": "query.introduce", "perform": "train.perform"}
 _HEAD, _TENSORS = "head", "tensors"
-LARGEST_HEAD = 4e6  # characters of an answer's head, which takes far more memory once it is read
+MAX_HEAD_SIZE = 4e6  # characters of an answer's head, which takes far more memory once it is read
 
 
-def pack(parcel: Parcel) -> RecordDict:
+def pack(parcel: Envelope) -> RecordDict:
     """Return a parcel as Flower's records.
 
     Raises
@@ -34,7 +34,7 @@ def pack(parcel: Parcel) -> RecordDict:
     return RecordDict({_HEAD: ConfigRecord({"text": text}), _TENSORS: ArrayRecord(arrays)})
 
 
-def unpack(records: RecordDict, limit: float, largest_head: float = LARGEST_HEAD) -> Parcel:
+def unpack(records: RecordDict, limit: float, largest_head: float = MAX_HEAD_SIZE) -> Envelope:
     """Return the parcel that `pack` wrote.
 
     Parameters
@@ -61,7 +61,7 @@ def unpack(records: RecordDict, limit: float, largest_head: float = LARGEST_HEAD
         head = json.loads(text)
         if not isinstance(head, dict):
             raise ValueError("its head is no object")
-        return Parcel(head, {name: _tensor(array) for name, array in arrays.items()})
+        return Envelope(head, {name: _tensor(array) for name, array in arrays.items()})
     except ValueRefused:
         raise
     except Exception as error:  # a stranger's bytes may trip over anything, MemoryError included
@@ -79,7 +79,7 @@ def _tensor(array: Array) -> Tensor:
     return torch.from_numpy(np.array(array.numpy()))
 
 
-class FlowerLine:
+class FlowerTransport:
     """The line that Flower's Grid is.
 
     It pushes and pulls, since ``send_and_receive`` sleeps three seconds between looks.
@@ -96,16 +96,16 @@ class FlowerLine:
     def nodes(self) -> dict[int, str]:
         return {int(node.node_id): str(node.name) for node in self.grid.get_nodes()}
 
-    def send(self, node: int, kind: Kind, parcel: Parcel, round: int, seconds: float) -> str | Lost:
+    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | Lost:
         message = Message(pack(parcel), dst_node_id=node, message_type=MESSAGES[kind], ttl=seconds, group_id=str(round))
         sent = next(iter(self.grid.push_messages([message])), None)
         return sent or Lost("Flower's SuperLink did not take the message; its log says why")
 
-    def receive(self, sent: Collection[str]) -> dict[str, Parcel | Lost]:
+    def receive(self, sent: Collection[str]) -> dict[str, Envelope | Lost]:
         replies: Any = self.grid.pull_messages(list(sent)) if sent else []
         return {reply.metadata.reply_to_message_id: self._read(reply) for reply in replies}
 
-    def _read(self, reply: Message) -> Parcel | Lost:
+    def _read(self, reply: Message) -> Envelope | Lost:
         if reply.has_error():
             return Lost(f"no answer: {reply.error.reason or 'Flower gives no reason'}")
         try:

@@ -26,7 +26,7 @@ SECTIONS = (
 )
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with the entries of ``over``, tables merged (see `_changed`)."""
     result = dict(base)
     for key, value in over.items():
@@ -46,10 +46,10 @@ def _changed(section: str, old: Mapping[str, Any], over: Mapping[str, Any]) -> d
         known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
         kept = options_of(known) if known else ()
         old = {name: value for name, value in old.items() if name in kept}
-    return merged(old, over)
+    return merge_tables(old, over)
 
 
-def apply(table: dict[str, Any], settings: Iterable[str]) -> None:
+def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
     """Change a recipe's table in place as settings say, each written ``section.option=value``.
 
     Raises
@@ -65,7 +65,7 @@ def apply(table: dict[str, Any], settings: Iterable[str]) -> None:
         if not equals or len(parts) < 2 or not all(parts):
             raise ConfigError(f"cannot read --set {setting!r}: write section.option=value, such as training.lr=0.05.")
         section, name = ".".join(parts[:-1]), parts[-1]
-        value = parsed(text.strip())
+        value = parse_value(text.strip())
         if section in SECTIONS:
             table[section] = _changed(section, table.get(section, {}), {name: value})
         else:
@@ -96,7 +96,7 @@ def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any
         entry[name] = value
 
 
-def parsed(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Read a value as TOML would; what is no TOML value is text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

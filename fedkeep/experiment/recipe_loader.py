@@ -13,11 +13,11 @@ from fedkeep.data.partition import schemes
 from fedkeep.data.public import Public
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, did_you_mean, nearest
-from fedkeep.experiment.catalogue import ROOT, paper_tables, recipe_names
-from fedkeep.experiment.changes import SECTIONS, apply, merged
-from fedkeep.experiment.grid import gridded
-from fedkeep.experiment.networks import read_client_models, read_model
+from fedkeep.experiment.grid import expand_grids
+from fedkeep.experiment.model_config import read_client_models, read_model
+from fedkeep.experiment.overrides import SECTIONS, apply_overrides, merge_tables
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_index import ROOT, paper_tables, recipe_names
 from fedkeep.interface import Training, algorithm, algorithms
 from fedkeep.options import Options, build
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
@@ -69,10 +69,10 @@ def load_recipe(
         table["seeds"] = list(seeds)
     if methods is not None:
         table["methods"] = _pick(table.get("methods", []), methods)
-    apply(table, settings)
+    apply_overrides(table, settings)
     if settings:
         table["title"] = f"{table.get('title', name)} (changed: {', '.join(settings)})"
-    return _build(name, table | {"methods": gridded(_method_tables(table, where), grid, where)}, where, allow_code)
+    return _build(name, table | {"methods": expand_grids(_method_tables(table, where), grid, where)}, where, allow_code)
 
 
 def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
@@ -90,7 +90,7 @@ def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
     return _build(where, table, where, allow_code)
 
 
-def printed(name: str) -> Mapping[str, Any]:
+def recipe_text(name: str) -> Mapping[str, Any]:
     """Return the ``[paper]`` table of a recipe by name or path, without carrying out anything that it says."""
     return _table(_read(name, ())[0], "paper", f"recipe {name!r}")
 
@@ -120,8 +120,8 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     for parent in map(str, parents if isinstance(parents, list) else [parents]):
         # A path is as seen from the file that names it.
         place = str(path.parent / parent) if parent.endswith(".toml") else parent
-        base = merged(base, _read(place, (*chain, path.resolve()))[0])
-    return merged(base, table), f"recipe {name!r}"
+        base = merge_tables(base, _read(place, (*chain, path.resolve()))[0])
+    return merge_tables(base, table), f"recipe {name!r}"
 
 
 def _unknown(name: str) -> ConfigError:

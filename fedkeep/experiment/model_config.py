@@ -15,7 +15,7 @@ from fedkeep.models import Architecture, Pretrained, get_architecture
 from fedkeep.models.custom import from_path
 from fedkeep.options import as_table, build
 
-MOST = 1_000_000
+MAX_RANGE = 1_000_000
 """Clients that one range of names may stand for; what would be more is a name."""
 
 
@@ -34,10 +34,10 @@ class ClientModel:
 
     def to_table(self) -> dict[str, Any]:
         """Return it as a recipe writes it."""
-        return {"clients": list(self.clients), **model_table(self.model)}
+        return {"clients": list(self.clients), **model_to_table(self.model)}
 
 
-def model_table(model: Architecture) -> dict[str, Any]:
+def model_to_table(model: Architecture) -> dict[str, Any]:
     """Return a network as a recipe writes it."""
     return {"name": model.name, **as_table(model)}
 
@@ -74,7 +74,7 @@ def check_clients(models: Sequence[ClientModel]) -> None:
         raise ConfigError(f"[[client_models]] gives client {twice!r} two networks. Name it once.")
 
 
-def own_models(models: Sequence[ClientModel], clients: Container[str]) -> dict[str, Architecture]:
+def client_architectures(models: Sequence[ClientModel], clients: Container[str]) -> dict[str, Architecture]:
     """Return the networks of clients that have another than the server's, by client.
 
     Raises
@@ -89,21 +89,21 @@ def own_models(models: Sequence[ClientModel], clients: Container[str]) -> dict[s
     return own
 
 
-def located(model: Architecture, data_dir: str | Path | None) -> Architecture:
+def resolve_pretrained(model: Architecture, data_dir: str | Path | None) -> Architecture:
     """Return a network with its pre-trained extractor found, which may be a folder in the data folder."""
     return model.located(data_folder(data_dir)) if isinstance(model, Pretrained) else model
 
 
-def pretrained(
+def pretrained_models(
     model: Architecture, clients: Sequence[ClientModel], data_dir: str | Path | None
 ) -> dict[str, Pretrained]:
     """Return the networks whose extractor is frozen, found, by whose they are: "" (the server's), "clients 1-2"."""
     models = {"": model} | {f"clients {', '.join(own.clients)}": own.model for own in clients}
-    found = {whose: located(one, data_dir) for whose, one in models.items()}
+    found = {whose: resolve_pretrained(one, data_dir) for whose, one in models.items()}
     return {whose: one for whose, one in found.items() if isinstance(one, Pretrained)}
 
 
-def about_extractor(model: Pretrained, label_names: Sequence[str]) -> str:
+def describe_extractor(model: Pretrained, label_names: Sequence[str]) -> str:
     """Return what a frozen extractor is, and how many of a run's classes it has learned, as far as names tell."""
     if not model.learned:
         return f"{model.about}; whether it learned classes of this run is not known"
@@ -111,7 +111,7 @@ def about_extractor(model: Pretrained, label_names: Sequence[str]) -> str:
     return f"{model.about}; by their names it learned {both or 'none'} of this run's {len(label_names)} classes"
 
 
-def of_one(models: Sequence[ClientModel], client: str) -> tuple[ClientModel, ...]:
+def select_client(models: Sequence[ClientModel], client: str) -> tuple[ClientModel, ...]:
     """Return what these say of one client alone."""
     return tuple(ClientModel((client,), model.model) for model in models if client in _names(model, (client,)))
 
@@ -122,7 +122,7 @@ def _names(model: ClientModel, clients: Container[str]) -> list[str]:
     for name in model.clients:
         first, dash, last = name.partition("-")
         is_range = name not in clients and dash and first.isdecimal() and last.isdecimal()
-        if is_range and 0 <= int(last) - int(first) < MOST:
+        if is_range and 0 <= int(last) - int(first) < MAX_RANGE:
             found += map(str, range(int(first), int(last) + 1))
         else:
             found.append(name)

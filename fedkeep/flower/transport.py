@@ -11,19 +11,19 @@ from torch import Tensor
 from fedkeep.engine.requests import Lost
 from fedkeep.models.weights import tensor_hash
 
-Kind = Literal["introduce", "perform"]
+MessageKind = Literal["introduce", "perform"]
 """What a site can be asked: who it is, or a client step."""
 
 
 @dataclass(frozen=True, eq=False)
-class Parcel:
+class Envelope:
     """What travels, either way: a head that JSON can hold, and the tensors that it names."""
 
     head: dict[str, Any]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def naming(collected: dict[str, Tensor], known: dict[int, tuple[str, Tensor]]) -> Callable[[Tensor], str]:
+def content_namer(collected: dict[str, Tensor], known: dict[int, tuple[str, Tensor]]) -> Callable[[Tensor], str]:
     """Return a function that names tensors by their content and collects them, so that equal ones travel once.
 
     Parameters
@@ -41,17 +41,17 @@ def naming(collected: dict[str, Tensor], known: dict[int, tuple[str, Tensor]]) -
     return name
 
 
-class Line(Protocol):
+class Transport(Protocol):
     """Sends parcels to nodes and receives their answers."""
 
     def nodes(self) -> dict[int, str]:
         """Return the nodes that are connected, each with the name that it was registered under, empty without."""
 
-    def send(self, node: int, kind: Kind, parcel: Parcel, round: int, seconds: float) -> str | Lost:
+    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | Lost:
         """Send a parcel that is worth an answer for some seconds.
 
         Returns what the answer will be known by, or why the parcel was not taken.
         """
 
-    def receive(self, sent: Collection[str]) -> dict[str, Parcel | Lost]:
+    def receive(self, sent: Collection[str]) -> dict[str, Envelope | Lost]:
         """Return those answers that are there, or why there will be none; does not wait."""

@@ -15,15 +15,15 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.requests import answer_type, read_request
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.cells import pinned_threads
-from fedkeep.experiment.networks import of_one
-from fedkeep.experiment.plugins import use
-from fedkeep.experiment.reading import parse_recipe
+from fedkeep.experiment.model_config import select_client
+from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.setup import engine_for, generator_hash, load_data, shared_out, without_seen
-from fedkeep.flower.config import Place
-from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of
-from fedkeep.flower.line import Kind, Parcel, naming
-from fedkeep.flower.memory import Memory, left_by, reference
+from fedkeep.flower.config import NodeConfig
+from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type
+from fedkeep.flower.transport import Envelope, MessageKind, content_namer
+from fedkeep.flower.views import SiteView, class_schedule, client_view, match_dataset, site_view
 from fedkeep.interface.codec import flatten
 from fedkeep.models import Pretrained
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
@@ -31,7 +31,7 @@ from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 log = logging.getLogger(__name__)
 
 
-def answer(kind: Kind, parcel: Parcel, place: Place) -> Parcel:
+def handle_message(kind: MessageKind, parcel: Envelope, place: NodeConfig) -> Envelope:
     """Answer what the server asks. Whatever goes wrong is logged here and told there.
 
     Parameters
@@ -44,29 +44,29 @@ def answer(kind: Kind, parcel: Parcel, place: Place) -> Parcel:
             return perform(parcel, place) if kind == "perform" else introduce(parcel, place)
     except FedKeepError as error:
         log.error("site %s cannot answer: %s", place.site, error)
-        return Parcel({"error": str(error)})
+        return Envelope({"error": str(error)})
     except Exception as error:
         log.exception("site %s cannot answer", place.site)
-        return Parcel({"error": f"{type(error).__name__}: {error}"})
+        return Envelope({"error": f"{type(error).__name__}: {error}"})
 
 
-def introduce(parcel: Parcel, place: Place) -> Parcel:
+def introduce(parcel: Envelope, place: NodeConfig) -> Envelope:
     """Tell who this is and how many examples of each task there are, if the data fit the run."""
     federation = _engine(parcel, place).federation
     examples = [federation.at(task).size(place.site) for task in range(1, federation.tasks + 1)]
     log.info("site %s fits the run, with %s examples", place.site, " + ".join(map(str, examples)))
-    return Parcel({"site": place.site, "examples": examples})
+    return Envelope({"site": place.site, "examples": examples})
 
 
-def perform(parcel: Parcel, place: Place) -> Parcel:
+def perform(parcel: Envelope, place: NodeConfig) -> Envelope:
     """Perform a client step from the state that the server names, or answer as before if it was performed already."""
     head, engine = parcel.head, _engine(parcel, place)
     received = {name: tensor.to(engine.device) for name, tensor in parcel.tensors.items()}
-    kept = reference(engine.client_state)
+    kept = state_ref_type(engine.client_state)
     request = read_request(engine.algorithm, head["request"], received, kept)
     if request.client != place.site:
         raise ConfigError(f"this is site {place.site}, and the server asks {request.client}.")
-    memory = Memory(Path(place.state_dir), str(head["run"]), place.site, engine.device)
+    memory = StateStore(Path(place.state_dir), str(head["run"]), place.site, engine.device)
     call = str(head["call"])
     with memory.lock():
         found = memory.answer(call, answer_type([request.step], kept))
@@ -78,15 +78,15 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
             clock.restart()
             state = memory.state(request.state, engine.client_state)
             outcome = engine.here.perform(replace(request, state=state))
-            left = (outcome.reply, left_by(call, engine.client_state), outcome.uses)
+            left = (outcome.reply, state_ref(call, engine.client_state), outcome.uses)
             found = ((left,), clock.train, clock.teachers)
             memory.keep(call, outcome.state, found)
         memory.forget(call, str(head["settled"]))
     tensors: dict[str, Tensor] = {}
-    return Parcel({"answer": flatten(found, naming(tensors, {}))}, tensors)
+    return Envelope({"answer": flatten(found, content_namer(tensors, {}))}, tensors)
 
 
-def _engine(parcel: Parcel, place: Place) -> Embedded:
+def _engine(parcel: Envelope, place: NodeConfig) -> Embedded:
     """Return an engine with the site's own data, on which the run's steps can be performed."""
     theirs, ours = parcel.head["version"], version("fedkeep")
     if theirs != ours:
@@ -95,10 +95,10 @@ def _engine(parcel: Parcel, place: Place) -> Embedded:
 
 
 @lru_cache(maxsize=4)  # a simulation's processes play many sites
-def _built(text: str, wanted: str, place: Place) -> Embedded:
-    use(filter(None, place.use.split(",")))
+def _built(text: str, wanted: str, place: NodeConfig) -> Embedded:
+    import_user_code(filter(None, place.use.split(",")))
     recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
-    own = of_one(recipe.client_models, place.site)
+    own = select_client(recipe.client_models, place.site)
     if own:  # the server's network, perhaps one with a pre-trained extractor, is nothing to this site
         recipe = replace(recipe, model=own[0].model)
     elif isinstance(recipe.model, Pretrained) and place.partition_id < 0:
@@ -112,7 +112,7 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
     return engine_for(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
 
 
-def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
+def _generator(recipe: Recipe, place: NodeConfig) -> GeneratorChoice:
     """Return the generator as this site has it: a real site reads no folder that the run names."""
     if place.generator and recipe.generator.each:  # else the run knows of none, and nothing is kept from its clients
         return recipe.generator.at(place.generator)
@@ -124,7 +124,7 @@ def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
     return recipe.generator if place.partition_id >= 0 else GeneratorChoice()
 
 
-def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> OwnData:
+def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: NodeConfig) -> SiteView:
     """Return the site's own view of the federation, with its classes numbered as the run's."""
     data_dir = place.data_dir or None
     ours, theirs = generator_hash(recipe, data_dir), wanted["generator"]
@@ -141,9 +141,9 @@ def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> 
             "know these images. Copy the generator there and name its folder in the node-config: "
             'generator="/path/to/it".'
         )
-    dataset = fitted(kept, wanted)
+    dataset = match_dataset(kept, wanted)
     if place.partition_id < 0:
-        return own_data(place.site, dataset, announced(recipe, seed, dataset))
+        return site_view(place.site, dataset, class_schedule(recipe, seed, dataset))
     left, _ = recipe.auxiliary.split(dataset, seed)
     federation = shared_out(recipe, seed, left, {})
     clients = len(federation.clients)
@@ -152,4 +152,4 @@ def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> 
             f"the recipe splits its data over {clients} clients, and there are {place.num_partitions} nodes. Start as "
             f"many, or set partition.clients={place.num_partitions}."
         )
-    return part_of(federation, str(place.partition_id), place.site)
+    return client_view(federation, str(place.partition_id), place.site)

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.networks import check_clients
+from fedkeep.experiment.model_config import check_clients
 from fedkeep.interface import algorithms
 
 if TYPE_CHECKING:
     from fedkeep.experiment.recipe import Method, Recipe
 
-PRINTED = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")
+PAPER_METRICS = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")
 """What a recipe may hold of a paper's numbers."""
 
 
-def check(recipe: Recipe) -> None:
+def validate_recipe(recipe: Recipe) -> None:
     """Raise `ConfigError` where the parts of a recipe contradict each other, or a method lacks what it needs."""
     _check_seeds(recipe.seeds)
     _check_methods(recipe.methods)
@@ -77,7 +77,7 @@ def _check_server(recipe: Recipe) -> None:
 
 
 def _check_paper(paper: Mapping[str, Any]) -> None:
-    for name in PRINTED:
+    for name in PAPER_METRICS:
         numbers = paper.get(name, {})
         if not isinstance(numbers, Mapping) or not all(map(_is_spread, numbers.values())):
             raise ConfigError(

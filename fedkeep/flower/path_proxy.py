@@ -32,7 +32,7 @@ FLEET = re.compile(r"/v1/fleet/[a-z-]+")
 OWN = {b"connection", b"host", b"keep-alive", b"transfer-encoding", b"upgrade"}  # of one connection, not passed on
 
 
-class Gate:
+class PathProxy:
     """An ASGI app that passes requests for the Fleet API on to a SuperLink and refuses all others.
 
     Parameters
@@ -71,7 +71,7 @@ class Gate:
         await send({"type": "http.response.body", "body": b""})
 
 
-def serve_gate(listen: str, superlink: str, keys: Path) -> None:
+def serve_proxy(listen: str, superlink: str, keys: Path) -> None:
     """Let nodes through to a SuperLink until interrupted.
 
     Parameters
@@ -87,7 +87,7 @@ def serve_gate(listen: str, superlink: str, keys: Path) -> None:
     trusted = ssl.create_default_context(cafile=str(keys / "ca.crt"))
     client = httpx.AsyncClient(verify=trusted, timeout=None, trust_env=False)
     uvicorn.run(
-        Gate(superlink, client),
+        PathProxy(superlink, client),
         host=host.strip("[]"),
         port=int(port),
         ssl_certfile=str(keys / "superlink.crt"),
