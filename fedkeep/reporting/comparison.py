@@ -10,7 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from fedkeep.experiment.validation import PAPER_METRICS
+from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.reporting.rows import METRICS, Row, Spread, summary
 from fedkeep.reporting.run_folder import Run, method_of, read_run
 
