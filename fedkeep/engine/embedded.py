@@ -26,7 +26,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.fusion.mean import moved
 from fedkeep.interface import Algorithm, NoState, Training
 from fedkeep.interface.algorithm import knows_tasks, state_types
-from fedkeep.interface.values import copied
+from fedkeep.interface.pytree import copy_containers
 from fedkeep.models import Network, Weights
 
 Lose = Callable[[int, str, str], str | None]
@@ -143,7 +143,7 @@ class Embedded:
         """Play the next round and return its record. An exception leaves everything as after the last round."""
         began = time.perf_counter()
         number = self.finished + 1
-        before = self.server.model, self.server.served, copied(self.server.state)
+        before = self.server.model, self.server.served, copy_containers(self.server.state)
         averages, task = (self.graduates, self.average), self.federation.task
         self.place.clock.restart()
         self.server.logged = {}
@@ -189,7 +189,7 @@ class Embedded:
         if flight.round == 1:
             self._begin_task(flight)
         # What a task's beginning left stands even if its first round does not: it is done once.
-        kept = self.server.model, self.server.served, copied(self.server.state), dict(flight.states)
+        kept = self.server.model, self.server.served, copy_containers(self.server.state), dict(flight.states)
         try:
             self.algorithm.round(self.server, LocalCohort(flight, flight.cohort))
             flight.settle()

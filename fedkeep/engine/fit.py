@@ -16,10 +16,10 @@ from torch.optim.sgd import sgd
 from fedkeep import seeds
 from fedkeep.data import Augmentation
 from fedkeep.devices import sent
-from fedkeep.engine.forms import form
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
+from fedkeep.interface.pytree import tree_signature
 from fedkeep.interface.training import Composition, PassEnds, Precision, Watch
 from fedkeep.models import Weights
 from fedkeep.models.custom import split
@@ -152,7 +152,8 @@ class Assignment:
     @property
     def kind(self) -> Hashable:
         """What it has in common with trainings whose steps are the same, but for the numbers in their tensors."""
-        return tuple(form(dict(source.data), True) for source in self.sources), form(self.objective)
+        columns = [[(name, c.dtype, c.shape[1:]) for name, c in source.data.items()] for source in self.sources]
+        return tuple(map(tuple, columns)), tree_signature(self.objective)
 
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
         """Yield the batches of each optimiser step, one of every source.

@@ -19,11 +19,11 @@ from torch.func import functional_call, vmap
 
 from fedkeep.devices import sent
 from fedkeep.engine.fit import Assignment, Pupil, fit, precisely
-from fedkeep.engine.forms import filled, together
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
+from fedkeep.interface.pytree import replace_tensors, stack_tensors
 from fedkeep.models.weights import same_form
-from fedkeep.objectives import Batch, Objective
+from fedkeep.objectives import Batch
 
 Rows: TypeAlias = slice | Tensor  # all members of a stack, as views; or some, as copies
 KINDS = 100  # of training that are remembered
@@ -105,7 +105,7 @@ class Stack:
         self.momenta = {name: torch.zeros_like(self.weights[name]) for name in momenta}
         self.laid_out = False
         self.objective = group[0].objective
-        self.constants = together([assignment.objective for assignment in group])
+        self.constants = stack_tensors([assignment.objective for assignment in group])
 
     def fit(self) -> list[Fit]:
         """Take all steps of all parties."""
@@ -157,7 +157,7 @@ class Stack:
         network = self.networks.trained.train()
         parameters = {name: weights[name] for name in self.networks.parameters}
         pupil = Pupil(self.networks, parameters, lambda images: functional_call(network, dict(weights), (images,)))
-        objective: Objective = filled(self.objective, constants)
+        objective = replace_tensors(self.objective, constants)
         return objective(pupil, [Batch(data, index) for data, index in batches])
 
     @torch.no_grad()

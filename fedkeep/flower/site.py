@@ -24,7 +24,7 @@ from fedkeep.flower.config import Place
 from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of
 from fedkeep.flower.line import Kind, Parcel, naming
 from fedkeep.flower.memory import Memory, left_by, reference
-from fedkeep.interface.codec import flatten
+from fedkeep.interface.codec import encode_structure
 from fedkeep.models import Pretrained
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
@@ -83,7 +83,7 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
             memory.keep(call, outcome.state, found)
         memory.forget(call, str(head["settled"]))
     tensors: dict[str, Tensor] = {}
-    return Parcel({"answer": flatten(found, naming(tensors, {}))}, tensors)
+    return Parcel({"answer": encode_structure(found, naming(tensors, {}))}, tensors)
 
 
 def _engine(parcel: Parcel, place: Place) -> Embedded:
