@@ -111,20 +111,17 @@ def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
             "whose keys are text or integers, and dataclasses of these"
         )
 
-    return tree_map(encode_leaf, value, _encode_node, _has_other_keys)
+    def encode_node(node: Any, items: dict[Any, Any]) -> dict[str, Any]:
+        if isinstance(node, (list, tuple)):
+            return {type(node).__name__: list(items.values())}
+        if isinstance(node, (dict, Mapping)):
+            return {"dict": [[key, item] for key, item in items.items()]}
+        return {"class": _name(type(node)), "fields": items}
 
+    def has_other_keys(node: Any) -> bool:  # such a mapping is refused as if it were a leaf
+        return isinstance(node, (dict, Mapping)) and not all(isinstance(key, (str, int)) for key in node)
 
-def _encode_node(node: Any, items: dict[Any, Any]) -> dict[str, Any]:
-    if isinstance(node, list | tuple):
-        return {type(node).__name__: list(items.values())}
-    if isinstance(node, Mapping):
-        return {"dict": [[key, item] for key, item in items.items()]}
-    return {"class": _name(type(node)), "fields": items}
-
-
-def _has_other_keys(node: Any) -> bool:
-    """Tell whether a node is a mapping whose keys JSON cannot hold: it is refused."""
-    return isinstance(node, (dict, Mapping)) and not all(isinstance(key, str | int) for key in node)
+    return tree_map(encode_leaf, value, encode_node, has_other_keys)
 
 
 def own_storage(tensor: Tensor, taken: set[int]) -> Tensor:

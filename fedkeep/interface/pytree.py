@@ -1,12 +1,9 @@
 """Trees of values: tensors, numbers and text in lists, ordered dicts and dataclasses, never changed in place.
 
-Messages, states and losses are such trees. One function says what is below a node (`children`), one visits all nodes
-(`tree_iter`), one builds a tree from another (`tree_map`); the rest of this file counts, checks, copies and compares
-with these. The codec (`fedkeep.interface.codec`) writes trees down.
-
-PyTorch's own pytrees and `optree` treat a dataclass as a leaf until its class is registered. PyTorch's registry holds
-for the whole process, which would change what `torch.func.vmap` makes of a user's class; `optree` is slower here, and
-sorts dicts unless told otherwise.
+Messages, states and losses are such trees. `children` says what is below a node, `tree_iter` visits all nodes, and
+`tree_map` builds a tree from another; all else here and in `fedkeep.interface.codec`, which writes trees down, uses
+these. PyTorch's own pytrees and `optree` treat a dataclass as a leaf until its class is registered. PyTorch's registry
+holds for the whole process, which would change what `torch.func.vmap` makes of a user's class; `optree` is slower here.
 """
 
 from __future__ import annotations
@@ -21,55 +18,46 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedkeep.objectives import Objective
 
 T = TypeVar("T")
 Path: TypeAlias = tuple[Any, ...]
-"""Where a node is: the path of the node above it, that node's value, and the key there; empty for the root."""
-Node: TypeAlias = tuple[Path, Any, bool, bool]
-"""A node of a tree: its path, its value, whether it is a leaf, and whether it is in a column of a loss."""
+"""Where a node is: the path of the node above it, that node, and the key there; empty for the root."""
 
 _LEAVES = (Tensor, bool, int, float, str, type(None))
 
 
-def children(tree: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Return what is directly below a node, as pairs of key and value; None for a leaf."""
-    cls: Any = type(tree)
-    flatten = _flattener(cls)
-    return None if flatten is None else flatten(tree)
-
-
 @cache
-def _flattener(cls: Any) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
-    """Return what gives the children of a class's nodes: found once, since trees are walked for every message."""
+def _children_of(cls: Any) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
+    """Return `children` for nodes of a class: looked up once for each class, since every message is walked."""
     if issubclass(cls, _LEAVES):
         return None
     if issubclass(cls, Mapping):
         return methodcaller("items")
     if issubclass(cls, (list, tuple)):
         return enumerate
-    if is_dataclass(cls):
-        names = [field.name for field in fields(cls)]
-        return lambda tree: [(name, getattr(tree, name)) for name in names]
-    return None
+    names = [field.name for field in fields(cls)] if is_dataclass(cls) else None
+    return None if names is None else lambda tree: [(name, getattr(tree, name)) for name in names]
 
 
-@cache
-def _is_loss(cls: Any) -> bool:
-    return issubclass(cls, Objective)
+def children(tree: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return what is directly below a node, as pairs of key and value; None for a leaf."""
+    cls: Any = type(tree)
+    find = _children_of(cls)
+    return None if find is None else find(tree)
 
 
-def tree_iter(tree: Any) -> list[Node]:
-    """Return all nodes of a tree in order, the outer before the inner."""
-    nodes: list[Node] = []
+def tree_iter(tree: Any) -> list[tuple[Path, Any, bool, bool]]:
+    """Return (path, value, is_leaf, in_column) of every node, the outer before the inner; see `Objective.columns`."""
+    nodes: list[tuple[Path, Any, bool, bool]] = []
 
     def visit(value: Any, path: Path, in_column: bool) -> None:
-        cls: Any = type(value)
         below = children(value)
         nodes.append((path, value, below is None, in_column))
         if below is not None:
-            columns = value.columns if _is_loss(cls) else ()
+            columns = value.columns if isinstance(value, Objective) else ()
             for key, item in below:
                 visit(item, (path, value, key), in_column or key in columns)
 
@@ -83,41 +71,33 @@ def keystr(path: Path) -> str:
         return ""
     above, parent, key = path
     before = keystr(above)
-    if isinstance(parent, (list, tuple)):
-        return f"{before}[{key}]"
-    return f"{before}.{key}" if before else str(key)
+    return f"{before}[{key}]" if isinstance(parent, (list, tuple)) else f"{before}.{key}" if before else str(key)
 
 
 def tree_map(
     function: Callable[[Any], Any],
     tree: Any,
-    rebuild: Callable[[Any, dict[Any, Any]], Any] | None = None,
+    rebuild: Callable[[Any, dict[Any, Any]], Any],
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
     """Return a tree with ``function(leaf)`` in the place of every leaf.
 
     Parameters
     ----------
-    function : takes a leaf and returns what takes its place.
-    tree : the tree, which stays as it is.
-    rebuild : takes a node that is no leaf and what came of its children, by key; returns what takes the node's place.
-        By default this is a node of the same type.
+    rebuild : takes a node and what came of its children, by key, and returns what takes its place.
     is_leaf : tells which nodes are leaves even if they have children.
     """
-    make = rebuild or _rebuild
 
-    def mapped(value: Any) -> Any:
-        if isinstance(value, _LEAVES) or (is_leaf is not None and is_leaf(value)):
+    def visit(value: Any) -> Any:
+        if isinstance(value, _LEAVES) or (is_leaf and is_leaf(value)) or (below := children(value)) is None:
             return function(value)
-        below = children(value)
-        if below is None:
-            return function(value)
-        return make(value, {key: mapped(item) for key, item in below})
+        return rebuild(value, {key: visit(item) for key, item in below})
 
-    return mapped(tree)
+    return visit(tree)
 
 
 def _rebuild(node: Any, items: dict[Any, Any]) -> Any:
+    """Return a node of the same type with other children."""
     if isinstance(node, (dict, Mapping)):
         return items
     if isinstance(node, (list, tuple)):
@@ -132,7 +112,7 @@ def _rebuild(node: Any, items: dict[Any, Any]) -> Any:
 
 
 def tree_leaves_with_path(tree: Any) -> list[tuple[Path, Any]]:
-    """Return (path, leaf) for every tensor, number, text and None in a tree, in order; `keystr` writes a path as text.
+    """Return (path, leaf) for every tensor, number, text and None in a tree, in order; see `keystr`.
 
     Raises
     ------
@@ -200,10 +180,8 @@ def _copy_node(node: Any, items: dict[Any, Any]) -> Any:
 
 
 def _is_immutable(node: Any) -> bool:
-    if isinstance(node, (dict, list, tuple)):
-        return False
     parameters = getattr(node, "__dataclass_params__", None)
-    return parameters is None or bool(parameters.frozen)
+    return not isinstance(node, (dict, list, tuple)) and (parameters is None or bool(parameters.frozen))
 
 
 # Losses that are trained as one
@@ -239,7 +217,7 @@ def tree_tensors(tree: Any) -> list[tuple[Tensor, bool]]:
 def replace_tensors(tree: T, tensors: Iterable[Tensor]) -> T:
     """Return a tree with other tensors, in the order of `tree_tensors`."""
     remaining = iter(tensors)
-    return cast(T, tree_map(lambda leaf: next(remaining) if isinstance(leaf, Tensor) else leaf, tree))
+    return cast(T, tree_map(lambda leaf: next(remaining) if isinstance(leaf, Tensor) else leaf, tree, _rebuild))
 
 
 def stack_tensors(trees: Sequence[Any]) -> list[Tensor]:
@@ -248,12 +226,5 @@ def stack_tensors(trees: Sequence[Any]) -> list[Tensor]:
     Columns are filled up to the longest with rows that nobody reads. What is one tensor for all is stacked too: that it
     is one is not certain after a resume, and another way to compute would round otherwise.
     """
-    return [_stack(same) for same in zip(*map(tree_tensors, trees), strict=True)]
-
-
-def _stack(same: Sequence[tuple[Tensor, bool]]) -> Tensor:
-    parts = [tensor for tensor, _ in same]
-    if same[0][1]:
-        longest = max(map(len, parts))
-        parts = [torch.cat((part, part.new_zeros(longest - len(part), *part.shape[1:]))) for part in parts]
-    return torch.stack(parts)
+    found = [zip(*same, strict=True) for same in zip(*map(tree_tensors, trees), strict=True)]
+    return [pad_sequence(list(parts), batch_first=True) if column[0] else torch.stack(parts) for parts, column in found]
