@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data import Augmentation, Federation
 from fedkeep.engine.cohort import LocalCohort
 from fedkeep.engine.evaluation import Counts, count, tally
@@ -53,7 +53,7 @@ class Embedded:
     own : clients whose network is another than the server's, and what builds it; one object for all that share one.
     graphs : whether a GPU replays local steps as CUDA graphs (see `fedkeep.engine.graphs`).
     load_generator : gives a task's frozen generator of images; called often, so it should remember.
-    seed : of everything random (see `fedkeep.seeds`).
+    seed : of everything random (see `fedkeep._utils.seeds`).
     device : where networks and data live.
     stack : up to how many clients of a cohort are trained as one stacked model (see `fedkeep.engine.stack`).
     lose : for tests, lets calls fail on demand.

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import function_of, is_client_step, sent

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from fedkeep import doing, seeds
-from fedkeep.annotations import annotations_of
+from fedkeep._utils import progress, seeds
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.perform import Ticket
 from fedkeep.engine.requests import Lost, Request
@@ -236,7 +236,7 @@ class RoundInFlight:
         """
         done = self.taken.get(step, 0)
         self.taken[step] = done + 1
-        doing.say(step, done, len(self.cohort) if self.counting and done < len(self.cohort) else None)
+        progress.report(step, done, len(self.cohort) if self.counting and done < len(self.cohort) else None)
 
     def _fails(self, client: str, step: str) -> str | None:
         plan, seed = self.engine.plan, self.engine.seed

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedkeep.devices import sent
+from fedkeep._utils.devices import to_device
 from fedkeep.engine.fit import Assignment, Pupil, fit, precisely
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
@@ -134,7 +134,9 @@ class Stack:
 
     def _rows(self, members: Sequence[int]) -> Rows:
         """Return what selects members in a stack: a slice gives views of everybody's, an index copies of some."""
-        return slice(None) if len(members) == len(self.group) else sent(torch.tensor(members), self.networks.device)
+        return (
+            slice(None) if len(members) == len(self.group) else to_device(torch.tensor(members), self.networks.device)
+        )
 
     def gradients(self, rows: Rows, batches: Sequence[list[Batch]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the losses [m] of some members on their batches, and the gradients by parameter, [m, ...]."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.engine import slopes
 from fedkeep.engine.answers import Answers
 from fedkeep.engine.fit import Assignment, Source

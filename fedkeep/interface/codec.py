@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
 from fedkeep.interface.pytree import tree_map
 

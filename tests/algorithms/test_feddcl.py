@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, log_softmax, softmax
 from torch.func import functional_call
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.algorithms.drawing import Found
 from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.said import Said, averaged

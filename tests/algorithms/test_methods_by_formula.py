@@ -26,7 +26,7 @@ from byhand import (
 )
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.algorithms.cwc import CWC
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.fedcurv import FedCurv

@@ -10,7 +10,7 @@ import torch
 from byhand import Hand, Model, hand_of
 from torch import Tensor, log_softmax, softmax
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.feddf import FedDF
 from fedkeep.algorithms.fedgems import FedGEMS
