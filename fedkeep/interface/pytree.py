@@ -3,7 +3,8 @@
 Messages, states and losses are such trees. `children` says what is below a node, `tree_iter` visits all nodes, and
 `tree_map` builds a tree from another; all else here and in `fedkeep.interface.codec`, which writes trees down, uses
 these. PyTorch's own pytrees and `optree` treat a dataclass as a leaf until its class is registered. PyTorch's registry
-holds for the whole process, which would change what `torch.func.vmap` makes of a user's class; `optree` is slower here.
+holds for the whole process, which would change what `torch.func.vmap` makes of a user's class, and its `tree_map` takes
+twice as long. `optree` is as quick as this, sorts dicts unless a context says otherwise, and is one dependency more.
 """
 
 from __future__ import annotations
