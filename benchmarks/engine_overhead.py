@@ -29,7 +29,7 @@ from telling import arguments, beginning, gain
 from torch import Tensor, nn
 
 import fedkeep
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data import DataSet, Federation
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import DataError

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from telling import arguments, beginning
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.aggregation.plans import cost_matrix, plan_of
 from fedkeep.aggregation.transport import Maps, Transport, laid
 from fedkeep.models import VGG16, Architecture, LeNet5, ResNet18, Shape, Weights
@@ -98,7 +98,7 @@ def measure(label: str, architecture: Architecture, shape: Shape, way: str, repe
 
 def initial(architecture: Architecture, shape: Shape, seed: int) -> Weights:
     """Return initial weights."""
-    with seeds.borrowed(seed):
+    with seeds.temporary_seed(seed):
         return state_dict_copy(architecture.build(shape, 10))
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep import load, load_recipe, seeds
+from fedkeep import load, load_recipe
+from fedkeep._utils import seeds
 from fedkeep.data import Federation
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import DataError

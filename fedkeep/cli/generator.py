@@ -18,14 +18,14 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
+from fedkeep._utils.files import atomic_write
 from fedkeep.cli.counter import Counter
 from fedkeep.cli.settings import read_settings
 from fedkeep.data import Data, DataSet
 from fedkeep.engine.classifier import train_classifier
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
 from fedkeep.experiment.setup import checked_device
-from fedkeep.files import write_whole
 from fedkeep.interface import Training
 from fedkeep.models import get_architecture
 from fedkeep.options import as_table
@@ -136,7 +136,7 @@ def check(options: Namespace, console: Console) -> int:
         **{name: _figures(values) for name, values in vars(gate).items()},
     }
     out = Path(options.folder) / ("gate.json" if not options.on else f"gate-on-{work.name.replace('/', '-')}.json")
-    write_whole(out, json.dumps(figures, indent=1) + "\n")
+    atomic_write(out, json.dumps(figures, indent=1) + "\n")
     _say(console, f"wrote {out}")
     return 0
 

@@ -10,12 +10,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.data import load
 from fedkeep.data.partition import schemes
 from fedkeep.data.partition.statistics import statistics
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.experiment.overrides import parse_value
-from fedkeep.files import write_whole
 from fedkeep.options import build
 from fedkeep.reporting.heatmap import class_heatmap
 
@@ -50,9 +50,9 @@ def partition(options: Namespace, console: Console) -> int:
         raise ConfigError(f"--out {options.out}: the heat map is written as .svg, the manifest as .json.")
     out = Path(options.out or f"{dataset.name.replace('/', '-')}-{options.scheme}-seed{options.seed}.svg")
     if out.suffix == ".json":
-        write_whole(out, json.dumps(manifest | {"counts": counts.tolist()}))
+        atomic_write(out, json.dumps(manifest | {"counts": counts.tolist()}))
     else:
         title = f"{dataset.name}, {options.scheme}, {len(split)} clients"
-        write_whole(out, class_heatmap(counts.numpy(), dataset.label_names, title))
+        atomic_write(out, class_heatmap(counts.numpy(), dataset.label_names, title))
     console.print(f"wrote {out}", highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.cli.progress import Display
 from fedkeep.cli.run import machine_of
 from fedkeep.errors import ConfigError, FedKeepError
@@ -23,7 +24,6 @@ from fedkeep.experiment.cells import Job, play_all
 from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.files import write_whole
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.comparison import Reproduction, read
 from fedkeep.reporting.finish import finish
@@ -202,7 +202,7 @@ def _page(root: Path, target: str, console: Console) -> int:
         raise ConfigError(
             f"there is no reproduction in {root}. Begin one: fedkeep reproduce sfedkd/table1 --out {root}"
         )
-    write_whole(
+    atomic_write(
         Path(target), report.overview(found, shlex.join(["fedkeep", "reproduce", "--out", str(root), "--page", target]))
     )
     console.print(f"wrote {target}", highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep.devices import sent
+from fedkeep._utils.devices import to_device
 from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.options import Options, option
 
@@ -172,7 +172,7 @@ def _shares(shape: tuple[int, ...], generator: torch.Generator, device: torch.de
 
 
 def _moved(drawn: Tensor, device: torch.device) -> Tensor:
-    return sent(drawn, device) if drawn.device.type == "cpu" else drawn.to(device)
+    return to_device(drawn, device) if drawn.device.type == "cpu" else drawn.to(device)
 
 
 def _reflected(position: Tensor, size: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data.dataset import Data, DataSet
 from fedkeep.errors import DataError
 from fedkeep.options import Options, option

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedkeep.devices import sent
+from fedkeep._utils.devices import to_device
 from fedkeep.errors import DataError, did_you_mean
 
 Data = Mapping[str, Tensor]
@@ -149,7 +149,7 @@ class DataSet:
 
 @lru_cache(maxsize=32)  # augmented images are normalised in every step
 def _of_channels(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return sent(torch.tensor(numbers, dtype=dtype).view(-1, 1, 1), device)
+    return to_device(torch.tensor(numbers, dtype=dtype).view(-1, 1, 1), device)
 
 
 def describe(shape: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.seeds import numpy_generator
+from fedkeep._utils.seeds import numpy_generator
 
 
 def hold_out(groups: Tensor, share: float) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data.dataset import Data, DataSet, describe
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.options import Options, option

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data.dataset import Data, DataSet
 from fedkeep.data.federation import Federation
 from fedkeep.data.partition import ByColumn, Partition, Scheme

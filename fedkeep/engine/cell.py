@@ -11,10 +11,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors.torch import save
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.embedded import Embedded, Finished
 from fedkeep.errors import RunError
-from fedkeep.files import write_whole
 
 OnRound = Callable[[Finished], None]
 
@@ -124,5 +124,5 @@ def _play(engine: Embedded, folder: Path, on_round: OnRound | None, checkpoint_s
                 save_state()
     served = engine.serves(engine.plan.served[0])
     model = {name: tensor.detach().cpu().contiguous() for name, tensor in served.items()}
-    write_whole(folder / "model.safetensors", save(model, {"format": "pt"}))
-    write_whole(folder / "result.json", json.dumps({"rounds": engine.finished}))
+    atomic_write(folder / "model.safetensors", save(model, {"format": "pt"}))
+    atomic_write(folder / "result.json", json.dumps({"rounds": engine.finished}))

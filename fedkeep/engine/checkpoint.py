@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import RunError, ValueRefused
-from fedkeep.files import write_whole
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import Weights
@@ -61,14 +61,14 @@ class Checkpoint:
             content = encode(engine.states[client])
             if content != empty:
                 clients[client] = f"client-{quote(client, safe='')}-{engine.finished}.safetensors"
-                write_whole(self.folder / clients[client], content)
+                atomic_write(self.folder / clients[client], content)
         server, model = f"server-{engine.finished}.safetensors", f"model-{engine.finished}.safetensors"
-        write_whole(self.folder / server, encode(engine.server.state))
-        write_whole(self.folder / model, encode(engine.server.model))
+        atomic_write(self.folder / server, encode(engine.server.state))
+        atomic_write(self.folder / model, encode(engine.server.model))
         served = f"served-{engine.finished}.safetensors"
         averages = set(engine.plan.served) != {"last"} or bool(engine.server.served)
         if averages:
-            write_whole(self.folder / served, encode((engine.graduates, engine.average, engine.server.served)))
+            atomic_write(self.folder / served, encode((engine.graduates, engine.average, engine.server.served)))
         manifest = {
             "format": FORMAT,
             "round": engine.finished,
@@ -78,7 +78,7 @@ class Checkpoint:
             "clients": clients,
             "positions": positions,
         }
-        write_whole(self.manifest, json.dumps(manifest))
+        atomic_write(self.manifest, json.dumps(manifest))
         engine.states = {client: engine.states[client] for client in clients}
         engine.changed.clear()
         named = {self.manifest.name, server, model, manifest["served"], *clients.values()}

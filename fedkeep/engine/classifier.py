@@ -8,7 +8,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data import Augmentation, Data
 from fedkeep.engine.fit import Assignment, Normalise, Source, fit
 from fedkeep.engine.networks import Networks

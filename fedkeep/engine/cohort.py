@@ -9,7 +9,7 @@ from fedkeep.engine.round import LOST, Call, RoundInFlight, Step
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Cohort, Remote
 from fedkeep.interface.algorithm import is_client_step
-from fedkeep.interface.values import Each
+from fedkeep.interface.cohort import Each
 
 
 class LocalRemote(Remote):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.aggregation.mean import moved
 from fedkeep.data import Augmentation, Federation
 from fedkeep.engine.cohort import LocalCohort
@@ -26,7 +26,7 @@ from fedkeep.engine.workplace import LoadGenerator, Workplace, no_generator
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, NoState, Training
 from fedkeep.interface.algorithm import knows_tasks, state_types
-from fedkeep.interface.values import copied
+from fedkeep.interface.pytree import copy_containers
 from fedkeep.models import Network, Weights
 
 Lose = Callable[[int, str, str], str | None]
@@ -53,7 +53,7 @@ class Embedded:
     own : clients whose network is another than the server's, and what builds it; one object for all that share one.
     graphs : whether a GPU replays local steps as CUDA graphs (see `fedkeep.engine.graphs`).
     load_generator : gives a task's frozen generator of images; called often, so it should remember.
-    seed : of everything random (see `fedkeep.seeds`).
+    seed : of everything random (see `fedkeep._utils.seeds`).
     device : where networks and data live.
     stack : up to how many clients of a cohort are trained as one stacked model (see `fedkeep.engine.stack`).
     lose : for tests, lets calls fail on demand.
@@ -143,7 +143,7 @@ class Embedded:
         """Play the next round and return its record. An exception leaves everything as after the last round."""
         began = time.perf_counter()
         number = self.finished + 1
-        before = self.server.model, self.server.served, copied(self.server.state)
+        before = self.server.model, self.server.served, copy_containers(self.server.state)
         averages, task = (self.graduates, self.average), self.federation.task
         self.place.clock.restart()
         self.server.logged = {}
@@ -189,7 +189,7 @@ class Embedded:
         if flight.round == 1:
             self._begin_task(flight)
         # What a task's beginning left stands even if its first round does not: it is done once.
-        kept = self.server.model, self.server.served, copied(self.server.state), dict(flight.states)
+        kept = self.server.model, self.server.served, copy_containers(self.server.state), dict(flight.states)
         try:
             self.algorithm.round(self.server, LocalCohort(flight, flight.cohort))
             flight.settle()

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.sgd import sgd
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
+from fedkeep._utils.devices import to_device
 from fedkeep.data import Augmentation
-from fedkeep.devices import sent
-from fedkeep.engine.forms import form
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
+from fedkeep.interface.pytree import tree_signature
 from fedkeep.interface.training import Composition, PassEnds, Precision, Watch
 from fedkeep.losses import Batch, Objective
 from fedkeep.models import Weights
@@ -92,7 +92,7 @@ class Source:
     def batches(self, size: int, merge_last: bool) -> Iterator[Batch]:
         """Yield one pass over the data. ``merge_last`` joins a last batch of one to the one before it."""
         count, size = len(self.data["image"]), self.batch_size or size
-        order = sent(torch.randperm(count, generator=self.order), self.data["image"].device)
+        order = to_device(torch.randperm(count, generator=self.order), self.data["image"].device)
         # Gathering a pass at once leaves only views to the steps, which is quicker than a gather in each.
         rows = {name: column[order] for name, column in self.data.items()}
         starts = list(range(0, count, size))
@@ -152,7 +152,8 @@ class Assignment:
     @property
     def kind(self) -> Hashable:
         """What it has in common with trainings whose steps are the same, but for the numbers in their tensors."""
-        return tuple(form(dict(source.data), True) for source in self.sources), form(self.objective)
+        columns = [[(name, c.dtype, c.shape[1:]) for name, c in source.data.items()] for source in self.sources]
+        return tuple(map(tuple, columns)), tree_signature(self.objective)
 
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
         """Yield the batches of each optimiser step, one of every source.
@@ -259,7 +260,7 @@ def fit(networks: Networks, assignment: Assignment, training: Training) -> Fit:
         )  # nothing to learn from; batch norm cannot learn from one example
     learner, left = _learner(networks, assignment, training)
     steps = 0
-    with seeds.borrowed(assignment.seed, networks.device):
+    with seeds.temporary_seed(assignment.seed, networks.device):
         for batches in assignment.steps(training.batch_size, merge_last):
             learner.step(assignment.objective, batches, assignment.watch)
             steps += 1

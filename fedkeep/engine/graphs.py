@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fedkeep.engine.fit import Assignment, Learner
-from fedkeep.engine.forms import filled, tensors
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.recording import Recorder, Replay
 from fedkeep.interface import Training
+from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training import Watch
 from fedkeep.losses import Batch, Objective
 
@@ -88,14 +88,14 @@ class GraphLearner(Learner):
         self.rate.fill_(self.training.lr_at(assignment.round))
         for tensor in (self.losses, *self.momenta):
             tensor.zero_()
-        name, held = assignment.kind, tensors(assignment.objective)
+        name, held = assignment.kind, tree_tensors(assignment.objective)
         kind = self._kinds.get(name)
         if kind is None or not all(_fits(*each) for each in zip(kind.held, held, strict=True)):
             if kind is None and len(self._kinds) >= KINDS:
                 del self._kinds[next(iter(self._kinds))]
             places = [_room(tensor, column) for tensor, column in held]
             before = 0 if kind is None else kind.trainings
-            kind = self._kinds[name] = _Kind(filled(assignment.objective, places), places, before)
+            kind = self._kinds[name] = _Kind(replace_tensors(assignment.objective, places), places, before)
         for place, (tensor, column) in zip(kind.held, held, strict=True):
             (place[: len(tensor)] if column else place).copy_(tensor)
         kind.trainings += 1

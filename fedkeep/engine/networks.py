@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
 from fedkeep.losses.decoupled import raised
@@ -60,7 +60,7 @@ class Networks:
         self.device = device
         self.rows = rows
         # The factory draws initial weights from PyTorch's default generator, which is lent to it for the purpose.
-        with seeds.borrowed(seeds.derive(seed, "initial weights")):
+        with seeds.temporary_seed(seeds.derive(seed, "initial weights")):
             built = factory()
         self.first: Weights = state_dict_copy(built.to(device))  # as of the first task
         self.extractor = built.extractor if isinstance(built, FrozenNetwork) else None
@@ -108,7 +108,7 @@ class Networks:
 
         Without a model, as many as it had first.
         """
-        with seeds.borrowed(0):
+        with seeds.temporary_seed(0):
             network = self.factory().to(self.device).eval()
         _fit_head(network, like or self.first)
         return network

@@ -17,7 +17,7 @@ from fedkeep.engine.stack import Stacks
 from fedkeep.engine.toolbox import LocalClient
 from fedkeep.engine.workplace import Workplace
 from fedkeep.interface import Fit
-from fedkeep.interface.values import copied
+from fedkeep.interface.pytree import copy_containers
 
 Ticket = Any
 """Stands for a request until its outcome is there."""
@@ -96,7 +96,7 @@ class Here(Performer):
             own or self.place,
             request.client,
             self.federation.data(request.client),
-            self.new_state() if request.state is None else copied(request.state),
+            self.new_state() if request.state is None else copy_containers(request.state),
             task=request.task,
             round=request.round,
             uses=request.uses,

@@ -23,7 +23,7 @@ from fedkeep.engine import line
 from fedkeep.engine.perform import Performer, Ticket
 from fedkeep.engine.requests import Outcome, Request, answer_type, place_of, read_request, write_request
 from fedkeep.errors import FedKeepError, RunError, ValueRefused
-from fedkeep.interface.codec import restore, take_apart
+from fedkeep.interface.codec import from_structure, to_structure
 
 if TYPE_CHECKING:
     from fedkeep.engine.embedded import Embedded
@@ -156,7 +156,7 @@ class Pool(Performer):
         hint = answer_type([request.step for request in job.requests], self.engine.client_state)
         here = {name: tensor.to(self.engine.device) for name, tensor in tensors.items()}
         try:
-            outcomes, train, teachers = restore(said, here, hint)
+            outcomes, train, teachers = from_structure(said, here, hint)
         except ValueRefused as error:
             job.error = RunError(
                 f"a worker's answer is not what its step says that it returns: {error} {_places_of(job)}"
@@ -231,7 +231,7 @@ def _performed(
     engine.place.clock.restart()
     outcomes = [engine.here.wait(ticket) for ticket in engine.here.submit(*requests)]
     said = tuple((outcome.reply, outcome.state, outcome.uses) for outcome in outcomes)
-    return take_apart((said, engine.place.clock.train, engine.place.clock.teachers))
+    return to_structure((said, engine.place.clock.train, engine.place.clock.teachers))
 
 
 def _places_of(job: _Job) -> str:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
+from fedkeep._utils.files import atomic_write
 from fedkeep.data import Augmentation, DataSet
 from fedkeep.engine.evaluation import tally
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.files import write_whole
 from fedkeep.models import Shape
 from fedkeep.models.extractor import (
     BATCH,
@@ -173,7 +173,7 @@ class _Run:
         self.dataset, self.settings, self.augmentation = dataset, settings, augmentation
         self.seed, self.device = seed, device
         self.library = library_of_extractors()
-        with seeds.borrowed(seeds.derive(seed, "extractor weights")):
+        with seeds.temporary_seed(seeds.derive(seed, "extractor weights")):
             config = form.config(dataset.shape, dataset.classes)
             self.network = self.library.AutoModelForImageClassification.from_config(config).to(device)
         self.reading = InputSpec(form.side, dataset.mean, dataset.std)
@@ -195,7 +195,7 @@ class _Run:
         number = len(self.losses)
         pixels, labels = self._draw(number)
         self.network.train()
-        with seeds.borrowed(seeds.derive(self.seed, "extractor noise", use=number), self.device):
+        with seeds.temporary_seed(seeds.derive(self.seed, "extractor noise", use=number), self.device):
             loss = cross_entropy(self.network(pixels.to(self.device)).logits, labels.to(self.device))
         self.optimiser.param_groups[0]["lr"] = self.settings.lr_at(number)
         self.optimiser.zero_grad()
@@ -235,8 +235,8 @@ class _Run:
         }
         with quietly(self.library):
             self.network.save_pretrained(folder)
-        write_whole(folder / READING, json.dumps(reading, indent=1) + "\n")
-        write_whole(folder / CARD, json.dumps(card, indent=1) + "\n")
+        atomic_write(folder / READING, json.dumps(reading, indent=1) + "\n")
+        atomic_write(folder / CARD, json.dumps(card, indent=1) + "\n")
 
     def _draw(self, step: int) -> tuple[Tensor, Tensor]:
         """Return what a step sees, images as the network reads them and labels, from the step's number alone."""

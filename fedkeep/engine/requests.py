@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import function_of, is_client_step, sent
-from fedkeep.interface.codec import flatten, restore
+from fedkeep.interface.codec import encode_structure, from_structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +61,9 @@ def write_request(request: Request, name: Callable[[Tensor], str]) -> dict[str, 
         "task": request.task,
         "round": request.round,
         "uses": request.uses,
-        "state": None if request.state is None else flatten(request.state, name),
-        "args": [flatten(arg, name) for arg in request.args],
-        "kwargs": {key: flatten(value, name) for key, value in request.kwargs.items()},
+        "state": None if request.state is None else encode_structure(request.state, name),
+        "args": [encode_structure(arg, name) for arg in request.args],
+        "kwargs": {key: encode_structure(value, name) for key, value in request.kwargs.items()},
     }
 
 
@@ -85,9 +85,9 @@ def read_request(
     return Request(
         written["client"],
         step,
-        tuple(restore(arg, tensors, hints[name]) for name, arg in zip(names[: len(args)], args, strict=True)),
-        {name: restore(value, tensors, hints[name]) for name, value in written["kwargs"].items()},
-        None if written["state"] is None else restore(written["state"], tensors, client_state),
+        tuple(from_structure(arg, tensors, hints[name]) for name, arg in zip(names[: len(args)], args, strict=True)),
+        {name: from_structure(value, tensors, hints[name]) for name, value in written["kwargs"].items()},
+        None if written["state"] is None else from_structure(written["state"], tensors, client_state),
         written["task"],
         written["round"],
         written["uses"],

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from fedkeep import doing, seeds
-from fedkeep.annotations import annotations_of
+from fedkeep._utils import progress, seeds
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.engine.networks import Networks
 from fedkeep.engine.perform import Ticket
 from fedkeep.engine.requests import Lost, Request
@@ -20,8 +20,8 @@ from fedkeep.errors import in_one_line
 from fedkeep.interface import Copy, Fit
 from fedkeep.interface.algorithm import function_of, sent
 from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.pytree import copy_containers, find_nonfinite, iter_instances, num_bytes
 from fedkeep.interface.steps import label_counts, not_counts
-from fedkeep.interface.values import copied, found_in, not_finite, payload
 from fedkeep.models import Weights
 from fedkeep.models.weights import find_mismatch
 
@@ -143,7 +143,7 @@ class RoundInFlight:
 
     def _queue(self, client: str, call: Call) -> None:
         if client not in self.lost:
-            self.down += payload([call.args, call.kwargs])
+            self.down += num_bytes([call.args, call.kwargs])
             self.waiting.setdefault(client, []).append(self._received(call))
 
     def _finish(self, client: str) -> Any:
@@ -219,12 +219,12 @@ class RoundInFlight:
             self._lose(client, outcome.reason)
             return LOST
         self.states[client], self.uses[client] = outcome.state, outcome.uses
-        self.up += payload(outcome.reply)
+        self.up += num_bytes(outcome.reply)
         if engine.through_codec:
             self.states[client] = decode(encode(outcome.state), engine.client_state, engine.device)
             reply = decode(encode(outcome.reply), annotations_of(function_of(call.step))["return"], engine.device)
         else:
-            reply = copied(outcome.reply)
+            reply = copy_containers(outcome.reply)
         if isinstance(reply, Fit):
             self._came_back(client, reply)
         return reply
@@ -236,7 +236,7 @@ class RoundInFlight:
         """
         done = self.taken.get(step, 0)
         self.taken[step] = done + 1
-        doing.say(step, done, len(self.cohort) if self.counting and done < len(self.cohort) else None)
+        progress.report(step, done, len(self.cohort) if self.counting and done < len(self.cohort) else None)
 
     def _fails(self, client: str, step: str) -> str | None:
         plan, seed = self.engine.plan, self.engine.seed
@@ -248,7 +248,7 @@ class RoundInFlight:
 
     def _refused(self, client: str, step: Step, reply: Any) -> str | None:
         """Return why the border does not let a reply through, or None."""
-        where = not_finite(reply)
+        where = find_nonfinite(reply)
         if where is not None:
             return f"answered with a {where} that is not finite"
         if function_of(step) is label_counts:
@@ -256,7 +256,7 @@ class RoundInFlight:
             return fault and f"answered with {fault}"
         networks = self.engine.place_of(client).networks
         mismatches = [find_mismatch(reply.model, networks.initial)] if isinstance(reply, Fit | Copy) else []
-        mismatches += (_mismatch(weights, networks) for weights in found_in(reply, Mapping))
+        mismatches += (_mismatch(weights, networks) for weights in iter_instances(reply, Mapping))
         if mismatch := next(filter(None, mismatches), None):
             return f"answered with another model: {mismatch}"
         try:
@@ -314,7 +314,7 @@ class RoundInFlight:
     def _received(self, call: Call) -> Call:
         """Return the call as it arrives at the client."""
         if not self.engine.through_codec:
-            return Call(call.step, copied(call.args), copied(call.kwargs))
+            return Call(call.step, copy_containers(call.args), copy_containers(call.kwargs))
         hints = annotations_of(function_of(call.step))
         names = sent(call.step)
         args = tuple(

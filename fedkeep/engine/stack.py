@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedkeep.devices import sent
+from fedkeep._utils.devices import to_device
 from fedkeep.engine.fit import Assignment, Pupil, fit, precisely
-from fedkeep.engine.forms import filled, together
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
-from fedkeep.losses import Batch, Objective
+from fedkeep.interface.pytree import replace_tensors, stack_tensors
+from fedkeep.losses import Batch
 from fedkeep.models.weights import find_mismatch
 
 Rows: TypeAlias = slice | Tensor  # all members of a stack, as views; or some, as copies
@@ -105,7 +105,7 @@ class Stack:
         self.momenta = {name: torch.zeros_like(self.weights[name]) for name in momenta}
         self.laid_out = False
         self.objective = group[0].objective
-        self.constants = together([assignment.objective for assignment in group])
+        self.constants = stack_tensors([assignment.objective for assignment in group])
 
     def fit(self) -> list[Fit]:
         """Take all steps of all parties."""
@@ -134,7 +134,9 @@ class Stack:
 
     def _rows(self, members: Sequence[int]) -> Rows:
         """Return what selects members in a stack: a slice gives views of everybody's, an index copies of some."""
-        return slice(None) if len(members) == len(self.group) else sent(torch.tensor(members), self.networks.device)
+        return (
+            slice(None) if len(members) == len(self.group) else to_device(torch.tensor(members), self.networks.device)
+        )
 
     def gradients(self, rows: Rows, batches: Sequence[list[Batch]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the losses [m] of some members on their batches, and the gradients by parameter, [m, ...]."""
@@ -157,7 +159,7 @@ class Stack:
         network = self.networks.trained.train()
         parameters = {name: weights[name] for name in self.networks.parameters}
         pupil = Pupil(self.networks, parameters, lambda images: functional_call(network, dict(weights), (images,)))
-        objective: Objective = filled(self.objective, constants)
+        objective = replace_tensors(self.objective, constants)
         return objective(pupil, [Batch(data, index) for data, index in batches])
 
     @torch.no_grad()

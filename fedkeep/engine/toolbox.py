@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.engine import slopes
 from fedkeep.engine.answers import Answers
 from fedkeep.engine.fit import Assignment, Source
-from fedkeep.engine.forms import filled, tensors
 from fedkeep.engine.workplace import Workplace
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
+from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training import Composition, PassEnds, Watch
 from fedkeep.losses import Objective
 from fedkeep.models import Weights
@@ -102,8 +102,7 @@ class LocalParty(Party[Any]):
         device = self.place.networks.device
         if device.type == "cpu":
             return objective
-        there: Objective = filled(objective, [tensor.to(device) for tensor, _ in tensors(objective)])
-        return there
+        return replace_tensors(objective, [tensor.to(device) for tensor, _ in tree_tensors(objective)])
 
     def settle(self, objective: Objective, *data: Data) -> Objective:
         with self.place.asking():

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from fedkeep import doing
+from fedkeep._utils import progress
+from fedkeep._utils.files import atomic_write
 from fedkeep.engine.cell import CellBusy, play
 from fedkeep.engine.choose import choose_stack
 from fedkeep.engine.embedded import Embedded
@@ -27,9 +28,8 @@ from fedkeep.experiment.provenance import player
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import describe_cell, describe_partition, engine_for, federate
-from fedkeep.files import write_whole
 
-DOING = "doing.json"
+DOING = "progress.json"
 """In the folder of a cell that another process plays: what its round is at, while there is one."""
 
 
@@ -66,7 +66,7 @@ def describe_begun(cell: Path, description: Mapping[str, Any]) -> None:
                 "belong together. Put back what was there, in a generator's or an extractor's folder too, or begin a "
                 "new run."
             )
-    write_whole(path, json.dumps({**description, "played_by": players}))
+    atomic_write(path, json.dumps({**description, "played_by": players}))
 
 
 def _begun(path: Path) -> dict[str, Any]:
@@ -138,10 +138,10 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
             engine.stack = _stack(job, engine, machine, max(count, 1))
             describe_begun(job.cell, description | {"stack": engine.stack})
             held = describe_partition(federation, visits=recipe.run.evaluate_visits)
-            write_whole(job.cell / "partition.json", json.dumps(held))
+            atomic_write(job.cell / "partition.json", json.dumps(held))
 
         try:
-            with doing.heard_by(on_word):
+            with progress.subscribe(on_word):
                 play(engine, job.cell, on_round, prepare=prepare)
         finally:
             helpers.dismiss()
@@ -219,7 +219,7 @@ def _tell_or_stop(cell: Path, progress: Progress) -> None:
 def _leave_word(cell: Path, progress: Progress) -> None:
     """Write what a long round is at for `_Watcher`, which sees by itself when a round is finished."""
     with suppress(OSError):  # no run shall end because its progress cannot be shown
-        write_whole(cell / DOING, json.dumps({"done": progress.done, "doing": progress.doing}))
+        atomic_write(cell / DOING, json.dumps({"done": progress.done, "doing": progress.doing}))
 
 
 def _work(places: list[tuple[str, str, int]], machine: Machine, stop: Any, spare: int) -> None:

@@ -15,7 +15,7 @@ from fedkeep.experiment.cells import pinned_threads
 from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.setup import engine_for, federate
-from fedkeep.interface.values import payload
+from fedkeep.interface.pytree import num_bytes
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 BASE = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
@@ -103,9 +103,9 @@ def _memory(engine: Embedded, federation: Federation, recipe: Recipe) -> float:
         column.nbytes for split in (federation.dataset.train, federation.dataset.test) for column in split.values()
     )
     model = sum(tensor.nbytes for tensor in engine.server.model.values())
-    kept = max((payload(state) for state in engine.states.values()), default=0)
+    kept = max((num_bytes(state) for state in engine.states.values()), default=0)
     clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort)
-    return BASE + data + model * (6 + recipe.run.cohort) + payload(engine.server.state) + kept * clients
+    return BASE + data + model * (6 + recipe.run.cohort) + num_bytes(engine.server.state) + kept * clients
 
 
 def _part(data: Data, share: float) -> Data:

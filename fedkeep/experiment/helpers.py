@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.engine.embedded import Embedded, Finished
 from fedkeep.engine.pool import Pool, Worker, serve
 from fedkeep.experiment.machine import Machine

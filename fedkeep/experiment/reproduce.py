@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.cells import Job
 from fedkeep.experiment.folders import cell_name
@@ -22,7 +23,6 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_index import paper_tables
 from fedkeep.experiment.recipe_loader import load_recipe, recipe_text
 from fedkeep.experiment.run import begin, pending_cells
-from fedkeep.files import write_whole
 from fedkeep.options import as_table
 
 
@@ -186,7 +186,7 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
     seeds = tuple(sorted({*old.seeds, *column.recipe.seeds}))
     recipe = replace(old, methods=old.methods + added, seeds=seeds)
     if recipe != old:
-        write_whole(column.folder / "recipe.toml", recipe.to_toml())
+        atomic_write(column.folder / "recipe.toml", recipe.to_toml())
     _ask(column.folder, asked)
     return replace(column, recipe=recipe)
 
@@ -228,7 +228,7 @@ def _asked(folder: Path) -> set[tuple[str, int]]:
 
 
 def _ask(folder: Path, cells: set[tuple[str, int]]) -> None:
-    write_whole(folder / "asked.json", json.dumps(sorted(cells | _asked(folder))))
+    atomic_write(folder / "asked.json", json.dumps(sorted(cells | _asked(folder))))
 
 
 def begun(folder: Path, *, allow_code: bool = False) -> list[Column]:
@@ -250,7 +250,7 @@ def note(folder: Path, table: Table) -> None:
     """
     if (folder / "reproduction.json").exists() and (other := read_note(folder)) != table.name:
         raise ConfigError(f"{folder} holds a reproduction of {other!r}, not of {table.name!r}. Choose another --out.")
-    write_whole(folder / "reproduction.json", json.dumps({"table": table.name}))
+    atomic_write(folder / "reproduction.json", json.dumps({"table": table.name}))
 
 
 def read_note(folder: Path) -> str:

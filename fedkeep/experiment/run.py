@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
+from fedkeep._utils.files import atomic_write
 from fedkeep.engine.networks import checked_batches
 from fedkeep.engine.recording import checked_graphs
 from fedkeep.errors import ConfigError, RunError
@@ -25,7 +26,6 @@ from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import checked_augmentation, checked_cohort, checked_device, checked_generator, federate
-from fedkeep.files import write_whole
 
 __all__ = ["Machine", "OnProgress", "Progress", "begin", "carry_out", "cell_name", "pending_cells", "resume_command"]
 
@@ -47,7 +47,7 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         checked_augmentation(recipe, federation)
         checked_generator(recipe, federation, machine.data_dir)
     for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
-        with seeds.borrowed(0):
+        with seeds.temporary_seed(0):
             network = resolve_pretrained(model, machine.data_dir).build(federation.dataset.shape, federation.seen[0])
         checked_batches(network, recipe.training)
     return lay_out(recipe, out, machine, command)
@@ -75,8 +75,8 @@ def lay_out(recipe: Recipe, out: str | Path | None, machine: Machine, command: S
         "recipe": recipe.name,
         "git": revision(),
     }
-    write_whole(folder / "recipe.toml", recipe.to_toml())
-    write_whole(folder / "run.json", json.dumps(info, indent=2))
+    atomic_write(folder / "recipe.toml", recipe.to_toml())
+    atomic_write(folder / "run.json", json.dumps(info, indent=2))
     return folder
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import tomli_w
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.files import write_whole
 from fedkeep.flower.config import RunConfig
 from fedkeep.options import as_table
 
@@ -44,9 +44,9 @@ def create_app(folder: Path, recipe: Recipe, sites: int) -> Path:
     if sites:
         recipe = _with_sites(recipe, sites)
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
-    write_whole(folder / "recipe.toml", replace(recipe, paper={}).to_toml())
-    write_whole(folder / "fedkeep_app.py", APP)
-    write_whole(folder / "pyproject.toml", tomli_w.dumps(_project(name, recipe.title, sites)))
+    atomic_write(folder / "recipe.toml", replace(recipe, paper={}).to_toml())
+    atomic_write(folder / "fedkeep_app.py", APP)
+    atomic_write(folder / "pyproject.toml", tomli_w.dumps(_project(name, recipe.title, sites)))
     return folder
 
 

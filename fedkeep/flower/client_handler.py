@@ -24,7 +24,7 @@ from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
 from fedkeep.flower.views import SiteView, class_schedule, client_view, match_dataset, site_view
-from fedkeep.interface.codec import flatten
+from fedkeep.interface.codec import encode_structure
 from fedkeep.models import Pretrained
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
@@ -83,7 +83,7 @@ def perform(parcel: Envelope, place: NodeConfig) -> Envelope:
             memory.keep(call, outcome.state, found)
         memory.forget(call, str(head["settled"]))
     tensors: dict[str, Tensor] = {}
-    return Envelope({"answer": flatten(found, content_namer(tensors, {}))}, tensors)
+    return Envelope({"answer": encode_structure(found, content_namer(tensors, {}))}, tensors)
 
 
 def _engine(parcel: Envelope, place: NodeConfig) -> Embedded:

@@ -22,8 +22,8 @@ from fedkeep.flower.state_store import StateRef, state_ref
 from fedkeep.flower.transport import Envelope, Transport, content_namer
 from fedkeep.flower.views import ServerView
 from fedkeep.interface import Fit
-from fedkeep.interface.codec import restore
-from fedkeep.interface.values import found_in
+from fedkeep.interface.codec import from_structure
+from fedkeep.interface.pytree import iter_instances
 
 
 @dataclass(eq=False)
@@ -151,7 +151,7 @@ class AtSites(Performer):
             return Lost(f"its site says: {reply.head['error']}")
         tensors = {name: tensor.to(self.engine.device) for name, tensor in reply.tensors.items()}
         try:
-            found = restore(reply.head.get("answer"), tensors, self._hint(asked.request))
+            found = from_structure(reply.head.get("answer"), tensors, self._hint(asked.request))
             fault = implausible(found, self._examples(asked.request.client))
             return Lost(f"answered with {fault}") if fault else found
         except ValueRefused as error:
@@ -187,7 +187,7 @@ def implausible(answer: Any, examples: int) -> str | None:
     _, train, teachers = answer
     if not (0 <= train < math.inf and 0 <= teachers < math.inf):
         return f"a training of {train} s and teachers of {teachers} s"
-    for fit in found_in(answer, Fit):
+    for fit in iter_instances(answer, Fit):
         if not 0 <= fit.examples <= examples:
             return f"a model trained on {fit.examples} examples, and it has {examples}"
         if not 0 <= fit.steps <= MOST_STEPS:

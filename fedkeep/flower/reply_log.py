@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.engine.requests import Lost
-from fedkeep.files import write_whole
 from fedkeep.interface.codec import decode, encode
 
 
@@ -30,9 +30,9 @@ class ReplyLog:
     def keep(self, call: str, found: Any) -> None:
         """Write down the answer to a call, or why there was none."""
         if isinstance(found, Lost):
-            write_whole(self.folder / f"{call}.lost", found.reason)
+            atomic_write(self.folder / f"{call}.lost", found.reason)
         else:
-            write_whole(self.folder / f"{call}.safetensors", encode(found))
+            atomic_write(self.folder / f"{call}.safetensors", encode(found))
 
     def recall(self, call: str, hint: Any) -> Any:
         """Return what came of a call, an answer or `Lost`, or None if that is not known."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.engine.cell import CellBusy, play
 from fedkeep.engine.embedded import Finished
 from fedkeep.errors import ConfigError, RunError
@@ -35,7 +36,6 @@ from fedkeep.experiment.setup import (
     load_data,
     without_seen,
 )
-from fedkeep.files import write_whole
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.performer import AtSites
 from fedkeep.flower.reply_log import ReplyLog
@@ -90,7 +90,7 @@ def _play(line: Transport, config: RunConfig, recipe: Recipe, method: Method, se
         if not count:
             raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
         known = {"run": secrets.token_hex(16), "examples": sites.wait_for_all(count), "nodes": sites.nodes()}
-        write_whole(book, json.dumps(known))
+        atomic_write(book, json.dumps(known))
     else:
         sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
     federation = server_view(recipe, seed, dataset, held, known["examples"])

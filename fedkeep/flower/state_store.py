@@ -11,8 +11,8 @@ from urllib.parse import quote
 import torch
 from filelock import FileLock
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError, ValueRefused
-from fedkeep.files import write_whole
 from fedkeep.interface import NoState
 from fedkeep.interface.codec import decode, encode
 
@@ -58,8 +58,8 @@ class StateStore:
 
     def keep(self, call: str, state: Any, answer: Any) -> None:
         """Write down what a call left, before anybody is told; the answer last, since it vouches for the state."""
-        write_whole(self._file(call, "state"), encode(state))
-        write_whole(self._file(call, "answer"), encode(answer))
+        atomic_write(self._file(call, "state"), encode(state))
+        atomic_write(self._file(call, "answer"), encode(answer))
 
     def answer(self, call: str, hint: Any) -> Any:
         """Return the answer to an earlier call, or None."""

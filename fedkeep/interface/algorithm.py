@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, get_args, get_origin
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface.cohort import Cohort
 from fedkeep.interface.party import NoState, S, Server

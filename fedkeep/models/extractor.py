@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
+from fedkeep._utils.libraries import require_optional
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.libraries import needed
 from fedkeep.models.weights import parameter_count, tensor_hash
 
 READING, CARD, CHECKPOINT = "preprocessor_config.json", "pretraining.json", "checkpoint.safetensors"
@@ -148,7 +148,7 @@ def load_extractor(source: str) -> Extractor:
     if (folder / CHECKPOINT).is_file() and not (folder / CARD).is_file():
         raise RunError(f"the extractor in {source} is not trained to its end: run the command that began it again.")
     try:
-        with quietly(library), seeds.borrowed(0):  # a classifier that it lacks is drawn, and thrown away
+        with quietly(library), seeds.temporary_seed(0):  # a classifier that it lacks is drawn, and thrown away
             whole, loaded = library.AutoModelForImageClassification.from_pretrained(
                 source, use_safetensors=True, output_loading_info=True
             )
@@ -172,7 +172,7 @@ def load_extractor(source: str) -> Extractor:
 
 def library_of_extractors() -> Any:
     """Return the module `transformers`; raise `MissingExtra` with the install line where it is not installed."""
-    return needed("transformers", "A pre-trained extractor", "diffusion")
+    return require_optional("transformers", "A pre-trained extractor", "diffusion")
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def expand_rows(model: Weights, rows: int, generator: torch.Generator) -> dict[s
     ----------
     model : with ``classifier.weight`` [old rows, width] and, if it has one, ``classifier.bias`` [old rows].
     rows : at least as many as there are.
-    generator : a CPU generator with a name (see `fedkeep.seeds`), so that every party draws the same rows.
+    generator : a CPU generator with a name (see `fedkeep._utils.seeds`), so that every party draws the same rows.
 
     Raises
     ------

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
-from fedkeep.files import write_whole
 from fedkeep.models.weights import Weights
 
 OnStep = Callable[[int, float], None]
@@ -93,7 +93,7 @@ def save_training(
         tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in moments.items()}
     tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_whole(path, tensor_bytes(whole, metadata={"training": json.dumps(identity)}))
+    atomic_write(path, tensor_bytes(whole, metadata={"training": json.dumps(identity)}))
 
 
 def restore_training(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalParty

@@ -20,7 +20,7 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.engine.cell import play
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.cohort import LocalCohort

@@ -21,7 +21,7 @@ from fedkeep.data import TaskStream
 from fedkeep.engine.cell import play
 from fedkeep.errors import DataError
 from fedkeep.interface.codec import encode
-from fedkeep.interface.values import leaves
+from fedkeep.interface.pytree import keystr, tree_leaves_with_path
 
 STOPS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
 
@@ -117,7 +117,8 @@ class TaskConformance:
 
 def contents(value: Any) -> list[tuple[str, Any]]:
     """Return all that is in a value, comparable; unlike its bytes, whichever tensors happen to be the same object."""
-    return [(path, tiny.bits(leaf) if isinstance(leaf, Tensor) else leaf) for path, leaf in leaves(value)]
+    leaves = tree_leaves_with_path(value)
+    return [(keystr(path), tiny.bits(leaf) if isinstance(leaf, Tensor) else leaf) for path, leaf in leaves]
 
 
 def without_examples(stream: TaskStream, task: int) -> TaskStream:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, log_softmax, softmax
 from torch.func import functional_call
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.algorithms.drawing import Found
 from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.said import Said, averaged
@@ -23,7 +23,7 @@ from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Copy, Fit
-from fedkeep.interface.values import copied
+from fedkeep.interface.pytree import copy_containers
 from fedkeep.models import get_architecture
 from fedkeep.models.heads import expand_like
 from fedkeep.synthesis.diffusion.prototypes import Inversion, invert
@@ -78,7 +78,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     fed = method(**options)
     engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort=5)
     tiny.played(engine, 1)
-    before, server_before = copied(engine.states), copied(engine.server.model)
+    before, server_before = copy_containers(engine.states), copy_containers(engine.server.model)
     tiny.played(engine, 1)
     old, new, tau = sizes[0], sizes[1], fed.tau
     network = engine.place.networks.build(engine.server.model).double()
@@ -288,7 +288,7 @@ def test_inner_counts_may_be_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         fed = method(inner_unit="step", feedback_passes=feedback, **inner)
         engine = tiny.engine_with_tasks(fed, tiny.stream((1, 2), absent=0), rounds=1, cohort=5)
         tiny.played(engine, 1)
-        before = copied(engine.states)
+        before = copy_containers(engine.states)
         taken.clear()
         tiny.played(engine, 1)
         local = [(True, engine.training.epochs)] * 5

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from watched import Seen
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.algorithms.fedweit import FedWeIT, Own, Share
 from fedkeep.data import TaskStream
 from fedkeep.engine.fit import Pupil

@@ -16,17 +16,10 @@ import byhand
 import pytest
 import tiny
 import torch
-from byhand import (
-    Hand,
-    Model,
-    average,
-    combined,
-    hand_of,
-    zeros,
-)
+from byhand import Hand, Model, average, combined, hand_of, zeros
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.fedcurv import FedCurv
 from fedkeep.algorithms.parallel.fedprox import FedProx

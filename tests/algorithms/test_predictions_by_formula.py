@@ -10,7 +10,7 @@ import torch
 from byhand import Hand, Model, hand_of
 from torch import Tensor, log_softmax, softmax
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.algorithms.fedgems import FedGEMS
 from fedkeep.algorithms.fedmd import FedMD
 from fedkeep.algorithms.ft_kd import FTKD

@@ -165,7 +165,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
     optimiser = torch.optim.SGD(
         network.parameters(), training.lr, momentum=training.momentum, weight_decay=training.weight_decay
     )
-    from fedkeep import seeds
+    from fedkeep._utils import seeds
 
     order = seeds.generator(0, "batches", task=1, round=2, client=student)
     for _ in range(training.epochs):

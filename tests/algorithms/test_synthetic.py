@@ -20,7 +20,7 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Assignment, Pupil
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
-from fedkeep.interface.values import payload
+from fedkeep.interface.pytree import num_bytes
 from fedkeep.losses import Slice
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_weights
@@ -116,9 +116,9 @@ def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any)
         made = engine.server.state
         images = made.replay.images if images is None else images
         assert made.replay.images is images
-        down.append(record["down"] - 2 * payload(engine.server.model))
+        down.append(record["down"] - 2 * num_bytes(engine.server.model))
         new = [client for client in record["cohort"] if client not in holders]
-        assert down[-1] == len(new) * payload(made.replay)
+        assert down[-1] == len(new) * num_bytes(made.replay)
         holders += new
         assert made.holders == holders
         for client in new:
@@ -151,7 +151,7 @@ def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest
     monkeypatch.setattr(Networks, "logits", spy)
     tiny.played(engine, 3)
     assert asked == [11]
-    sent = payload(engine.server.state.replay)
+    sent = num_bytes(engine.server.state.replay)
     assert sent < 11 * 16 + 11 * 8 + 11 * 2 * 4 * 3 + 100, "images, labels, three columns of answers, and no model"
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedkeep._utils.seeds import numpy_generator
 from fedkeep.data.partition import (
     IID,
     ByColumn,
@@ -30,7 +31,6 @@ from fedkeep.data.partition import (
 )
 from fedkeep.data.partition.allocation import allocate
 from fedkeep.errors import ConfigError, PartitionError
-from fedkeep.seeds import numpy_generator
 
 few = settings(max_examples=20, deadline=None)
 

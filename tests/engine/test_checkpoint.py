@@ -12,13 +12,13 @@ import pytest
 import tiny
 from torch import Tensor
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.engine import checkpoint as module
 from fedkeep.engine.cell import Log, play
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.errors import RunError
-from fedkeep.files import write_whole
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.interface.codec import encode
 from fedkeep.losses import CrossEntropy
@@ -74,7 +74,7 @@ def states(engine: Any) -> dict[str, bytes]:
 def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, written = tiny.engine(Remembering(), cohort=2, rounds=9), []
     monkeypatch.setattr(
-        module, "write_whole", lambda path, content: written.append(path.name) or write_whole(path, content)
+        module, "atomic_write", lambda path, content: written.append(path.name) or atomic_write(path, content)
     )
     checkpoint = Checkpoint(tmp_path)
     for number in range(1, 6):
@@ -111,10 +111,10 @@ def test_a_save_that_is_cut_short_at_any_write_loses_nothing(
             writes.append(path.name)
             if len(writes) == cut:
                 raise KeyboardInterrupt
-            write_whole(path, content)
+            atomic_write(path, content)
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "write_whole", failing)
+            patch.setattr(module, "atomic_write", failing)
             try:
                 checkpoint.save(engine, {"at": 2})
             except KeyboardInterrupt:
@@ -135,10 +135,10 @@ def test_an_interrupt_while_saving_still_saves_at_the_end(tmp_path: Path, monkey
         if not interrupted and path.name.startswith("server-2"):
             interrupted.append(path)
             raise KeyboardInterrupt
-        write_whole(path, content)
+        atomic_write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write_whole", once)
+        patch.setattr(module, "atomic_write", once)
         with pytest.raises(KeyboardInterrupt):
             play(tiny.engine(SFedKD()), tmp_path / "cut", checkpoint_share=1e9)  # due after every round
     assert json.loads((tmp_path / "cut" / "checkpoint" / "manifest.json").read_text())["round"] == 2
@@ -304,7 +304,7 @@ def test_saving_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     checkpoint = Checkpoint(tmp_path, share=0.05, _saved_at=now[0])
     monkeypatch.setattr(
-        module, "write_whole", lambda path, content: now.__setitem__(0, now[0] + 0.5) or write_whole(path, content)
+        module, "atomic_write", lambda path, content: now.__setitem__(0, now[0] + 0.5) or atomic_write(path, content)
     )
     engine = tiny.engine(FedAvg())
     assert checkpoint.due(), "the first is free"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, log_softmax
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.engine.fit import Assignment, Source, fit

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedkeep
-from fedkeep import doing
+from fedkeep._utils import progress
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment import cells, plugins, provenance
@@ -213,7 +213,7 @@ def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(doing, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=2)
     carry_out(begin(recipe, tmp_path / "run", ONE, ["test"]), ONE, told.append, recipe)
     many = recipe.run.cohort

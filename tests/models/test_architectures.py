@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.models import (
     MLP,
@@ -44,7 +44,7 @@ NAMES = (
 @cache
 def network(name: str, shape: Shape, classes: int) -> Network:
     """Return a network in evaluation mode, made once; the tests only read it."""
-    with seeds.borrowed(0):  # VGG-16's first logits hardly tell images apart: with some weights not within 1e-7
+    with seeds.temporary_seed(0):  # VGG-16's first logits hardly tell images apart: with some weights not within 1e-7
         built = get_architecture(name)().build(shape, classes)
     assert isinstance(built, Network)
     return built.eval()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.models import Architecture, LeNet5, MeanCNN, ResNet32, Shape, Weights
 from fedkeep.models.custom import custom

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError, MissingExtra, RunError
 from fedkeep.models import Pretrained, get_architecture
 from fedkeep.models.custom import split_classifier
@@ -61,7 +61,7 @@ def test_networks_share_their_extractor_and_draw_their_classifier_alike(folder: 
     load_extractor.cache_clear()
     heads = []
     for _ in range(2):  # the first loads the extractor, for which random weights are drawn
-        with seeds.borrowed(7):
+        with seeds.temporary_seed(7):
             heads.append(Pretrained(source=folder).build(GREY, 3))
     assert heads[0].extractor is heads[1].extractor
     assert torch.equal(heads[0].classifier.weight, heads[1].classifier.weight)

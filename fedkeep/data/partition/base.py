@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedkeep._utils.seeds import numpy_generator
 from fedkeep.data.partition.statistics import sizes_summary
 from fedkeep.errors import PartitionError, did_you_mean
 from fedkeep.options import Options, as_table, option
-from fedkeep.seeds import numpy_generator
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 

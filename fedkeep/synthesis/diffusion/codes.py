@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.errors import DataError
 
 SIDE = 8  # images are compared at so many pixels: what is where and of which colour, no detail

@@ -5,20 +5,20 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from fedkeep._utils.libraries import require_optional
 from fedkeep.errors import MissingExtra
-from fedkeep.libraries import needed
 
 _WHAT, _EXTRA = "A diffusion generator", "diffusion"
 
 
 def diffusers() -> Any:
     """Return the module `diffusers`; raise `MissingExtra` with the install line where it is not installed."""
-    return needed("diffusers", _WHAT, _EXTRA)
+    return require_optional("diffusers", _WHAT, _EXTRA)
 
 
 def transformers() -> Any:
     """Return the module `transformers`; raise `MissingExtra` with the install line where it is not installed."""
-    return needed("transformers", _WHAT, _EXTRA)
+    return require_optional("transformers", _WHAT, _EXTRA)
 
 
 def check_installed() -> None:

@@ -14,9 +14,9 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError, did_you_mean
-from fedkeep.files import write_whole
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import load_weights, parameter_count, tensor_hash
 from fedkeep.options import as_table, build
@@ -100,7 +100,7 @@ class PixelGenerator(Generator):
         self.shape, self.noise, self.regime = card.shape, card.noise, card.regime
         self.device = torch.device(device)
         self.space, self.initial = space, initial
-        with seeds.borrowed(0):  # the initial weights are thrown away
+        with seeds.temporary_seed(0):  # the initial weights are thrown away
             self.network = card.unet.build(card.shape, card.rows)
         load_weights(self.network, weights)
         self.network.to(self.device).eval().requires_grad_(False)
@@ -160,9 +160,9 @@ class PixelGenerator(Generator):
         kept = {name: tensor.cpu().contiguous() for name, tensor in self.network.state_dict().items()}
         if half:
             kept = {name: tensor.half() for name, tensor in kept.items()}
-        write_whole(folder / WEIGHTS, tensor_bytes(kept))
+        atomic_write(folder / WEIGHTS, tensor_bytes(kept))
         loaded = {name: tensor.float() for name, tensor in kept.items()}
-        write_whole(folder / CARD, json.dumps(_described(self.card) | {"hash": hash_of(loaded)}, indent=1) + "\n")
+        atomic_write(folder / CARD, json.dumps(_described(self.card) | {"hash": hash_of(loaded)}, indent=1) + "\n")
 
 
 def load_generator(
@@ -208,7 +208,7 @@ def read_hash(folder: Path) -> str:
 
 def write_seen(folder: Path, seen: Tensor) -> str:
     """Write the fingerprints, int64 [m], of the images that a generator learned from; return their hash."""
-    write_whole(folder / SEEN, tensor_bytes({"seen": seen}))
+    atomic_write(folder / SEEN, tensor_bytes({"seen": seen}))
     return tensor_hash(seen)
 
 

@@ -18,11 +18,11 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
-from fedkeep import doing, seeds
+from fedkeep._utils import progress, seeds
+from fedkeep._utils.files import atomic_write
 from fedkeep.data import Data
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import RunError
-from fedkeep.files import write_whole
 from fedkeep.models.weights import tensor_hash
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.generator import Generator
@@ -100,7 +100,7 @@ class ImageStore:
             done = row * count
 
             def told(images: int, done: int = done) -> None:
-                doing.say("images drawn", done + images, len(labels) * count)
+                progress.report("images drawn", done + images, len(labels) * count)
                 if on_images is not None:
                     on_images(done + images, len(labels) * count)
 
@@ -146,7 +146,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
 
 def _write(path: Path, images: Tensor, key: dict[str, Any]) -> None:
     try:
-        write_whole(path, tensor_bytes({"image": images.contiguous()}, metadata={"key": json.dumps(key)}))
+        atomic_write(path, tensor_bytes({"image": images.contiguous()}, metadata={"key": json.dumps(key)}))
     except OSError as error:
         raise RunError(
             f"generated images cannot be kept in {path.parent} ({error.strerror or error}). Make room for "

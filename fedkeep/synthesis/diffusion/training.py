@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data import Data
 from fedkeep.data.dataset import describe
 from fedkeep.data.fingerprints import fingerprints
@@ -95,7 +95,7 @@ class _Run:
 
     def __init__(self, card: Card, data: Data, settings: GeneratorTraining, seed: int, device: torch.device) -> None:
         self.card, self.settings, self.seed, self.device = card, settings, seed, device
-        with seeds.borrowed(seeds.derive(seed, "generator weights")):
+        with seeds.temporary_seed(seeds.derive(seed, "generator weights")):
             self.network = card.unet.build(card.shape, card.rows)
         self.network.to(device).train()
         self.average = state_dict_copy(self.network)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.synthesis.inversion.decoders import Decoder
 from fedkeep.synthesis.inversion.inverter import BETAS, Inversion, Inverter, Problem
 
@@ -32,7 +32,7 @@ class LatentInverter(Inverter):
     def __init__(self, options: Inversion, problem: Problem, lr_z: float, is_maml: bool) -> None:
         super().__init__(options, problem)
         self.lr_z, self.is_maml = lr_z, is_maml
-        with seeds.borrowed(int(torch.randint(2**62, (), generator=self.rng))):
+        with seeds.temporary_seed(int(torch.randint(2**62, (), generator=self.rng))):
             generator = Decoder(options.nz, options.ngf, problem.format.shape)
         self.generator = generator.to(self.device)
         self.meta = torch.optim.Adam(self.generator.parameters(), options.lr_g * options.g_steps, betas=BETAS)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.losses.features import bounding
 from fedkeep.models.custom import split_classifier
 from fedkeep.synthesis.inversion.decoders import TextDecoder
@@ -32,7 +32,7 @@ class TextInverter(Inverter):
         super().__init__(options, problem)
         self.ltc, self.r = ltc, r
         self.anchors = anchors.to(self.device)
-        with seeds.borrowed(int(torch.randint(2**62, (), generator=self.rng))):
+        with seeds.temporary_seed(int(torch.randint(2**62, (), generator=self.rng))):
             decoder = TextDecoder(
                 self.anchors, options.synthesis_batch_size, options.nz, options.ngf, problem.format.shape
             )

@@ -13,7 +13,7 @@ import torch
 import toy
 from torch import Tensor
 
-from fedkeep import doing
+from fedkeep._utils import progress
 from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.synthesis.diffusion.noise import Noise, Sampler
 from fedkeep.synthesis.diffusion.pixel import PixelGenerator
@@ -120,8 +120,8 @@ class Sampled:
 
 def test_nothing_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled, told, heard = Sampled(monkeypatch), [], []
-    monkeypatch.setattr(doing, "EVERY", 0.0)
-    with doing.heard_by(heard.append):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    with progress.subscribe(heard.append):
         first = stored(tmp_path, on_images=lambda done, total: told.append((done, total)))
     assert heard[-1] == "images drawn 6/6"
     assert first["label"].tolist() == [4, 4, 7, 7, 2, 2]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.synthesis.diffusion.noise import Noise
 from fedkeep.synthesis.diffusion.pixel import Card, PixelGenerator
 from fedkeep.synthesis.diffusion.training import GeneratorTraining
@@ -40,6 +40,6 @@ def generator(unet: UNet = UNET, seed: int = 0, device: str = "cpu", **changes: 
     """Return an untrained generator."""
     space = {name: changes.pop(name) for name in ("space", "initial") if name in changes}
     made = card(unet, **changes)
-    with seeds.borrowed(seed):
+    with seeds.temporary_seed(seed):
         network = made.unet.build(made.shape, len(made.label_names))
     return PixelGenerator(made, network.state_dict(), device, **space)

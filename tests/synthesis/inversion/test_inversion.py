@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data import ImageFormat
 from fedkeep.errors import RunError
 from fedkeep.losses.features import bounding
@@ -27,7 +27,7 @@ SMALL = {"nums": 20, "synthesis_batch_size": 8, "g_steps": 3, "warmup": 1, "nz":
 
 
 def network(seed: int = 0, classes: int = 3, norm: bool = False) -> Network:
-    with seeds.borrowed(seed):
+    with seeds.temporary_seed(seed):
         norms = [nn.BatchNorm2d(4)] if norm else []
         body = nn.Sequential(nn.Conv2d(1, 4, 3), *norms, nn.ReLU(), nn.Flatten(), nn.Linear(400, 6))
         return Network(body, 6, classes)

@@ -1,4 +1,4 @@
-"""What a long round is at, for whoever watches: said where the work is done, heard where it is shown."""
+"""Progress of long work: reported where it is done, shown where somebody subscribed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from contextvars import ContextVar
 Listener = Callable[[str], None]
 
 EVERY = 2.0
-"""Seconds from one word that is heard to the next, at least."""
+"""Seconds from one report that reaches a listener to the next, at least."""
 
 _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
 
-def say(what: str, done: int, total: int | None = None) -> None:
-    """Say how much of something is done, such as ``("images drawn", 512, 6000)``. Nobody need listen."""
+def report(what: str, done: int, total: int | None = None) -> None:
+    """Report how much of something is done, such as ``("images drawn", 512, 6000)``, to whoever subscribed."""
     listener = _listener.get()
     if listener is not None:
         listener(f"{what} {done:,}" + ("" if total is None else f"/{total:,}"))
 
 
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
-    """Let a listener hear now and then what is said in the block."""
+def subscribe(listener: Listener) -> Iterator[None]:
+    """Give a listener what is reported in the block, at most once in `EVERY` seconds."""
     heard = time.monotonic()
 
     def seldom(what: str) -> None:

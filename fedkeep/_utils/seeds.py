@@ -51,7 +51,7 @@ def numpy_generator(
 
 
 @contextmanager
-def borrowed(seed: int, device: torch.device | None = None) -> Iterator[None]:
+def temporary_seed(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed PyTorch's default generators for the block only, and leave them as they were.
 
     Layer constructors and dropout draw from the default generator and take no other, so it is lent to them.

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: str | Path, content: bytes | str) -> Path:
+def atomic_write(path: str | Path, content: bytes | str) -> Path:
     """Write a file under a temporary name, force it to disk, and rename it: a crash leaves the old file or the new.
 
     Text is UTF-8 with ``\\n`` line ends everywhere. Returns the path.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of the CPU on a device, itself if that is the CPU.
 
     A copy from ordinary memory waits until a GPU has done all that was asked of it before; from pinned memory the GPU

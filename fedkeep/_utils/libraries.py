@@ -9,7 +9,7 @@ from typing import Any
 from fedkeep.errors import MissingExtra
 
 
-def needed(module: str, what: str, extra: str) -> Any:
+def require_optional(module: str, what: str, extra: str) -> Any:
     """Return an optional module, its telemetry off.
 
     Parameters
