@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from fedkeep.objectives import NOTHING, CrossEntropy, Objective
+from fedkeep.losses import NOTHING, CrossEntropy, Objective
 from torch import Tensor, nn
 
 from fedkeep.interface import Fit, each
