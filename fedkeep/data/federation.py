@@ -20,14 +20,14 @@ class ClientNames(Sequence[str]):
 
     Parameters
     ----------
-    count : int
+    num_clients : int
         Number of clients.
     """
 
-    count: int
+    num_clients: int
 
     def __len__(self) -> int:
-        return self.count
+        return self.num_clients
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -35,11 +35,11 @@ class ClientNames(Sequence[str]):
     def __getitem__(self, index: slice) -> tuple[str, ...]: ...
     def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
         if isinstance(index, slice):
-            return tuple(map(str, range(self.count)[index]))
-        return str(range(self.count)[index])
+            return tuple(map(str, range(self.num_clients)[index]))
+        return str(range(self.num_clients)[index])
 
     def __iter__(self) -> Iterator[str]:
-        return map(str, range(self.count))
+        return map(str, range(self.num_clients))
 
     def __contains__(self, name: object) -> bool:
         return self._find(name) is not None
@@ -47,14 +47,14 @@ class ClientNames(Sequence[str]):
     def index(self, name: str, start: int = 0, stop: int | None = None) -> int:
         """Return the index of a name, without a search."""
         found = self._find(name)
-        if found is None or found not in range(self.count)[start:stop]:
+        if found is None or found not in range(self.num_clients)[start:stop]:
             raise ValueError(f"{name!r} is not a client")
         return found
 
     def _find(self, name: object) -> int | None:
         # Only the spelling that this sequence itself gives: "07", "+7" and "٧" would be second names of client 7.
         if isinstance(name, str) and name.isascii() and name.isdecimal() and str(int(name[:19])) == name:
-            return int(name) if int(name) < self.count else None
+            return int(name) if int(name) < self.num_clients else None
         return None
 
 

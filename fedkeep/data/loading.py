@@ -21,6 +21,7 @@ from fedkeep.data.femnist_subsets import femnist_alphabet, femnist_digits
 from fedkeep.data.holdout import hold_out
 from fedkeep.data.readers import (
     TEST_NAMES,
+    RawSplits,
     hub_commit,
     image_files,
     is_offline,
@@ -154,7 +155,7 @@ def _load_folder(folder: Path, name: str) -> DataSet:
 
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None) -> DataSet:
     def build(commit: str | None) -> DataSet:
-        splits = read_hub(hub_id, commit)
+        splits: RawSplits = read_hub(hub_id, commit)
         if entry is None:
             return assemble(name, splits, infer_schema(splits, hub_id), hub_id)
         splits = splits if entry.prepare is None else entry.prepare(splits)

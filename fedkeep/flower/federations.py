@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedkeep.data import Data, DataSet, Federation, TaskStream
-from fedkeep.data.dataset import describe
+from fedkeep.data.dataset import format_shape
 from fedkeep.data.partition import Partition
 from fedkeep.errors import DataError
 from fedkeep.experiment.recipe import Recipe
@@ -49,14 +49,14 @@ def roster(recipe: Recipe, seed: int, dataset: DataSet, server: Data, sizes: Map
     """
     dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
     stream = announced(recipe, seed, dataset)
-    first = dataset if stream is None else stream.federation(1).dataset
+    first = dataset if stream is None else Federation.from_stream(stream, 1).dataset
     ordered = sorted(sizes, key=lambda name: (len(name), name) if name.isdecimal() else (0, name))
-    return Roster(first, Partition.of_nothing(), server, stream, sizes={name: sizes[name] for name in ordered})
+    return Roster(first, Partition.empty(), server, stream, sizes={name: sizes[name] for name in ordered})
 
 
 def announced(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
     """Return which classes arrive when, which server and sites find out alike; None without tasks."""
-    return recipe.tasks.announced(dataset, seed) if recipe.has_tasks else None
+    return recipe.tasks.class_schedule(dataset, seed) if recipe.has_tasks else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class OwnData(Federation):
     def clients(self) -> Sequence[str]:
         return (self.site,)
 
-    def at(self, task: int) -> OwnData:
+    def for_task(self, task: int) -> OwnData:
         return replace(self, task=task)
 
     def data(self, client: str) -> Data:
@@ -87,17 +87,17 @@ class OwnData(Federation):
 def own_data(site: str, dataset: DataSet, stream: TaskStream | None) -> OwnData:
     """Return the view of a site all of whose training examples are its own; of a task it may have none."""
     if stream is None:
-        return OwnData(dataset, Partition.of_nothing(), site=site, examples=[dataset.train])
+        return OwnData(dataset, Partition.empty(), site=site, examples=[dataset.train])
     train = stream.dataset.train
-    rows = [task.rows(train["label"]) for task in stream.tasks]
+    rows = [task.new_class_rows(train["label"]) for task in stream.tasks]
     examples = [{name: column[own] for name, column in train.items()} for own in rows]
-    return OwnData(stream.dataset, Partition.of_nothing(), stream=stream, site=site, examples=examples)
+    return OwnData(stream.dataset, Partition.empty(), stream=stream, site=site, examples=examples)
 
 
 def part_of(federation: Federation, client: str, site: str) -> OwnData:
     """Return the view of a site that plays one of the clients among whom a data set was split."""
-    examples = [federation.at(task).data(client) for task in range(1, federation.tasks + 1)]
-    return OwnData(federation.dataset, Partition.of_nothing(), stream=federation.stream, site=site, examples=examples)
+    examples = [federation.for_task(task).data(client) for task in range(1, federation.num_tasks + 1)]
+    return OwnData(federation.dataset, Partition.empty(), stream=federation.stream, site=site, examples=examples)
 
 
 def described(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:
@@ -130,12 +130,12 @@ def fitted(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
     strangers = [name for name in dataset.label_names if name not in names]
     if strangers:
         raise DataError(
-            f"{dataset.name} has {dataset.classes} classes, and of these {', '.join(map(repr, strangers[:5]))} not "
+            f"{dataset.name} has {dataset.num_classes} classes, and of these {', '.join(map(repr, strangers[:5]))} not "
             f"among the run's {len(names)}: {', '.join(map(repr, names))}. Name this site's classes as the run does."
         )
     if dataset.shape != shape:
         raise DataError(
-            f"{dataset.name} has images of {describe(dataset.shape)}, and the run is for {describe(shape)}. "
+            f"{dataset.name} has images of {format_shape(dataset.shape)}, and the run is for {format_shape(shape)}. "
             "Bring this site's images to that size."
         )
     numbers = torch.tensor([names.index(name) for name in dataset.label_names])

@@ -73,7 +73,7 @@ class Sharding(Scheme):
 
     def _draw_distinct(self, per_class: int, num_classes: int, seed: int) -> Integers:
         """Return each client's classes, int64 [clients, shards], none twice; uniform over all such assignments."""
-        # Given out one by one, the shards of a class go to successive clients, and there are at most as many as clients.
+        # Given out one by one, a class's shards go to successive clients, and there are at most as many as clients.
         labels = np.repeat(np.arange(num_classes), per_class).reshape(self.shards, self.clients).T
         owns = np.zeros((self.clients, num_classes), dtype=bool)
         np.put_along_axis(owns, labels, True, axis=1)
