@@ -112,7 +112,7 @@ def setting(recipe: str, data: str, data_dir: str | None) -> tuple[Recipe, DataS
         test = {name: column[:10_000] for name, column in train.items()}
         mean = (0.5,) * shape[0]
         dataset = DataSet("random images", train, test, tuple("0123456789"), mean, mean)
-    return loaded, dataset, Federation(dataset, loaded.partition.split(dataset.train, dataset.classes, seed=0))
+    return loaded, dataset, Federation(dataset, loaded.partition.split(dataset.train, dataset.num_classes, seed=0))
 
 
 def engine(recipe: Recipe, name: str, federation: Federation) -> Embedded:
@@ -181,12 +181,12 @@ class BareLoop:
             return
         server = [parameter.detach().clone() for parameter in self.network.parameters()]
         total = [torch.zeros_like(weight) for weight in server]
-        examples = sum(map(self.engine.federation.size, cohort))
+        examples = sum(map(self.engine.federation.num_examples, cohort))
         for client in cohort:
             self._load(server)
             self._train(client)
             for summed, parameter in zip(total, self.network.parameters(), strict=True):
-                summed.add_(parameter.detach(), alpha=self.engine.federation.size(client) / examples)
+                summed.add_(parameter.detach(), alpha=self.engine.federation.num_examples(client) / examples)
         self._load(total)
 
     def _train(self, client: str) -> None:

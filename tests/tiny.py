@@ -202,7 +202,7 @@ def engine_with_tasks(
     algorithm: Algorithm[Any, Any], tasks: TaskStream | None = None, *, rounds: int = 2, cohort: int = 3, **changes: Any
 ) -> Embedded:
     """Return an engine at round 0, with ``rounds`` in each task."""
-    first = (tasks or stream()).federation(1, dataset(6, seed=3).train)
+    first = Federation.from_stream(tasks or stream(), 1, dataset(6, seed=3).train)
     hidden = get_architecture("mlp")(hidden=(8,))  # type: ignore[call-arg]
-    settings = {"federation": first, "factory": lambda: hidden.build(SHAPE, first.seen[0])} | changes
+    settings = {"federation": first, "factory": lambda: hidden.build(SHAPE, first.cumulative_classes[0])} | changes
     return engine(algorithm, rounds=rounds, cohort=cohort, **settings)

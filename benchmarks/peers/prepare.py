@@ -86,7 +86,7 @@ def _about(recipe: Recipe, federation: Federation) -> dict[str, object]:
     training = recipe.training
     return {
         "network": recipe.model.name,
-        "classes": federation.dataset.classes,
+        "classes": federation.dataset.num_classes,
         "clients": len(federation.clients),
         "cohort": recipe.run.cohort,
         "epochs": training.epochs,

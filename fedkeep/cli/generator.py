@@ -72,7 +72,7 @@ def train(options: Namespace, console: Console) -> int:
         codes=options.codes,
     )
     finer = f", {options.codes} codes each" if options.codes > 1 else ""
-    _say(console, f"{dataset.name}: {int(learned.seen.sum()):,} images of {dataset.classes} classes{finer}")
+    _say(console, f"{dataset.name}: {int(learned.seen.sum()):,} images of {dataset.num_classes} classes{finer}")
     _say_regime(console, learned.regime)
     with Counter(console, "steps", options.quiet) as counter:
         generator = train_generator(
@@ -113,16 +113,16 @@ def check(options: Namespace, console: Console) -> int:
     work = _work(options, console)
     generated = work.draw(options.count, console)
     dataset = work.dataset
-    chosen = torch.cat([_first(dataset.train["label"], c, options.real) for c in range(dataset.classes)])
+    chosen = torch.cat([_first(dataset.train["label"], c, options.real) for c in range(dataset.num_classes)])
     real = {name: dataset.train[name][chosen] for name in ("image", "label")}
 
     def learn(data: Data) -> Any:
         return train_classifier(
-            model, data, dataset.classes, dataset.normalise, JUDGE, steps=JUDGE_STEPS, seed=options.seed,
+            model, data, dataset.num_classes, dataset.normalise, JUDGE, steps=JUDGE_STEPS, seed=options.seed,
             device=work.generator.device,
         )  # fmt: skip
 
-    gate = quality_gate(learn, real, dataset.test, generated, dataset.classes)
+    gate = quality_gate(learn, real, dataset.test, generated, dataset.num_classes)
     console.print(_gate_table(gate, dataset.label_names))
     figures = {
         "generator": work.generator.loaded_hash,
@@ -155,12 +155,12 @@ class _Work:
 
     def draw(self, count: int, console: Console) -> Data:
         """Return so many images of each class, as many of each of its prototypes; a few more where that cannot be."""
-        codes = len(self.prototypes) // self.dataset.classes
+        codes = len(self.prototypes) // self.dataset.num_classes
         with Counter(console, "images", self.quiet) as counter:
             return ImageStore().images(
                 self.generator,
                 self.prototypes,
-                [c for c in range(self.dataset.classes) for _ in range(codes)],
+                [c for c in range(self.dataset.num_classes) for _ in range(codes)],
                 math.ceil(count / codes),
                 self.sampler,
                 seed=self.seed,
@@ -194,9 +194,9 @@ def _found(
     generator: PixelGenerator, images: Data, dataset: DataSet, settings: Inversion, seed: int, console: Console
 ) -> Tensor:
     """Return prototypes as one client with all images would find them."""
-    check_held(torch.bincount(images["label"], minlength=dataset.classes), dataset.label_names)
+    check_held(torch.bincount(images["label"], minlength=dataset.num_classes), dataset.label_names)
     rng = seeds.generator(seed, "prototypes")
-    found = invert(generator, generator.start(dataset.classes), images["image"], images["label"], settings, rng)
+    found = invert(generator, generator.start(dataset.num_classes), images["image"], images["label"], settings, rng)
     first, last = (sum(part) / len(part) for part in (found.losses[:20], found.losses[-20:]))
     _say(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
     return found.prototypes

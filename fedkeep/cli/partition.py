@@ -13,7 +13,7 @@ from rich.table import Table
 from fedkeep._utils.files import atomic_write
 from fedkeep.data import load
 from fedkeep.data.partition import schemes
-from fedkeep.data.partition.statistics import statistics
+from fedkeep.data.partition.statistics import partition_statistics
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.experiment.overrides import parse_value
 from fedkeep.options import build
@@ -34,14 +34,14 @@ def partition(options: Namespace, console: Console) -> int:
         table["clients"] = options.clients
     scheme = build(schemes()[options.scheme], table, f"scheme {options.scheme}")
     dataset = load(options.dataset, data_dir=options.data_dir)
-    split = scheme.split(dataset.train, dataset.classes, options.seed)
-    counts = split.counts(dataset.train["label"], dataset.classes)
+    split = scheme.split(dataset.train, dataset.num_classes, options.seed)
+    counts = split.counts(dataset.train["label"], dataset.num_classes)
 
     shown = Table("statistic", "value", box=box.SIMPLE_HEAD, pad_edge=False)
     manifest = split.manifest()
     for name in ("scheme", "attempts"):
         shown.add_row(name, str(manifest[name]))
-    for name, value in statistics(counts).items():
+    for name, value in partition_statistics(counts).items():
         shown.add_row(name.replace("_", " "), f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
     console.print(shown)
     console.print(f"hash {manifest['hash']}", highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.data import known
+from fedkeep.data import known_datasets
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_index import PaperTable, paper_tables, recipe_names
@@ -87,11 +87,11 @@ def _leaves(cls: type[Algorithm[Any, Any]]) -> list[str]:
 def datasets(options: Namespace, console: Console) -> int:
     """List the known data sets."""
     table = _table("data set", "classes", "image", "here", "Hub", "note")
-    for name, entry in known(options.data_dir).items():
+    for name, entry in known_datasets(options.data_dir).items():
         image = "x".join(map(str, entry.shape))
-        held = entry.local_classes
-        here = "-" if not entry.where else "yes" if held in (None, entry.classes) else f"{held} classes"
-        table.add_row(name, str(entry.classes), image, here, entry.hub or "-", escape(entry.note))
+        held = entry.num_local_classes
+        here = "-" if not entry.location else "yes" if held in (None, entry.num_classes) else f"{held} classes"
+        table.add_row(name, str(entry.num_classes), image, here, entry.hub or "-", escape(entry.note))
     console.print(table)
     console.print(
         "here: in --data-dir or FEDKEEP_DATA. What is not here is fetched from the Hub when used.", highlight=False

@@ -33,7 +33,7 @@ def choose_stack(engine: Embedded, workers: int = 1) -> int:
         return 1
     if engine.rounds * plan.cohort < LONG:
         return 1
-    cohort = sorted(engine.draw_cohort(1), key=federation.size, reverse=True)
+    cohort = sorted(engine.draw_cohort(1), key=federation.num_examples, reverse=True)
     if engine.device.type == "cuda":
         _alone(engine, cohort[:1])  # a GPU's libraries are loaded when they are first called, which takes seconds
     alone = _alone(engine, cohort[:FEW])

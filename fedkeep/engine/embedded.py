@@ -86,8 +86,8 @@ class Embedded:
             self.augmentation,
             self.training,
             self.seed,
-            self.federation.seen[-1],
-            dataset.format,
+            self.federation.cumulative_classes[-1],
+            dataset.image_format,
             dataset.label_names,
             self.load_generator,
         )
@@ -126,14 +126,14 @@ class Embedded:
     @property
     def rounds(self) -> int:
         """How many rounds the run has, over all tasks."""
-        return self.plan.rounds * self.federation.tasks
+        return self.plan.rounds * self.federation.num_tasks
 
     def enter(self, task: int) -> None:
         """Go to a task, counted from 1: who holds what, and networks that know its classes. No model changes."""
         if task != self.federation.task:
-            self.federation = self.here.federation = self.federation.at(task)
+            self.federation = self.here.federation = self.federation.for_task(task)
             for place in self.places:
-                place.enter(self.federation.seen)
+                place.enter(self.federation.cumulative_classes)
 
     def place_of(self, client: str) -> Workplace:
         """Return where a client works: with the server's network, or with one of its own."""

@@ -174,7 +174,7 @@ class _Run:
         self.seed, self.device = seed, device
         self.library = library_of_extractors()
         with seeds.temporary_seed(seeds.derive(seed, "extractor weights")):
-            config = form.config(dataset.shape, dataset.classes)
+            config = form.config(dataset.shape, dataset.num_classes)
             self.network = self.library.AutoModelForImageClassification.from_config(config).to(device)
         self.reading = InputSpec(form.side, dataset.mean, dataset.std)
         self.optimiser = torch.optim.AdamW(
@@ -216,7 +216,7 @@ class _Run:
     def write(self, folder: Path) -> None:
         """Write the extractor: the network as `transformers` does, how it reads images, and its card."""
         self.network.eval()
-        counts = tally(self._answer, self.dataset.test, self.dataset.classes)
+        counts = tally(self._answer, self.dataset.test, self.dataset.num_classes)
         card = {
             "data": self.dataset.name,
             "images": len(self.dataset.train["label"]),

@@ -175,7 +175,7 @@ class RoundInFlight:
         Who is trained with whom follows from the cohort alone, not from the workers, since it may change rounding.
         """
         asked = [client for client in clients if self.waiting.get(client)]
-        asked.sort(key=self.engine.federation.size, reverse=True)
+        asked.sort(key=self.engine.federation.num_examples, reverse=True)
         groups = ceil(len(asked) / self.engine.stack)
         for number in range(groups):
             self._launch(*asked[len(asked) * number // groups : len(asked) * (number + 1) // groups])
@@ -252,7 +252,7 @@ class RoundInFlight:
         if where is not None:
             return f"answered with a {where} that is not finite"
         if function_of(step) is label_counts:
-            fault = not_counts(reply, self.engine.place.classes, self.engine.federation.size(client))
+            fault = not_counts(reply, self.engine.place.classes, self.engine.federation.num_examples(client))
             return fault and f"answered with {fault}"
         networks = self.engine.place_of(client).networks
         mismatches = [find_mismatch(reply.model, networks.initial)] if isinstance(reply, Fit | Copy) else []
@@ -260,7 +260,7 @@ class RoundInFlight:
         if mismatch := next(filter(None, mismatches), None):
             return f"answered with another model: {mismatch}"
         try:
-            fault = self.engine.algorithm.fault(self.engine.server, reply, self.engine.federation.size(client))
+            fault = self.engine.algorithm.fault(self.engine.server, reply, self.engine.federation.num_examples(client))
         except Exception as error:  # a reply that cannot even be looked at must not stop everybody
             fault = f"what cannot be checked ({type(error).__name__}: {error})"
         return fault and f"answered with {fault}"

@@ -55,11 +55,11 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
 
 def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     federation = federate(recipe, recipe.seeds[0], machine.data_dir)
-    tasks = [federation.at(task) for task in range(1, federation.tasks + 1)]
+    tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
     held = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
     visited = recipe.run.cohort * held  # examples of a round, once
     small = _shrunk(federation, recipe.training.batch_size, min(recipe.run.cohort, 5))
-    shown = sum(map(small.size, small.clients)) or 1
+    shown = sum(map(small.num_examples, small.clients)) or 1
     more = visited * recipe.training.epochs / shown  # examples that a whole round trains on, for each one here
     if recipe.public.name and more:
         share = recipe.run.cohort / (len(small.clients) * more)

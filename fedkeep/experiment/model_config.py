@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkeep.data.combine import in_common
-from fedkeep.data.known import data_folder
+from fedkeep.data.catalog import data_folder
+from fedkeep.data.combine import shared_classes
 from fedkeep.errors import ConfigError
 from fedkeep.models import Architecture, Pretrained, get_architecture
 from fedkeep.models.custom import from_path
@@ -107,7 +107,7 @@ def describe_extractor(model: Pretrained, label_names: Sequence[str]) -> str:
     """Return what a frozen extractor is, and how many of a run's classes it has learned, as far as names tell."""
     if not model.learned:
         return f"{model.about}; whether it learned classes of this run is not known"
-    both = len(in_common(label_names, model.learned))
+    both = len(shared_classes(label_names, model.learned))
     return f"{model.about}; by their names it learned {both or 'none'} of this run's {len(label_names)} classes"
 
 

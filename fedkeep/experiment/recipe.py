@@ -11,9 +11,8 @@ from typing import Any
 import tomli_w
 
 from fedkeep.data import Augmentation, Tasks
-from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import Scheme
-from fedkeep.data.public import Public
+from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import ClientModel, check_clients, model_to_table

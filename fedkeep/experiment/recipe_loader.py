@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.data import Augmentation, Tasks
-from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import schemes
-from fedkeep.data.public import Public
+from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, did_you_mean, nearest
 from fedkeep.experiment.grid import expand_grids

@@ -48,7 +48,9 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
         checked_generator(recipe, federation, machine.data_dir)
     for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
         with seeds.temporary_seed(0):
-            network = resolve_pretrained(model, machine.data_dir).build(federation.dataset.shape, federation.seen[0])
+            network = resolve_pretrained(model, machine.data_dir).build(
+                federation.dataset.shape, federation.cumulative_classes[0]
+            )
         checked_batches(network, recipe.training)
     return lay_out(recipe, out, machine, command)
 

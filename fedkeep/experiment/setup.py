@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fedkeep.data import Data, DataSet, Federation, load
-from fedkeep.data.fingerprints import without
-from fedkeep.data.known import data_folder
+from fedkeep.data.catalog import data_folder
+from fedkeep.data.dedup import without_images
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.networks import Factory
 from fedkeep.errors import ConfigError, DataError
@@ -76,7 +76,7 @@ def without_seen(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None =
 
 def _without(dataset: DataSet, generator: GeneratorChoice, data_dir: str | Path | None) -> DataSet:
     seen = generator.seen(data_dir)
-    return without(dataset, seen) if len(seen) else dataset
+    return without_images(dataset, seen) if len(seen) else dataset
 
 
 def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
@@ -110,8 +110,9 @@ def held_by_server(
 def shared_out(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:
     """Split what the server has left of a data set over the clients, as this seed has it; see `federate`."""
     if recipe.has_tasks:
-        return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1, server)
-    return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
+        stream = recipe.tasks.stream(dataset, recipe.partition, seed)
+        return Federation.from_stream(stream, 1, server)
+    return Federation(dataset, recipe.partition.split(dataset.train, dataset.num_classes, seed), server)
 
 
 def engine_for(
@@ -138,7 +139,7 @@ def engine_for(
     return Embedded(
         algorithm=method.algorithm,
         federation=federation,
-        factory=lambda: model.build(dataset.shape, federation.seen[0]),
+        factory=lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
         training=recipe.training,
         plan=recipe.run,
         augmentation=recipe.augmentation,
@@ -154,7 +155,7 @@ def own_factories(recipe: Recipe, federation: Federation, data_dir: str | Path |
     """Return what builds the networks of clients that have their own; one object for each network."""
 
     def factory(model: Architecture) -> Factory:
-        return lambda: model.build(federation.dataset.shape, federation.seen[0])
+        return lambda: model.build(federation.dataset.shape, federation.cumulative_classes[0])
 
     own = client_architectures(recipe.client_models, federation.clients)
     factories = {model: factory(resolve_pretrained(model, data_dir)) for model in own.values()}
@@ -173,7 +174,7 @@ def checked_cohort(recipe: Recipe, federation: Federation) -> None:
 def checked_augmentation(recipe: Recipe, federation: Federation) -> None:
     """Raise `ConfigError` if images are too small for what the recipe does to them."""
     _, height, width = federation.dataset.shape
-    recipe.augmentation.check_fits(height, width)
+    recipe.augmentation.check_image_size(height, width)
 
 
 def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
@@ -183,7 +184,7 @@ def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Pa
     """
     if _draws(recipe):
         check_installed()
-        names, seen = _arriving(federation), (0, *federation.at(federation.tasks).seen)
+        names, seen = _arriving(federation), (0, *federation.for_task(federation.num_tasks).cumulative_classes)
         for task, one in enumerate(recipe.generator.each, start=1):
             one.check_shape(federation.dataset.shape, data_dir)
             one.check_classes(names, data_dir)
@@ -193,7 +194,7 @@ def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Pa
 
 def _arriving(federation: Federation) -> tuple[str, ...]:
     """Return the names of the classes that a run has, over all tasks."""
-    return federation.dataset.label_names[: federation.at(federation.tasks).seen[-1]]
+    return federation.dataset.label_names[: federation.for_task(federation.num_tasks).cumulative_classes[-1]]
 
 
 def checked_device(name: str) -> torch.device:
@@ -213,8 +214,8 @@ def describe_cell(
     recipe: Recipe, method: Method, seed: int, federation: Federation, data_dir: str | Path | None = None
 ) -> dict[str, Any]:
     """Return what a report needs to know about one method with one seed."""
-    dataset, final = federation.dataset, federation.at(federation.tasks)
-    classes = final.seen[-1]  # those that arrive
+    dataset, final = federation.dataset, federation.for_task(federation.num_tasks)
+    classes = final.cumulative_classes[-1]  # those that arrive
     rests_on = {
         "training data": tensor_hash(dataset.train["label"])
     }  # others where a generator's images are left out or not
@@ -237,7 +238,8 @@ def describe_cell(
         "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),
     }
     if recipe.has_tasks:
-        described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
+        tasks = final.stream.tasks if final.stream else ()
+        described["tasks"] = [task.num_classes - task.num_old_classes for task in tasks]
     said = []
     for whose, extractor in pretrained_models(recipe.model, recipe.client_models, data_dir).items():
         said.append((f"{whose}: " if whose else "") + describe_extractor(extractor, _arriving(federation)))
@@ -264,9 +266,9 @@ def describe_partition(federation: Federation, visits: bool = False) -> dict[str
 
 def _counts(federation: Federation) -> dict[str, Any]:
     if federation.stream is None:
-        counts = federation.partition.counts(federation.dataset.train["label"], federation.dataset.classes)
+        counts = federation.partition.counts(federation.dataset.train["label"], federation.dataset.num_classes)
         return {"counts": counts.tolist()}
     stream = federation.stream
-    label, classes = stream.dataset.train["label"], stream.tasks[-1].seen
-    each = [task.partition.counts(label, stream.dataset.classes)[:, :classes] for task in stream.tasks]
+    label, classes = stream.dataset.train["label"], stream.tasks[-1].num_classes
+    each = [task.partition.counts(label, stream.dataset.num_classes)[:, :classes] for task in stream.tasks]
     return {"counts": torch.stack(each).sum(0).tolist()}  # a class belongs to one task

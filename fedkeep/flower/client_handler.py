@@ -53,7 +53,7 @@ def handle_message(kind: MessageKind, parcel: Envelope, place: NodeConfig) -> En
 def introduce(parcel: Envelope, place: NodeConfig) -> Envelope:
     """Tell who this is and how many examples of each task there are, if the data fit the run."""
     federation = _engine(parcel, place).federation
-    examples = [federation.at(task).size(place.site) for task in range(1, federation.tasks + 1)]
+    examples = [federation.for_task(task).num_examples(place.site) for task in range(1, federation.num_tasks + 1)]
     log.info("site %s fits the run, with %s examples", place.site, " + ".join(map(str, examples)))
     return Envelope({"site": place.site, "examples": examples})
 

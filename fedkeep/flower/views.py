@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedkeep.data import Data, DataSet, Federation, TaskStream
-from fedkeep.data.dataset import describe
+from fedkeep.data.dataset import format_shape
 from fedkeep.data.partition import Partition
 from fedkeep.errors import DataError
 from fedkeep.experiment.recipe import Recipe
@@ -51,14 +51,14 @@ def server_view(
     """
     dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
     stream = class_schedule(recipe, seed, dataset)
-    first = dataset if stream is None else stream.federation(1).dataset
+    first = dataset if stream is None else Federation.from_stream(stream, 1).dataset
     ordered = sorted(sizes, key=lambda name: (len(name), name) if name.isdecimal() else (0, name))
-    return ServerView(first, Partition.of_nothing(), server, stream, sizes={name: sizes[name] for name in ordered})
+    return ServerView(first, Partition.empty(), server, stream, sizes={name: sizes[name] for name in ordered})
 
 
 def class_schedule(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
     """Return which classes arrive when, which server and sites find out alike; None without tasks."""
-    return recipe.tasks.announced(dataset, seed) if recipe.has_tasks else None
+    return recipe.tasks.class_schedule(dataset, seed) if recipe.has_tasks else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class SiteView(Federation):
     def clients(self) -> Sequence[str]:
         return (self.site,)
 
-    def at(self, task: int) -> SiteView:
+    def for_task(self, task: int) -> SiteView:
         return replace(self, task=task)
 
     def data(self, client: str) -> Data:
@@ -89,17 +89,17 @@ class SiteView(Federation):
 def site_view(site: str, dataset: DataSet, stream: TaskStream | None) -> SiteView:
     """Return the view of a site all of whose training examples are its own; of a task it may have none."""
     if stream is None:
-        return SiteView(dataset, Partition.of_nothing(), site=site, examples=[dataset.train])
+        return SiteView(dataset, Partition.empty(), site=site, examples=[dataset.train])
     train = stream.dataset.train
-    rows = [task.rows(train["label"]) for task in stream.tasks]
+    rows = [task.new_class_rows(train["label"]) for task in stream.tasks]
     examples = [{name: column[own] for name, column in train.items()} for own in rows]
-    return SiteView(stream.dataset, Partition.of_nothing(), stream=stream, site=site, examples=examples)
+    return SiteView(stream.dataset, Partition.empty(), stream=stream, site=site, examples=examples)
 
 
 def client_view(federation: Federation, client: str, site: str) -> SiteView:
     """Return the view of a site that plays one of the clients among whom a data set was split."""
-    examples = [federation.at(task).data(client) for task in range(1, federation.tasks + 1)]
-    return SiteView(federation.dataset, Partition.of_nothing(), stream=federation.stream, site=site, examples=examples)
+    examples = [federation.for_task(task).data(client) for task in range(1, federation.num_tasks + 1)]
+    return SiteView(federation.dataset, Partition.empty(), stream=federation.stream, site=site, examples=examples)
 
 
 def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:
@@ -132,12 +132,12 @@ def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
     strangers = [name for name in dataset.label_names if name not in names]
     if strangers:
         raise DataError(
-            f"{dataset.name} has {dataset.classes} classes, and of these {', '.join(map(repr, strangers[:5]))} not "
+            f"{dataset.name} has {dataset.num_classes} classes, and of these {', '.join(map(repr, strangers[:5]))} not "
             f"among the run's {len(names)}: {', '.join(map(repr, names))}. Name this site's classes as the run does."
         )
     if dataset.shape != shape:
         raise DataError(
-            f"{dataset.name} has images of {describe(dataset.shape)}, and the run is for {describe(shape)}. "
+            f"{dataset.name} has images of {format_shape(dataset.shape)}, and the run is for {format_shape(shape)}. "
             "Bring this site's images to that size."
         )
     numbers = torch.tensor([names.index(name) for name in dataset.label_names])

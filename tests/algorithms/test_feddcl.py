@@ -17,7 +17,7 @@ from fedkeep.algorithms.drawing import Found
 from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.said import Said, averaged
 from fedkeep.data import Augmentation
-from fedkeep.data.fingerprints import fingerprints
+from fedkeep.data.dedup import image_hashes
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError, RunError
@@ -227,7 +227,7 @@ def test_independent_pools_have_no_image_in_common() -> None:
     pool = engine.server.state.pool
     assert fed.images(engine.server) == 2 + 3
     clients, server = fed.part(pool, 0, 3, 2), fed.server_part(engine.server, 0, 3, 3)
-    assert not torch.isin(fingerprints(clients["image"]), fingerprints(server["image"])).any()
+    assert not torch.isin(image_hashes(clients["image"]), image_hashes(server["image"])).any()
     assert torch.equal(clients["label"].unique(), server["label"].unique())
     shared = method()
     assert torch.equal(shared.server_part(engine.server, 0, 1, 2)["image"], shared.part(pool, 0, 1, 2)["image"])
@@ -251,7 +251,7 @@ def test_images_made_anew_in_every_round_replace_all() -> None:
     first, again, grown, last = (pool["image"] for pool in pools)
     assert not torch.equal(first, again)
     assert torch.equal(again, grown[: len(again)]), "a new task adds its own"
-    assert not torch.isin(fingerprints(grown), fingerprints(last)).any()
+    assert not torch.isin(image_hashes(grown), image_hashes(last)).any()
 
 
 def test_a_pass_is_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,13 +68,13 @@ def test_fedpass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FedPASS(), monkeypatch)
-    first = engine.federation.at(1)
+    first = engine.federation.for_task(1)
     for client in "0123":
         data = first.data(client)
         known: Prototypes = engine.states[client].prototypes
         features = engine.place.networks.features(old, engine.place.normalise(data["image"]))
         held = sorted(set(data["label"].tolist()))
-        assert known.classes.tolist() == [*held, 2] if engine.federation.size(client) else held
+        assert known.classes.tolist() == [*held, 2] if engine.federation.num_examples(client) else held
         for place, c in enumerate(held):
             torch.testing.assert_close(known.means[place], features[data["label"] == c].mean(0))
         variances = [features[data["label"] == c].var(0).mean() for c in held if (data["label"] == c).sum() > 1]
@@ -83,12 +83,12 @@ def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.Mo
             assert not torch.equal(drawn(seen, 2, 1, client).features, drawn(seen, 2, 2, client).features), "anew"
         term = drawn(seen, 2, 1, client)
         assert set(term.labels.tolist()) <= {4 * c for c in held}, "the rows of unturned classes that it had"
-        assert len(term.labels) == engine.federation.size(client)
+        assert len(term.labels) == engine.federation.num_examples(client)
 
 
 def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _, old = second_task(FedPASS(scope="global", radius="latest"), monkeypatch, rounds=2)
-    first = engine.federation.at(1)
+    first = engine.federation.for_task(1)
     parts = [first.data(client) for client in "0123"]
     data = {name: torch.cat([part[name] for part in parts]) for name in ("image", "label")}
     features = engine.place.networks.features(old, engine.place.normalise(data["image"]))
@@ -104,9 +104,9 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: p
     stream = tiny.stream((2, 1), clients=4, absent=1)
     seen = Seen(monkeypatch)
     engine = tiny.engine_with_tasks(FedPASS(), stream, cohort=4)
-    (absent,) = (client for client in "0123" if not engine.federation.size(client))
+    (absent,) = (client for client in "0123" if not engine.federation.num_examples(client))
     tiny.played(engine)
-    assert engine.federation.size(absent), "it has something to learn in the second task"
+    assert engine.federation.num_examples(absent), "it has something to learn in the second task"
     assert not any(isinstance(term, PrototypeEntropy) for term in terms(seen.fits[2, 1, absent].objective))
     assert engine.states[absent].prototypes.classes.tolist() == [2]
 
@@ -154,7 +154,7 @@ def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
         (model[n] - given.model[n]).square().sum() for n in classifier_tensors(model)
     )  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
-    data = engine.federation.at(1).data("1")
+    data = engine.federation.for_task(1).data("1")
     features = engine.place.networks.features(own, engine.place.normalise(data["image"]))
     known = engine.states["1"].prototypes
     torch.testing.assert_close(known.means[0], features[data["label"] == known.classes[0]].mean(0))

@@ -104,7 +104,7 @@ def visited(engine: Any, seen: Seen, task: int, round: int, client: str) -> dict
     given = seen.fits[task, round, client]
     weights = {name: tensor.double() for name, tensor in given.model.items()}
     others, past = known(seen, task, client)
-    data, training = engine.federation.at(task).data(client), engine.training
+    data, training = engine.federation.for_task(task).data(client), engine.training
     images, labels = engine.place.normalise(data["image"]).double(), data["label"]
     order = seeds.generator(engine.seed, "batches", task=task, round=round, client=client)
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -124,7 +124,7 @@ def visited(engine: Any, seen: Seen, task: int, round: int, client: str) -> dict
 def test_a_visit_by_formula_in_float64(task: int, round: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen = played(monkeypatch, tasks=TWO)
     for client in "02":
-        assert len(engine.federation.at(task).data(client)["label"]), "it has something to learn"
+        assert len(engine.federation.for_task(task).data(client)["label"]), "it has something to learn"
         expected, got = visited(engine, seen, task, round, client), seen.results[task, round, client].model
         assert got.keys() == expected.keys()
         for name, tensor in expected.items():

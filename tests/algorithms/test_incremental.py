@@ -100,10 +100,10 @@ def test_flwf2t_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, _ = second_task(FLwF2T(per_class=2, ce_slice="all"), monkeypatch)
     own, given, model = seen.results[1, 2, "1"].model, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
-    held = torch.bincount(engine.federation.at(1).data("1")["label"], minlength=2)
+    held = torch.bincount(engine.federation.for_task(1).data("1")["label"], minlength=2)
     labels = given.sources[0].data["label"]
     assert torch.bincount(labels, minlength=3)[:2].tolist() == held.clamp(max=2).tolist() != [0, 0]
-    assert int((labels == 2).sum()) == engine.federation.at(2).size("1")
+    assert int((labels == 2).sum()) == engine.federation.for_task(2).num_examples("1")
     value, images, batch = loss_of(engine, given, model)
     student = logits(engine, model, images)
     expected = cross_entropy(student, batch) + 3 * distilled(student, logits(engine, own, images), 2)
@@ -149,14 +149,14 @@ def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPa
     engine, seen, old = second_task(FediCaRL(per_class=2), monkeypatch)
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     labels = given.sources[0].data["label"]
-    held = engine.federation.at(1).data("1")["label"]
+    held = engine.federation.for_task(1).data("1")["label"]
     assert torch.bincount(labels, minlength=3)[:2].tolist() == torch.bincount(held, minlength=2).clamp(max=2).tolist()
-    assert int((labels == 2).sum()) == engine.federation.size("1")
+    assert int((labels == 2).sum()) == engine.federation.num_examples("1")
     value, images, batch = loss_of(engine, given, model)
     student = logits(engine, model, images)
     expected = cross_entropy(student, batch) + distilled(student, logits(engine, old, images), 2)
     torch.testing.assert_close(value, expected)
-    assert engine.states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.size("1"))
+    assert engine.states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.num_examples("1"))
 
 
 def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_fedicarl_as_in_targets_code_draws_from_all_past_examples_at_every_visit
     engine, seen, old = second_task(FediCaRL(compat="target_repo", memory=3), monkeypatch)
     again = []
     for client in "0123":
-        past, own = engine.federation.at(1).data(client), engine.federation.size(client)
+        past, own = engine.federation.for_task(1).data(client), engine.federation.num_examples(client)
         images = [seen.fits[2, round, client].sources[0].data["image"][own:] for round in (1, 2)]
         assert [len(each) for each in images] == [min(3, len(past["label"]))] * 2, "all, if there are fewer"
         assert len(engine.states[client].memory["label"]) == len(past["label"]) + own
@@ -204,7 +204,7 @@ def test_what_each_client_keeps_or_all_together(method: Any, scope: Any, most: i
     engine = tiny.engine_with_tasks(method(per_class=4, scope=scope), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT)
     tiny.played(engine)
     for client in "0123":
-        labels = [engine.federation.at(task).data(client)["label"] for task in (1, 2)]
+        labels = [engine.federation.for_task(task).data(client)["label"] for task in (1, 2)]
         had = torch.bincount(torch.cat(labels), minlength=3)
         held = torch.bincount(engine.states[client].memory["label"], minlength=3)
         assert torch.equal(held, had.clamp(max=most))

@@ -84,12 +84,12 @@ def test_a_pass_ends_with_the_shorter_and_batches_fit_an_average_client(monkeypa
     batch = 11 // ceil(average / tiny.TRAINING.batch_size)
     assert engine.server.state.replay.batch == batch
     for client in "0123":
-        own = engine.federation.size(client)
+        own = engine.federation.num_examples(client)
         steps = tiny.TRAINING.epochs * min(ceil(own / tiny.TRAINING.batch_size), ceil(11 / batch))
         assert seen.results[2, 1, client].steps == steps
     _, seen, _ = second_task(lander(), monkeypatch)
     for client in "0123":
-        own = engine.federation.size(client)
+        own = engine.federation.num_examples(client)
         assert seen.results[2, 1, client].steps == tiny.TRAINING.epochs * ceil(own / tiny.TRAINING.batch_size)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedkeep.data.dataset import DataSet, channel_statistics
-from fedkeep.data.digits import digits
 from fedkeep.data.holdout import hold_out
+from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 
 
@@ -26,7 +26,7 @@ def small(**changes: Any) -> DataSet:
 
 def test_properties() -> None:
     dataset = small()
-    assert dataset.classes == 3
+    assert dataset.num_classes == 3
     assert dataset.shape == (3, 4, 4)
     assert dataset.note == ""
 
@@ -42,12 +42,12 @@ def test_normalise_per_channel_in_float32_and_leaves_its_input() -> None:
 def test_made_pixels_are_normalised_as_stored_ones_and_pass_gradients_on() -> None:
     stored = torch.randint(0, 256, (2, 3, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     made = (stored / 255).requires_grad_()
-    result = small().format.normalise(made)
+    result = small().image_format.normalise(made)
     torch.testing.assert_close(result, small().normalise(stored))
     result.sum().backward()
     assert made.grad is not None
     torch.testing.assert_close(made.grad[0, :, 0, 0], torch.tensor([10.0, 5.0, 2.5]))
-    assert small().format.shape == (3, 4, 4)
+    assert small().image_format.shape == (3, 4, 4)
 
 
 def test_normalise_returns_floats_as_they_are() -> None:
@@ -111,7 +111,7 @@ def test_to_the_same_device_is_itself() -> None:
 
 
 def test_digits_are_stratified_and_always_the_same() -> None:
-    first, second = digits(), digits()
+    first, second = load("digits"), load("digits")
     assert first.shape == (1, 8, 8)
     assert (len(first.train["label"]), len(first.test["label"])) == (1438, 359)
     share = first.test["label"].bincount() / torch.cat([first.test["label"], first.train["label"]]).bincount()

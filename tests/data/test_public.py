@@ -12,7 +12,7 @@ import torch
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
-from fedkeep.data.public import Public
+from fedkeep.data.server_data import Public
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.setup import engine_for, federate
@@ -72,7 +72,7 @@ def test_with_tasks_the_server_has_it_in_each(tmp_path: Path) -> None:
     text = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\n', 'scheme = "dirichlet"\nclients = 8\n')
     path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nimages = 9\n[tasks]\ntasks = 2\n')
     federation = federate(load_recipe(path), 0)
-    assert [len(federation.at(task).server["label"]) for task in (1, 2)] == [9, 9]
+    assert [len(federation.for_task(task).server["label"]) for task in (1, 2)] == [9, 9]
 
 
 def test_methods_without_a_use_for_it_are_not_disturbed(tmp_path: Path) -> None:

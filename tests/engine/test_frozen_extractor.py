@@ -19,7 +19,7 @@ from fedkeep.algorithms.fedpass import FedPASS
 from fedkeep.algorithms.ft_kd import FTKD
 from fedkeep.algorithms.lwf_kd import LwFKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.data import Augmentation
+from fedkeep.data import Augmentation, Federation
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError
@@ -43,7 +43,7 @@ def plain(classes: int) -> nn.Module:
 def feddcl(extractor: Extractor, method: Algorithm[Any, Any] | None = None, **changes: Any) -> Embedded:
     """Return FedDCL, or another, with a frozen server and clients of another network, two tasks of two rounds."""
     tasks = tiny.stream((2, 1), absent=0)
-    own = dict.fromkeys(tasks.federation(1).clients, partial(plain, 2))
+    own = dict.fromkeys(Federation.from_stream(tasks, 1).clients, partial(plain, 2))
     method = method or FedDCL(**tiny.TOYS["feddcl"])
     return tiny.engine_with_tasks(
         method, tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2), own=own, **changes
@@ -69,7 +69,7 @@ def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extract
     tiny.played(engine)
     method = engine.algorithm
     assert isinstance(method, FedDCL)
-    tests = [len(engine.federation.at(task).dataset.test["label"]) for task in (1, 2)]
+    tests = [len(engine.federation.for_task(task).dataset.test["label"]) for task in (1, 2)]
     made = (2 + 1) * method.server_cur + 2 * method.server_pre
     assert extractor.read == sum(tests) + made, "test images, and the server's made ones, in each task"
 
@@ -135,7 +135,7 @@ def test_the_other_rows_of_its_table(extractor: Extractor, method: Algorithm[Any
     assert extractor.hash() == before
     assert engine.server.model.keys() == HEAD
     assert not torch.equal(engine.server.model["classifier.weight"][:2], first["classifier.weight"])
-    tests = sum(len(engine.federation.at(task).dataset.test["label"]) for task in (1, 2))
+    tests = sum(len(engine.federation.for_task(task).dataset.test["label"]) for task in (1, 2))
     assert extractor.read == len(engine.federation.server["label"]) + tests, "public images, and test images, once"
 
 

@@ -11,6 +11,7 @@ import torch
 from test_pool import with_thread
 from torch import Tensor, nn
 
+from fedkeep.data import Federation
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights, get_architecture
@@ -97,10 +98,10 @@ def test_workers_codec_and_stacks_change_nothing(stack: int) -> None:
 
 def test_own_networks_grow_with_the_tasks() -> None:
     tasks = tiny.stream()
-    first = tasks.federation(1)
+    first = Federation.from_stream(tasks, 1)
 
     def own() -> nn.Module:
-        return get_architecture("mlp")(hidden=(6,)).build(tiny.SHAPE, first.seen[0])  # type: ignore[call-arg]
+        return get_architecture("mlp")(hidden=(6,)).build(tiny.SHAPE, first.cumulative_classes[0])  # type: ignore[call-arg]
 
     played = tiny.engine_with_tasks(Alone(), tasks, own={"2": own})
     played.enter(3)

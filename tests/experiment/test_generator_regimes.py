@@ -14,7 +14,7 @@ import torch
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.data import DataSet, load
-from fedkeep.data.fingerprints import fingerprints
+from fedkeep.data.dedup import image_hashes
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import setup
 from fedkeep.experiment.cells import describe_begun
@@ -53,17 +53,17 @@ def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: 
     whole = load("digits")
     seen = read_seen(same_classes)
     drawn = material("digits", "same_classes")
-    assert torch.equal(seen, fingerprints(drawn.learned["image"]).unique())
+    assert torch.equal(seen, image_hashes(drawn.learned["image"]).unique())
     assert read_card(same_classes).held_out == HELD_OUT
     for settings in ((), ("tasks.tasks=2",)):
         federation = federate(recipe(same_classes, settings=settings), 0)
         held = []
-        for task in range(1, federation.tasks + 1):
-            there = federation.at(task)
-            held += [fingerprints(there.data(client)["image"]) for client in there.clients]
+        for task in range(1, federation.num_tasks + 1):
+            there = federation.for_task(task)
+            held += [image_hashes(there.data(client)["image"]) for client in there.clients]
         theirs = torch.cat(held)
         assert not torch.isin(theirs, seen).any(), "no overlap"
-        assert torch.equal(theirs.sort().values, fingerprints(drawn.left["image"]).sort().values), "and nothing else"
+        assert torch.equal(theirs.sort().values, image_hashes(drawn.left["image"]).sort().values), "and nothing else"
     assert len(theirs) + drawn.seen.sum() == len(whole.train["label"])
 
 

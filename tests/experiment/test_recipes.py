@@ -20,8 +20,8 @@ from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.parallel.fedlsd import FedLSD
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Augmentation, Tasks
-from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Hybrid, Sharding
+from fedkeep.data.server_data import Auxiliary
 from fedkeep.engine.plan import Plan
 from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.overrides import merge_tables

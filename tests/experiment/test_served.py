@@ -69,7 +69,7 @@ def exported(run: Run, title: str) -> dict[str, Tensor]:
 def accuracy(model: Weights) -> float:
     """Return a model's accuracy on the digits' test split."""
     digits = fedkeep.load("digits")
-    network = get_architecture("mlp")(hidden=(8,)).build(digits.shape, digits.classes)  # type: ignore[call-arg]
+    network = get_architecture("mlp")(hidden=(8,)).build(digits.shape, digits.num_classes)  # type: ignore[call-arg]
     network.load_state_dict(dict(model))
     with torch.no_grad():
         hits: Tensor = network(digits.normalise(digits.test["image"])).argmax(1) == digits.test["label"]

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from fedkeep.losses import NOTHING, CrossEntropy, Objective
 from torch import Tensor, nn
 
 from fedkeep.interface import Fit, each
@@ -27,6 +26,7 @@ from fedkeep.interface.pytree import (
     tree_signature,
     tree_tensors,
 )
+from fedkeep.losses import NOTHING, CrossEntropy, Objective
 
 
 @dataclass

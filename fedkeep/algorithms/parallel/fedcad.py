@@ -32,7 +32,7 @@ class FedCAD(Algorithm):
       (``ce_temp=tau`` takes the printed one);
     - p in a_c is the tempered one, by the only definition given (``conf_temp=one`` takes the other);
     - ``low`` and ``high`` are the best pair of 0, 0.3, 0.5 and 0.7: 0.3 and 0.7 here; equal bounds and 0 are allowed;
-    - where the auxiliary set comes from is the recipe's to say (`fedkeep.data.auxiliary`).
+    - where the auxiliary set comes from is the recipe's to say (`fedkeep.data.server_data`).
     """
 
     title = "FedCAD"

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedkeep.data.combine import in_common
-from fedkeep.data.dataset import describe
-from fedkeep.data.known import data_folder
+from fedkeep.data.catalog import data_folder
+from fedkeep.data.combine import shared_classes
+from fedkeep.data.dataset import format_shape
 from fedkeep.errors import ConfigError
 from fedkeep.models import Shape
 from fedkeep.options import Options, option
@@ -125,16 +125,16 @@ class GeneratorChoice(Options):
         theirs = (3, side, side) if self.name == "ldm" else read_card(self._folder(data_dir)).shape
         if theirs != shape:
             raise ConfigError(
-                f"the generator {self.name} draws images of {describe(theirs)}, and this run's are {describe(shape)} "
-                "(channels, height, width). Name one that was trained on such images."
+                f"the generator {self.name} draws images of {format_shape(theirs)}, and this run's are "
+                f"{format_shape(shape)} (channels, height, width). Name one that was trained on such images."
             )
 
     def check_classes(self, label_names: Sequence[str], data_dir: str | Path | None = None) -> None:
-        """Raise `ConfigError` if a generator of the regime ``disjoint`` learned some of these classes (`in_common`)."""
+        """Raise `ConfigError` if a generator of the regime ``disjoint`` learned some of these `shared_classes`."""
         if self.regime(data_dir) != "disjoint":
             return
         card = read_card(self._folder(data_dir))
-        both = [f"{name!r} ({there!r} there)" for name, there in in_common(label_names, card.label_names).items()]
+        both = [f"{name!r} ({there!r} there)" for name, there in shared_classes(label_names, card.label_names).items()]
         if both:
             more = f" and {len(both) - 3} more" if len(both) > 3 else ""
             raise ConfigError(
@@ -147,7 +147,7 @@ class GeneratorChoice(Options):
         """Raise `ConfigError` if a task's own generator is said to have learned its classes, and did not."""
         if self.regime(data_dir) not in ("paper", "same_classes"):
             return
-        known = in_common(label_names, read_card(self._folder(data_dir)).label_names)
+        known = shared_classes(label_names, read_card(self._folder(data_dir)).label_names)
         missing = [repr(name) for name in label_names if name not in known]
         if missing:
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep.data.dataset import describe
+from fedkeep.data.dataset import format_shape
 from fedkeep.errors import DataError, RunError, ValueRefused
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import tensor_hash
@@ -102,8 +102,8 @@ class Generator(ABC):
         theirs = tuple(images.shape[1:])
         if images.dtype != torch.uint8 or theirs != self.shape:
             raise DataError(
-                f"This generator draws uint8 images of {describe(self.shape)}, and these are {images.dtype} of "
-                f"{describe(theirs)} (channels, height, width). Train a generator on images of that size."
+                f"This generator draws uint8 images of {format_shape(self.shape)}, and these are {images.dtype} of "
+                f"{format_shape(theirs)} (channels, height, width). Train a generator on images of that size."
             )
 
     def check_prototypes(self, prototypes: Tensor) -> None:

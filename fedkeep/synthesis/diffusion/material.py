@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedkeep.data import Data, DataSet, load
-from fedkeep.data.combine import choose, join
+from fedkeep.data.combine import concatenate, select_classes
 from fedkeep.data.holdout import hold_out
 from fedkeep.errors import ConfigError
 from fedkeep.synthesis.diffusion.generator import Regime
@@ -66,7 +66,7 @@ def benchmark(name: str, data_dir: DataDir = None) -> DataSet:
         return load(GREY, data_dir=data_dir)
     if name == "rgb":
         whole = load("cifar100", data_dir=data_dir)
-        return choose(whole, whole.label_names[:30])
+        return select_classes(whole, whole.label_names[:30])
     return load(name, data_dir=data_dir)
 
 
@@ -99,7 +99,7 @@ def material(name: str, regime: Regime, data_dir: DataDir = None) -> Material:
 
 
 def _grey_others(data_dir: DataDir) -> DataSet:
-    return join([load("femnist-letters", data_dir=data_dir), _in_grey(load("cifar10", data_dir=data_dir))])
+    return concatenate([load("femnist-letters", data_dir=data_dir), _in_grey(load("cifar10", data_dir=data_dir))])
 
 
 def _rgb_others(data_dir: DataDir) -> DataSet:

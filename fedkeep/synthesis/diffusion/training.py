@@ -12,8 +12,8 @@ from torch.nn.functional import mse_loss
 
 from fedkeep._utils import seeds
 from fedkeep.data import Data
-from fedkeep.data.dataset import describe
-from fedkeep.data.fingerprints import fingerprints
+from fedkeep.data.dataset import format_shape
+from fedkeep.data.dedup import image_hashes
 from fedkeep.errors import DataError, RunError
 from fedkeep.models.resumable_training import OnStep, check_finite, restore_training, save_training, train_resumably
 from fedkeep.models.weights import load_weights, state_dict_copy
@@ -81,7 +81,7 @@ def train_generator(
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
     if card.regime == "same_classes":
-        card = replace(card, seen=write_seen(folder, torch.unique(fingerprints(data["image"]))))
+        card = replace(card, seen=write_seen(folder, torch.unique(image_hashes(data["image"]))))
     run, path = _Run(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
     train_resumably(run, settings.steps, path, settings.checkpoint, on_step)
     check_finite(run.average)
@@ -162,8 +162,8 @@ class _Draws:
         self.codes, self.nothing = data.get("code", self.labels).cpu(), card.rows
         if tuple(self.images.shape[1:]) != card.shape:
             raise DataError(
-                f"these images are {describe(tuple(self.images.shape[1:]))}, and the generator shall draw "
-                f"{describe(card.shape)} (channels, height, width). Give it images of one size."
+                f"these images are {format_shape(tuple(self.images.shape[1:]))}, and the generator shall draw "
+                f"{format_shape(card.shape)} (channels, height, width). Give it images of one size."
             )
         counts = torch.bincount(self.labels, minlength=len(card.label_names))
         empty = [name for name, count in zip(card.label_names, counts.tolist(), strict=True) if not count]

@@ -147,7 +147,7 @@ class Inverter(ABC):
         best, lowest = torch.empty(0), inf
         for _ in range(self.options.g_steps):
             images = self.generate(labels)
-            loss = self._loss(self.normalise(AUGMENTATION.move(images, self.rng)), labels, challenging)
+            loss = self._loss(self.normalise(AUGMENTATION.move_pixels(images, self.rng)), labels, challenging)
             if not bool(loss.isfinite()):
                 raise RunError(
                     "the generator of synthetic images has diverged: its loss is not finite. Lower lr_g, or lr_s, the "
@@ -166,7 +166,7 @@ class Inverter(ABC):
         for _ in range(self.options.kd_steps):
             rows = torch.randperm(len(images), generator=self.rng)[: self.options.sample_batch_size].to(self.device)
             self.learning.zero_grad()
-            moved = AUGMENTATION.move(images[rows].float() / 255, self.rng)
+            moved = AUGMENTATION.move_pixels(images[rows].float() / 255, self.rng)
             self.lesson(self.problem.format.normalise(moved)).backward()  # type: ignore[no-untyped-call]
             self.learning.step()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedkeep.data import DataSet
-from fedkeep.data.ink import letters
+from fedkeep.data.emnist_style import emnist_style_letters
 from fedkeep.errors import ConfigError
 from fedkeep.synthesis.diffusion import material as module
 from fedkeep.synthesis.diffusion.material import HELD_OUT, as_grey, benchmark, material
@@ -33,7 +33,7 @@ def _small_sets(monkeypatch: pytest.MonkeyPatch) -> None:
         if name == "femnist":
             return named(name, tuple(CHARACTERS), (1, 28, 28), each=1)
         if name == "femnist-letters":
-            return letters(load("femnist"))
+            return emnist_style_letters(load("femnist"))
         if name == "cifar10":
             return named(name, tuple("0123456789"), (3, 32, 32), each=2)
         if name == "cifar100":

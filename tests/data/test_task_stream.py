@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedkeep.data import DataSet, Tasks, TaskStream
+from fedkeep.data import DataSet, Federation, Tasks, TaskStream
 from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Scheme
 from fedkeep.errors import ConfigError, DataError, PartitionError
 from fedkeep.options import as_table, build
@@ -39,9 +39,13 @@ def dirichlet(clients: int = 5, alpha: float = 0.5) -> ClasswiseDirichlet:
 
 def counts(stream: TaskStream, number: int) -> Tensor:
     """Return examples by client and class, [clients, classes], counted from the clients' own data."""
-    federation = stream.federation(number)
+    federation = Federation.from_stream(stream, number)
     rows = [torch.bincount(federation.data(c)["label"], minlength=CLASSES) for c in federation.clients]
     return torch.stack(rows)
+
+
+def cuts(stream: TaskStream) -> list[tuple[int, int, int]]:
+    return [(task.number, task.num_old_classes, task.num_classes) for task in stream.tasks]
 
 
 # Classes and rows
@@ -51,11 +55,11 @@ def counts(stream: TaskStream, number: int) -> Tensor:
 @pytest.mark.parametrize("order", ["shuffled", "source"])
 def test_every_row_of_a_class_is_somebodys_in_its_task_and_only_then(scheme: Scheme, order: Any) -> None:
     stream = Tasks(tasks=4, class_order=order).stream(dataset(), scheme, 3)
-    assert [(t.number, t.old, t.seen) for t in stream.tasks] == [(1, 0, 3), (2, 3, 6), (3, 6, 9), (4, 9, 12)]
+    assert cuts(stream) == [(1, 0, 3), (2, 3, 6), (3, 6, 9), (4, 9, 12)]
     for task in stream.tasks:
         held = counts(stream, task.number)
         expected = torch.zeros(CLASSES, dtype=torch.int64)
-        expected[task.old : task.seen] = EACH
+        expected[task.num_old_classes : task.num_classes] = EACH
         assert torch.equal(held.sum(0), expected)
         assert int(held.sum(1).min()) >= 1
     rows = torch.cat([task.partition.rows for task in stream.tasks])
@@ -71,7 +75,7 @@ def test_labels_are_numbered_by_arrival_and_images_are_the_same_tensors() -> Non
         assert after["image"] is before["image"]
         assert torch.equal(torch.tensor(stream.order)[after["label"]], before["label"])
     assert stream.dataset.label_names == tuple(f"class {c}" for c in stream.order)
-    first = stream.federation(1).data("0")
+    first = Federation.from_stream(stream, 1).data("0")
     pixels = first["image"].flatten().long()
     assert torch.equal(torch.tensor(stream.order)[first["label"]], pixels)
 
@@ -80,21 +84,21 @@ def test_the_test_set_is_that_of_all_classes_seen() -> None:
     stream = Tasks(tasks=4).stream(dataset(), IID(4), 0)
     labels = stream.dataset.test["label"]
     for task in stream.tasks:
-        assert torch.equal(task.test, (labels < task.seen).nonzero().flatten())
-        assert len(task.test) == 5 * task.seen
-        federation = stream.federation(task.number)
+        assert torch.equal(task.test, (labels < task.num_classes).nonzero().flatten())
+        assert len(task.test) == 5 * task.num_classes
+        federation = Federation.from_stream(stream, task.number)
         assert torch.equal(federation.dataset.test["label"], labels[task.test])
         assert torch.equal(federation.dataset.test["image"], stream.dataset.test["image"][task.test])
         assert federation.dataset.train["image"] is stream.dataset.train["image"]
 
 
-def test_tasks_are_announced_alike_to_all_who_know_the_classes_names() -> None:
+def test_the_class_schedule_depends_on_class_names_and_not_on_examples() -> None:
     whole = Tasks(tasks=3).stream(dataset(), IID(2), 4)
     few = dataset()
     few = replace(few, train={name: column[:1] for name, column in few.train.items()})
-    told = Tasks(tasks=3).announced(few, 4)
+    told = Tasks(tasks=3).class_schedule(few, 4)
     assert told.order == whole.order
-    assert [(t.number, t.old, t.seen) for t in told.tasks] == [(t.number, t.old, t.seen) for t in whole.tasks]
+    assert cuts(told) == cuts(whole)
     assert all(torch.equal(one.test, other.test) for one, other in zip(told.tasks, whole.tasks, strict=True))
     assert not any(len(task.partition) for task in told.tasks), "nobody holds anything yet"
 
@@ -113,7 +117,7 @@ def test_a_given_order_and_the_first_classes_only() -> None:
 
 def test_tasks_of_different_sizes() -> None:
     stream = Tasks(tasks=3, sizes=(6, 4, 2), class_order="source").stream(dataset(), dirichlet(), 0)
-    assert [(t.old, t.seen) for t in stream.tasks] == [(0, 6), (6, 10), (10, 12)]
+    assert [(t.num_old_classes, t.num_classes) for t in stream.tasks] == [(0, 6), (6, 10), (10, 12)]
 
 
 def test_one_task_is_the_plain_partition_of_the_whole_set() -> None:
@@ -138,7 +142,7 @@ def test_who_has_an_equal_part_gets_no_further_class(seed: int, alpha: float, re
     """Also with a concentration so small that all shares underflow. Classes are dealt in the order of their labels."""
     stream = Tasks(tasks=3, reseed_each_task=reseed).stream(dataset(), dirichlet(3, alpha), seed)
     for task in stream.tasks:
-        held = counts(stream, task.number)[:, task.old : task.seen]
+        held = counts(stream, task.number)[:, task.num_old_classes : task.num_classes]
         assert int(held.sum(1).min()) >= 1
         before = held.cumsum(1) - held
         assert not held[before >= 4 * EACH / 3].any()
@@ -148,7 +152,7 @@ def test_shares_repeat_unless_each_task_has_a_seed_of_its_own() -> None:
     same, own = (Tasks(tasks=4, reseed_each_task=r).stream(dataset(), dirichlet(), 1) for r in (True, False))
 
     def shares(stream: TaskStream) -> list[Tensor]:
-        return [counts(stream, t.number)[:, t.old : t.seen] for t in stream.tasks]
+        return [counts(stream, t.number)[:, t.num_old_classes : t.num_classes] for t in stream.tasks]
 
     assert all(torch.equal(task, shares(same)[0]) for task in shares(same))
     assert not any(torch.equal(task, shares(own)[0]) for task in shares(own)[1:])
@@ -171,8 +175,8 @@ def test_some_clients_hold_nothing_of_a_task() -> None:
         assert int((sizes == 0).sum()) == 2
         assert int(sizes.sum()) == 3 * EACH
         idle.append(tuple((sizes == 0).nonzero().flatten().tolist()))
-        federation = stream.federation(task.number)
-        assert [federation.size(str(c)) for c in range(5)] == sizes.tolist()
+        federation = Federation.from_stream(stream, task.number)
+        assert [federation.num_examples(str(c)) for c in range(5)] == sizes.tolist()
     assert len(set(idle)) > 1, "not always the same"
 
 
@@ -182,7 +186,7 @@ def test_the_manifest_names_classes_and_partitions() -> None:
     assert manifest[1]["classes"] == [f"class {c}" for c in range(6, 12)]
     assert manifest[1]["partition"]["hash"] == stream.tasks[1].partition.hash
     assert manifest[1]["partition"]["rows"] == 6 * EACH
-    assert stream.federation(2, {"image": torch.zeros(1)}).server.keys() == {"image"}
+    assert Federation.from_stream(stream, 2, {"image": torch.zeros(1)}).server.keys() == {"image"}
 
 
 # What cannot be

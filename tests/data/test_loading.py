@@ -12,8 +12,8 @@ import pytest
 import torch
 from small_sources import encoded, image, own_folders, parquet, pyarrow, write, write_femnist, write_mnist
 
-from fedkeep.data.known import KNOWN, known
-from fedkeep.data.sources import load
+from fedkeep.data.catalog import CATALOG, known_datasets
+from fedkeep.data.loading import load
 from fedkeep.errors import DataError, MissingExtra
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -88,7 +88,7 @@ def test_femnist_writers_are_numbered_alike_in_both_splits(tmp_path: Path) -> No
     dataset = load("femnist", data_dir=tmp_path)
     assert dataset.train["writer"][:4].tolist() == [1, 0, 2, 1]
     assert dataset.test["writer"].tolist() == [1, 0, 2, 1]
-    assert dataset.classes == 62
+    assert dataset.num_classes == 62
 
 
 def test_femnist_without_test_is_split_inside_each_writer(tmp_path: Path) -> None:
@@ -198,23 +198,23 @@ def test_missing_packages_get_the_install_line(tmp_path: Path, monkeypatch: pyte
 
 def test_known_says_what_is_here(tmp_path: Path) -> None:
     place = write_mnist(tmp_path, train=(0, 1, 1))
-    found = known(tmp_path)
-    assert set(found) == set(KNOWN)
-    assert found["mnist"].where == str(place)
-    assert found["mnist"].local_classes == 2
-    assert found["cifar10"].where == ""
-    assert found["cifar10"].local_classes is None
-    assert found["digits"].where
+    found = known_datasets(tmp_path)
+    assert set(found) == set(CATALOG)
+    assert found["mnist"].location == str(place)
+    assert found["mnist"].num_local_classes == 2
+    assert found["cifar10"].location == ""
+    assert found["cifar10"].num_local_classes is None
+    assert found["digits"].location
     (place / "train.parquet").write_bytes(b"broken")
-    assert known(tmp_path)["mnist"].local_classes is None
+    assert known_datasets(tmp_path)["mnist"].num_local_classes is None
 
 
-@pytest.mark.parametrize("entry", KNOWN.values(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", CATALOG.values(), ids=lambda entry: entry.name)
 def test_known_entries_fit_together(entry: Any) -> None:
-    assert entry.hub or entry.folder or entry.where, "where it comes from"
+    assert entry.hub or entry.folder or entry.location, "where it comes from"
     if entry.normalisation is not None:
         assert [len(constants) for constants in entry.normalisation] == [entry.shape[0]] * 2
-    assert entry.layout.channels == entry.shape[0]
+    assert entry.schema.channels == entry.shape[0]
 
 
 @shared
@@ -230,7 +230,7 @@ def test_known_entries_fit_together(entry: Any) -> None:
 def test_shared_copies(name: str, shape: tuple[int, ...], classes: int, rows: tuple[int, int]) -> None:
     dataset = load(name, data_dir=SHARED)
     assert dataset.shape == shape
-    assert dataset.classes == classes
+    assert dataset.num_classes == classes
     assert (len(dataset.train["label"]), len(dataset.test["label"])) == rows
     if name == "femnist":
         assert int(dataset.train["writer"].max()) == 104

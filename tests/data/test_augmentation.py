@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.data.augment import Augmentation, rotated
+from fedkeep.data.augmentation import Augmentation, rotation_source
 from fedkeep.errors import ConfigError, ValueRefused
 
 
@@ -107,7 +107,7 @@ def test_rotation_agrees_with_pillow(degrees: float, size: tuple[int, int]) -> N
     image = noise(1, 1, height, width)[0, 0].numpy()
     expected = np.asarray(pillow.fromarray(image).rotate(degrees))
     grid = torch.arange(height).view(1, -1, 1), torch.arange(width).view(1, 1, -1)
-    y, x = (p[0].numpy() for p in rotated(*grid, torch.full((1, 1, 1), degrees), height, width))
+    y, x = (p[0].numpy() for p in rotation_source(*grid, torch.full((1, 1, 1), degrees), height, width))
     inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
     result = np.where(inside, image[y.clip(0, height - 1), x.clip(0, width - 1)], 0)
     # Ties between two pixels may round differently; nothing else may differ.
@@ -203,8 +203,8 @@ def test_pixels_of_any_type_are_moved_alike_and_pass_gradients_on() -> None:
     augmentation = Augmentation(crop=2, flip=True)
     stored = torch.arange(2 * 3 * 6 * 6).view(2, 3, 6, 6).to(torch.uint8)
     pixels = stored.float().requires_grad_()
-    moved = augmentation.move(pixels, torch.Generator().manual_seed(0))
-    expected = augmentation.move(stored, torch.Generator().manual_seed(0))
+    moved = augmentation.move_pixels(pixels, torch.Generator().manual_seed(0))
+    expected = augmentation.move_pixels(stored, torch.Generator().manual_seed(0))
     assert torch.equal(moved.detach(), expected.float())
     moved.sum().backward()
     assert pixels.grad is not None

@@ -1,4 +1,4 @@
-"""New classes over time: which classes arrive in which task, and who holds which of their examples."""
+"""Task streams: which classes arrive in which task, and which client holds which of their examples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils import seeds
-from fedkeep.data.dataset import Data, DataSet
-from fedkeep.data.federation import Federation
+from fedkeep.data.dataset import DataSet
 from fedkeep.data.partition import ByColumn, Partition, Scheme
 from fedkeep.errors import ConfigError, DataError, PartitionError
 from fedkeep.options import Options, option
@@ -19,66 +18,81 @@ from fedkeep.options import Options, option
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task: its classes are the labels ``old`` to ``seen - 1``, in order of arrival.
+    """One task: its new classes are the labels ``num_old_classes`` to ``num_classes - 1``.
 
-    Attributes
+    Parameters
     ----------
-    number : counted from 1.
-    old, seen : how many classes there were before it, and with it.
-    partition : which client holds which rows of the stream's training set; a client may hold none.
-    test : int64 [m], the rows of its test set with any class seen so far.
+    number : int
+        Number of the task, counted from 1.
+    num_old_classes, num_classes : int
+        Number of classes before the task, and with it.
+    partition : Partition
+        Which client holds which rows of the stream's training set; a client may hold none.
+    test : Tensor
+        int64 ``[m]``, the rows of the stream's test set whose class has arrived by now.
     """
 
     number: int
-    old: int
-    seen: int
+    num_old_classes: int
+    num_classes: int
     partition: Partition
     test: Tensor
 
-    def rows(self, labels: Tensor) -> Tensor:
-        """Return which of these labels are of the task's own classes: int64 [m], on the CPU."""
+    def new_class_rows(self, labels: Tensor) -> Tensor:
+        """Return the indices of the labels that belong to the task's new classes.
+
+        Parameters
+        ----------
+        labels : Tensor
+            int64 ``[n]``.
+
+        Returns
+        -------
+        Tensor
+            int64 ``[m]``, on the CPU.
+        """
         labels = labels.cpu()
-        return ((labels >= self.old) & (labels < self.seen)).nonzero().flatten()
+        return ((labels >= self.num_old_classes) & (labels < self.num_classes)).nonzero().flatten()
 
 
 @dataclass(frozen=True, eq=False)
 class TaskStream:
     """A data set whose classes arrive in tasks. Tasks are row numbers: no training image is copied.
 
-    Attributes
+    Parameters
     ----------
-    dataset : relabelled, so that classes are numbered as they arrive; those of no task come last.
-    order : ``order[c]`` is the label that class c had before.
-    tasks : in their order.
+    dataset : DataSet
+        The data set, relabelled so that classes are numbered in order of arrival; those of no task come last.
+    order : tuple of int
+        ``order[c]`` is the label that class c had before.
+    tasks : tuple of Task
+        The tasks in their order.
     """
 
     dataset: DataSet
     order: tuple[int, ...]
     tasks: tuple[Task, ...]
 
-    def federation(self, number: int, server: Data | None = None) -> Federation:
-        """Return who holds what in a task, counted from 1, with the test images of the classes seen so far.
-
-        Parameters
-        ----------
-        number : of the task.
-        server : what the server holds itself; nothing by default.
-        """
-        task = self.tasks[number - 1]
-        test = {name: column[task.test.to(column.device)] for name, column in self.dataset.test.items()}
-        return Federation(replace(self.dataset, test=test), task.partition, server or {}, self, number)
+    def dataset_of(self, number: int) -> DataSet:
+        """Return the data set with the test images of the classes that have arrived by a task, counted from 1."""
+        rows = self.tasks[number - 1].test
+        test = {name: column[rows.to(column.device)] for name, column in self.dataset.test.items()}
+        return replace(self.dataset, test=test)
 
     def manifest(self) -> list[dict[str, Any]]:
-        """Return what a run folder says about each task; JSON-able."""
+        """Return the description of each task for a run folder, as JSON types."""
         names = self.dataset.label_names
-        return [{"classes": list(names[t.old : t.seen]), "partition": t.partition.manifest()} for t in self.tasks]
+        return [
+            {"classes": list(names[task.num_old_classes : task.num_classes]), "partition": task.partition.manifest()}
+            for task in self.tasks
+        ]
 
 
 @dataclass(frozen=True)
 class Tasks(Options):
     """How the classes of a data set arrive, as in TARGET (Zhang et al., 2023) and the papers that follow its protocol.
 
-    Classes are put in an order and cut into tasks of equal size, and each task's examples are partitioned on their own.
+    Classes are put in an order and cut into tasks of equal size, and each task's examples are partitioned separately.
     Those papers' concentration b is ``dirichlet`` with alpha = b and min_size = 1, whose soft cap is their rule that a
     client with its equal part gets no further class; their 0 is ``iid``.
     """
@@ -95,7 +109,7 @@ class Tasks(Options):
     absent: int = option(0, "clients, drawn anew for each task, that hold nothing of it", low=0)
 
     def check(self) -> None:
-        """Raise `ConfigError` where options contradict each other."""
+        """Raise `ConfigError` if options contradict each other."""
         if self.sizes and len(self.sizes) != self.tasks:
             raise ConfigError(f"Tasks.sizes gives {len(self.sizes)} sizes for {self.tasks} tasks: give one for each.")
         if self.classes and not isinstance(self.class_order, str):
@@ -106,47 +120,58 @@ class Tasks(Options):
 
         Parameters
         ----------
-        dataset : its labels in any order.
-        scheme : how each task's examples are dealt; ``column`` cannot be, since its clients are not those of a list.
-        seed : the run's seed.
+        dataset : DataSet
+            Its classes may stand in any order.
+        scheme : Scheme
+            How each task's examples are assigned to clients. ``column`` is refused, since its clients would change with
+            the task.
+        seed : int
+            The run's seed.
 
         Raises
         ------
         ConfigError
-            If the classes cannot be cut so.
+            If the classes cannot be divided so.
         DataError
             If a class of a task has no training example.
         PartitionError
             If a task cannot be partitioned so.
         """
-        stream = self.announced(dataset, seed)
-        _check_examples(stream.dataset, stream.tasks[-1].seen)
-        tasks = (replace(t, partition=self._partition(stream.dataset, scheme, t, seed)) for t in stream.tasks)
+        stream = self.class_schedule(dataset, seed)
+        _check_examples(stream.dataset, stream.tasks[-1].num_classes)
+        tasks = (replace(task, partition=self._partition(stream.dataset, scheme, task, seed)) for task in stream.tasks)
         return replace(stream, tasks=tuple(tasks))
 
-    def announced(self, dataset: DataSet, seed: int) -> TaskStream:
-        """Return the tasks as they are known before it is known who holds what: here nobody holds anything.
+    def class_schedule(self, dataset: DataSet, seed: int) -> TaskStream:
+        """Return which classes arrive in which task, with an empty partition of each task.
 
-        A data set with the same class names gives the same, whatever its examples.
+        It depends on the class names, the options and the seed alone, so that server and sites compute the same one.
+
+        Parameters
+        ----------
+        dataset : DataSet
+            A data set with the run's classes, whatever its examples.
+        seed : int
+            The run's seed.
 
         Raises
         ------
         ConfigError
-            If the classes cannot be cut so.
+            If the classes cannot be divided so.
         """
-        arriving = self._arriving(dataset, seed)
-        order = (*arriving, *(c for c in range(dataset.classes) if c not in set(arriving)))
-        relabelled = _relabelled(dataset, order)
+        arriving = self._arriving_labels(dataset, seed)
+        order = (*arriving, *(c for c in range(dataset.num_classes) if c not in set(arriving)))
+        relabelled = _relabel(dataset, order)
         tasks, old = [], 0
-        for number, size in enumerate(self._sizes(len(arriving)), start=1):
+        for number, size in enumerate(self._task_sizes(len(arriving)), start=1):
             test = (relabelled.test["label"].cpu() < old + size).nonzero().flatten()
-            tasks.append(Task(number, old, old + size, Partition.of_nothing(), test))
+            tasks.append(Task(number, old, old + size, Partition.empty(), test))
             old += size
         return TaskStream(relabelled, order, tuple(tasks))
 
-    def _arriving(self, dataset: DataSet, seed: int) -> tuple[int, ...]:
+    def _arriving_labels(self, dataset: DataSet, seed: int) -> tuple[int, ...]:
         """Return the labels that arrive, in order."""
-        have = dataset.classes
+        have = dataset.num_classes
         if not isinstance(self.class_order, str):
             given = self.class_order
             if len(set(given)) < len(given) or not all(0 <= c < have for c in given) or not given:
@@ -162,7 +187,7 @@ class Tasks(Options):
             return tuple(range(count))
         return tuple(torch.randperm(count, generator=seeds.generator(seed, "class order")).tolist())
 
-    def _sizes(self, classes: int) -> tuple[int, ...]:
+    def _task_sizes(self, classes: int) -> tuple[int, ...]:
         """Return the number of classes of each task."""
         if self.tasks > classes:
             raise ConfigError(f"{classes} classes cannot arrive in {self.tasks} tasks: use at most {classes}.")
@@ -188,12 +213,13 @@ class Tasks(Options):
             raise PartitionError("tasks cannot be partitioned by column: a value's client would change with the task.")
         if self.absent >= scheme.clients:
             raise PartitionError(f"{self.absent} of {scheme.clients} clients are absent: nobody is left.")
-        rows = task.rows(dataset.train["label"])
+        rows = task.new_class_rows(dataset.train["label"])
         train = {name: c.cpu()[rows] for name, c in dataset.train.items() if name != "image"}
-        train["label"] = train["label"] - task.old
+        train["label"] = train["label"] - task.num_old_classes
         own = seed if self.reseed_each_task else seeds.derive(seed, "task partition", task=task.number)
         try:
-            found = replace(scheme, clients=scheme.clients - self.absent).split(train, task.seen - task.old, own)
+            present_clients = replace(scheme, clients=scheme.clients - self.absent)
+            found = present_clients.split(train, task.num_classes - task.num_old_classes, own)
         except PartitionError as error:
             raise PartitionError(f"task {task.number} of {self.tasks}: {error}") from None
         who = torch.randperm(scheme.clients, generator=seeds.generator(seed, "absent clients", task=task.number))
@@ -203,7 +229,7 @@ class Tasks(Options):
         return replace(found, rows=rows[found.rows], offsets=offsets)
 
 
-def _relabelled(dataset: DataSet, order: Sequence[int]) -> DataSet:
+def _relabel(dataset: DataSet, order: Sequence[int]) -> DataSet:
     """Return the data set with label ``order[c]`` as c; its images are the same tensors."""
     new = torch.tensor(order).argsort()
     train, test = (
@@ -213,7 +239,7 @@ def _relabelled(dataset: DataSet, order: Sequence[int]) -> DataSet:
 
 
 def _check_examples(dataset: DataSet, classes: int) -> None:
-    found = torch.bincount(dataset.train["label"].cpu(), minlength=dataset.classes)[:classes]
+    found = torch.bincount(dataset.train["label"].cpu(), minlength=dataset.num_classes)[:classes]
     empty = [dataset.label_names[c] for c in (found == 0).nonzero().flatten().tolist()]
     if empty:
         raise DataError(
