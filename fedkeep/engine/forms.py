@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep.losses import Objective
+from fedkeep.losses import Loss
 
 
 def form(value: Any, column: bool = False) -> Hashable:
@@ -88,5 +88,5 @@ def _mapped(value: Any, function: Callable[[Tensor, bool], Tensor], column: bool
 
 def _fields(value: Any, column: bool) -> Iterator[tuple[str, Any, bool]]:
     """Yield the fields of a dataclass: name, content, and whether it holds columns."""
-    named = value.columns if isinstance(value, Objective) else ()
+    named = value.columns if isinstance(value, Loss) else ()
     return ((field.name, getattr(value, field.name), column or field.name in named) for field in fields(value))

@@ -14,7 +14,7 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedkeep.aggregation.normalised import effective_steps, normalised_mean
+from fedkeep.aggregation.mean import effective_steps, normalised_mean
 from fedkeep.algorithms.parallel.fedadkd import FedADKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.fedgkd import FedGKD
@@ -32,8 +32,8 @@ from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.fit import Pupil
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Algorithm, Fit
-from fedkeep.losses import PerTeacher, WeightRule, Whole
-from fedkeep.losses.decoupled import decoupled_loss, fold, log_split
+from fedkeep.losses import FullKL, PerTeacher, WeightRule
+from fedkeep.losses.decoupled import decoupled_loss, log_split, merge
 from fedkeep.models import Weights
 
 Method = Algorithm[Any, Any]
@@ -56,15 +56,15 @@ def distance(one: Weights, other: Weights) -> float:
     ("special", "plain", "different"),
     [
         (FedProx(mu=0.0), FedAvg(), FedProx(mu=0.5)),
-        (FedProx(mu=0.0, fusion="uniform"), FedAvg(fusion="uniform"), FedProx(mu=0.0)),
+        (FedProx(mu=0.0, aggregation="uniform"), FedAvg(aggregation="uniform"), FedProx(mu=0.0)),
         (FedNTD(w_nontarget=0.0), FedAvg(), FedNTD()),
         (FedLSD(w_full=0.0), FedAvg(), FedLSD()),
         (MOON(mu=0.0), FedAvg(), MOON(mu=1.0)),
-        (FedGKD(w_full=0.0), FedAvg(fusion="uniform"), FedGKD()),
-        (FedADKD(w_target=0.0, w_nontarget=0.0), FedAvg(fusion="uniform"), FedADKD()),
-        (FedADKD(w_target=0.0), FedNTD(tau=1.0, fusion="uniform"), FedADKD()),
-        (FedADKD(w_target=0.0, w_nontarget=2.5), FedNTD(w_nontarget=2.5, tau=1.0, fusion="uniform"), FedNTD()),
-        (FedADKD(w_target=0.0, fusion="by_count"), FedNTD(tau=1.0), FedNTD(tau=2.0)),
+        (FedGKD(w_full=0.0), FedAvg(aggregation="uniform"), FedGKD()),
+        (FedADKD(w_target=0.0, w_nontarget=0.0), FedAvg(aggregation="uniform"), FedADKD()),
+        (FedADKD(w_target=0.0), FedNTD(tau=1.0, aggregation="uniform"), FedADKD()),
+        (FedADKD(w_target=0.0, w_nontarget=2.5), FedNTD(w_nontarget=2.5, tau=1.0, aggregation="uniform"), FedNTD()),
+        (FedADKD(w_target=0.0, aggregation="num_examples"), FedNTD(tau=1.0), FedNTD(tau=2.0)),
         (FedADKD(w_target=0.0, phi="off"), FedADKD(w_target=0.0), FedADKD(phi="off")),
         (FedGKD(window=9), FedGKD(window=4), FedGKD(window=2)),
         (SFedKD(teachers=0), FedSeq(), SFedKD()),
@@ -82,7 +82,7 @@ def test_special_cases_are_equal_bit_for_bit(special: Method, plain: Method, dif
 def test_first_rounds(method: Method) -> None:
     """In its first round a method with memory is one without; from the second round on it is not."""
     plain: dict[str, Method] = {
-        "fedgkd": FedAvg(fusion="uniform"),
+        "fedgkd": FedAvg(aggregation="uniform"),
         "scaffold": FedAvg(),
         "fedadkd": FedADKD(phi="off"),
         "moon": MOON(),
@@ -98,7 +98,10 @@ def test_first_rounds(method: Method) -> None:
 
 
 def test_in_scaffolds_first_round_control_variates_are_found_but_change_nothing() -> None:
-    one, two = tiny.engine(SCAFFOLD(fusion="uniform"), cohort=6), tiny.engine(FedAvg(fusion="uniform"), cohort=6)
+    one, two = (
+        tiny.engine(SCAFFOLD(aggregation="uniform"), cohort=6),
+        tiny.engine(FedAvg(aggregation="uniform"), cohort=6),
+    )
     tiny.played(one, 1)
     tiny.played(two, 1)
     assert tiny.equal(one.server.model, two.server.model)
@@ -337,7 +340,7 @@ FUSED = [FedAvg, FedProx, FedNTD, FedLSD, FedADKD, FedGKD, MOON, SCAFFOLD]
 
 @pytest.mark.parametrize("cls", FUSED)
 def test_fusions_agree_on_equal_clients_only(cls: Any) -> None:
-    uniform, by_count = cls(fusion="uniform"), cls(fusion="by_count")
+    uniform, by_count = cls(aggregation="uniform"), cls(aggregation="num_examples")
     assert tiny.equal(final(uniform, rounds=2, federation=EVEN), final(by_count, rounds=2, federation=EVEN))
     assert not tiny.equal(final(uniform, rounds=2), final(by_count, rounds=2))
 
@@ -388,10 +391,10 @@ def test_uniform_sfedkd_tied_to_q_is_averaging() -> None:
     exact = PerTeacher(rule.target.double(), rule.nontarget.double())
 
     def loss(chosen: WeightRule) -> Tensor:
-        return decoupled_loss(student, labels, fold(teachers, labels, *chosen(teachers, labels, 4.0), 4.0), 4.0)
+        return decoupled_loss(student, labels, merge(teachers, labels, *chosen(teachers, labels, 4.0), 4.0), 4.0)
 
-    torch.testing.assert_close(loss(Tied(exact)), loss(Whole(1.0)), rtol=1e-7, atol=1e-9)
-    assert not torch.allclose(loss(exact), loss(Whole(1.0)), rtol=1e-2)
+    torch.testing.assert_close(loss(Tied(exact)), loss(FullKL(1.0)), rtol=1e-7, atol=1e-9)
+    assert not torch.allclose(loss(exact), loss(FullKL(1.0)), rtol=1e-2)
 
 
 def test_a_round_of_uniform_sfedkd_tied_to_q_is_a_round_of_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +415,7 @@ def test_teachers_asked_in_every_batch_teach_the_same(method: Method, monkeypatc
     """Under an augmentation that happens to change nothing; through the codec, unsettled objectives and all."""
     settled = final(method, rounds=2)
     asked: list[str] = []
-    for name in ("frozen", "frozen_features"):
+    for name in ("frozen", "teacher_features"):
         ask = getattr(Pupil, name)
         monkeypatch.setattr(Pupil, name, lambda *a, ask=ask, name=name: asked.append(name) or ask(*a))
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))

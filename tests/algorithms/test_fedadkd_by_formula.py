@@ -18,7 +18,7 @@ from fedkeep.algorithms.parallel.fedadkd import FedADKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.interface import Fit
-from fedkeep.losses.readings import nontarget_part, target_part
+from fedkeep.losses.fedadkd_variants import nontarget_part, target_part
 from fedkeep.models import Weights
 
 ROUNDS = 3
@@ -188,7 +188,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"w_target": 3.0, "delta": 0.0},
     {"w_target": 3.0, "gini_init": "mean"},
     {"w_target": 3.0, "gini_init": "true"},
-    {"w_target": 3.0, "gini_init": "true", "delta": 0.0, "fusion": "by_count"},
+    {"w_target": 3.0, "gini_init": "true", "delta": 0.0, "fusion": "num_examples"},
     {"w_target": 3.0, "phi": "off"},
     {"w_target": 2.0, "tckd": "target_term"},
     {"w_target": 2.0, "tckd": "target_term_xC"},

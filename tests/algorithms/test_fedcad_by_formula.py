@@ -162,7 +162,7 @@ def test_golden_trust(low: float, high: float, p: float, trust: float, monkeypat
 
 @pytest.mark.parametrize("options", [{}, {"tau": 4.0, "conf_temp": "one"}, {"fusion": "uniform"}])
 def test_fedcad_that_trusts_nothing_is_fedavg(options: dict[str, Any]) -> None:
-    plain = byhand.played(FedAvg(fusion=options.get("fusion", "by_count")), ROUNDS).server.model
+    plain = byhand.played(FedAvg(aggregation=options.get("fusion", "num_examples")), ROUNDS).server.model
     assert tiny.equal(byhand.played(FedCAD(low=0.0, high=0.0, **options), ROUNDS).server.model, plain)
     assert not tiny.equal(byhand.played(FedCAD(low=0.0, high=0.3, **options), ROUNDS).server.model, plain)
 
@@ -183,10 +183,12 @@ def test_fedcads_bounds_may_be_equal_but_not_crossed() -> None:
         FedCAD(low=0.5, high=0.3)
 
 
-@pytest.mark.parametrize("method", [FedCAD(), FedLSD(), FedLSD(tau=3.0, kd_scale="tau2", fusion="uniform")], ids=repr)
+@pytest.mark.parametrize(
+    "method", [FedCAD(), FedLSD(), FedLSD(tau=3.0, kd_scale="tau2", aggregation="uniform")], ids=repr
+)
 def test_before_its_first_round_it_is_fedavg(method: Any) -> None:
     """Figure 1: rounds of FedAvg, and then one of the method from the model that they left."""
-    plain, late = tiny.engine(FedAvg(fusion=method.fusion)), tiny.engine(replace(method, first_round=3))
+    plain, late = tiny.engine(FedAvg(aggregation=method.fusion)), tiny.engine(replace(method, first_round=3))
     tiny.played(plain, 2)
     tiny.played(late, 2)
     assert tiny.equal(late.server.model, plain.server.model)

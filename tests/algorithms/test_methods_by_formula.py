@@ -42,15 +42,15 @@ ROUNDS = 4
 # FedAvg and FedProx: the hand itself
 
 
-@pytest.mark.parametrize("fusion", ["by_count", "uniform"])
+@pytest.mark.parametrize("fusion", ["num_examples", "uniform"])
 @pytest.mark.parametrize("training", [tiny.TRAINING, replace(tiny.TRAINING, momentum=0.9, lr_decay=0.5)])
 def test_fedavg(fusion: Any, training: Any) -> None:
     hand = hand_of(training=training)
     model = hand.initial
     for number, cohort in hand.cohorts(ROUNDS):
         replies = {c: hand.train(c, number, model, hand.cross_entropy) for c in cohort}
-        model = hand.by_count(replies) if fusion == "by_count" else average(list(replies.values()))
-    engine = byhand.played(FedAvg(fusion=fusion), ROUNDS, training=training)
+        model = hand.by_count(replies) if fusion == "num_examples" else average(list(replies.values()))
+    engine = byhand.played(FedAvg(aggregation=fusion), ROUNDS, training=training)
     byhand.assert_same(engine.server.model, model)
 
 

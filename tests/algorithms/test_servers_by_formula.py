@@ -150,15 +150,15 @@ def test_fednovas_strangers_are_not_corrected() -> None:
 # FedAvgM and FedAdam: the server's optimiser
 
 
-@pytest.mark.parametrize("fusion", ["by_count", "uniform"])
+@pytest.mark.parametrize("fusion", ["num_examples", "uniform"])
 @pytest.mark.parametrize(("lr", "momentum"), [(1.0, 0.9), (0.5, 0.7), (1.0, 0.0)])
 def test_fedavgm(lr: float, momentum: float, fusion: Any) -> None:
     hand = hand_of()
     model, velocity = hand.initial, zeros(hand.initial)
-    engine = tiny.engine(FedAvgM(server_lr=lr, momentum=momentum, fusion=fusion), rounds=3)
+    engine = tiny.engine(FedAvgM(server_lr=lr, momentum=momentum, aggregation=fusion), rounds=3)
     for number, cohort in hand.cohorts(3):
         replies = {c: hand.train(c, number, model, hand.cross_entropy) for c in cohort}
-        mean = hand.by_count(replies) if fusion == "by_count" else average(list(replies.values()))
+        mean = hand.by_count(replies) if fusion == "num_examples" else average(list(replies.values()))
         velocity = combined((momentum, velocity), (1.0, mean), (-1.0, model))
         model = combined((1.0, model), (lr, velocity))
         tiny.played(engine, 1)

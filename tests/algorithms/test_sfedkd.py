@@ -286,7 +286,7 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
     tiny.played(settled, 2)
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     asked: list[int] = []
-    frozen = Pupil.frozen
+    frozen = Pupil.teacher_logits
     monkeypatch.setattr(Pupil, "frozen", lambda *arguments: asked.append(1) or frozen(*arguments))
     unsettled = tiny.engine(SFedKD(teachers=2), augmentation=Augmentation(flip=True))
     tiny.played(unsettled, 2)

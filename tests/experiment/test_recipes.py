@@ -444,8 +444,8 @@ def test_methods_of_fedadkd() -> None:
     assert options(recipe, "FedCurv").fisher == "batch"
     assert not options(recipe, "FedCurv").compat_inplace
     assert not options(recipe, "FedNova").compat_ccvr
-    fusions = {method.label: getattr(method.algorithm, "fusion", "by_count") for method in recipe.methods}
-    assert fusions == dict.fromkeys(fusions, "by_count") | {"FedADKD": "uniform"}
+    fusions = {method.label: getattr(method.algorithm, "fusion", "num_examples") for method in recipe.methods}
+    assert fusions == dict.fromkeys(fusions, "num_examples") | {"FedADKD": "uniform"}
     tuned = [
         (m.algorithm.w_target, m.algorithm.delta)
         for m in load_recipe("fedadkd/table2/cifar10-0.1", grid=True).methods

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedkeep.interface import Fit, each
 from fedkeep.interface.values import Each, copied, leaves, not_finite, payload
-from fedkeep.losses import NOTHING, CrossEntropy
+from fedkeep.losses import ZERO_LOSS, CrossEntropy
 
 
 @dataclass
@@ -69,7 +69,7 @@ def test_what_is_no_value_is_named_with_its_place(value: Any, path: str) -> None
         ("", 0),
         ([], 0),
         ({}, 0),
-        (NOTHING, 0),
+        (ZERO_LOSS, 0),
         (CrossEntropy(), 16),
         (torch.zeros(3, 4), 48),
         (torch.zeros(3, dtype=torch.uint8), 3),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep.losses import Batch, Objective
+from fedkeep.losses import Batch, Loss
 
 EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-11}  # float64 on both sides
 
@@ -47,16 +47,16 @@ class Pupil:
     def features(self, batch: Batch) -> Tensor:
         return features(self.weights, batch)
 
-    def frozen(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def teacher_logits(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         self.frozen_asked += 1
         return logits(model, batch)
 
-    def frozen_features(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def teacher_features(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         self.frozen_asked += 1
         return features(model, batch)
 
 
-class Told:
+class TableOutputs:
     """Frozen models, asked about all of a data set."""
 
     def __init__(self, data: Mapping[str, Tensor]) -> None:
@@ -68,8 +68,8 @@ class Told:
     def features(self, model: Mapping[str, Tensor]) -> Tensor:
         return features(model, self.batch)
 
-    def about(self, data: Mapping[str, Tensor]) -> Told:
-        return Told(data)
+    def for_data(self, data: Mapping[str, Tensor]) -> TableOutputs:
+        return TableOutputs(data)
 
 
 def data(labels: Sequence[int]) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ def draw(data: Mapping[str, Tensor], rows: Sequence[int]) -> Batch:
 
 
 def value_and_gradients(
-    objective: Objective, model: Mapping[str, Tensor], *batches: Batch
+    objective: Loss, model: Mapping[str, Tensor], *batches: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss, and its gradient by parameter, zeros where nothing flows."""
     pupil = Pupil(model)
@@ -93,6 +93,6 @@ def value_and_gradients(
     return loss.detach(), {n: torch.zeros_like(model[n]) if g is None else g for n, g in named}
 
 
-def settled(objective: Objective, data: Mapping[str, Tensor]) -> Objective:
-    answer: Any = Told(data)
-    return objective.settle(answer, data, 0)
+def settled(objective: Loss, data: Mapping[str, Tensor]) -> Loss:
+    answer: Any = TableOutputs(data)
+    return objective.cache_teachers(answer, data, 0)

@@ -9,7 +9,7 @@ import torch
 from pupil import EXACT, data, draw, logits, model, noise, value_and_gradients
 
 from fedkeep.losses import CrossEntropy
-from fedkeep.losses.answers import LogitMatching, taught
+from fedkeep.losses.distillation import LogitMatching, soft_label_loss
 
 EXAMPLES, WIDTH, CLASSES = 9, 4, 5
 STUDENT = model(EXAMPLES, WIDTH, CLASSES, seed=1)
@@ -27,7 +27,7 @@ def test_taught_is_the_cross_entropy_with_what_was_said(start: int, count: int, 
         own_part = (own[start : start + count] / tau).tolist()
         everything = math.log(sum(math.exp(z) for z in own_part))
         total -= sum(p[c] * (own_part[c] - everything) for c in range(count))
-    value, gradients = value_and_gradients(taught(said, PUBLIC, tau, 0.7, start=start), STUDENT, batch)
+    value, gradients = value_and_gradients(soft_label_loss(said, PUBLIC, tau, 0.7, start=start), STUDENT, batch)
     torch.testing.assert_close(value.item(), 0.7 * total / len(ROWS), **EXACT)
     outside = [c for c in range(CLASSES) if not start <= c < start + count]
     assert not gradients["classifier.weight"][outside].any()
@@ -37,7 +37,7 @@ def test_taught_is_the_cross_entropy_with_what_was_said(start: int, count: int, 
 def test_probabilities_are_passed_as_tempered_logarithms() -> None:
     said, tau = noise(EXAMPLES, CLASSES, seed=4), 3.0
     probabilities = (said / tau).softmax(-1)
-    one, two = (taught(t, PUBLIC, tau) for t in (said, tau * probabilities.log()))
+    one, two = (soft_label_loss(t, PUBLIC, tau) for t in (said, tau * probabilities.log()))
     torch.testing.assert_close(
         value_and_gradients(one, STUDENT, draw(PUBLIC, ROWS))[0],
         value_and_gradients(two, STUDENT, draw(PUBLIC, ROWS))[0],
@@ -48,10 +48,10 @@ def test_probabilities_are_passed_as_tempered_logarithms() -> None:
 def test_it_reads_the_data_set_it_is_about() -> None:
     own, other = draw(data([1, 0, 2, 3, 4, 1, 1, 0, 2]), (1, 3)), draw(PUBLIC, ROWS)
     said = noise(EXAMPLES, CLASSES, seed=5)
-    both = CrossEntropy() + taught(said, PUBLIC, 2.0, on=1)
+    both = CrossEntropy() + soft_label_loss(said, PUBLIC, 2.0, dataset=1)
     alone = [
         value_and_gradients(CrossEntropy(), STUDENT, own),
-        value_and_gradients(taught(said, PUBLIC, 2.0), STUDENT, other),
+        value_and_gradients(soft_label_loss(said, PUBLIC, 2.0), STUDENT, other),
     ]
     value, _ = value_and_gradients(both, STUDENT, own, other)
     torch.testing.assert_close(value, alone[0][0] + alone[1][0], **EXACT)
