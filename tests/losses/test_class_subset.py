@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pupil import EXACT, Pupil, data, draw, logits, model, settled, value_and_gradients
+from table_model import EXACT, TableView, data, draw, logits, model, settled, value_and_gradients
 from torch import Tensor
 
 from fedkeep.losses import (
@@ -112,11 +112,11 @@ def test_the_teacher_may_have_more_rows_than_it_knew() -> None:
 
 def test_a_settled_slice_asks_nobody_and_holds_the_slice_only() -> None:
     objective = settled(distil(), NEW)
-    pupil = Pupil(STUDENT)
-    objective(pupil, [draw(NEW, ROWS)])
-    assert pupil.frozen_asked == 0
+    view = TableView(STUDENT)
+    objective(view, [draw(NEW, ROWS)])
+    assert view.teacher_calls == 0
     assert isinstance(objective, ClassSubset)
-    assert objective.term.folded.others.shape == (EXAMPLES, OLD)  # type: ignore[attr-defined]
+    assert objective.term.teachers.others.shape == (EXAMPLES, OLD)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("scale", ["none", "tau2"])
@@ -155,7 +155,7 @@ def test_one_new_class_has_nothing_to_be_told_from() -> None:
 def test_images_stay_the_same_tensor_so_that_a_student_answers_once() -> None:
     seen = []
 
-    class Spy(Pupil):
+    class Spy(TableView):
         def logits(self, batch: Batch) -> Tensor:
             seen.append(batch.data["image"])
             return super().logits(batch)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from pupil import EXACT, data, draw, logits, model, value_and_gradients
+from table_model import EXACT, data, draw, logits, model, value_and_gradients
 
 from fedkeep.losses import CompensatedCrossEntropy
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from pupil import EXACT, Pupil, TableOutputs, data, draw, model, value_and_gradients
+from table_model import EXACT, TableOutputs, TableView, data, draw, model, value_and_gradients
 from torch import Tensor
 
 from fedkeep.losses import Batch, ClassSubset, CrossEntropy, Distillation, FullKL, Loss, ModelView, Scaled, SupCon
@@ -19,7 +19,7 @@ TAUGHT = ClassSubset(Distillation((TEACHER,), FullKL(2.0), dataset=1), 0, OLD, a
 TERM = ClassSubset(CrossEntropy(), OLD) + Scaled(0.5, ClassSubset(CrossEntropy(dataset=1), 0, OLD)) + TAUGHT + SupCon()
 
 
-class Centring(Pupil):
+class Centring(TableView):
     """A student that answers how far an image is from its batch's mean, as batch norm would."""
 
     def __init__(self) -> None:

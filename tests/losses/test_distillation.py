@@ -42,7 +42,7 @@ class Table:
             return model["table"][batch.data["image"].long()]
 
 
-class MutePupil(Table):
+class TeacherlessView(Table):
     """A student that has no other model at hand: who asks for one has not settled."""
 
     def teacher_logits(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -183,7 +183,7 @@ def test_settled_teachers_say_the_same(tau: float, scale: Any, index: list[int])
     objective, data = CrossEntropy() + three_teachers(tau, scale), whole()
     batch = draw(data, index)
     asked = value_and_gradient(objective, Table(random_table(1)), batch)
-    settled = value_and_gradient(cache_teachers(objective, data), MutePupil(random_table(1)), batch)
+    settled = value_and_gradient(cache_teachers(objective, data), TeacherlessView(random_table(1)), batch)
     torch.testing.assert_close(settled, asked, rtol=EXACT, atol=EXACT)
     assert asked[1].abs().max() > 1e-3
 
@@ -195,12 +195,12 @@ def test_settled_on_some_rows_of_a_larger_data_set() -> None:
     for index in ([0, 1, 2, 3, 4], [4, 2], [3], [1, 0, 4]):
         batch = draw(data, index)
         asked = value_and_gradient(objective, Table(random_table(1)), batch)
-        told = value_and_gradient(settled, MutePupil(random_table(1)), batch)
+        told = value_and_gradient(settled, TeacherlessView(random_table(1)), batch)
         torch.testing.assert_close(told, asked, rtol=EXACT, atol=EXACT)
 
 
 def test_a_pass_in_any_order_has_the_same_mean() -> None:
-    data, student = whole(), MutePupil(random_table(1))
+    data, student = whole(), TeacherlessView(random_table(1))
     settled = cache_teachers(three_teachers(), data)
     full = value_and_gradient(settled, student, draw(data, range(EXAMPLES)))
     order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(3)).tolist()
@@ -215,7 +215,7 @@ def test_settled_in_float32_says_the_same_to_rounding() -> None:
     objective = CrossEntropy() + three_teachers(dtype=torch.float32)
     student = random_table(1, dtype=torch.float32)
     asked = value_and_gradient(objective, Table(student), batch)
-    told = value_and_gradient(cache_teachers(objective, data), MutePupil(student), batch)
+    told = value_and_gradient(cache_teachers(objective, data), TeacherlessView(student), batch)
     torch.testing.assert_close(told, asked, rtol=1e-5, atol=1e-5)
 
 
@@ -225,7 +225,7 @@ def test_settled_objective_follows_the_student() -> None:
     settled = cache_teachers(objective, data)
     for seed in (1, 2):
         asked = value_and_gradient(objective, Table(random_table(seed)), batch)
-        told = value_and_gradient(settled, MutePupil(random_table(seed)), batch)
+        told = value_and_gradient(settled, TeacherlessView(random_table(seed)), batch)
         torch.testing.assert_close(told, asked, rtol=EXACT, atol=EXACT)
 
 
@@ -236,7 +236,7 @@ def test_settling_changes_nothing_but_teachers_on_that_data() -> None:
     plain = CrossEntropy()
     assert cache_teachers(plain, whole()) is plain
     settled = cache_teachers(objective, whole())
-    student, batch = MutePupil(random_table(1)), draw(whole(), [2, 5])
+    student, batch = TeacherlessView(random_table(1)), draw(whole(), [2, 5])
     assert torch.equal(cache_teachers(settled, whole())(student, [batch]), settled(student, [batch]))
 
 
@@ -248,7 +248,7 @@ def test_distillation_on_a_second_data_set(settled: bool) -> None:
     expected = value_and_gradient(first, Table(random_table(1)), proxy)
     if settled:
         objective = cache_teachers(objective, whole([8, 6, 4]), dataset=1)
-    found = value_and_gradient(objective, (MutePupil if settled else Table)(random_table(1)), local, proxy)
+    found = value_and_gradient(objective, (TeacherlessView if settled else Table)(random_table(1)), local, proxy)
     torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pupil import noise
+from table_model import noise
 from torch import Tensor
 from torch.nn.functional import normalize
 

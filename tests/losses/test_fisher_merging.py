@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pupil import data, draw, model, value_and_gradients
+from table_model import data, draw, model, value_and_gradients
 
 from fedkeep.losses import QuadraticPenalty
 from fedkeep.losses.penalties import merge_fisher, pad_rows

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pupil import EXACT, Pupil, data, draw, features, model, noise, settled, value_and_gradients
+from table_model import EXACT, TableView, data, draw, features, model, noise, settled, value_and_gradients
 
 from fedkeep.losses import FeatureDistance, PrototypeCrossEntropy, Prototypes
 from fedkeep.losses.prototypes import extend_prototypes, pool_prototypes, prototypes
@@ -103,11 +103,11 @@ def test_the_classifier_sees_prototypes_and_the_features_do_not() -> None:
 
 def test_a_classifier_without_bias_will_do() -> None:
     plain = {name: tensor for name, tensor in STUDENT.items() if name != "classifier.bias"}
-    pupil = Pupil(plain)
-    zero = Pupil({**STUDENT, "classifier.bias": torch.zeros(CLASSES).double()})
+    view = TableView(plain)
+    zero = TableView({**STUDENT, "classifier.bias": torch.zeros(CLASSES).double()})
     term = PrototypeCrossEntropy(noise(EXAMPLES, WIDTH), torch.arange(EXAMPLES) % CLASSES)
     batch = draw(DATA, ROWS)
-    assert torch.equal(term(pupil, [batch]), term(zero, [batch]))
+    assert torch.equal(term(view, [batch]), term(zero, [batch]))
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -131,8 +131,8 @@ def test_at_the_teacher_itself_the_distance_has_no_slope() -> None:
 def test_settled_it_asks_nobody() -> None:
     objective = settled(FeatureDistance(TEACHER), DATA)
     assert isinstance(objective, FeatureDistance)
-    pupil = Pupil(STUDENT)
-    objective(pupil, [draw(DATA, ROWS)])
-    assert pupil.frozen_asked == 0
+    view = TableView(STUDENT)
+    objective(view, [draw(DATA, ROWS)])
+    assert view.teacher_calls == 0
     assert settled(objective, DATA) is objective
     assert replace(objective).teacher == {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pupil import EXACT, noise
+from table_model import EXACT, noise
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn.functional import cross_entropy

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from pupil import EXACT, Pupil, data, model, noise, settled
+from table_model import EXACT, TableView, data, model, noise, settled
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
@@ -44,12 +44,12 @@ TERMS: dict[str, Loss] = {
 }
 
 
-class Given(Pupil):
+class Given(TableView):
     """A student of these very weights, live."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.weights = dict(weights)
-        self.frozen_asked = 0
+        self.teacher_calls = 0
 
 
 @pytest.mark.parametrize("name", TERMS)

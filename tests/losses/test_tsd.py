@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
-from pupil import EXACT, Pupil, data, draw, logits, model, settled, value_and_gradients
+from table_model import EXACT, TableView, data, draw, logits, model, settled, value_and_gradients
 from torch import Tensor
 
 from fedkeep.losses import TSD
@@ -114,9 +114,9 @@ def test_settled_it_holds_the_old_classes_and_asks_nobody() -> None:
     assert objective.teacher == {}
     assert objective.teacher_logits is not None
     assert objective.teacher_logits.shape == (EXAMPLES, OLD)
-    pupil = Pupil(STUDENT)
-    objective(pupil, [draw(DATA, ROWS)])
-    assert pupil.frozen_asked == 0
+    view = TableView(STUDENT)
+    objective(view, [draw(DATA, ROWS)])
+    assert view.teacher_calls == 0
     assert settled(objective, DATA) is objective
     answer = None
     assert TSD(TEACHER, OLD).cache_teachers(answer, DATA, 1).teacher is TEACHER  # type: ignore[arg-type,attr-defined]

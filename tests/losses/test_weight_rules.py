@@ -173,7 +173,7 @@ def test_per_teacher_is_the_same_for_every_example() -> None:
 # Objectives that need a student
 
 
-class Pupil:
+class WeightsView:
     """A student that is two numbers and whose answers and features are linear in them; frozen ones likewise."""
 
     def __init__(self, slope: list[float]) -> None:
@@ -196,7 +196,7 @@ class Pupil:
         return self.teacher_features(model, batch)
 
 
-class Mute(Pupil):
+class Mute(WeightsView):
     """Who asks it for another model's answer has not settled."""
 
     def teacher_features(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -232,31 +232,31 @@ def batch(rows: list[int]) -> Batch:
     return Batch({name: column[index] for name, column in data().items()}, index)
 
 
-def evaluated(objective: Loss, pupil: Any, rows: list[int] = [3, 0, 6]) -> tuple[float, list[float]]:  # noqa: B006
-    loss = objective(pupil, [batch(rows)])
-    (slope,) = torch.autograd.grad(loss, pupil.slope)
+def evaluated(objective: Loss, view: Any, rows: list[int] = [3, 0, 6]) -> tuple[float, list[float]]:  # noqa: B006
+    loss = objective(view, [batch(rows)])
+    (slope,) = torch.autograd.grad(loss, view.slope)
     return loss.item(), slope.tolist()
 
 
 def test_quadratic() -> None:
     anchor = {"slope": torch.tensor([1.0, -1.0]), "buffer": torch.tensor([7])}
-    loss, slope = evaluated(QuadraticPenalty(anchor, 0.5), Pupil([3.0, 2.0]))
+    loss, slope = evaluated(QuadraticPenalty(anchor, 0.5), WeightsView([3.0, 2.0]))
     assert loss == pytest.approx(0.5 * (4 + 9))
     assert slope == pytest.approx([2.0, 3.0])
     curved = QuadraticPenalty(anchor, 0.5, {"slope": torch.tensor([10.0, 0.0])})
-    loss, slope = evaluated(curved, Pupil([3.0, 2.0]))
+    loss, slope = evaluated(curved, WeightsView([3.0, 2.0]))
     assert loss == pytest.approx(0.5 * 10 * 4)
     assert slope == pytest.approx([20.0, 0.0])
-    assert evaluated(QuadraticPenalty(anchor, 0.5), Pupil([1.0, -1.0])) == (0.0, [0.0, 0.0])
+    assert evaluated(QuadraticPenalty(anchor, 0.5), WeightsView([1.0, -1.0])) == (0.0, [0.0, 0.0])
     for penalty in (QuadraticPenalty(anchor, 0.7), curved):
-        _, slope = evaluated(penalty, Pupil([3.0, 2.0]))
+        _, slope = evaluated(penalty, WeightsView([3.0, 2.0]))
         told = penalty.gradient({"slope": torch.tensor([3.0, 2.0]), "free": torch.ones(2)})
         assert {name: tensor.tolist() for name, tensor in told.items()} == {"slope": pytest.approx(slope)}
 
 
 def test_slope() -> None:
     given = {"slope": torch.tensor([5.0, -0.5]), "buffer": torch.tensor([7])}
-    loss, slope = evaluated(LinearTerm(given), Pupil([3.0, 2.0]))
+    loss, slope = evaluated(LinearTerm(given), WeightsView([3.0, 2.0]))
     assert loss == pytest.approx(5 * 3 - 0.5 * 2)
     assert slope == pytest.approx([5.0, -0.5])
 
@@ -285,7 +285,7 @@ def test_contrast_is_its_formula_settled_or_not(tau: float) -> None:
     rows, slope = [5, 1, 1, 7], [0.8, 0.4]
     objective = ModelContrastive(TOWARDS, AWAY, 0.7, tau)
     settled = objective.cache_teachers(Answers(data()), data(), 0)
-    loss, gradient = evaluated(objective, Pupil(slope), rows)
+    loss, gradient = evaluated(objective, WeightsView(slope), rows)
     assert loss == pytest.approx(naive_contrast(slope, rows, 0.7, tau), rel=1e-9)
     for i, step in enumerate(((1e-6, 0.0), (0.0, 1e-6))):
         up, down = (
@@ -297,32 +297,32 @@ def test_contrast_is_its_formula_settled_or_not(tau: float) -> None:
 
 
 def test_contrast_pulls_towards_one_and_away_from_the_other() -> None:
-    near, _ = evaluated(ModelContrastive(TOWARDS, AWAY, 1.0, 0.5), Pupil(TOWARDS["slope"].tolist()))
-    far, _ = evaluated(ModelContrastive(TOWARDS, AWAY, 1.0, 0.5), Pupil(AWAY["slope"].tolist()))
+    near, _ = evaluated(ModelContrastive(TOWARDS, AWAY, 1.0, 0.5), WeightsView(TOWARDS["slope"].tolist()))
+    far, _ = evaluated(ModelContrastive(TOWARDS, AWAY, 1.0, 0.5), WeightsView(AWAY["slope"].tolist()))
     assert near < math.log(2) < far
-    same, slope = evaluated(ModelContrastive(AWAY, AWAY, 1.0, 0.5), Pupil([0.8, 0.4]))
+    same, slope = evaluated(ModelContrastive(AWAY, AWAY, 1.0, 0.5), WeightsView([0.8, 0.4]))
     assert same == pytest.approx(math.log(2))
     assert slope == pytest.approx([0.0, 0.0])
 
 
 def test_contrast_of_dead_features_is_finite() -> None:
-    loss, slope = evaluated(ModelContrastive(TOWARDS, AWAY, 1.0, 0.5), Pupil([0.0, 0.0]))
+    loss, slope = evaluated(ModelContrastive(TOWARDS, AWAY, 1.0, 0.5), WeightsView([0.0, 0.0]))
     assert loss == pytest.approx(math.log(2))
     assert all(map(math.isfinite, slope))
 
 
 def test_weighted_cross_entropy() -> None:
     rows, weight = [3, 0, 6, 4], torch.tensor([0.2, 0.0, 3.0], dtype=torch.float64)
-    pupil = Pupil([0.8, 0.4])
-    said, labels = pupil.logits(batch(rows)).detach(), batch(rows).data["label"]
+    view = WeightsView([0.8, 0.4])
+    said, labels = view.logits(batch(rows)).detach(), batch(rows).data["label"]
     assert set(labels.tolist()) == {0, 1}
     each = [-weight[y].item() * math.log(softmax(z)[y]) for z, y in zip(said, labels.tolist(), strict=True)]
-    loss, slope = evaluated(WeightedCrossEntropy(weight), pupil, rows)
+    loss, slope = evaluated(WeightedCrossEntropy(weight), view, rows)
     assert loss == pytest.approx(sum(each) / len(rows)), "divided by the examples, not by their weights"
     divided = cross_entropy(said, labels, weight=weight).item()
     assert loss != pytest.approx(divided, rel=0.1)
-    plain = evaluated(CrossEntropy(), pupil, rows)
-    ones = evaluated(WeightedCrossEntropy(torch.ones(3, dtype=torch.float64)), pupil, rows)
+    plain = evaluated(CrossEntropy(), view, rows)
+    ones = evaluated(WeightedCrossEntropy(torch.ones(3, dtype=torch.float64)), view, rows)
     assert ones[0] == pytest.approx(plain[0])
     assert ones[1] == pytest.approx(plain[1])
     assert slope != pytest.approx(plain[1])
@@ -331,7 +331,7 @@ def test_weighted_cross_entropy() -> None:
 def test_golden_fedcad_and_fedlsd() -> None:
     """(1 - a) CE + a KL at temperature 2 without tau squared, on the example whose value is known."""
 
-    class Table(Pupil):
+    class Table(WeightsView):
         def logits(self, batch: Batch) -> Tensor:
             return torch.tensor([[1.0, 0.5, -0.5, 2.0]]) + 0 * self.slope.sum()
 

@@ -51,7 +51,6 @@ class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
     ema_decay: float = option(0.8, "share of itself that the moving average keeps each round", low=0.0, high=1.0)
     w_nontarget: float = option(3.0, "weight of the non-target part", low=0.0)
     w_target: float = option(0.0, "weight of the target part", low=0.0)
-    start_from: Literal["last", "ema"] = option("last", "which model a round starts from: the last one, or the average")
     evaluate: Literal["ema", "last"] = option("ema", "which model is evaluated and exported")
 
     def round(self, server: Server[MovingAverage], cohort: Cohort) -> None:
@@ -60,8 +59,6 @@ class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
         if average and (self.w_nontarget or self.w_target):
             rule = PerTeacher(torch.tensor([self.w_target]), torch.tensor([self.w_nontarget]))
             cohort.start(self.prepare, [average], rule)
-        if average and self.start_from == "ema":
-            server.model = average
         models = []
         for client in cohort:
             if reply := client.ask(self.train, server.model):
