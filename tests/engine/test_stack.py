@@ -133,7 +133,7 @@ def test_columns_of_different_lengths_and_shared_tensors() -> None:
         noise = torch.Generator().manual_seed(200 + number)
         said = torch.rand(count, 2 + tiny.CLASSES + 1, generator=noise, dtype=torch.float64)
         lesson = CachedDistillation(
-            MergedTeachers(said[:, :2], said[:, 2:-1], said[:, -1]), tau=2.0, factor=0.5, weights=said[:, -1]
+            MergedTeachers(said[:, :2], said[:, 2:-1], said[:, -1]), tau=2.0, factor=0.5, log_weights=said[:, -1]
         )
         return CrossEntropy() + lesson + QuadraticPenalty(anchor, 0.3)
 
