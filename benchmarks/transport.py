@@ -24,8 +24,8 @@ import torch
 from telling import arguments, beginning
 
 from fedkeep._utils import seeds
-from fedkeep.aggregation.plans import cost_matrix, plan_of
-from fedkeep.aggregation.transport import Maps, Transport, laid
+from fedkeep.aggregation.transport import LayerPlans, Transport, align
+from fedkeep.aggregation.transport_plans import compute_plan, cost_matrix
 from fedkeep.models import VGG16, Architecture, LeNet5, ResNet18, Shape, Weights
 from fedkeep.models.channel_groups import ChannelLayer, channel_groups
 from fedkeep.models.weights import state_dict_copy
@@ -116,7 +116,9 @@ def permuted(model: Weights, layers: Sequence[ChannelLayer]) -> Weights:
     noise = torch.Generator().manual_seed(3)
     sizes = {layer.writes: len(model[f"{layer.name}.weight"]) for layer in layers if layer.writes is not None}
     orders = {group: torch.randperm(size, generator=noise) for group, size in sizes.items()}
-    return laid(model, layers, {a.name: Maps(orders.get(a.reads or ""), orders.get(a.writes or "")) for a in layers})
+    return align(
+        model, layers, {a.name: LayerPlans(orders.get(a.reads or ""), orders.get(a.writes or "")) for a in layers}
+    )
 
 
 def compare(size: int) -> str:
@@ -124,7 +126,7 @@ def compare(size: int) -> str:
     noise = torch.Generator().manual_seed(4)
     costs = cost_matrix(*(torch.randn(size, 2 * size, generator=noise) for _ in range(2)), "euclidean")
     began = time.perf_counter()
-    plan = plan_of(costs, "emd", 0.01)
+    plan = compute_plan(costs, "emd", 0.01)
     ours, theirs = time.perf_counter() - began, "not installed"
     if importlib.util.find_spec("ot"):
         import ot

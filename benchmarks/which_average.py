@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from fedkeep.aggregation.mean import moved
+from fedkeep.aggregation.mean import ema
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.engine.embedded import Embedded
 from fedkeep.experiment.recipe import Method
@@ -57,12 +57,12 @@ def averages(before: Mapping[str, Weights], last: Weights) -> dict[str, Weights]
     found["mean of the round's second half"] = mean(models[len(models) // 2 :])
     for decay in DECAYS:
         name = f"moving average, {decay:g} a round"
-        found[name] = moved(before.get(name, {}), alike, decay)
+        found[name] = ema(before.get(name, {}), alike, decay)
     for decay in VISITS:
         name = f"moving average, {decay:g} a visit"
         found[name] = before.get(name, {})
         for model in models:
-            found[name] = moved(found[name], model, decay)
+            found[name] = ema(found[name], model, decay)
     return found
 
 

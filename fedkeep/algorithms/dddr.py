@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedkeep.aggregation import Fusion, fused
+from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.drawn import Gallery, WithDrawn
 from fedkeep.algorithms.incremental import joined, old_classes
 from fedkeep.interface import Client, Cohort, Data, Fit, Server, each, on_client
-from fedkeep.losses import NOTHING, Objective
+from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -19,14 +19,14 @@ class Replay:
     model of the task before says of the first ``pre`` of each old class."""
 
     pool: Data = field(default_factory=dict)
-    lesson: Objective = NOTHING
+    lesson: Loss = ZERO_LOSS
 
 
 @dataclass
 class Archive(Gallery):
     """What the server keeps: also that lesson."""
 
-    lesson: Objective = NOTHING
+    lesson: Loss = ZERO_LOSS
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DDDR(WithDrawn[Archive, Replay]):
     pre: int = option(200, "made images of each old class there; 0: none", low=0)
     proto_rounds: int = option(10, "rounds of prototype search at a task's beginning", low=0)
     proto_batch: int = option(12, "images a step", low=1)
-    fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def begin_task(self, server: Server[Archive], clients: Cohort) -> None:
         kept, teacher = server.state, server.model
@@ -62,14 +62,14 @@ class DDDR(WithDrawn[Archive, Replay]):
         self.draw_new(server, clients)
         if server.old and self.pre:
             replayed = self.part(kept.pool, 0, server.old, self.pre)
-            kept.lesson = server.settle(old_classes(teacher, self.w_kd, self.tau, on=1), {}, replayed)
+            kept.lesson = server.cache_teachers(old_classes(teacher, self.w_kd, self.tau, dataset=1), {}, replayed)
 
     def round(self, server: Server[Archive], cohort: Cohort) -> None:
         kept = server.state
         fresh = {client: Replay(pool, kept.lesson) for client, pool in self.unseen(server, cohort).items()}
         got = cohort.ask(self.receive, each(fresh)) if fresh else ()
         kept.shown = kept.shown | dict.fromkeys(got, server.classes)
-        server.model = fused(cohort.ask(self.train, server.model), self.fusion)
+        server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
     @on_client
     def receive(self, client: Client[Replay], fresh: Replay) -> None:

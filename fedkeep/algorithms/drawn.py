@@ -16,7 +16,7 @@ from fedkeep.algorithms.incremental import CESlice, cross_entropy, joined, made
 from fedkeep.interface import Client, Cohort, Data, Fit, Server
 from fedkeep.interface.algorithm import C
 from fedkeep.interface.party import Party
-from fedkeep.losses import CrossEntropy, Joint, Objective, Scaled, Slice, SupCon
+from fedkeep.losses import ClassSubset, ConcatForward, CrossEntropy, Loss, Scaled, SupCon
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -92,7 +92,7 @@ class WithDrawn(Drawing[G, C]):
         rows = torch.cat([(pool["label"] == c).nonzero().flatten()[skip:last] for c in range(start, stop)])
         return {name: column[rows] for name, column in pool.items()}
 
-    def practised(self, client: Client[C], model: Weights, pool: Data, taught: Objective, steps: int = 0) -> Fit:
+    def practised(self, client: Client[C], model: Weights, pool: Data, taught: Loss, steps: int = 0) -> Fit:
         """Train a model on examples and drawn images of new classes, and beside them, as data set 1, on old classes'.
 
         Parameters
@@ -106,8 +106,8 @@ class WithDrawn(Drawing[G, C]):
         if self.w_scl:
             objective = objective + Scaled(self.w_scl, SupCon())
         if old and self.pre:
-            objective = objective + Slice(Scaled(self.w_ce_pre, CrossEntropy(on=1)), 0, old) + taught
-            objective = Joint(objective) if self.bn_joint else objective
+            objective = objective + ClassSubset(Scaled(self.w_ce_pre, CrossEntropy(dataset=1)), 0, old) + taught
+            objective = ConcatForward(objective) if self.bn_joint else objective
             data.append(made(self.part(pool, 0, old, self.pre)))
         if steps:
             data = [for_steps(client, columns, steps) for columns in data]

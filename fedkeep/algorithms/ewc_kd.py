@@ -8,7 +8,7 @@ from fedkeep.algorithms.fedewc import Consolidated, consolidated, penalty
 from fedkeep.algorithms.ft_kd import FTKD, G, Learner
 from fedkeep.algorithms.incremental import CESlice
 from fedkeep.interface import Client, Cohort, Server, on_client
-from fedkeep.losses import Objective
+from fedkeep.losses import Loss
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -41,5 +41,5 @@ class EWCKD(FTKD[Holding, G]):
         if kept.model:
             kept.before = consolidated(client, kept.before, kept.model, self.limit)
 
-    def beside(self, client: Client[Holding], model: Weights) -> Objective:
+    def beside(self, client: Client[Holding], model: Weights) -> Loss:
         return penalty(client.state.before, model, self.w_penalty)

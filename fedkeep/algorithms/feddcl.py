@@ -13,8 +13,8 @@ from fedkeep.algorithms.incremental import joined, made, old_classes
 from fedkeep.algorithms.said import Ensemble, Said, averaged, bounded
 from fedkeep.interface import Client, Cohort, Copy, Data, Server, each, on_client
 from fedkeep.interface.party import Party
-from fedkeep.losses import NOTHING, CrossEntropy, Objective
-from fedkeep.losses.answers import taught
+from fedkeep.losses import ZERO_LOSS, CrossEntropy, Loss
+from fedkeep.losses.distillation import soft_label_loss
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -159,7 +159,7 @@ class FedDCL(WithDrawn[Archive, Visitor]):
         """Train the own model on examples and made images, keep it and return it (eqs. 6 to 8)."""
         kept = client.state
         start = client.grown(kept.model) if kept.model else client.initial
-        past = old_classes(kept.old, self.w_kd, self.tau, on=1)
+        past = old_classes(kept.old, self.w_kd, self.tau, dataset=1)
         steps = client.training.epochs if self.inner_unit == "step" else 0
         kept.model = self.practised(client, start, kept.pool, past, steps).model
         return kept.model
@@ -181,14 +181,14 @@ class FedDCL(WithDrawn[Archive, Visitor]):
         if old:
             parts.append((0, self.server_part(party, 0, old, self.server_pre), party.state.answers))
         parts.sort(key=lambda part: len(part[2]), reverse=self.pass_len == "longer")
-        lesson: Objective = NOTHING
+        lesson: Loss = ZERO_LOSS
         shown, times = [], passes
         for number, (start, images, logits) in enumerate(parts):
             data, times = self.gone_through(party, {**images, "said": logits}, passes)
-            term = taught(data["said"], data, self.tau, start=start, on=number)
-            lesson = lesson if term is NOTHING else lesson + term
+            term = soft_label_loss(data["said"], data, self.tau, start=start, dataset=number)
+            lesson = lesson if term is ZERO_LOSS else lesson + term
             shown.append(made(data))
-        return model if lesson is NOTHING else party.fit(model, lesson, *shown, passes=times).model
+        return model if lesson is ZERO_LOSS else party.fit(model, lesson, *shown, passes=times).model
 
     def gone_through(self, party: Party[Any], data: Data, count: int) -> tuple[Data, int]:
         """Return what an inner count goes through, and in how many passes."""

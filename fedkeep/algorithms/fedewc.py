@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedkeep.aggregation import Fusion, fused
+from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental import CESlice, cross_entropy
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
-from fedkeep.losses import NOTHING, Objective, Quadratic
-from fedkeep.losses.consolidation import merged_fisher, padded
+from fedkeep.losses import ZERO_LOSS, Loss, QuadraticPenalty
+from fedkeep.losses.penalties import merge_fisher, pad_rows
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -40,10 +40,10 @@ class FedEWC(Algorithm[NoState, Consolidated]):
     limit: float = option(1e-4, "largest Fisher information of a parameter", low=0.0)
     compat: Literal["correct", "repo"] = option("correct", "a penalty that works, or one without gradient")
     ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
-    fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        server.model = fused(cohort.ask(self.train, server.model), self.fusion)
+        server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
     def end_task(self, server: Server, clients: Cohort) -> None:
         if self.compat == "correct":
@@ -65,12 +65,12 @@ def consolidated(client: Client[Any], before: Consolidated, model: Weights, limi
     if not len(client.data["label"]):
         return before  # it says nothing about this task, and goes on holding what mattered before
     fisher = client.fisher(model, batch=max(client.training.batch_size, 2))
-    merged = merged_fisher(before.fisher, fisher, client.old / client.classes, limit)
+    merged = merge_fisher(before.fisher, fisher, client.old / client.classes, limit)
     return Consolidated({name: model[name] for name in fisher}, merged)
 
 
-def penalty(kept: Consolidated, model: Weights, weight: float) -> Objective:
+def penalty(kept: Consolidated, model: Weights, weight: float) -> Loss:
     """Return weight / 2 * sum_j F_j (w_j - a_j)^2, on the weights of a model that may have grown since."""
     if not kept.anchor:
-        return NOTHING
-    return Quadratic(padded(kept.anchor, model), weight / 2, padded(kept.fisher, model))
+        return ZERO_LOSS
+    return QuadraticPenalty(pad_rows(kept.anchor, model), weight / 2, pad_rows(kept.fisher, model))

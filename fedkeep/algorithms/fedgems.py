@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedkeep.algorithms.ft_kd import FTKD, Guests
 from fedkeep.interface import Data, Server
-from fedkeep.losses import CrossEntropy, Objective, Scaled
-from fedkeep.losses.answers import taught
+from fedkeep.losses import CrossEntropy, Loss, Scaled
+from fedkeep.losses.distillation import soft_label_loss
 from fedkeep.options import option
 
 
@@ -44,5 +44,5 @@ class FedGEMS(FTKD):
     def shared(self, server: Server[Guests], consensus: Tensor) -> Tensor:
         return server.predict(server.model)
 
-    def lesson(self, consensus: Tensor, public: Data) -> Objective:
-        return Scaled(self.epsilon, CrossEntropy()) + taught(consensus, public, self.tau, 1 - self.epsilon)
+    def lesson(self, consensus: Tensor, public: Data) -> Loss:
+        return Scaled(self.epsilon, CrossEntropy()) + soft_label_loss(consensus, public, self.tau, 1 - self.epsilon)

@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 
 from fedkeep.algorithms.incremental import CESlice, Old, Scope, Selection, WithOldModel, joined, remembered, share
 from fedkeep.interface import Client, Cohort, Data, Server, on_client
-from fedkeep.losses import TSD, CompensatedEntropy, Objective, Scaled
-from fedkeep.losses.exemplars import nearest_mean
+from fedkeep.losses import TSD, CompensatedCrossEntropy, Loss, Scaled
+from fedkeep.losses.prototypes import nearest_mean_scores
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
 from fedkeep.options import option
@@ -87,7 +87,7 @@ class FediCaRL(WithOldModel[Means, WithExemplars]):
     def predict(self, server: Server[Means], model: Weights, images: Tensor) -> Tensor:
         if server.state.directions is None or len(server.state.directions) < server.classes:
             return super().predict(server, model, images)
-        scores = nearest_mean(server.features(model, {"image": images}), server.state.directions)
+        scores = nearest_mean_scores(server.features(model, {"image": images}), server.state.directions)
         return scores.clamp(min=-100)  # of a class without a mean; others are above -4, and a loss must be finite
 
     def end_task(self, server: Server[Means], clients: Cohort) -> None:
@@ -123,17 +123,17 @@ class FediCaRL(WithOldModel[Means, WithExemplars]):
             memory = {name: column[chosen.to(column.device)] for name, column in memory.items()}
         return joined(client.data, memory)
 
-    def taught(self, client: Client[WithExemplars], data: Data) -> Objective:
+    def taught(self, client: Client[WithExemplars], data: Data) -> Loss:
         if self.compat == "target_repo":
             return self.lesson(client.state)  # about other examples at every visit
         return super().taught(client, data)
 
-    def labels(self, client: Client[WithExemplars]) -> Objective:
+    def labels(self, client: Client[WithExemplars]) -> Loss:
         if self.loss == "icarl":
             return super().labels(client)
-        return Scaled(0.5 if client.old else 1.0, CompensatedEntropy(client.old))
+        return Scaled(0.5 if client.old else 1.0, CompensatedCrossEntropy(client.old))
 
-    def lesson(self, kept: WithExemplars) -> Objective:
+    def lesson(self, kept: WithExemplars) -> Loss:
         if self.loss == "icarl" or not kept.teacher:
             return super().lesson(kept)
         return Scaled(self.w_old / 2, TSD(kept.teacher, len(kept.teacher[WEIGHT]), "glfc"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedkeep.algorithms.incremental import Old, WithOldModel
 from fedkeep.interface import Client, Cohort, NoState, Server, on_client
-from fedkeep.losses import Objective, Quadratic
+from fedkeep.losses import Loss, QuadraticPenalty
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -44,5 +44,5 @@ class FedProxLwF(FedLwF):
 
     mu: float = option(0.01, "weight of the proximal term", low=0.0)
 
-    def beside(self, client: Client[Old], model: Weights) -> Objective:
-        return Quadratic(model, self.mu / 2)
+    def beside(self, client: Client[Old], model: Weights) -> Loss:
+        return QuadraticPenalty(model, self.mu / 2)

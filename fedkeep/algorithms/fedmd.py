@@ -9,8 +9,8 @@ from torch import Tensor
 from fedkeep.algorithms.ft_kd import FTKD
 from fedkeep.algorithms.said import Ensemble
 from fedkeep.interface import Data
-from fedkeep.losses import Objective
-from fedkeep.losses.answers import LogitMatching
+from fedkeep.losses import Loss
+from fedkeep.losses.distillation import LogitMatching
 from fedkeep.options import option
 
 
@@ -28,5 +28,5 @@ class FedMD(FTKD):
 
     ensemble: Ensemble = option("logit", "the mean is one of probabilities, or of logits")
 
-    def lesson(self, consensus: Tensor, public: Data) -> Objective:
+    def lesson(self, consensus: Tensor, public: Data) -> Loss:
         return LogitMatching(consensus)

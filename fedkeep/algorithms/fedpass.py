@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedkeep.aggregation import Fusion, fused
+from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental import Old, once_a_task
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.losses import (
-    NOTHING,
+    ZERO_LOSS,
     CrossEntropy,
     FeatureDistance,
-    Objective,
-    PrototypeEntropy,
+    Loss,
+    PrototypeCrossEntropy,
     Prototypes,
     Rotated,
     Scaled,
 )
-from fedkeep.losses.prototypes import added, pooled, prototypes
-from fedkeep.losses.rotations import ROTATIONS
+from fedkeep.losses.prototypes import extend_prototypes, pool_prototypes, prototypes
+from fedkeep.losses.wrappers import ROTATIONS
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
 from fedkeep.options import option
@@ -27,7 +27,7 @@ from fedkeep.options import option
 Radius = Literal["first", "latest"]
 
 
-def rotated_images(teacher: Weights, w_features: float, tau: float) -> Objective:
+def rotated_images(teacher: Weights, w_features: float, tau: float) -> Loss:
     """Return what PASS learns from images, to be seen in all rotations: their labels, and features as they were.
 
     CE(z / tau) + w_features ||f - f_teacher||; without a teacher, the labels alone.
@@ -36,14 +36,14 @@ def rotated_images(teacher: Weights, w_features: float, tau: float) -> Objective
     return labels + Scaled(w_features, FeatureDistance(teacher)) if teacher and w_features else labels
 
 
-def old_prototypes(client: Client[Any], known: Prototypes | None, weight: float, tau: float) -> Objective:
+def old_prototypes(client: Client[Any], known: Prototypes | None, weight: float, tau: float) -> Loss:
     """Return weight * CE(head(p) / tau) on noisy prototypes p of old classes, one for each example, drawn anew each
     round; for a client that knows none, nothing.
     """
     if known is None or not weight:
-        return NOTHING
-    features, classes = known.drawn(len(client.data["label"]), client.rng("prototypes"))
-    return Scaled(weight, PrototypeEntropy(features, ROTATIONS * classes, tau))
+        return ZERO_LOSS
+    features, classes = known.sample(len(client.data["label"]), client.rng("prototypes"))
+    return Scaled(weight, PrototypeCrossEntropy(features, ROTATIONS * classes, tau))
 
 
 def own_prototypes(client: Client[Any], model: Weights) -> Prototypes | None:
@@ -90,26 +90,26 @@ class FedPASS(Algorithm[NoState, Remembered]):
     )
     scope: Literal["client", "global"] = option("client", "whose prototypes a client learns with: its own, or all")
     radius: Radius = option("first", "task from which the size of the noise is taken")
-    fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     @property
     def rows_per_class(self) -> int:
         return ROTATIONS
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        server.model = fused(cohort.ask(self.train, server.model), self.fusion)
+        server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
     def end_task(self, server: Server, clients: Cohort) -> None:
         if self.scope == "client":
             clients.ask(self.remember, server.model)
             return
         told = clients.ask(self.tell, server.model).values()
-        clients.ask(self.hear, server.model, pooled([one for one in told if one is not None]))
+        clients.ask(self.hear, server.model, pool_prototypes([one for one in told if one is not None]))
 
     def fault(self, server: Server, reply: Any, examples: int) -> str | None:
         if not isinstance(reply, Prototypes):
             return None
-        return reply.fault(range(server.old, server.classes), server.model[WEIGHT].shape[1], examples)
+        return reply.validate(range(server.old, server.classes), server.model[WEIGHT].shape[1], examples)
 
     @on_client
     def train(self, client: Client[Remembered], model: Weights) -> Fit:
@@ -135,4 +135,4 @@ class FedPASS(Algorithm[NoState, Remembered]):
         self._keep(client.state, model, everybodys)
 
     def _keep(self, kept: Remembered, model: Weights, new: Prototypes | None) -> None:
-        kept.teacher, kept.prototypes = model, added(kept.prototypes, new, self.radius == "first")
+        kept.teacher, kept.prototypes = model, extend_prototypes(kept.prototypes, new, self.radius == "first")

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep.aggregation import Fusion, Transport, fused
-from fedkeep.aggregation.plans import Cost, Solver, diagonal
-from fedkeep.aggregation.transport import Skip, laid_classifier
+from fedkeep.aggregation import Aggregation, Transport, aggregate
+from fedkeep.aggregation.transport import Skip, align_classifier
+from fedkeep.aggregation.transport_plans import Cost, Solver, diagonal_share
 from fedkeep.algorithms.fedpass import Radius, old_prototypes, own_prototypes, rotated_images
 from fedkeep.algorithms.incremental import (
     CESlice,
@@ -26,10 +26,10 @@ from fedkeep.algorithms.incremental import (
 )
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, each, on_client
-from fedkeep.losses import NOTHING, TSD, Objective, Prototypes, Quadratic, Rotated, Scaled
-from fedkeep.losses.prototypes import added
-from fedkeep.losses.rotations import ROTATIONS
-from fedkeep.losses.tsd import Reduction, TSDReading
+from fedkeep.losses import TSD, ZERO_LOSS, Loss, Prototypes, QuadraticPenalty, Rotated, Scaled
+from fedkeep.losses.classification import Reduction, TSDReading
+from fedkeep.losses.prototypes import extend_prototypes
+from fedkeep.losses.wrappers import ROTATIONS
 from fedkeep.models import Weights
 from fedkeep.models.channel_groups import channel_groups
 from fedkeep.models.heads import WEIGHT, classifier_tensors, expand_like
@@ -123,7 +123,7 @@ class FedSKF(Algorithm[Turn, Personal]):
     tau_labels: float = option(0.1, "of pass: softmax temperature of its cross-entropies", low=1e-3)
     scale: float = option(1.0, "of pass: factor on PASS's loss (see FedPASS)", low=0.0)
     radius: Radius = option("first", "of pass: task from which the size of the noise is taken")
-    fusion: Fusion = option("uniform", "whether clients count by their examples in the mean, or all alike")
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples in the mean, or all alike")
     pit: Literal["fused", "aligned", "off"] = option("fused", "result of the projection; off: the plain mean")
     pit_eta: float = option(0.5, "of fused: the base's share", low=0.0, high=1.0)
     pit_cost: Cost = option("euclidean", "distance of two neurons")
@@ -152,7 +152,7 @@ class FedSKF(Algorithm[Turn, Personal]):
         # First of all, since not every network can be followed.
         layers = () if self.pit == "off" else channel_groups(server.network(server.model))
         replies = cohort.ask(self.train, server.model, self.moves(kept, cohort))
-        average = fused(replies, self.fusion)
+        average = aggregate(replies, self.aggregation)
         if self.pit == "off":
             server.model = average
             return
@@ -160,7 +160,7 @@ class FedSKF(Algorithm[Turn, Personal]):
         projection = self.transport.project(average, replies[base].model, layers)
         server.log("diagonal", list(projection.diagonal.values()))
         server.model, kept.base = projection.model, base
-        if self.pit_map_local_cls and projection.last is not None and diagonal(projection.last) < 1:
+        if self.pit_map_local_cls and projection.last is not None and diagonal_share(projection.last) < 1:
             before = kept.moves | {client: [] for client in replies}
             kept.moves = {client: [*m, projection.last] for client, m in before.items()} | {base: []}
         else:
@@ -193,7 +193,9 @@ class FedSKF(Algorithm[Turn, Personal]):
         if self.level == "icarl":
             kept.memory = remembered(client, kept.old_own, kept.memory, count, self.selection)
         if self.level == "pass":
-            kept.prototypes = added(kept.prototypes, own_prototypes(client, kept.old_own), self.radius == "first")
+            kept.prototypes = extend_prototypes(
+                kept.prototypes, own_prototypes(client, kept.old_own), self.radius == "first"
+            )
         if self.old_local == "post_sync":
             kept.old_own = {**model, **laid(classifier_tensors(kept.old_own), moves)}
 
@@ -208,38 +210,38 @@ class FedSKF(Algorithm[Turn, Personal]):
         # Moved first: the rows of new classes come from the server, and read its order already.
         return {**model, **expand_like(laid(classifier_tensors(kept.own), moves), model)}
 
-    def labels(self, client: Client[Personal]) -> Objective:
+    def labels(self, client: Client[Personal]) -> Loss:
         """Return what is learned beside what the lesson of the task holds."""
         if self.level == "pass":
             weight = self.scale * self.w_prototypes
             return old_prototypes(client, client.state.prototypes, weight, self.tau_labels)
         return cross_entropy(client, self.slice)
 
-    def pull(self, client: Client[Personal], model: Weights) -> Objective:
+    def pull(self, client: Client[Personal], model: Weights) -> Loss:
         """Return w_pull ||c - c_global||^2; in a task's first round, of the old classes' rows at most."""
         if not (self.sync and self.w_pull):
-            return NOTHING
+            return ZERO_LOSS
         anchor = classifier_tensors(model)
         if client.round > 1:
-            return Quadratic(anchor, self.w_pull)
+            return QuadraticPenalty(anchor, self.w_pull)
         if self.first_pull == "off" or not client.old:
-            return NOTHING
+            return ZERO_LOSS
         weight = model[WEIGHT]
         is_old = torch.arange(len(weight), device=weight.device) < self.rows_per_class * client.old
         rows = {name: is_old.view(-1, *[1] * (tensor.ndim - 1)).to(tensor) for name, tensor in anchor.items()}
-        return Quadratic(anchor, self.w_pull, rows)
+        return QuadraticPenalty(anchor, self.w_pull, rows)
 
-    def lesson(self, kept: Personal) -> Objective:
+    def lesson(self, kept: Personal) -> Loss:
         """Return what old models teach in a task, before they are asked; with PASS, all that is learned from images."""
         if self.level == "pass":
             images = rotated_images(kept.old_own, self.w_features, self.tau_labels)
             return Rotated(Scaled(self.scale, images) + self.old_models(kept))
         return self.old_models(kept)
 
-    def old_models(self, kept: Personal) -> Objective:
+    def old_models(self, kept: Personal) -> Loss:
         """Return what the own and the global old model teach, the former with TSD."""
         if not kept.old_own:
-            return NOTHING
+            return ZERO_LOSS
         own = old_classes(kept.old_own, self.w_local, self.tau)
         if self.tsd != "off" and self.w_local:
             known = len(kept.old_own[WEIGHT])
@@ -274,7 +276,7 @@ def next_in_turn(clients: list[str], last: str) -> str:
 def laid(head: dict[str, Tensor], moves: list[Tensor]) -> dict[str, Tensor]:
     """Return a classifier that reads channels where they are now, after one move and the next."""
     for move in moves:
-        head = laid_classifier(head, move)
+        head = align_classifier(head, move)
     return head
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep.aggregation.masked import masked_mean
+from fedkeep.aggregation.mean import masked_mean
 from fedkeep.algorithms.incremental import cross_entropy
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Server, on_client
 from fedkeep.interface.party import Party
-from fedkeep.losses import Absolute, Objective, Quadratic
+from fedkeep.losses import L1Penalty, Loss, QuadraticPenalty
 from fedkeep.models import Weights
 from fedkeep.models.fedweit_layers import (
     ADAPTIVE,
@@ -229,15 +229,15 @@ class FedWeIT(Algorithm[Parts, Decomposed]):
             kept.model[ADAPTIVE + name] = self.start * client.initial[name]
             kept.model[ATTENTION + name] = drawn(len(kept.others), clients).to(layer)
 
-    def objective(self, client: Client[Decomposed]) -> Objective:
+    def objective(self, client: Client[Decomposed]) -> Loss:
         """Return what is minimised."""
         kept = client.state
         adaptive = tuple(name for name in kept.model if name.startswith(ADAPTIVE))
         small = [name for name in kept.model if name.startswith((ADAPTIVE, MASK))]
         small += [] if client.old else kept.anchor
         zero = dict.fromkeys(small, kept.model[adaptive[0]].new_zeros(()))
-        loss = cross_entropy(client, "new") + Absolute(adaptive, self.w_sparse) + Quadratic(zero, self.w_l2 / 2)
-        return loss + Quadratic(kept.anchor, self.w_drift / 2, kept.held) if kept.held else loss
+        loss = cross_entropy(client, "new") + L1Penalty(adaptive, self.w_sparse) + QuadraticPenalty(zero, self.w_l2 / 2)
+        return loss + QuadraticPenalty(kept.anchor, self.w_drift / 2, kept.held) if kept.held else loss
 
 
 def layers(party: Party[Any]) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeep.aggregation import Fusion
+from fedkeep.aggregation import Aggregation
 from fedkeep.algorithms.incremental import CESlice, cross_entropy
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.interface import Client
-from fedkeep.losses import Objective
+from fedkeep.losses import Loss
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -25,7 +25,7 @@ class Finetune(FedAvg):
     paper = "Zhang et al., 2023: TARGET, federated class-continual learning via exemplar-free distillation (its code)"
 
     ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
-    fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
-    def objective(self, client: Client[Any], model: Weights) -> Objective:
+    def local_loss(self, client: Client[Any], model: Weights) -> Loss:
         return cross_entropy(client, self.ce_slice)

@@ -8,7 +8,7 @@ from typing import Literal
 from fedkeep.algorithms.incremental import Old, WithOldModel, joined, old_classes, remembered
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Cohort, Data, Fit, NoState, Server, on_client
-from fedkeep.losses import NOTHING, Objective
+from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models import Weights
 from fedkeep.models.heads import truncate
 from fedkeep.options import option
@@ -70,8 +70,8 @@ class FLwF2T(WithOldModel[NoState, Own]):
     def examples(self, client: Client[Own]) -> Data:
         return joined(client.data, client.state.memory)
 
-    def beside(self, client: Client[Own], model: Weights) -> Objective:
+    def beside(self, client: Client[Own], model: Weights) -> Loss:
         if not client.old:
-            return NOTHING
+            return ZERO_LOSS
         everything = self.server_slice == "all" and client.round > 1
         return old_classes(model if everything else truncate(model, client.old), self.w_server, self.tau)

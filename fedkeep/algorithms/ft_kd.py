@@ -14,8 +14,8 @@ from fedkeep.algorithms.incremental import CESlice, cross_entropy
 from fedkeep.algorithms.said import Ensemble, Said, averaged, bounded
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
 from fedkeep.interface.party import Party
-from fedkeep.losses import NOTHING, Objective
-from fedkeep.losses.answers import taught
+from fedkeep.losses import ZERO_LOSS, Loss
+from fedkeep.losses.distillation import soft_label_loss
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -111,7 +111,7 @@ class FTKD(Algorithm[G, K], Generic[K, G]):
     def absorbed(self, party: Party[Any], model: Weights, consensus: Tensor, public: Data, passes: int) -> Weights:
         """Return a model that has learned what was said of public images; of a class alone nothing can be said."""
         lesson = self.lesson(consensus, public)
-        return model if lesson is NOTHING else party.fit(model, lesson, public, passes=passes).model
+        return model if lesson is ZERO_LOSS else party.fit(model, lesson, public, passes=passes).model
 
     def consensus(self, server: Server[G], replies: Sequence[Tensor]) -> Tensor:
         """Return the mean of what clients said, as logits [n, classes]."""
@@ -121,10 +121,10 @@ class FTKD(Algorithm[G, K], Generic[K, G]):
         """Return what clients are taught, once the server has learned."""
         return consensus
 
-    def lesson(self, consensus: Tensor, public: Data) -> Objective:
+    def lesson(self, consensus: Tensor, public: Data) -> Loss:
         """Return what is minimised on the public set."""
-        return taught(consensus, public, self.tau)
+        return soft_label_loss(consensus, public, self.tau)
 
-    def beside(self, client: Client[K], model: Weights) -> Objective:
+    def beside(self, client: Client[K], model: Weights) -> Loss:
         """Return what a client minimises besides the cross-entropy, against forgetting."""
-        return NOTHING
+        return ZERO_LOSS

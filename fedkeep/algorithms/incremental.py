@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from typing_extensions import TypeVar
 
-from fedkeep.aggregation import Fusion, fused
+from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.interface.party import S
-from fedkeep.losses import NOTHING, CrossEntropy, Distillation, Objective, Slice, Whole
-from fedkeep.losses.exemplars import herded
+from fedkeep.losses import ZERO_LOSS, ClassSubset, CrossEntropy, Distillation, FullKL, Loss
+from fedkeep.losses.prototypes import herd
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
 from fedkeep.options import option
@@ -23,20 +23,20 @@ Selection = Literal["herding", "random"]
 Scope = Literal["client", "global"]
 
 
-def cross_entropy(client: Client[Any], ce_slice: CESlice) -> Objective:
+def cross_entropy(client: Client[Any], ce_slice: CESlice) -> Loss:
     """Return the cross-entropy among the task's own classes, or among all seen; in the first task the same."""
-    return Slice(CrossEntropy(), client.old) if ce_slice == "new" and client.old else CrossEntropy()
+    return ClassSubset(CrossEntropy(), client.old) if ce_slice == "new" and client.old else CrossEntropy()
 
 
-def old_classes(teacher: Weights, weight: float, tau: float, on: int = 0) -> Objective:
+def old_classes(teacher: Weights, weight: float, tau: float, dataset: int = 0) -> Loss:
     """Return weight * cross-entropy with an older model's probabilities among the classes that it knows, without tau^2.
 
-    It is over data set ``on``. Without a model, or without weight, it is nothing.
+    It is over data set ``dataset``. Without a model, or without weight, it is nothing.
     """
     if not teacher or not weight:
-        return NOTHING
-    term = Distillation((teacher,), Whole(weight), tau, scale="none", on=on, form="ce")
-    return Slice(term, 0, len(teacher[WEIGHT]), any_label=True)
+        return ZERO_LOSS
+    term = Distillation((teacher,), FullKL(weight), tau, scale="none", dataset=dataset, teacher_entropy=False)
+    return ClassSubset(term, 0, len(teacher[WEIGHT]), any_label=True)
 
 
 def joined(data: Data, memory: Data) -> Data:
@@ -70,7 +70,7 @@ def remembered(client: Client[Any], model: Weights, memory: Data, count: int, ho
     for c in range(client.old, client.classes):
         members = (labels == c).nonzero().flatten()
         if how == "herding":
-            chosen = herded(features[members], count) if len(members) else members
+            chosen = herd(features[members], count) if len(members) else members
         else:
             chosen = torch.randperm(len(members), generator=client.rng("exemplars"))[:count].to(members.device)
         rows.append(members[chosen])
@@ -89,7 +89,7 @@ def _cut(memory: Data, count: int) -> Data:
 class Taught:
     """What a client keeps: what old models say about the examples of ``task``."""
 
-    lesson: Objective = NOTHING
+    lesson: Loss = ZERO_LOSS
     task: int = 0
 
 
@@ -100,11 +100,11 @@ class Old(Taught):
     teacher: Weights = field(default_factory=dict)
 
 
-def once_a_task(client: Client[Any], lesson: Objective, data: Data) -> Objective:
+def once_a_task(client: Client[Any], lesson: Loss, data: Data) -> Loss:
     """Return a lesson, its teachers asked in the first of a task's rounds, and what they said kept for the others."""
     kept: Taught = client.state
     if kept.task != client.task:
-        kept.lesson, kept.task = client.settle(lesson, data), client.task
+        kept.lesson, kept.task = client.cache_teachers(lesson, data), client.task
     return kept.lesson
 
 
@@ -118,10 +118,10 @@ class WithOldModel(Algorithm[S, K]):
     w_old: float = option(3.0, "weight of what the old model says about old classes", low=0.0)
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
     ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
-    fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def round(self, server: Server[S], cohort: Cohort) -> None:
-        server.model = fused(cohort.ask(self.train, server.model), self.fusion)
+        server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
     @abstractmethod
     def end_task(self, server: Server[S], clients: Cohort) -> None:
@@ -138,18 +138,18 @@ class WithOldModel(Algorithm[S, K]):
         """Return what a client trains on."""
         return client.data
 
-    def labels(self, client: Client[K]) -> Objective:
+    def labels(self, client: Client[K]) -> Loss:
         """Return what is learned from labels."""
         return cross_entropy(client, self.ce_slice)
 
-    def taught(self, client: Client[K], data: Data) -> Objective:
+    def taught(self, client: Client[K], data: Data) -> Loss:
         """Return the task's lesson about these examples, which are the same in all its rounds."""
         return once_a_task(client, self.lesson(client.state), data)
 
-    def lesson(self, kept: K) -> Objective:
+    def lesson(self, kept: K) -> Loss:
         """Return what is taught in a task, before any teacher is asked."""
         return old_classes(kept.teacher, self.w_old, self.tau)
 
-    def beside(self, client: Client[K], model: Weights) -> Objective:
+    def beside(self, client: Client[K], model: Weights) -> Loss:
         """Return what else there is to minimise for a client that received ``model``."""
-        return NOTHING
+        return ZERO_LOSS

@@ -13,7 +13,7 @@ from fedkeep.algorithms.incremental import cross_entropy, old_classes
 from fedkeep.algorithms.synthetic import Made, WithSynthetic
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Cohort, Data, Fit, Server
-from fedkeep.losses import Bounding, FeatureError, Objective, Scaled
+from fedkeep.losses import BoundingLoss, FeatureMSE, Loss, Scaled
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
 from fedkeep.options import option
@@ -90,18 +90,18 @@ class LANDER(WithSynthetic[Best]):
         inverter = TextInverter(self, self.problem(server), self.vectors(server), self.ltc, self.r)
         return inverter.make(self.batches, spared=self.warmup)
 
-    def lesson(self, server: Server[Best]) -> Objective:
+    def lesson(self, server: Server[Best]) -> Loss:
         own, old = self.shares(server.old, server.classes)
-        bound = Scaled(own * self.ltc, Bounding(self.vectors(server), self.r))
+        bound = Scaled(own * self.ltc, BoundingLoss(self.vectors(server), self.r))
         if not server.old:
             return bound
-        features = Scaled(old, FeatureError(server.model, on=1))
-        return bound + old_classes(server.model, old, self.tau, on=1) + features
+        features = Scaled(old, FeatureMSE(server.model, dataset=1))
+        return bound + old_classes(server.model, old, self.tau, dataset=1) + features
 
     def batch(self, server: Server[Best]) -> int:
         return self.syn_batch_size
 
-    def labels(self, client: Client[Any]) -> Objective:
+    def labels(self, client: Client[Any]) -> Loss:
         return Scaled(self.shares(client.old, client.classes)[0], cross_entropy(client, "new"))
 
     def shares(self, old: int, classes: int) -> tuple[float, float]:

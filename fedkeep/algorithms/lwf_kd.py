@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fedkeep.algorithms.ft_kd import FTKD, G, Learner
 from fedkeep.algorithms.incremental import CESlice, old_classes
 from fedkeep.interface import Client, Cohort, Server, on_client
-from fedkeep.losses import Objective
+from fedkeep.losses import Loss
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -38,5 +38,5 @@ class LwFKD(FTKD[WithTeacher, G]):
         """Keep the task's last model as a teacher of the next."""
         client.state.teacher = client.state.model
 
-    def beside(self, client: Client[WithTeacher], model: Weights) -> Objective:
+    def beside(self, client: Client[WithTeacher], model: Weights) -> Loss:
         return old_classes(client.state.teacher, self.w_old, self.tau)

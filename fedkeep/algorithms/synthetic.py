@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from typing_extensions import TypeVar
 
-from fedkeep.aggregation import Fusion, fused
+from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental import made
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.interface.training import PassEnds
-from fedkeep.losses import NOTHING, Objective
+from fedkeep.losses import ZERO_LOSS, Loss
 from fedkeep.models import Weights
 from fedkeep.models.heads import truncate
 from fedkeep.options import option
@@ -32,7 +32,7 @@ class Replay:
     """
 
     images: Data = field(default_factory=dict)
-    lesson: Objective = NOTHING
+    lesson: Loss = ZERO_LOSS
     batch: int = 0
 
 
@@ -59,12 +59,12 @@ class WithSynthetic(Inversion, Algorithm[M, Replay]):
     pass_ends: ClassVar[PassEnds] = "first"
 
     tau: float = option(2.0, "softmax temperature of what the old model teaches; there is no tau squared", low=1e-3)
-    fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def begin_task(self, server: Server[M], clients: Cohort) -> None:
         kept = server.state
         images = self.images(server) if server.old else {}
-        lesson = server.settle(self.lesson(server), {}, images)
+        lesson = server.cache_teachers(self.lesson(server), {}, images)
         kept.replay, kept.holders = Replay(images, lesson, self.batch(server)), []
         super().begin_task(server, clients)
 
@@ -73,7 +73,7 @@ class WithSynthetic(Inversion, Algorithm[M, Replay]):
         kept.holders += cohort.without(kept.holders).ask(self.keep, kept.replay)
         replies = cohort.ask(self.train, server.model)
         self.note(server, replies)
-        server.model = fused(replies, self.fusion)
+        server.model = aggregate(replies, self.aggregation)
 
     def note(self, server: Server[M], replies: Mapping[str, Fit]) -> None:
         """Keep what later tasks need to know of a round; ``server.model`` is still the model that was sent."""
@@ -84,7 +84,7 @@ class WithSynthetic(Inversion, Algorithm[M, Replay]):
         """Return synthetic images of all old classes, made from ``server.model``, which has not grown yet."""
 
     @abstractmethod
-    def lesson(self, server: Server[M]) -> Objective:
+    def lesson(self, server: Server[M]) -> Loss:
         """Return what a task's clients learn besides the labels; synthetic images are its data set 1."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class WithSynthetic(Inversion, Algorithm[M, Replay]):
         """Return how many synthetic images a step sees."""
 
     @abstractmethod
-    def labels(self, client: Client[Any]) -> Objective:
+    def labels(self, client: Client[Any]) -> Loss:
         """Return what a client learns of its own examples' labels."""
 
     @on_client

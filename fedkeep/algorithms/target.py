@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fedkeep.algorithms.incremental import CESlice, cross_entropy, old_classes
 from fedkeep.algorithms.synthetic import Made, WithSynthetic
 from fedkeep.interface import Client, Data, Server
-from fedkeep.losses import Objective
+from fedkeep.losses import Loss
 from fedkeep.options import option
 from fedkeep.synthesis.inversion import LatentInverter
 
@@ -53,12 +53,12 @@ class TARGET(WithSynthetic[Made]):
             return inverter.make(RELEASED, spared=0)
         return inverter.make(self.batches, spared=self.warmup)
 
-    def lesson(self, server: Server[Made]) -> Objective:
-        return old_classes(server.model if server.old else {}, self.kd, self.tau, on=1)
+    def lesson(self, server: Server[Made]) -> Loss:
+        return old_classes(server.model if server.old else {}, self.kd, self.tau, dataset=1)
 
     def batch(self, server: Server[Made]) -> int:
         steps = ceil(server.state.examples / server.training.batch_size)
         return max(2, self.nums // max(1, steps))  # batch norm cannot learn from one
 
-    def labels(self, client: Client[Any]) -> Objective:
+    def labels(self, client: Client[Any]) -> Loss:
         return cross_entropy(client, self.ce_slice)

@@ -29,7 +29,7 @@ class Answers:
     def features(self, model: Weights) -> Tensor:
         return self.place.networks.features(model, self._normalised())
 
-    def about(self, data: Data) -> Answers:
+    def for_data(self, data: Data) -> Answers:
         return Answers(self.place, data)
 
     def _normalised(self) -> Tensor:

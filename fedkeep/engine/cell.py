@@ -95,7 +95,7 @@ def _play(engine: Embedded, folder: Path, on_round: OnRound | None, checkpoint_s
     def save_state() -> None:
         checkpoint.save(engine, {"rounds": records.on_disk(), "timings": timings.on_disk()})
 
-    def settle(finished: Finished) -> tuple[int, int, int]:
+    def cache_teachers(finished: Finished) -> tuple[int, int, int]:
         """Write down a round, and return how many are written and where; safe to repeat after a stop half-way."""
         records.cut(written[1])
         timings.cut(written[2])
@@ -109,7 +109,7 @@ def _play(engine: Embedded, folder: Path, on_round: OnRound | None, checkpoint_s
         try:
             while engine.finished < engine.rounds:
                 finished = engine.advance()
-                written = settle(finished)
+                written = cache_teachers(finished)
                 spent = 0.0
                 if checkpoint.due():
                     save_state()
@@ -118,7 +118,7 @@ def _play(engine: Embedded, folder: Path, on_round: OnRound | None, checkpoint_s
                     on_round(finished)
         finally:
             if finished is not None and finished.record["round"] == engine.finished > written[0]:
-                written = settle(finished)
+                written = cache_teachers(finished)
             # Ctrl-C may have struck between the end of a round and what it returns; then the last checkpoint stands.
             if engine.finished == written[0] > saved:
                 save_state()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedkeep._utils import seeds
-from fedkeep.aggregation.mean import moved
+from fedkeep.aggregation.mean import ema
 from fedkeep.data import Augmentation, Federation
 from fedkeep.engine.cohort import LocalCohort
 from fedkeep.engine.evaluation import Counts, count, tally
@@ -192,7 +192,7 @@ class Embedded:
         kept = self.server.model, self.server.served, copy_containers(self.server.state), dict(flight.states)
         try:
             self.algorithm.round(self.server, LocalCohort(flight, flight.cohort))
-            flight.settle()
+            flight.cache_teachers()
             undone = False
         except TooFewClients:
             undone = True
@@ -201,7 +201,7 @@ class Embedded:
         if flight.round == self.plan.rounds:
             with flight.with_everyone():
                 self.algorithm.end_task(self.server, LocalCohort(flight, self.federation.clients))
-                flight.settle()
+                flight.cache_teachers()
         return undone
 
     def _begin_task(self, flight: RoundInFlight) -> None:
@@ -214,7 +214,7 @@ class Embedded:
                 flight.states |= {client: self.client_state() for client in self.states}
         with flight.with_everyone():
             self.algorithm.begin_task(self.server, LocalCohort(flight, self.federation.clients))
-            flight.settle()
+            flight.cache_teachers()
 
     def _average(self, flight: RoundInFlight) -> None:
         """Take a finished round into the averages that are served."""
@@ -222,7 +222,7 @@ class Embedded:
             fits = flight.in_order()
             self.graduates = round_mean(self.server.model, fits, self.algorithm.schedule == "sequential")
         if "moving" in self.plan.served:
-            self.average = moved(self.average, self.graduates, self.plan.decay)
+            self.average = ema(self.average, self.graduates, self.plan.decay)
 
     def serves(self, what: Served) -> Weights:
         """Return a model that is served; the initial one before the first round."""

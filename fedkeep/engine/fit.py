@@ -21,7 +21,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
 from fedkeep.interface.pytree import tree_signature
 from fedkeep.interface.training import Composition, PassEnds, Precision, Watch
-from fedkeep.losses import Batch, Objective
+from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.weights import load_weights, state_dict_copy
@@ -30,7 +30,7 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 class Pupil:
-    """The network in training as objectives see it (`fedkeep.losses.Student`), for one step.
+    """The network in training as objectives see it (`fedkeep.losses.ModelView`), for one step.
 
     Parameters
     ----------
@@ -67,10 +67,10 @@ class Pupil:
             "unknown. Let forward(images) be classifier(features(images))."
         )
 
-    def frozen_features(self, model: Weights, batch: Batch) -> Tensor:
+    def teacher_features(self, model: Weights, batch: Batch) -> Tensor:
         return self.networks.features(model, batch.data["image"])
 
-    def frozen(self, model: Weights, batch: Batch) -> Tensor:
+    def teacher_logits(self, model: Weights, batch: Batch) -> Tensor:
         return self.networks.logits(model, batch.data["image"])
 
 
@@ -135,7 +135,7 @@ class Assignment:
     """
 
     model: Weights
-    objective: Objective
+    objective: Loss
     sources: Sequence[Source]
     passes: int
     round: int
@@ -209,7 +209,7 @@ class Learner:
         self.losses = torch.zeros((), device=networks.device)
         self._forward = forward
 
-    def step(self, objective: Objective, batches: list[Batch], watch: Watch | None = None) -> None:
+    def step(self, objective: Loss, batches: list[Batch], watch: Watch | None = None) -> None:
         """Take a step on one batch of every source."""
         training = self.training
         with precisely(training.precision, self.networks.device):

@@ -23,7 +23,7 @@ from fedkeep.engine.recording import Recorder, Replay
 from fedkeep.interface import Training
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training import Watch
-from fedkeep.losses import Batch, Objective
+from fedkeep.losses import Batch, Loss
 
 WARM = 3  # steps of a shape that are taken as they are, before one is recorded: libraries prepare themselves in them
 KINDS = 50  # of training that are remembered; objectives that hold functions made anew are new kinds each time
@@ -65,7 +65,7 @@ class _Kind:
     ``held`` is what the objective holds, ``room`` a batch of every source of which shorter ones are a part.
     """
 
-    objective: Objective
+    objective: Loss
     held: list[Tensor]
     trainings: int = 0
     room: list[Batch] = field(default_factory=list)
@@ -101,7 +101,7 @@ class GraphLearner(Learner):
         kind.trainings += 1
         self._kind = kind
 
-    def step(self, objective: Objective, batches: list[Batch], watch: Watch | None = None) -> None:
+    def step(self, objective: Loss, batches: list[Batch], watch: Watch | None = None) -> None:
         kind = self._kind
         shape = kind.shapes.setdefault(tuple(len(batch.index) for batch in batches), _Shape())
         # What is trained once may never be again, and recording takes as long as many steps.
@@ -118,7 +118,7 @@ class GraphLearner(Learner):
         shape.replay = shape.replay or self._recorded(kind.objective, shape.batches)
         shape.replay()
 
-    def _recorded(self, objective: Objective, batches: list[Batch]) -> Replay:
+    def _recorded(self, objective: Loss, batches: list[Batch]) -> Replay:
         try:
             return self.recorder.record(lambda: super(GraphLearner, self).step(objective, batches))
         except Exception as error:

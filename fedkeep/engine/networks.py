@@ -12,7 +12,7 @@ from torch.func import functional_call
 from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
-from fedkeep.losses.decoupled import raised
+from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.heads import WEIGHT, add_views, expand_rows
@@ -128,7 +128,7 @@ class Networks:
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         with torch.no_grad():
-            parts = [raised(function(part.to(self.device))) for part in torch.split(images, self.at_once)]
+            parts = [upcast(function(part.to(self.device))) for part in torch.split(images, self.at_once)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

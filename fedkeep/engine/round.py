@@ -96,7 +96,7 @@ class RoundInFlight:
                 replies = {client: self._finish(client) for client in calls}
             return {client: LOST if client in self.lost else replies[client] for client in calls}
 
-    def settle(self) -> None:
+    def cache_teachers(self) -> None:
         """Perform what still waits: every step that was asked is done by the end of the round."""
         with self._waiting():
             for client in list(self.waiting):

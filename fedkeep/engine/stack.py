@@ -22,7 +22,7 @@ from fedkeep.engine.fit import Assignment, Pupil, fit, precisely
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.pytree import replace_tensors, stack_tensors
-from fedkeep.losses import Batch
+from fedkeep.losses import Batch, Loss
 from fedkeep.models.weights import find_mismatch
 
 Rows: TypeAlias = slice | Tensor  # all members of a stack, as views; or some, as copies
@@ -159,7 +159,7 @@ class Stack:
         network = self.networks.trained.train()
         parameters = {name: weights[name] for name in self.networks.parameters}
         pupil = Pupil(self.networks, parameters, lambda images: functional_call(network, dict(weights), (images,)))
-        objective = replace_tensors(self.objective, constants)
+        objective: Loss = replace_tensors(self.objective, constants)
         return objective(pupil, [Batch(data, index) for data, index in batches])
 
     @torch.no_grad()

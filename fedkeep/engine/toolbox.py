@@ -18,7 +18,7 @@ from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training import Composition, PassEnds, Watch
-from fedkeep.losses import Objective
+from fedkeep.losses import Loss
 from fedkeep.models import Weights
 from fedkeep.models.heads import expand_like
 from fedkeep.models.weights import load_weights
@@ -53,7 +53,7 @@ class LocalParty(Party[Any]):
     def fit(
         self,
         model: Weights,
-        objective: Objective,
+        objective: Loss,
         *data: Data,
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
@@ -76,7 +76,7 @@ class LocalParty(Party[Any]):
     def assignment(
         self,
         model: Weights,
-        objective: Objective,
+        objective: Loss,
         *data: Data,
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
@@ -90,27 +90,27 @@ class LocalParty(Party[Any]):
             self._check(columns)
         if len(batch_sizes) > len(data):
             raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
-        objective = self._sent(self.settle(objective, *data))
+        objective = self._sent(self.cache_teachers(objective, *data))
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
         sources = [self._source(*given) for given in zip(data, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
         noise = self._derive("network noise")
         return Assignment(model, objective, sources, passes, self.round, noise, pass_ends, composition, watch)
 
-    def _sent(self, objective: Objective) -> Objective:
+    def _sent(self, objective: Loss) -> Loss:
         """Return an objective on the device: what a method wrote down on the CPU would be sent anew in every step."""
         device = self.place.networks.device
         if device.type == "cpu":
             return objective
         return replace_tensors(objective, [tensor.to(device) for tensor, _ in tree_tensors(objective)])
 
-    def settle(self, objective: Objective, *data: Data) -> Objective:
+    def cache_teachers(self, objective: Loss, *data: Data) -> Loss:
         with self.place.asking():
             for number, columns in enumerate(data or (self.data,)):
                 if self.place.augmentation and columns and columns["image"].dtype == torch.uint8:
                     continue  # teachers must see the images that the student sees, which differ from pass to pass
                 if columns and len(columns["image"]):
-                    objective = objective.settle(Answers(self.place, columns), columns, number)
+                    objective = objective.cache_teachers(Answers(self.place, columns), columns, number)
         return objective
 
     def predict(self, model: Weights, data: Data | None = None) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedkeep.losses import Objective
+from fedkeep.losses import Loss
 
 T = TypeVar("T")
 Path: TypeAlias = tuple[Any, ...]
@@ -51,14 +51,14 @@ def children(tree: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 def tree_iter(tree: Any) -> list[tuple[Path, Any, bool, bool]]:
-    """Return (path, value, is_leaf, in_column) of every node, the outer before the inner; see `Objective.columns`."""
+    """Return (path, value, is_leaf, in_column) of every node, the outer before the inner; see `Loss.columns`."""
     nodes: list[tuple[Path, Any, bool, bool]] = []
 
     def visit(value: Any, path: Path, in_column: bool) -> None:
         below = children(value)
         nodes.append((path, value, below is None, in_column))
         if below is not None:
-            columns = value.columns if isinstance(value, Objective) else ()
+            columns = value.columns if isinstance(value, Loss) else ()
             for key, item in below:
                 visit(item, (path, value, key), in_column or key in columns)
 
@@ -211,7 +211,7 @@ def _signature(value: Any, is_leaf: bool, in_column: bool) -> Hashable:
 
 
 def tree_tensors(tree: Any) -> list[tuple[Tensor, bool]]:
-    """Return a tree's tensors in order, and which of them are columns of a loss (see `Objective`)."""
+    """Return a tree's tensors in order, and which of them are columns of a loss (see `Loss`)."""
     return [(value, in_column) for _, value, _, in_column in tree_iter(tree) if isinstance(value, Tensor)]
 
 

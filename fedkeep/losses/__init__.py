@@ -1,66 +1,62 @@
-"""Objectives: the distillation kernel, weight rules, and terms of a local loss, as pure functions of tensors."""
+"""Losses of local training: the distillation kernel, weight rules, and terms, as pure functions of tensors."""
 
 from fedkeep.data import Data
-from fedkeep.losses.base import NOTHING, Answer, Batch, Objective, Student, Sum
-from fedkeep.losses.compensation import CompensatedEntropy
-from fedkeep.losses.contrast import Contrast
-from fedkeep.losses.cross_entropy import CrossEntropy, WeightedCrossEntropy
-from fedkeep.losses.distillation import Distillation, Form, Lesson, Scale
-from fedkeep.losses.features import Bounding, FeatureError
-from fedkeep.losses.joint import Joint
-from fedkeep.losses.penalties import Absolute, Quadratic, Slope
-from fedkeep.losses.prototypes import FeatureDistance, PrototypeEntropy, Prototypes
-from fedkeep.losses.rotations import Rotated
-from fedkeep.losses.slices import Scaled, Slice
-from fedkeep.losses.supcon import SupCon
-from fedkeep.losses.tsd import TSD
-from fedkeep.losses.weighting import (
-    ByEntropyAndLabel,
-    ExampleRule,
+from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Sum, TeacherOutputs
+from fedkeep.losses.classification import TSD, CompensatedCrossEntropy, CrossEntropy, WeightedCrossEntropy
+from fedkeep.losses.contrastive import ModelContrastive, SupCon
+from fedkeep.losses.distillation import CachedDistillation, Distillation, LogitMatching, Scale, soft_label_loss
+from fedkeep.losses.features import BoundingLoss, FeatureDistance, FeatureMSE
+from fedkeep.losses.penalties import L1Penalty, LinearTerm, QuadraticPenalty
+from fedkeep.losses.prototypes import PrototypeCrossEntropy, Prototypes
+from fedkeep.losses.weight_rules import (
+    EntropyAndLabelWeighting,
+    ExampleWeighting,
+    FullKL,
+    FullKLByClass,
+    FullKLByConfidence,
+    FullKLByEntropy,
     PerTeacher,
     WeightRule,
-    Whole,
-    WholeByClass,
-    WholeByConfidence,
-    WholeByEntropy,
 )
+from fedkeep.losses.wrappers import ClassSubset, ConcatForward, Rotated, Scaled
 
 __all__ = [
-    "NOTHING",
     "TSD",
-    "Absolute",
-    "Answer",
+    "ZERO_LOSS",
     "Batch",
-    "Bounding",
-    "ByEntropyAndLabel",
-    "CompensatedEntropy",
-    "Contrast",
+    "BoundingLoss",
+    "CachedDistillation",
+    "ClassSubset",
+    "CompensatedCrossEntropy",
+    "ConcatForward",
     "CrossEntropy",
     "Data",
     "Distillation",
-    "ExampleRule",
+    "EntropyAndLabelWeighting",
+    "ExampleWeighting",
     "FeatureDistance",
-    "FeatureError",
-    "Form",
-    "Joint",
-    "Lesson",
-    "Objective",
+    "FeatureMSE",
+    "FullKL",
+    "FullKLByClass",
+    "FullKLByConfidence",
+    "FullKLByEntropy",
+    "L1Penalty",
+    "LinearTerm",
+    "LogitMatching",
+    "Loss",
+    "ModelContrastive",
+    "ModelView",
     "PerTeacher",
-    "PrototypeEntropy",
+    "PrototypeCrossEntropy",
     "Prototypes",
-    "Quadratic",
+    "QuadraticPenalty",
     "Rotated",
     "Scale",
     "Scaled",
-    "Slice",
-    "Slope",
-    "Student",
     "Sum",
     "SupCon",
+    "TeacherOutputs",
     "WeightRule",
     "WeightedCrossEntropy",
-    "Whole",
-    "WholeByClass",
-    "WholeByConfidence",
-    "WholeByEntropy",
+    "soft_label_loss",
 ]

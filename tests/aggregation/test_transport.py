@@ -11,8 +11,8 @@ from permuting import lively, permuted
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkeep.aggregation.plans import Cost, cost_matrix, plan_of
-from fedkeep.aggregation.transport import Skip, Transport, laid_classifier
+from fedkeep.aggregation.transport import Skip, Transport, align_classifier
+from fedkeep.aggregation.transport_plans import Cost, compute_plan, cost_matrix
 from fedkeep.errors import ConfigError
 from fedkeep.models import MLP, VGG16, LeNet5, Network, ResNet18, Shape, Weights
 from fedkeep.models.channel_groups import channel_groups
@@ -214,7 +214,7 @@ def test_a_chain_is_the_papers_steps(solver: Any) -> None:
     for name in ("body.full1", "body.full2"):
         incoming = source[f"{name}.weight"].double() @ before
         n = len(incoming)
-        plan = plan_of(cost_matrix(incoming.float(), base[f"{name}.weight"], "euclidean"), solver, reg)
+        plan = compute_plan(cost_matrix(incoming.float(), base[f"{name}.weight"], "euclidean"), solver, reg)
         if solver == "emd":
             plan = torch.eye(n, dtype=torch.float64)[:, plan]
         torch.testing.assert_close(found.model[f"{name}.weight"], (plan.T @ incoming).float(), rtol=1e-4, atol=1e-5)
@@ -251,7 +251,7 @@ def residual() -> nn.Module:
 def planned(*pairs: tuple[Tensor, Tensor]) -> Tensor:
     """Return the exact map, as a matrix, between rows laid side by side."""
     ours, theirs = (torch.cat(rows, 1) for rows in zip(*pairs, strict=True))
-    plan = plan_of(cost_matrix(ours, theirs, "euclidean"), "emd", 0.01)
+    plan = compute_plan(cost_matrix(ours, theirs, "euclidean"), "emd", 0.01)
     return torch.eye(len(plan), dtype=torch.float64)[:, plan]
 
 
@@ -324,8 +324,8 @@ def test_a_clients_own_classifier_follows_the_features(name: str) -> None:
     source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
     own = {key: torch.randn(source[key].shape) for key in ("classifier.weight", "classifier.bias")}
     found = ALIGNED.project(source, base, layers)
-    assert same_function(name, found.model | laid_classifier(own, found.last), dict(source) | own)
-    assert torch.equal(laid_classifier(own, None)["classifier.weight"], own["classifier.weight"])
+    assert same_function(name, found.model | align_classifier(own, found.last), dict(source) | own)
+    assert torch.equal(align_classifier(own, None)["classifier.weight"], own["classifier.weight"])
 
 
 def test_flattened_maps_keep_their_pixels() -> None:

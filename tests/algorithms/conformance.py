@@ -448,7 +448,7 @@ def work_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: RoundInFlight, client: str, call: Any) -> None:
         original_start(self, client, call)
         if not asking:
-            self.settle()
+            self.cache_teachers()
 
     def ask_one(self: RoundInFlight, client: str, call: Any) -> Any:
         asking.append(client)

@@ -16,7 +16,7 @@ from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.kd_on_made_images import LwFKDOnMadeImages
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient
-from fedkeep.losses import NOTHING
+from fedkeep.losses import ZERO_LOSS
 from fedkeep.models import Weights, get_architecture
 
 METHODS = [FedDCL, DDDR]
@@ -62,7 +62,7 @@ def test_batch_norm_sees_examples_and_made_images_of_old_classes_at_once(cls: ty
     for joint in (False, True):
         client = LocalClient(engine.place, "2", data, state, task=2, round=9, uses={})
         fed = cls(**tiny.TOYS[cls.name()], bn_joint=joint)
-        fit = fed.practised(client, start, state.pool, NOTHING)
+        fit = fed.practised(client, start, state.pool, ZERO_LOSS)
         (counter,) = {int(tensor) for name, tensor in fit.model.items() if "num_batches" in name}
         seen[joint] = counter - int(next(tensor for name, tensor in start.items() if "num_batches" in name)), fit.steps
     assert seen == {False: (2 * fit.steps, fit.steps), True: (fit.steps, fit.steps)}, "forward passes, and steps"

@@ -16,7 +16,7 @@ from watched import TWO_ONE, Seen, distilled, logits, loss_of, second_task
 from fedkeep.algorithms.fedpass import FedPASS
 from fedkeep.algorithms.fedskf import FedSKF
 from fedkeep.errors import ConfigError
-from fedkeep.losses import PrototypeEntropy, Prototypes
+from fedkeep.losses import PrototypeCrossEntropy, Prototypes
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT, classifier_tensors
 
@@ -37,13 +37,13 @@ def terms(objective: Any) -> list[Any]:
     return [objective, *(found for each in inside for found in terms(each))]
 
 
-def drawn(seen: Seen, *place: Any) -> PrototypeEntropy:
+def drawn(seen: Seen, *place: Any) -> PrototypeCrossEntropy:
     """Return the noisy prototypes that a client was given in a round."""
-    (found,) = (term for term in terms(seen.fits[place].objective) if isinstance(term, PrototypeEntropy))
+    (found,) = (term for term in terms(seen.fits[place].objective) if isinstance(term, PrototypeCrossEntropy))
     return found
 
 
-def on_prototypes(model: Weights, term: PrototypeEntropy) -> Tensor:
+def on_prototypes(model: Weights, term: PrototypeCrossEntropy) -> Tensor:
     """Return the cross-entropy of the first four."""
     return cross_entropy(linear(term.features[:4], model[WEIGHT], model[BIAS]) / 0.1, term.labels[:4])
 
@@ -107,7 +107,7 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: p
     (absent,) = (client for client in "0123" if not engine.federation.num_examples(client))
     tiny.played(engine)
     assert engine.federation.num_examples(absent), "it has something to learn in the second task"
-    assert not any(isinstance(term, PrototypeEntropy) for term in terms(seen.fits[2, 1, absent].objective))
+    assert not any(isinstance(term, PrototypeCrossEntropy) for term in terms(seen.fits[2, 1, absent].objective))
     assert engine.states[absent].prototypes.classes.tolist() == [2]
 
 

@@ -29,9 +29,9 @@ from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
-from fedkeep.losses import NOTHING
-from fedkeep.losses.exemplars import nearest_mean
-from fedkeep.losses.tsd import TSDReading, tsd_loss
+from fedkeep.losses import ZERO_LOSS
+from fedkeep.losses.classification import TSDReading, tsd_loss
+from fedkeep.losses.prototypes import nearest_mean_scores
 from fedkeep.models import Network, Weights
 from fedkeep.models.heads import WEIGHT, classifier_tensors
 from fedkeep.models.weights import mean
@@ -43,7 +43,7 @@ def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
     return engine.server.model
 
 
-UNIFORM = FedAvg(fusion="uniform")
+UNIFORM = FedAvg(aggregation="uniform")
 FIRST = [Finetune(), FedLwF(), FLwF2T(), FediCaRL(), FedEWC(), FedProxLwF(mu=0.0), FedSKF(pit="off", sync=False)]
 FIRST.append(TARGET(**tiny.SYNTHESIS))
 
@@ -237,7 +237,7 @@ def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
     rows = normalize(engine.server.features(engine.server.model, data), dim=1)
     means = normalize(torch.stack([rows[data["label"] == each].mean(0) for each in range(3)]), dim=1)
     test = engine.federation.dataset.test
-    scores = nearest_mean(engine.server.features(engine.server.model, test), means)
+    scores = nearest_mean_scores(engine.server.features(engine.server.model, test), means)
     found = engine.algorithm.predict(engine.server, engine.server.model, test["image"])
     torch.testing.assert_close(found, scores, rtol=1e-4, atol=1e-5)
     record = engine.advance().record
@@ -416,13 +416,13 @@ def test_a_network_that_cannot_be_projected_is_refused_before_anybody_trains(mon
 
 def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
-    settle = Networks.logits
+    cache_teachers = Networks.logits
     places: list[tuple[int, int]] = []
 
     def spy(self: Networks, model: Weights, images: torch.Tensor) -> torch.Tensor:
         if places:
             asked.append(places[-1])
-        return settle(self, model, images)
+        return cache_teachers(self, model, images)
 
     train = FedSKF.train
 
@@ -442,8 +442,8 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_is_taught_without_a_model_or_without_weight() -> None:
-    assert old_classes({}, 3.0, 2.0) is NOTHING
-    assert old_classes({WEIGHT: torch.zeros(2, 3)}, 0.0, 2.0) is NOTHING
+    assert old_classes({}, 3.0, 2.0) is ZERO_LOSS
+    assert old_classes({WEIGHT: torch.zeros(2, 3)}, 0.0, 2.0) is ZERO_LOSS
 
 
 def test_memories_are_cut_short_and_joined() -> None:

@@ -67,7 +67,7 @@ def compare(engine: Embedded, model: Model) -> None:
 
 
 def test_feddf() -> None:
-    engine = tiny.engine(FedDF(passes=2), rounds=ROUNDS)
+    engine = tiny.engine(FedDF(epochs=2), rounds=ROUNDS)
     hand = hand_of()
     hand.engine = engine
     model = hand.initial
@@ -114,7 +114,7 @@ def test_own_models_and_a_consensus(method: FTKD) -> None:
 
 
 def test_without_passes_feddf_is_fedavg() -> None:
-    one, two = tiny.engine(FedDF(passes=0)), tiny.engine(FedAvg())
+    one, two = tiny.engine(FedDF(epochs=0)), tiny.engine(FedAvg())
     tiny.played(one), tiny.played(two)
     assert tiny.equal(one.server.model, two.server.model)
 

@@ -21,7 +21,7 @@ from fedkeep.engine.fit import Assignment, Pupil
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface.pytree import num_bytes
-from fedkeep.losses import Slice
+from fedkeep.losses import ClassSubset
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_weights
 from fedkeep.synthesis.inversion import read_anchors
@@ -158,7 +158,7 @@ def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest
 def test_with_augmentation_the_old_model_travels_and_answers_in_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(target(), monkeypatch, augmentation=Augmentation(flip=True))
     lesson = engine.server.state.replay.lesson
-    assert isinstance(lesson, Slice)
+    assert isinstance(lesson, ClassSubset)
     assert tiny.equal(lesson.term.teachers[0], old)  # type: ignore[attr-defined]
     assert tiny.finite(seen.results[2, 2, "1"].model)
 

@@ -28,7 +28,7 @@ from fedkeep.engine.recording import CudaRecorder
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Fit, Training, algorithms, on_client
 from fedkeep.interface.algorithm import knows_tasks
-from fedkeep.losses import Batch, CrossEntropy, Objective, Student
+from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.models import Network, Weights
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
@@ -140,7 +140,7 @@ def test_bfloat16_is_recorded(compared: Compare) -> None:
 class Unlike(FedAvg):
     """Every client learns with an objective of its own."""
 
-    def objective(self, client: Client[Any], model: Weights) -> Objective:
+    def local_loss(self, client: Client[Any], model: Weights) -> Loss:
         return CrossEntropy(tau=1.0 + int(client.id) / 8)
 
 
@@ -157,17 +157,17 @@ def test_kinds_that_are_never_seen_again_are_forgotten(monkeypatch: pytest.Monke
 
 
 @dataclass(frozen=True, eq=False)
-class Branching(Objective):
+class Branching(Loss):
     """A loss that looks at its value."""
 
-    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
         loss = CrossEntropy()(student, batches)
         return loss if loss.item() > 0 else 2 * loss
 
 
 @dataclass(frozen=True)
 class Looking(FedAvg):
-    def objective(self, client: Client[Any], model: Weights) -> Objective:
+    def local_loss(self, client: Client[Any], model: Weights) -> Loss:
         return Branching()
 
 

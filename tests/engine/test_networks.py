@@ -16,7 +16,7 @@ from fedkeep.engine.fit import Assignment, Source, fit, precisely
 from fedkeep.engine.networks import Networks, has_batch_norm
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
-from fedkeep.losses import CrossEntropy, Slope
+from fedkeep.losses import CrossEntropy, LinearTerm
 from fedkeep.models import CNN4, LeNet5, Network, Shape, Weights
 from fedkeep.models.resnet import Norm, Residual
 
@@ -52,7 +52,7 @@ def trained(
     source = Source(data, lambda images: images, Augmentation(), torch.Generator().manual_seed(1), noise, layout)
     training = Training(batch_size=4, lr=0.01, momentum=0.9)
     slope = {key: torch.randn(networks.initial[key].shape, generator=noise).to(dtype) for key in networks.parameters}
-    objective = CrossEntropy() + Slope(slope) if sloping else CrossEntropy()
+    objective = CrossEntropy() + LinearTerm(slope) if sloping else CrossEntropy()
     result = fit(networks, Assignment(networks.initial, objective, [source], passes=1, round=1, seed=0), training)
     assert all(tensor.is_contiguous() for tensor in result.model.values()), (
         "a model is in plain layout, whatever fit is"

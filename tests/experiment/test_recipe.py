@@ -66,7 +66,7 @@ def test_every_option_is_written_out(load: Any) -> None:
         "training.clip=5.0",
         "augmentation.flip=true",
         "run.evaluate_visits=true",
-        "sfedkd.exclude_self=true",
+        "sfedkd.selection=random",
         "model.hidden=[]",
         "sfedkd.label=Ours (x)",
     ]
@@ -76,7 +76,7 @@ def test_every_option_is_written_out(load: Any) -> None:
     table = tomllib.loads(recipe.to_toml())
     assert table["training"]["clip"] == 5.0
     assert table["methods"][2]["label"] == "Ours (x)"
-    assert table["methods"][2]["epsilon"] == 1e-4, "defaults too: they may change in a later version"
+    assert table["methods"][2]["tau"] == 4.0, "defaults too: they may change in a later version"
     assert "clip" not in tomllib.loads(load().to_toml())["training"]
 
 

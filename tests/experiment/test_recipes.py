@@ -396,7 +396,7 @@ def test_methods_of_fedskf() -> None:
 
 def test_methods_of_sfedkd() -> None:
     table1 = load_recipe("sfedkd/table1/cifar10-2-0.5")
-    printed = SFedKD(teachers=5, w_nontarget=1.0, w_target=3.0, metric="kl", epsilon=1e-4)
+    printed = SFedKD(teachers=5, w_nontarget=1.0, w_target=3.0, metric="kl")
     assert options(table1, "SFedKD") == printed
     tuned = load_recipe("sfedkd/table1/cifar10-2-0.5", grid=True)
     grid = [f"SFedKD (tau {tau}, kd_scale {scale})" for tau in (1, 2, 4) for scale in ("none", "tau2")]
@@ -442,10 +442,8 @@ def test_methods_of_fedadkd() -> None:
     recipe = load_recipe("fedadkd/table2/cifar10-0.1")
     assert options(recipe, "FedProx").mu == 1.0
     assert options(recipe, "FedCurv").fisher == "batch"
-    assert not options(recipe, "FedCurv").compat_inplace
-    assert not options(recipe, "FedNova").compat_ccvr
-    fusions = {method.label: getattr(method.algorithm, "fusion", "by_count") for method in recipe.methods}
-    assert fusions == dict.fromkeys(fusions, "by_count") | {"FedADKD": "uniform"}
+    means = {method.label: getattr(method.algorithm, "aggregation", "num_examples") for method in recipe.methods}
+    assert means == dict.fromkeys(means, "num_examples") | {"FedADKD": "uniform"}
     tuned = [
         (m.algorithm.w_target, m.algorithm.delta)
         for m in load_recipe("fedadkd/table2/cifar10-0.1", grid=True).methods

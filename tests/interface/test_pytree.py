@@ -26,7 +26,7 @@ from fedkeep.interface.pytree import (
     tree_signature,
     tree_tensors,
 )
-from fedkeep.losses import NOTHING, CrossEntropy, Objective
+from fedkeep.losses import NOTHING, CrossEntropy, Loss
 
 
 @dataclass
@@ -188,7 +188,7 @@ def test_instances_come_the_outer_before_the_inner() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Loss(Objective):
+class Loss(Loss):
     columns: ClassVar[tuple[str, ...]] = ("rows",)
 
     rows: dict[str, Tensor]
@@ -199,7 +199,7 @@ class Loss(Objective):
         raise NotImplementedError
 
 
-def loss(rows: int, value: float = 0.0, strength: Any = 1.0) -> Objective:
+def loss(rows: int, value: float = 0.0, strength: Any = 1.0) -> Loss:
     return CrossEntropy() + Loss({"a": torch.full((rows, 2), value)}, torch.full((3,), value), strength)
 
 

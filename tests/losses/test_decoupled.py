@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.losses.decoupled import decoupled_loss, fold, log_split
+from fedkeep.losses.decoupled import decoupled_loss, log_split, merge
 
 STUDENT = [1.0, 0.5, -0.5, 2.0]
 TEACHER = [2.0, -1.0, 0.3, 0.7]
@@ -73,7 +73,7 @@ def naive_gradients(
 
 
 def kernel(teachers: Tensor, student: Tensor, labels: Tensor, target: Tensor, nontarget: Tensor, tau: float) -> Tensor:
-    return decoupled_loss(student, labels, fold(teachers, labels, target, nontarget, tau), tau)
+    return decoupled_loss(student, labels, merge(teachers, labels, target, nontarget, tau), tau)
 
 
 def one_teacher(
@@ -242,7 +242,7 @@ def test_one_class_is_an_error() -> None:
     with pytest.raises(ValueError):
         log_split(torch.zeros(3, 1), labels, 1.0)
     with pytest.raises(ValueError):
-        fold(torch.zeros(1, 3, 1), labels, weights, weights, 1.0)
+        merge(torch.zeros(1, 3, 1), labels, weights, weights, 1.0)
 
 
 # --- several teachers ------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_half_precision_is_raised(dtype: torch.dtype) -> None:
     labels, weights = torch.arange(6) % 5, torch.ones(2, 6)
     for part in log_split(student, labels, 4.0).__dict__.values():
         assert part.dtype == torch.float32
-    folded = fold(teachers, labels, weights, weights, 4.0)
+    folded = merge(teachers, labels, weights, weights, 4.0)
     loss = decoupled_loss(student, labels, folded, 4.0)
     assert loss.dtype == torch.float32
     # Raising is exact, so the same numbers as from float32 logits, bit for bit.

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.losses import NOTHING, Batch, CrossEntropy, Distillation, Objective, PerTeacher, Sum
+from fedkeep.losses import ZERO_LOSS, Batch, CrossEntropy, Distillation, Loss, PerTeacher, Sum
 
 EXAMPLES, CLASSES = 12, 5
 # Float64 against float64: some hundred roundings of 1e-16 of terms up to 100 (3 teachers, weights 3, tau squared 16).
@@ -37,15 +37,15 @@ class Table:
     def features(self, batch: Batch) -> Tensor:
         return self.logits(batch)
 
-    def frozen(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def teacher_logits(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         with torch.no_grad():
             return model["table"][batch.data["image"].long()]
 
 
-class MutePupil(Table):
+class TeacherlessView(Table):
     """A student that has no other model at hand: who asks for one has not settled."""
 
-    def frozen(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def teacher_logits(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         raise AssertionError("asked a teacher that has already spoken")
 
 
@@ -64,7 +64,7 @@ def draw(data: Mapping[str, Tensor], index: Sequence[int]) -> Batch:
     return Batch({name: column[picked] for name, column in data.items()}, picked)
 
 
-def value_and_gradient(objective: Objective, student: Any, *batches: Batch) -> tuple[Tensor, Tensor]:
+def value_and_gradient(objective: Loss, student: Any, *batches: Batch) -> tuple[Tensor, Tensor]:
     loss = objective(student, list(batches))
     assert loss.shape == ()
     (slope,) = torch.autograd.grad(loss, student.table)
@@ -90,8 +90,8 @@ def three_teachers(tau: float = 4.0, scale: Any = "tau2", dtype: torch.dtype = t
     return Distillation(teachers, rule, tau=tau, scale=scale)
 
 
-def settle(objective: Objective, data: Mapping[str, Tensor], on: int = 0) -> Objective:
-    return objective.settle(lambda weights: weights["table"][data["image"]], data, on)
+def cache_teachers(objective: Loss, data: Mapping[str, Tensor], dataset: int = 0) -> Loss:
+    return objective.cache_teachers(lambda weights: weights["table"][data["image"]], data, dataset)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -111,12 +111,10 @@ def test_golden_whole_losses(
     method: str, target: float, nontarget: float, golden: float, scale: Any, settled: bool
 ) -> None:
     rule = PerTeacher(torch.tensor([target]), torch.tensor([nontarget]))
-    objective: Objective = CrossEntropy() + Distillation(
-        ({"table": torch.tensor([TEACHER])},), rule, tau=1.0, scale=scale
-    )
+    objective: Loss = CrossEntropy() + Distillation(({"table": torch.tensor([TEACHER])},), rule, tau=1.0, scale=scale)
     data = {"image": torch.tensor([0]), "label": torch.tensor([0])}
     if settled:
-        objective = settle(objective, data)
+        objective = cache_teachers(objective, data)
     loss = objective(Table(torch.tensor([STUDENT])), [draw(data, [0])])
     # Printed to six decimals (5e-7), computed in float32 (1e-7 of terms up to 3).
     assert loss.item() == pytest.approx(golden, abs=2e-6), method
@@ -185,7 +183,7 @@ def test_settled_teachers_say_the_same(tau: float, scale: Any, index: list[int])
     objective, data = CrossEntropy() + three_teachers(tau, scale), whole()
     batch = draw(data, index)
     asked = value_and_gradient(objective, Table(random_table(1)), batch)
-    settled = value_and_gradient(settle(objective, data), MutePupil(random_table(1)), batch)
+    settled = value_and_gradient(cache_teachers(objective, data), TeacherlessView(random_table(1)), batch)
     torch.testing.assert_close(settled, asked, rtol=EXACT, atol=EXACT)
     assert asked[1].abs().max() > 1e-3
 
@@ -193,17 +191,17 @@ def test_settled_teachers_say_the_same(tau: float, scale: Any, index: list[int])
 def test_settled_on_some_rows_of_a_larger_data_set() -> None:
     # Row 0 of this client's data is row 9 of the table: index counts rows of the data, not of anything else.
     objective, data = CrossEntropy() + three_teachers(), whole([9, 2, 7, 4, 0])
-    settled = settle(objective, data)
+    settled = cache_teachers(objective, data)
     for index in ([0, 1, 2, 3, 4], [4, 2], [3], [1, 0, 4]):
         batch = draw(data, index)
         asked = value_and_gradient(objective, Table(random_table(1)), batch)
-        told = value_and_gradient(settled, MutePupil(random_table(1)), batch)
+        told = value_and_gradient(settled, TeacherlessView(random_table(1)), batch)
         torch.testing.assert_close(told, asked, rtol=EXACT, atol=EXACT)
 
 
 def test_a_pass_in_any_order_has_the_same_mean() -> None:
-    data, student = whole(), MutePupil(random_table(1))
-    settled = settle(three_teachers(), data)
+    data, student = whole(), TeacherlessView(random_table(1))
+    settled = cache_teachers(three_teachers(), data)
     full = value_and_gradient(settled, student, draw(data, range(EXAMPLES)))
     order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(3)).tolist()
     parts = [value_and_gradient(settled, student, draw(data, order[k : k + 4])) for k in range(0, EXAMPLES, 4)]
@@ -217,40 +215,40 @@ def test_settled_in_float32_says_the_same_to_rounding() -> None:
     objective = CrossEntropy() + three_teachers(dtype=torch.float32)
     student = random_table(1, dtype=torch.float32)
     asked = value_and_gradient(objective, Table(student), batch)
-    told = value_and_gradient(settle(objective, data), MutePupil(student), batch)
+    told = value_and_gradient(cache_teachers(objective, data), TeacherlessView(student), batch)
     torch.testing.assert_close(told, asked, rtol=1e-5, atol=1e-5)
 
 
 def test_settled_objective_follows_the_student() -> None:
     # The teachers are frozen, the student is not: what was settled holds for its later weights too.
     objective, data, batch = three_teachers(), whole(), draw(whole(), [1, 6])
-    settled = settle(objective, data)
+    settled = cache_teachers(objective, data)
     for seed in (1, 2):
         asked = value_and_gradient(objective, Table(random_table(seed)), batch)
-        told = value_and_gradient(settled, MutePupil(random_table(seed)), batch)
+        told = value_and_gradient(settled, TeacherlessView(random_table(seed)), batch)
         torch.testing.assert_close(told, asked, rtol=EXACT, atol=EXACT)
 
 
 def test_settling_changes_nothing_but_teachers_on_that_data() -> None:
     objective = three_teachers()
-    assert settle(objective, whole(), on=1) is objective
-    assert settle(objective, whole(), on=0) is not objective
+    assert cache_teachers(objective, whole(), dataset=1) is objective
+    assert cache_teachers(objective, whole(), dataset=0) is not objective
     plain = CrossEntropy()
-    assert settle(plain, whole()) is plain
-    settled = settle(objective, whole())
-    student, batch = MutePupil(random_table(1)), draw(whole(), [2, 5])
-    assert torch.equal(settle(settled, whole())(student, [batch]), settled(student, [batch]))
+    assert cache_teachers(plain, whole()) is plain
+    settled = cache_teachers(objective, whole())
+    student, batch = TeacherlessView(random_table(1)), draw(whole(), [2, 5])
+    assert torch.equal(cache_teachers(settled, whole())(student, [batch]), settled(student, [batch]))
 
 
 @pytest.mark.parametrize("settled", [False, True])
 def test_distillation_on_a_second_data_set(settled: bool) -> None:
     first = three_teachers()
-    objective: Objective = Distillation(first.teachers, first.rule, first.tau, first.scale, on=1)
+    objective: Loss = Distillation(first.teachers, first.rule, first.tau, first.scale, dataset=1)
     local, proxy = draw(whole(), [0, 1]), draw(whole([8, 6, 4]), [2, 1])
     expected = value_and_gradient(first, Table(random_table(1)), proxy)
     if settled:
-        objective = settle(objective, whole([8, 6, 4]), on=1)
-    found = value_and_gradient(objective, (MutePupil if settled else Table)(random_table(1)), local, proxy)
+        objective = cache_teachers(objective, whole([8, 6, 4]), dataset=1)
+    found = value_and_gradient(objective, (TeacherlessView if settled else Table)(random_table(1)), local, proxy)
     torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
 
 
@@ -261,7 +259,9 @@ def test_distillation_on_a_second_data_set(settled: bool) -> None:
 def test_no_teachers_distil_nothing(added: str) -> None:
     # SFedKD without teachers (its first round) is FedSeq, bit for bit.
     empty = CrossEntropy() + Distillation((), PerTeacher(torch.zeros(0), torch.zeros(0)), tau=4.0)
-    objective = {"unsettled": empty, "settled": settle(empty, whole()), "nothing": CrossEntropy() + NOTHING}[added]
+    objective = {"unsettled": empty, "settled": cache_teachers(empty, whole()), "nothing": CrossEntropy() + ZERO_LOSS}[
+        added
+    ]
     batch, logits = draw(whole(), [0, 3, 5]), random_table(1, dtype=torch.float32)
     plain = value_and_gradient(CrossEntropy(), Table(logits), batch)
     found = value_and_gradient(objective, Table(logits), batch)
@@ -271,7 +271,7 @@ def test_no_teachers_distil_nothing(added: str) -> None:
 
 def test_sums_are_flat_and_add_up() -> None:
     first, second = CrossEntropy(), three_teachers()
-    objective = first + second + NOTHING + (second + first)
+    objective = first + second + ZERO_LOSS + (second + first)
     assert isinstance(objective, Sum)
     assert objective.terms == (first, second, second, first)
     student, batch = Table(random_table(1)), draw(whole(), [0, 3, 5])
@@ -283,9 +283,9 @@ def test_sums_are_flat_and_add_up() -> None:
 def test_teachers_get_no_gradient(settled: bool) -> None:
     tables = [random_table(seed).requires_grad_() for seed in (11, 12)]
     rule = PerTeacher(torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
-    objective: Objective = Distillation(tuple({"table": table} for table in tables), rule)
+    objective: Loss = Distillation(tuple({"table": table} for table in tables), rule)
     if settled:
-        objective = settle(objective, whole())
+        objective = cache_teachers(objective, whole())
     student = Table(random_table(1))
     objective(student, [draw(whole(), [0, 3, 5])]).backward()
     assert student.table.grad is not None

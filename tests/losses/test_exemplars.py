@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pupil import noise
+from table_model import noise
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedkeep.losses.exemplars import herded, nearest_mean
+from fedkeep.losses.prototypes import herd, nearest_mean_scores
 
 
 def naive(features: Tensor, count: int) -> list[int]:
@@ -35,7 +35,7 @@ def naive(features: Tensor, count: int) -> list[int]:
 @given(st.integers(0, 10_000), st.integers(1, 12).filter(lambda n: n != 2), st.integers(1, 15))  # two always tie
 def test_herding_is_the_greedy_choice(seed: int, examples: int, count: int) -> None:
     features = noise(examples, 3, seed=seed)
-    found = herded(features, count)
+    found = herd(features, count)
     assert found.dtype == torch.int64
     assert found.tolist() == naive(features, count)
 
@@ -44,34 +44,34 @@ def test_herding_by_hand() -> None:
     """Directions 0, 90 and 40 degrees: the third is nearest to the mean direction, then 90 brings the mean closer."""
     angles = [0.0, math.pi / 2, 2 * math.pi / 9]
     features = torch.tensor([[5 * math.cos(a), 5 * math.sin(a)] for a in angles])
-    assert herded(features, 1).tolist() == [2]
-    assert herded(features, 2).tolist() == naive(features, 2)
-    assert sorted(herded(features, 9).tolist()) == [0, 1, 2]
+    assert herd(features, 1).tolist() == [2]
+    assert herd(features, 2).tolist() == naive(features, 2)
+    assert sorted(herd(features, 9).tolist()) == [0, 1, 2]
 
 
 def test_a_shorter_choice_is_the_beginning_of_a_longer_one() -> None:
     features = noise(30, 6)
-    longest = herded(features, 20).tolist()
+    longest = herd(features, 20).tolist()
     assert len(set(longest)) == 20
     for count in (0, 1, 7, 20):
-        assert herded(features, count).tolist() == longest[:count]
+        assert herd(features, count).tolist() == longest[:count]
 
 
 def test_the_length_of_features_does_not_count() -> None:
     features = noise(12, 4)
     scaled = features * torch.rand(12, 1, dtype=torch.float64).add(0.1)
-    assert herded(features, 5).tolist() == herded(scaled, 5).tolist()
+    assert herd(features, 5).tolist() == herd(scaled, 5).tolist()
 
 
 def test_of_equal_examples_the_first_is_taken_and_none_twice() -> None:
-    assert herded(torch.ones(4, 3), 3).tolist() == [0, 1, 2]
-    assert herded(torch.zeros(0, 3), 2).tolist() == []
+    assert herd(torch.ones(4, 3), 3).tolist() == [0, 1, 2]
+    assert herd(torch.zeros(0, 3), 2).tolist() == []
 
 
 def test_herded_exemplars_tell_the_mean_better_than_random_ones() -> None:
     features = normalize(noise(200, 8) + 0.3, dim=1)
     mean = features.mean(0)
-    ours = float((features[herded(features, 10)].mean(0) - mean).norm())
+    ours = float((features[herd(features, 10)].mean(0) - mean).norm())
     orders = (torch.randperm(200, generator=torch.Generator().manual_seed(seed)) for seed in range(20))
     others = [float((features[order[:10]].mean(0) - mean).norm()) for order in orders]
     assert ours < min(others) / 2
@@ -81,7 +81,7 @@ def test_the_nearest_mean_by_hand() -> None:
     half = math.pi / 8  # between 0 and 45 degrees
     none = [math.nan, math.nan]
     means = torch.tensor([[math.cos(half), math.sin(half)], none, [0.0, 1.0], none])
-    scores = nearest_mean(torch.tensor([[9.0, 1.0], [0.1, 4.0]]), means)
+    scores = nearest_mean_scores(torch.tensor([[9.0, 1.0], [0.1, 4.0]]), means)
     assert scores.argmax(1).tolist() == [0, 2]
     direction = torch.tensor([9.0, 1.0]) / math.sqrt(82)
     assert float(scores[0, 0]) == pytest.approx(-float((direction - means[0]).square().sum()), rel=1e-4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pupil import EXACT, noise
+from table_model import EXACT, noise
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn.functional import cross_entropy
@@ -15,16 +15,16 @@ from torch.nn.functional import cross_entropy
 from fedkeep.errors import ConfigError
 from fedkeep.losses import (
     Batch,
+    ClassSubset,
     CrossEntropy,
     Distillation,
     FeatureDistance,
-    Objective,
+    FullKL,
+    Loss,
     Rotated,
     Scaled,
-    Slice,
-    Whole,
 )
-from fedkeep.losses.rotations import rotated
+from fedkeep.losses.wrappers import rotate
 
 EXAMPLES, WIDTH, OLD, CLASSES = 6, 4, 2, 3
 IMAGES, LABELS = noise(EXAMPLES, 1, 3, 3), torch.tensor([0, 1, 2, 2, 1, 0])
@@ -64,16 +64,16 @@ class Seeing:
     def features(self, batch: Batch) -> Tensor:
         return features(self.weights, batch.data["image"])
 
-    def frozen(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def teacher_logits(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         self.asked += 1
         return logits(model, batch.data["image"])
 
-    def frozen_features(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def teacher_features(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         self.asked += 1
         return features(model, batch.data["image"])
 
 
-class Told:
+class TableOutputs:
     """Frozen models, asked about all of a data set."""
 
     def __init__(self, data: Mapping[str, Tensor]) -> None:
@@ -85,18 +85,18 @@ class Told:
     def features(self, model: Mapping[str, Tensor]) -> Tensor:
         return features(model, self.data["image"])
 
-    def about(self, data: Mapping[str, Tensor]) -> Told:
-        return Told(data)
+    def for_data(self, data: Mapping[str, Tensor]) -> TableOutputs:
+        return TableOutputs(data)
 
 
-def settled(objective: Objective) -> Objective:
-    answer: Any = Told(DATA)
-    return objective.settle(answer, DATA, 0)
+def settled(objective: Loss) -> Loss:
+    answer: Any = TableOutputs(DATA)
+    return objective.cache_teachers(answer, DATA, 0)
 
 
 def test_rotations_are_classes_of_their_own() -> None:
     image = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    images, labels = rotated(torch.stack((image, 10 * image))[:, None], torch.tensor([2, 5]))
+    images, labels = rotate(torch.stack((image, 10 * image))[:, None], torch.tensor([2, 5]))
     assert labels.tolist() == [8, 9, 10, 11, 20, 21, 22, 23]
     assert images.shape == (8, 1, 2, 2)
     assert images[0, 0].tolist() == [[1, 2], [3, 4]]
@@ -108,17 +108,18 @@ def test_rotations_are_classes_of_their_own() -> None:
 
 def test_only_square_images_can_be_turned() -> None:
     with pytest.raises(ConfigError, match="28 pixels high and 24 wide"):
-        rotated(torch.zeros(1, 1, 28, 24), torch.tensor([0]))
+        rotate(torch.zeros(1, 1, 28, 24), torch.tensor([0]))
 
 
-def distilled() -> Objective:
-    return Slice(Distillation((TEACHER,), Whole(3.0), 2.0, scale="none", form="ce"), 0, 4 * OLD, any_label=True)
+def distilled() -> Loss:
+    term = Distillation((TEACHER,), FullKL(3.0), 2.0, "none", teacher_entropy=False)
+    return ClassSubset(term, 0, 4 * OLD, any_label=True)
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
 def test_terms_see_every_rotation(is_settled: bool) -> None:
     """Cross-entropy, the distance of features and distillation, each over 12 images of a batch of 3."""
-    objective: Objective = Rotated(CrossEntropy(tau=0.1) + Scaled(10.0, FeatureDistance(TEACHER)) + distilled())
+    objective: Loss = Rotated(CrossEntropy(tau=0.1) + Scaled(10.0, FeatureDistance(TEACHER)) + distilled())
     if is_settled:
         objective = settled(objective)
     student = Seeing(STUDENT)
@@ -151,9 +152,9 @@ def test_clients_side_by_side_see_the_same() -> None:
 
 
 def test_only_the_first_data_set_is_turned() -> None:
-    objective = Rotated(CrossEntropy(on=1))
+    objective = Rotated(CrossEntropy(dataset=1))
     answer: Any = None
-    assert objective.settle(answer, DATA, 1) is objective
+    assert objective.cache_teachers(answer, DATA, 1) is objective
     other = Batch({"image": IMAGES, "label": LABELS}, torch.arange(EXAMPLES))
     value = objective(Seeing(STUDENT), [Batch({"image": IMAGES[ROWS], "label": LABELS[ROWS]}, ROWS), other])
     torch.testing.assert_close(value, cross_entropy(logits(STUDENT, IMAGES), LABELS), **EXACT)

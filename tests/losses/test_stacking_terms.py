@@ -6,50 +6,50 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from pupil import EXACT, Pupil, data, model, noise, settled
+from table_model import EXACT, TableView, data, model, noise, settled
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedkeep.losses import (
     TSD,
     Batch,
-    CompensatedEntropy,
+    ClassSubset,
+    CompensatedCrossEntropy,
+    ConcatForward,
     CrossEntropy,
     Distillation,
     FeatureDistance,
-    Joint,
-    Objective,
-    PrototypeEntropy,
-    Quadratic,
+    FullKL,
+    Loss,
+    PrototypeCrossEntropy,
+    QuadraticPenalty,
     Scaled,
-    Slice,
-    Whole,
 )
 
 STUDENT, TEACHER, OLD = model(10, 4, 5, seed=1), model(10, 4, 3, seed=2), 3
 DATA = data([3, 4, 4, 3, 3, 4, 3, 4, 4, 3])
-TERMS: dict[str, Objective] = {
+TERMS: dict[str, Loss] = {
     "tsd as printed": TSD(TEACHER, OLD, "recombined_sigmoid"),
     "tsd softmax": TSD(TEACHER, OLD, "recombined_softmax"),
     "tsd glfc": TSD(TEACHER, OLD, "glfc"),
-    "glfc": CompensatedEntropy(4),
-    "distillation of old classes": Slice(Distillation((TEACHER,), Whole(1.0), tau=2.0), 0, OLD, any_label=True),
-    "one old class": Slice(Distillation((TEACHER,), Whole(1.0)), 0, 1, any_label=True) + CrossEntropy(),
-    "new classes": Scaled(0.5, Slice(CrossEntropy(), OLD)),
-    "prototypes": PrototypeEntropy(noise(10, 4), torch.arange(10) % 5),
-    "in one forward pass": Joint(Slice(CrossEntropy(), OLD) + CrossEntropy()),
+    "glfc": CompensatedCrossEntropy(4),
+    "distillation of old classes": ClassSubset(Distillation((TEACHER,), FullKL(1.0), tau=2.0), 0, OLD, any_label=True),
+    "one old class": ClassSubset(Distillation((TEACHER,), FullKL(1.0)), 0, 1, any_label=True) + CrossEntropy(),
+    "new classes": Scaled(0.5, ClassSubset(CrossEntropy(), OLD)),
+    "prototypes": PrototypeCrossEntropy(noise(10, 4), torch.arange(10) % 5),
+    "in one forward pass": ConcatForward(ClassSubset(CrossEntropy(), OLD) + CrossEntropy()),
     "sharper labels": CrossEntropy(tau=0.1),
     "features": FeatureDistance(model(10, 4, 5, seed=3)),
-    "pull": Quadratic({name: tensor for name, tensor in STUDENT.items() if "classifier" in name}, 2.0),
+    "pull": QuadraticPenalty({name: tensor for name, tensor in STUDENT.items() if "classifier" in name}, 2.0),
 }
 
 
-class Given(Pupil):
+class Given(TableView):
     """A student of these very weights, live."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.weights = dict(weights)
-        self.frozen_asked = 0
+        self.teacher_calls = 0
 
 
 @pytest.mark.parametrize("name", TERMS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from pupil import EXACT, data, draw, features, model, value_and_gradients
+from table_model import EXACT, data, draw, features, model, value_and_gradients
 
 from fedkeep.losses import SupCon
 

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 import torch
-from pupil import EXACT, Pupil, data, draw, logits, model, settled, value_and_gradients
+from table_model import EXACT, TableView, data, draw, logits, model, settled, value_and_gradients
 from torch import Tensor
 
 from fedkeep.losses import TSD
-from fedkeep.losses.tsd import Reduction, TSDReading, tsd_loss
+from fedkeep.losses.classification import Reduction, TSDReading, tsd_loss
 
 EXAMPLES, WIDTH, OLD, CLASSES = 8, 4, 3, 5
 STUDENT = model(EXAMPLES, WIDTH, CLASSES, seed=1)
@@ -112,11 +112,11 @@ def test_settled_it_holds_the_old_classes_and_asks_nobody() -> None:
     objective = settled(TSD(TEACHER, OLD), DATA)
     assert isinstance(objective, TSD)
     assert objective.teacher == {}
-    assert objective.said is not None
-    assert objective.said.shape == (EXAMPLES, OLD)
-    pupil = Pupil(STUDENT)
-    objective(pupil, [draw(DATA, ROWS)])
-    assert pupil.frozen_asked == 0
+    assert objective.teacher_logits is not None
+    assert objective.teacher_logits.shape == (EXAMPLES, OLD)
+    view = TableView(STUDENT)
+    objective(view, [draw(DATA, ROWS)])
+    assert view.teacher_calls == 0
     assert settled(objective, DATA) is objective
     answer = None
-    assert TSD(TEACHER, OLD).settle(answer, DATA, 1).teacher is TEACHER  # type: ignore[arg-type,attr-defined]
+    assert TSD(TEACHER, OLD).cache_teachers(answer, DATA, 1).teacher is TEACHER  # type: ignore[arg-type,attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedkeep.aggregation.masked import masked_mean
+from fedkeep.aggregation.mean import masked_mean
 from fedkeep.models.fedweit_layers import (
     FedWeITParametrization,
     SparseTensors,

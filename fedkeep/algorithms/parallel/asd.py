@@ -9,7 +9,7 @@ import torch
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.interface import Client
-from fedkeep.losses import ByEntropyAndLabel, CrossEntropy, Distillation, Objective, PerTeacher, WeightRule, Whole
+from fedkeep.losses import CrossEntropy, Distillation, EntropyAndLabelWeighting, FullKL, Loss, PerTeacher, WeightRule
 from fedkeep.losses.discrepancy import proportions
 from fedkeep.models import Weights
 from fedkeep.options import option
@@ -19,8 +19,8 @@ from fedkeep.options import option
 class ASD(FedAvg):
     """Adaptive self-distillation: CE + w_full * sum_i o_i KL_i, taught by the received model.
 
-    o_i is proportional to exp(-beta_entropy H_i) pi(y_i)^-beta, with H_i the teacher's entropy at temperature 1 in nats
-    and pi the client's own label frequencies; over each batch the o_i sum to one. No tau^2. The official
+    o_i is proportional to exp(-beta_entropy H_i) pi(y_i)^-beta (eq. 5), with H_i the teacher's entropy at temperature 1
+    in nats and pi the client's own label frequencies; over each batch the o_i sum to one. No tau^2. The official
     configuration has w_full = 2 (20 in a script for CIFAR-100) and ships with uniform weights, ``beta = beta_entropy =
     0``.
     """
@@ -33,13 +33,13 @@ class ASD(FedAvg):
     beta_entropy: float = option(1.0, "how little an unsure teacher counts", low=0.0)
 
     def rule(self) -> WeightRule:
-        """Return what of the teacher is learned."""
-        return Whole(self.w_full)
+        """Return which part of the divergence is learned."""
+        return FullKL(self.w_full)
 
-    def objective(self, client: Client[Any], model: Weights) -> Objective:
-        shares = proportions(torch.bincount(client.data["label"], minlength=client.classes)).float()
-        examples = ByEntropyAndLabel(shares, self.beta, self.beta_entropy)
-        return CrossEntropy() + Distillation((model,), self.rule(), self.tau, "none", examples=examples)
+    def local_loss(self, client: Client[Any], model: Weights) -> Loss:
+        frequency = proportions(torch.bincount(client.data["label"], minlength=client.classes)).float()
+        weighting = EntropyAndLabelWeighting(frequency, self.beta, self.beta_entropy)
+        return CrossEntropy() + Distillation((model,), self.rule(), self.tau, "none", example_weights=weighting)
 
 
 @dataclass(frozen=True)

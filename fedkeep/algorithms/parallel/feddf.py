@@ -1,4 +1,4 @@
-"""FedDF: the mean of the clients' models goes on learning what these models say together."""
+"""FedDF: the mean of the clients' models learns the mean of their predictions on a public set."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedkeep.aggregation import Fusion, fused
+from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
-from fedkeep.losses import NOTHING, CrossEntropy
-from fedkeep.losses.answers import taught
+from fedkeep.losses import ZERO_LOSS, CrossEntropy, soft_label_loss
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -18,25 +17,26 @@ from fedkeep.options import option
 class FedDF(Algorithm):
     """Ensemble distillation: FedAvg, then KL from softmax of the clients' mean logits on a public set, at the server.
 
-    Clients do what FedAvg's do; no client sees the public set. The paper distils with Adam until a validation set says
-    stop; here the recipe's optimiser takes ``passes`` over the set.
+    Clients do what FedAvg's do; no client sees the public set. The paper distils with Adam and stops by a validation
+    set; here the recipe's optimiser takes ``epochs`` over the set.
     """
 
     title = "FedDF"
     paper = "Lin et al., 2020: Ensemble distillation for robust model fusion in federated learning"
     needs = ("public",)
 
-    passes: int = option(1, "passes over the public set", low=0)
+    epochs: int = option(1, "epochs over the public set", low=0)
     tau: float = option(1.0, "softmax temperature; there is no tau squared", low=1e-3)
-    fusion: Fusion = option("by_count", "whether clients count by their examples in the mean, or all alike")
+    aggregation: Aggregation = option("num_examples", "whether clients count by their examples, or all alike")
 
     def round(self, server: Server, cohort: Cohort) -> None:
+        """Average the clients' models, and distil their mean logits into the average (algorithm 1)."""
         replies = cohort.ask(self.train, server.model)
-        server.model = fused(replies, self.fusion)
-        said = torch.stack([server.predict(reply.model) for reply in replies.values()]).mean(0)
-        lesson = taught(said, server.data, self.tau)
-        if lesson is not NOTHING:
-            server.model = server.fit(server.model, lesson, server.data, passes=self.passes).model
+        server.model = aggregate(replies, self.aggregation)
+        logits = torch.stack([server.predict(reply.model) for reply in replies.values()]).mean(0)
+        loss = soft_label_loss(logits, server.data, self.tau)
+        if loss is not ZERO_LOSS:
+            server.model = server.fit(server.model, loss, server.data, passes=self.epochs).model
 
     @on_client
     def train(self, client: Client, model: Weights) -> Fit:

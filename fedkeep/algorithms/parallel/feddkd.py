@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.interface import Client
-from fedkeep.losses import CrossEntropy, Distillation, Objective, PerTeacher, Scale
+from fedkeep.losses import CrossEntropy, Distillation, Loss, Scale
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -31,6 +29,5 @@ class FedDKD(FedAvg):
     tau: float = option(4.0, "softmax temperature", low=1e-3)
     kd_scale: Scale = option("tau2", "whether the distillation is multiplied by tau squared")
 
-    def objective(self, client: Client[Any], model: Weights) -> Objective:
-        rule = PerTeacher(torch.tensor([self.w_target]), torch.tensor([self.w_nontarget]))
-        return CrossEntropy() + Distillation((model,), rule, self.tau, self.kd_scale)
+    def local_loss(self, client: Client[Any], model: Weights) -> Loss:
+        return CrossEntropy() + Distillation.decoupled(model, self.w_target, self.w_nontarget, self.tau, self.kd_scale)

@@ -1,4 +1,4 @@
-"""FedLSD: the received model teaches all that it says, with one weight for all classes."""
+"""FedLSD: the received model teaches its full predictions, with one weight for all classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.interface import Client
-from fedkeep.losses import Distillation, Objective, Scale, WeightedCrossEntropy, WholeByClass
+from fedkeep.losses import Distillation, FullKLByClass, Loss, Scale, WeightedCrossEntropy
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -30,14 +30,27 @@ class FedLSD(FedAvg):
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
     first_round: int = option(1, "round from which the model teaches; before it this is FedAvg", low=1)
 
-    def objective(self, client: Client[Any], model: Weights) -> Objective:
-        trust = self.w_full if client.round >= self.first_round else 0.0
-        return trusting(model, torch.full((client.classes,), trust), self.tau, self.kd_scale)
+    def local_loss(self, client: Client[Any], model: Weights) -> Loss:
+        alpha = self.w_full if client.round >= self.first_round else 0.0
+        return class_wise_distillation(model, torch.full((client.classes,), alpha), self.tau, self.kd_scale)
 
 
-def trusting(model: Weights, trust: torch.Tensor, tau: float, scale: Scale, temperature: float = 1.0) -> Objective:
-    """Return the mean of (1 - a_y) CE + a_y KL(p^T || p^S), for ``trust`` a [classes] in the teacher ``model``.
+def class_wise_distillation(model: Weights, alpha: torch.Tensor, tau: float, scale: Scale) -> Loss:
+    """Return the mean of (1 - a_y) CE + a_y KL(p^T || p^S) (FedCAD, eq. 6; FedLSD with one a for all classes).
 
-    ``temperature`` is the cross-entropy's, ``tau`` the divergence's.
+    Parameters
+    ----------
+    model : Weights
+        The teacher.
+    alpha : Tensor
+        [classes], a.
+    tau : float
+        The softmax temperature of the divergence; the cross-entropy has 1.
+    scale : {"tau2", "none"}
+        Whether the divergence is multiplied by tau squared.
+
+    Returns
+    -------
+    Loss
     """
-    return WeightedCrossEntropy(1 - trust, temperature) + Distillation((model,), WholeByClass(trust), tau, scale)
+    return WeightedCrossEntropy(1 - alpha) + Distillation((model,), FullKLByClass(alpha), tau, scale)

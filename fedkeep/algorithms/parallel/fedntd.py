@@ -1,15 +1,13 @@
-"""FedNTD: the received model teaches what is not true, and only that."""
+"""FedNTD: the received model teaches its predictions among the classes that are not the label."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.interface import Client
-from fedkeep.losses import CrossEntropy, Distillation, Objective, PerTeacher
+from fedkeep.losses import CrossEntropy, Distillation, Loss
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -29,6 +27,5 @@ class FedNTD(FedAvg):
     w_nontarget: float = option(1.0, "weight of the non-target part (beta in the paper)", low=0.0)
     tau: float = option(1.0, "softmax temperature", low=1e-3)
 
-    def objective(self, client: Client[Any], model: Weights) -> Objective:
-        rule = PerTeacher(torch.zeros(1), torch.tensor([self.w_nontarget]))
-        return CrossEntropy() + Distillation((model,), rule, self.tau)
+    def local_loss(self, client: Client[Any], model: Weights) -> Loss:
+        return CrossEntropy() + Distillation.not_true(model, self.w_nontarget, self.tau)

@@ -1,4 +1,4 @@
-"""FedProx: clients are held near the model that they received."""
+"""FedProx: a proximal term keeps clients near the model that they received."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.interface import Client
-from fedkeep.losses import CrossEntropy, Objective, Quadratic
+from fedkeep.losses import CrossEntropy, Loss, QuadraticPenalty
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -23,5 +23,5 @@ class FedProx(FedAvg):
 
     mu: float = option(0.01, "weight of the proximal term", low=0.0)
 
-    def objective(self, client: Client[Any], model: Weights) -> Objective:
-        return CrossEntropy() + Quadratic(model, self.mu / 2)
+    def local_loss(self, client: Client[Any], model: Weights) -> Loss:
+        return CrossEntropy() + QuadraticPenalty(model, self.mu / 2)

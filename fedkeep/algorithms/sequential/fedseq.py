@@ -1,4 +1,4 @@
-"""FedSeq: one model travels from client to client."""
+"""FedSeq: one model is passed from client to client."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from fedkeep.models import Weights
 
 @dataclass(frozen=True)
 class FedSeq(Algorithm):
-    """Sequential federated learning: each client of the round trains what the one before it left; the last one wins.
+    """Sequential federated learning: each client of the round trains the model that the client before it left.
 
-    A lost client is skipped, and the next one starts from the last good model.
+    The last client's model is the round's. A lost client is skipped, and the next one starts from the last good model.
     """
 
     paper = "Li & Lyu, 2023: Convergence analysis of sequential federated learning on heterogeneous data"
     schedule = "sequential"
 
     def round(self, server: Server, cohort: Cohort) -> None:
+        """Pass the model from client to client."""
         for client in cohort:
             if reply := client.ask(self.train, server.model):
                 server.model = reply.model

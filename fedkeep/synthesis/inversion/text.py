@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from fedkeep._utils import seeds
-from fedkeep.losses.features import bounding
+from fedkeep.losses.features import bounding_loss
 from fedkeep.models.custom import split_classifier
 from fedkeep.synthesis.inversion.decoders import TextDecoder
 from fedkeep.synthesis.inversion.inverter import BETAS, Inversion, Inverter, Problem, divergence
@@ -66,7 +66,7 @@ class TextInverter(Inverter):
 
     def ask(self, seen: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
         features, said = read(self.teacher, seen)
-        return said, self.ltc * bounding(features, self.anchors[labels], self.r)
+        return said, self.ltc * bounding_loss(features, self.anchors[labels], self.r)
 
     def lesson(self, seen: Tensor) -> Tensor:
         with torch.no_grad():

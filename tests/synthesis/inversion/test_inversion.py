@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedkeep._utils import seeds
 from fedkeep.data import ImageFormat
 from fedkeep.errors import RunError
-from fedkeep.losses.features import bounding
+from fedkeep.losses.features import bounding_loss
 from fedkeep.models import Network
 from fedkeep.synthesis.inversion import Inversion, LatentInverter, Problem, TextInverter
 from fedkeep.synthesis.inversion.decoders import PER_LAYER, Decoder, TextDecoder
@@ -216,8 +216,8 @@ def test_text_has_all_classes_in_turn_and_learns_its_normalisation() -> None:
 
 def test_features_are_bound_with_slack() -> None:
     features, anchors = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 2.0], [0.0, 1.0]])
-    assert bounding(features, anchors, 0.1).item() == pytest.approx(0.4)
-    assert bounding(features, anchors, 0.6).item() == 0
+    assert bounding_loss(features, anchors, 0.1).item() == pytest.approx(0.4)
+    assert bounding_loss(features, anchors, 0.6).item() == 0
 
 
 def test_a_generator_that_diverges_is_an_error_that_says_what_to_do() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.aggregation.plans import Cost, cost_matrix, diagonal, mean_plan, moved, plan_of
+from fedkeep.aggregation.transport_plans import Cost, apply_plan, compute_plan, cost_matrix, diagonal_share, mean_plan
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -57,7 +57,7 @@ def test_rows_of_zeros_and_equal_rows_have_finite_costs(cost: Cost) -> None:
 def test_the_exact_plan_is_the_cheapest_permutation() -> None:
     for seed in range(20):
         costs = noise(5, 5, seed=seed).abs()
-        plan = plan_of(costs, "emd", 0.01)
+        plan = compute_plan(costs, "emd", 0.01)
         best = min(itertools.permutations(range(5)), key=lambda p: sum(float(costs[i, j]) for j, i in enumerate(p)))
         assert plan.tolist() == list(best)
 
@@ -65,8 +65,12 @@ def test_the_exact_plan_is_the_cheapest_permutation() -> None:
 def test_the_exact_plan_by_hand() -> None:
     # Source 0 is like base 2, source 1 like base 0, source 2 like base 1.
     costs = torch.tensor([[9.0, 9.0, 1.0], [1.0, 9.0, 9.0], [9.0, 1.0, 9.0]], dtype=torch.float64)
-    assert plan_of(costs, "emd", 0.01).tolist() == [1, 2, 0]
-    assert moved(torch.tensor([10.0, 20.0, 30.0]), plan_of(costs, "emd", 0.01), 0).tolist() == [20.0, 30.0, 10.0]
+    assert compute_plan(costs, "emd", 0.01).tolist() == [1, 2, 0]
+    assert apply_plan(torch.tensor([10.0, 20.0, 30.0]), compute_plan(costs, "emd", 0.01), 0).tolist() == [
+        20.0,
+        30.0,
+        10.0,
+    ]
 
 
 @pytest.mark.parametrize("n", [3, 30, 80])
@@ -75,7 +79,7 @@ def test_plans_are_those_of_pot(n: int) -> None:
     costs = cost_matrix(noise(n, 7), noise(n, 7, seed=1), "euclidean")
     uniform = torch.full((n,), 1 / n, dtype=torch.float64).numpy()
     exact = n * torch.from_numpy(ot.emd(uniform, uniform, costs.numpy()))
-    torch.testing.assert_close(dense(plan_of(costs, "emd", 0.01)), exact, rtol=0, atol=1e-12)
+    torch.testing.assert_close(dense(compute_plan(costs, "emd", 0.01)), exact, rtol=0, atol=1e-12)
     reg = 0.1
     entropic = ot.sinkhorn(
         *(uniform, uniform, costs.numpy(), reg * float(costs.mean())),
@@ -83,13 +87,13 @@ def test_plans_are_those_of_pot(n: int) -> None:
         numItermax=10_000,
         stopThr=1e-12,
     )
-    torch.testing.assert_close(plan_of(costs, "sinkhorn", reg), n * torch.from_numpy(entropic), rtol=0, atol=1e-6)
+    torch.testing.assert_close(compute_plan(costs, "sinkhorn", reg), n * torch.from_numpy(entropic), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("reg", [1e-4, 0.01, 0.1, 1.0, 100.0])
 def test_entropic_plans_have_columns_that_sum_to_one(reg: float) -> None:
     costs = cost_matrix(noise(20, 7), noise(20, 7, seed=1), "euclidean")
-    plan = plan_of(costs, "sinkhorn", reg)
+    plan = compute_plan(costs, "sinkhorn", reg)
     assert torch.isfinite(plan).all()
     torch.testing.assert_close(plan.sum(0), torch.ones(20, dtype=torch.float64))
     if reg >= 0.1:
@@ -100,7 +104,7 @@ def test_entropic_plans_have_columns_that_sum_to_one(reg: float) -> None:
 
 def test_a_blurred_plan_between_close_layers_is_near_the_identity() -> None:
     costs = cost_matrix(noise(20, 7), noise(20, 7) + 1e-3, "euclidean")
-    shares = [diagonal(plan_of(costs, "sinkhorn", reg)) for reg in (0.01, 0.3, 1.0)]
+    shares = [diagonal_share(compute_plan(costs, "sinkhorn", reg)) for reg in (0.01, 0.3, 1.0)]
     assert shares[0] > 0.999
     assert shares == sorted(shares, reverse=True)
 
@@ -112,7 +116,7 @@ def test_maps_are_applied_as_the_sums_say(kind: str, positions: int) -> None:
     plan = torch.tensor([2, 0, 3, 1]) if kind == "permutation" else noise(n, n).softmax(0)
     matrix = dense(plan)
     weight = noise(n, n * positions, seed=1)
-    out, into = moved(weight, plan, 0), moved(weight, plan, 1)
+    out, into = apply_plan(weight, plan, 0), apply_plan(weight, plan, 1)
     for o, j in itertools.product(range(n), repeat=2):
         for k in range(positions):
             incoming = sum(weight[o, i * positions + k] * matrix[i, j] for i in range(n))
@@ -121,10 +125,10 @@ def test_maps_are_applied_as_the_sums_say(kind: str, positions: int) -> None:
             assert float(out[o, j * positions + k]) == pytest.approx(float(outgoing), rel=1e-12)
     kernels = noise(n, n, 3, 2).float()
     expected = torch.einsum("oihw,ij->ojhw", kernels.double(), matrix)
-    torch.testing.assert_close(moved(kernels, plan, 1), expected.float())
+    torch.testing.assert_close(apply_plan(kernels, plan, 1), expected.float())
     vector = noise(n).float()
-    torch.testing.assert_close(moved(vector, plan, 0), (matrix.T @ vector.double()).float())
-    assert moved(weight, None, 1) is weight
+    torch.testing.assert_close(apply_plan(vector, plan, 0), (matrix.T @ vector.double()).float())
+    assert apply_plan(weight, None, 1) is weight
 
 
 def test_means_of_maps() -> None:
@@ -137,6 +141,6 @@ def test_means_of_maps() -> None:
 
 
 def test_the_diagonal_share() -> None:
-    assert diagonal(torch.arange(5)) == 1
-    assert diagonal(torch.tensor([0, 2, 1, 3])) == 0.5
-    assert diagonal(torch.full((4, 4), 0.25, dtype=torch.float64)) == 0.25
+    assert diagonal_share(torch.arange(5)) == 1
+    assert diagonal_share(torch.tensor([0, 2, 1, 3])) == 0.5
+    assert diagonal_share(torch.full((4, 4), 0.25, dtype=torch.float64)) == 0.25

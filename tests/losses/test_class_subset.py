@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pupil import EXACT, Pupil, data, draw, logits, model, settled, value_and_gradients
+from table_model import EXACT, TableView, data, draw, logits, model, settled, value_and_gradients
 from torch import Tensor
 
 from fedkeep.losses import (
-    NOTHING,
+    ZERO_LOSS,
     Batch,
+    ClassSubset,
     CrossEntropy,
     Distillation,
-    Objective,
-    Quadratic,
+    FullKL,
+    Loss,
+    QuadraticPenalty,
     Scaled,
-    Slice,
-    Whole,
 )
 
 EXAMPLES, WIDTH, OLD, CLASSES, TAU = 10, 4, 3, 5, 2.0
@@ -43,23 +43,23 @@ def cross_entropy_by_hand(columns: slice, labels: Mapping[str, Tensor]) -> float
     return total / len(ROWS)
 
 
-def distillation_by_hand(form: str) -> float:
+def distillation_by_hand(teacher_entropy: bool) -> float:
     batch, total = draw(NEW, ROWS), 0.0
     for own, said in zip(logits(STUDENT, batch), logits(TEACHER, batch), strict=True):
         s, p = softmax(own[:OLD] / TAU), softmax(said / TAU)
         total -= sum(p[c] * math.log(s[c]) for c in range(OLD))
-        if form == "kl":
+        if teacher_entropy:
             total += sum(p[c] * math.log(p[c]) for c in range(OLD))
     return total / len(ROWS)
 
 
-def distil(form: str = "kl", weight: float = 1.0, **options: object) -> Slice:
-    term = Distillation((TEACHER,), Whole(weight), tau=TAU, scale="none", form=form)  # type: ignore[arg-type]
-    return Slice(replace(term, **options), 0, OLD, any_label=True)  # type: ignore[arg-type]
+def distil(teacher_entropy: bool = True, weight: float = 1.0, **options: object) -> ClassSubset:
+    term = Distillation((TEACHER,), FullKL(weight), TAU, "none", teacher_entropy=teacher_entropy)
+    return ClassSubset(replace(term, **options), 0, OLD, any_label=True)  # type: ignore[arg-type]
 
 
 def test_cross_entropy_among_the_new_classes() -> None:
-    loss, slopes = value_and_gradients(Slice(CrossEntropy(), OLD), STUDENT, draw(NEW, ROWS))
+    loss, slopes = value_and_gradients(ClassSubset(CrossEntropy(), OLD), STUDENT, draw(NEW, ROWS))
     assert float(loss) == pytest.approx(cross_entropy_by_hand(slice(OLD, None), NEW), rel=1e-12)
     assert not slopes["classifier.weight"][:OLD].any(), "old rows do not compete"
     assert slopes["classifier.weight"][OLD:].any()
@@ -67,29 +67,29 @@ def test_cross_entropy_among_the_new_classes() -> None:
 
 def test_cross_entropy_among_the_old_classes_and_among_all() -> None:
     old = data([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
-    loss, slopes = value_and_gradients(Slice(CrossEntropy(), 0, OLD), STUDENT, draw(old, ROWS))
+    loss, slopes = value_and_gradients(ClassSubset(CrossEntropy(), 0, OLD), STUDENT, draw(old, ROWS))
     assert float(loss) == pytest.approx(cross_entropy_by_hand(slice(0, OLD), old), rel=1e-12)
     assert not slopes["classifier.weight"][OLD:].any()
-    whole, _ = value_and_gradients(Slice(CrossEntropy()), STUDENT, draw(MIXED, ROWS))
+    whole, _ = value_and_gradients(ClassSubset(CrossEntropy()), STUDENT, draw(MIXED, ROWS))
     plain, _ = value_and_gradients(CrossEntropy(), STUDENT, draw(MIXED, ROWS))
     assert torch.equal(whole, plain)
 
 
 def test_a_label_outside_the_slice_is_an_error_where_labels_count() -> None:
     with pytest.raises(IndexError, match="out of bounds"):
-        value_and_gradients(Slice(CrossEntropy(), OLD), STUDENT, draw(MIXED, ROWS))
+        value_and_gradients(ClassSubset(CrossEntropy(), OLD), STUDENT, draw(MIXED, ROWS))
 
 
-@pytest.mark.parametrize("form", ["kl", "ce"])
+@pytest.mark.parametrize("teacher_entropy", [True, False])
 @pytest.mark.parametrize("is_settled", [False, True])
-def test_distillation_of_the_old_classes_on_new_examples(form: str, is_settled: bool) -> None:
-    objective: Objective = distil(form)
+def test_distillation_of_the_old_classes_on_new_examples(teacher_entropy: bool, is_settled: bool) -> None:
+    objective: Loss = distil(teacher_entropy)
     if is_settled:
         objective = settled(objective, NEW)
     loss, slopes = value_and_gradients(objective, STUDENT, draw(NEW, ROWS))
-    assert float(loss) == pytest.approx(distillation_by_hand(form), rel=1e-10)
+    assert float(loss) == pytest.approx(distillation_by_hand(teacher_entropy), rel=1e-10)
     assert not slopes["classifier.weight"][OLD:].any()
-    # The gradient of both forms: softmax differences over tau, through the old logits.
+    # The gradient of both: softmax differences over tau, through the old logits.
     batch = draw(NEW, ROWS)
     own, said = (logits(m, batch)[:, :OLD] / TAU for m in (STUDENT, TEACHER))
     upstream = (own.softmax(-1) - said.softmax(-1)) / TAU / len(ROWS)
@@ -112,11 +112,11 @@ def test_the_teacher_may_have_more_rows_than_it_knew() -> None:
 
 def test_a_settled_slice_asks_nobody_and_holds_the_slice_only() -> None:
     objective = settled(distil(), NEW)
-    pupil = Pupil(STUDENT)
-    objective(pupil, [draw(NEW, ROWS)])
-    assert pupil.frozen_asked == 0
-    assert isinstance(objective, Slice)
-    assert objective.term.folded.others.shape == (EXAMPLES, OLD)  # type: ignore[attr-defined]
+    view = TableView(STUDENT)
+    objective(view, [draw(NEW, ROWS)])
+    assert view.teacher_calls == 0
+    assert isinstance(objective, ClassSubset)
+    assert objective.term.teachers.others.shape == (EXAMPLES, OLD)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("scale", ["none", "tau2"])
@@ -130,7 +130,7 @@ def test_squared_temperature_scales_exactly(scale: str) -> None:
 
 def test_learning_without_forgetting_is_a_sum_of_terms() -> None:
     """FedLwF: CE among the new classes + 3 * distillation of the old ones, at temperature 2 without its square."""
-    objective = Slice(CrossEntropy(), OLD) + distil("ce", weight=3.0)
+    objective = ClassSubset(CrossEntropy(), OLD) + distil("ce", weight=3.0)
     expected = cross_entropy_by_hand(slice(OLD, None), NEW) + 3 * distillation_by_hand("ce")
     for way in (objective, settled(objective, NEW)):
         assert float(value_and_gradients(way, STUDENT, draw(NEW, ROWS))[0]) == pytest.approx(expected, rel=1e-10)
@@ -138,16 +138,16 @@ def test_learning_without_forgetting_is_a_sum_of_terms() -> None:
 
 def test_one_old_class_teaches_nothing() -> None:
     single = replace(distil(), stop=1)
-    loss, slopes = value_and_gradients(Slice(CrossEntropy(), OLD) + single, STUDENT, draw(NEW, ROWS))
-    alone, slope = value_and_gradients(Slice(CrossEntropy(), OLD), STUDENT, draw(NEW, ROWS))
+    loss, slopes = value_and_gradients(ClassSubset(CrossEntropy(), OLD) + single, STUDENT, draw(NEW, ROWS))
+    alone, slope = value_and_gradients(ClassSubset(CrossEntropy(), OLD), STUDENT, draw(NEW, ROWS))
     assert torch.equal(loss, alone)
     assert all(torch.equal(slopes[name], slope[name]) for name in slopes)
-    assert settled(single, NEW) is NOTHING
+    assert settled(single, NEW) is ZERO_LOSS
 
 
 def test_one_new_class_has_nothing_to_be_told_from() -> None:
     only = data([4] * EXAMPLES)
-    loss, slopes = value_and_gradients(Slice(CrossEntropy(), 4), STUDENT, draw(only, ROWS))
+    loss, slopes = value_and_gradients(ClassSubset(CrossEntropy(), 4), STUDENT, draw(only, ROWS))
     assert float(loss) == 0.0
     assert not any(slope.any() for slope in slopes.values())
 
@@ -155,19 +155,19 @@ def test_one_new_class_has_nothing_to_be_told_from() -> None:
 def test_images_stay_the_same_tensor_so_that_a_student_answers_once() -> None:
     seen = []
 
-    class Spy(Pupil):
+    class Spy(TableView):
         def logits(self, batch: Batch) -> Tensor:
             seen.append(batch.data["image"])
             return super().logits(batch)
 
     batch = draw(NEW, ROWS)
-    (Slice(CrossEntropy(), OLD) + distil())(Spy(STUDENT), [batch])
+    (ClassSubset(CrossEntropy(), OLD) + distil())(Spy(STUDENT), [batch])
     assert len(seen) == 2
     assert all(image is batch.data["image"] for image in seen)
 
 
 def test_a_second_data_set_is_cut_too() -> None:
-    term = Slice(CrossEntropy(on=1), OLD)
+    term = ClassSubset(CrossEntropy(dataset=1), OLD)
     loss, _ = value_and_gradients(term, STUDENT, draw(NEW, (0,)), draw(NEW, ROWS))
     assert float(loss) == pytest.approx(cross_entropy_by_hand(slice(OLD, None), NEW), rel=1e-12)
 
@@ -180,13 +180,13 @@ def test_scaling_a_term() -> None:
     quarter = settled(Scaled(0.25, distil()), NEW)
     expected = distillation_by_hand("kl") / 4
     assert float(value_and_gradients(quarter, STUDENT, draw(NEW, ROWS))[0]) == pytest.approx(expected, rel=1e-10)
-    assert settled(Scaled(2.0, Distillation((), Whole(1.0))), NEW) is NOTHING
+    assert settled(Scaled(2.0, Distillation((), FullKL(1.0))), NEW) is ZERO_LOSS
 
 
 def test_a_pull_on_the_classifier_alone() -> None:
     """FedSKF's eq. 3: alpha times the squared distances of weight and bias, neither halved nor averaged."""
     head = {name: tensor + 0.5 for name, tensor in STUDENT.items() if name.startswith("classifier.")}
-    loss, slopes = value_and_gradients(Quadratic(head, 2.0), STUDENT, draw(NEW, ROWS))
+    loss, slopes = value_and_gradients(QuadraticPenalty(head, 2.0), STUDENT, draw(NEW, ROWS))
     assert float(loss) == pytest.approx(2.0 * 0.25 * (CLASSES * WIDTH + CLASSES))
     assert not slopes["table"].any()
     torch.testing.assert_close(slopes["classifier.bias"], torch.full_like(slopes["classifier.bias"], -2.0), **EXACT)

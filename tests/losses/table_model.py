@@ -1,4 +1,4 @@
-"""A student of plain tensors: features are a table with one row an example, and a linear classifier reads them."""
+"""A model view of plain tensors: features are a table with one row an example, and a linear classifier reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep.losses import Batch, Objective
+from fedkeep.losses import Batch, Loss
 
 EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-11}  # float64 on both sides
 
@@ -34,12 +34,12 @@ def logits(model: Mapping[str, Tensor], batch: Batch) -> Tensor:
     return features(model, batch) @ model["classifier.weight"].T + model["classifier.bias"]
 
 
-class Pupil:
-    """The student in training; counts how often it and its teachers are asked."""
+class TableView:
+    """The model in training; counts how often teachers are asked."""
 
     def __init__(self, model: Mapping[str, Tensor]) -> None:
         self.weights = {name: tensor.clone().requires_grad_() for name, tensor in model.items()}
-        self.frozen_asked = 0
+        self.teacher_calls = 0
 
     def logits(self, batch: Batch) -> Tensor:
         return logits(self.weights, batch)
@@ -47,17 +47,17 @@ class Pupil:
     def features(self, batch: Batch) -> Tensor:
         return features(self.weights, batch)
 
-    def frozen(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        self.frozen_asked += 1
+    def teacher_logits(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        self.teacher_calls += 1
         return logits(model, batch)
 
-    def frozen_features(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        self.frozen_asked += 1
+    def teacher_features(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        self.teacher_calls += 1
         return features(model, batch)
 
 
-class Told:
-    """Frozen models, asked about all of a data set."""
+class TableOutputs:
+    """The outputs of frozen models on all of a data set."""
 
     def __init__(self, data: Mapping[str, Tensor]) -> None:
         self.batch = Batch(data, torch.arange(len(data["label"])))
@@ -68,8 +68,8 @@ class Told:
     def features(self, model: Mapping[str, Tensor]) -> Tensor:
         return features(model, self.batch)
 
-    def about(self, data: Mapping[str, Tensor]) -> Told:
-        return Told(data)
+    def for_data(self, data: Mapping[str, Tensor]) -> TableOutputs:
+        return TableOutputs(data)
 
 
 def data(labels: Sequence[int]) -> dict[str, Tensor]:
@@ -82,17 +82,17 @@ def draw(data: Mapping[str, Tensor], rows: Sequence[int]) -> Batch:
 
 
 def value_and_gradients(
-    objective: Objective, model: Mapping[str, Tensor], *batches: Batch
+    objective: Loss, model: Mapping[str, Tensor], *batches: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss, and its gradient by parameter, zeros where nothing flows."""
-    pupil = Pupil(model)
-    loss = objective(pupil, list(batches))
+    view = TableView(model)
+    loss = objective(view, list(batches))
     assert loss.shape == ()
-    slopes = torch.autograd.grad(loss, list(pupil.weights.values()), allow_unused=True)
-    named = zip(pupil.weights, slopes, strict=True)
+    slopes = torch.autograd.grad(loss, list(view.weights.values()), allow_unused=True)
+    named = zip(view.weights, slopes, strict=True)
     return loss.detach(), {n: torch.zeros_like(model[n]) if g is None else g for n, g in named}
 
 
-def settled(objective: Objective, data: Mapping[str, Tensor]) -> Objective:
-    answer: Any = Told(data)
-    return objective.settle(answer, data, 0)
+def settled(objective: Loss, data: Mapping[str, Tensor]) -> Loss:
+    answer: Any = TableOutputs(data)
+    return objective.cache_teachers(answer, data, 0)

@@ -1,6 +1,6 @@
 """Transport plans between the units of two layers, as maps from the source's channels to the base's.
 
-A map T says how much of source channel i becomes base channel j; its columns sum to 1. It is int64 [n] if it is a
+A plan T holds how much of source channel i becomes base channel j; its columns sum to 1. It is int64 [n] if it is a
 permutation (base channel j is source channel T[j]) and float64 [n, n] if it mixes channels.
 """
 
@@ -17,17 +17,24 @@ Plan: TypeAlias = Tensor
 Cost = Literal["euclidean", "sq", "cosine", "unit_norm_rows"]
 Solver = Literal["emd", "sinkhorn"]
 
-SWEEPS, TOLERANCE = 1000, 1e-9  # of Sinkhorn's iteration: how many at most, and how far sums may be off
+MAX_ITERATIONS, TOLERANCE = 1000, 1e-9  # of Sinkhorn's iteration: how many at most, and how far sums may be off
 
 
 def cost_matrix(source: Tensor, base: Tensor, cost: Cost) -> Tensor:
-    """Return what it costs to move each unit of the source onto each of the base, float64 [n, n].
+    """Compute the cost of moving each unit of the source onto each of the base.
 
     Parameters
     ----------
-    source, base : [n, inputs], the units' incoming weights.
-    cost : ``euclidean`` distance of rows, its square (``sq``), 1 - their ``cosine``, or the euclidean distance of rows
-        of length 1 (``unit_norm_rows``).
+    source, base : Tensor
+        [n, inputs], the units' incoming weights.
+    cost : {"euclidean", "sq", "cosine", "unit_norm_rows"}
+        ``euclidean`` distance of rows, its square (``sq``), 1 - their ``cosine``, or the Euclidean distance of rows of
+        length 1 (``unit_norm_rows``).
+
+    Returns
+    -------
+    Tensor
+        float64 [n, n].
     """
     source, base = source.double(), base.double()
     if cost in ("cosine", "unit_norm_rows"):
@@ -39,13 +46,27 @@ def cost_matrix(source: Tensor, base: Tensor, cost: Cost) -> Tensor:
     return square if cost == "sq" else square.sqrt()
 
 
-def plan_of(costs: Tensor, solver: Solver, reg: float) -> Plan:
-    """Return the cheapest map from uniform to uniform mass, for float64 ``costs`` [n, n].
+def compute_plan(costs: Tensor, solver: Solver, reg: float) -> Plan:
+    """Compute the cheapest plan from uniform to uniform mass.
 
     ``emd`` is exact. With equal masses on n units each side, an optimal plan is a permutation, so it is found as an
     assignment; `scipy` does so faster than a solver of the general problem (benchmarks/transport.md). ``sinkhorn``
     adds ``reg`` times the mean cost times the plan's negative entropy, which spreads each unit over several (Cuturi,
     2013); its columns are divided by their actual sums, since the iteration may end before they agree.
+
+    Parameters
+    ----------
+    costs : Tensor
+        float64 [n, n].
+    solver : {"emd", "sinkhorn"}
+        Which problem is solved.
+    reg : float
+        Weight of the entropy, for ``sinkhorn``.
+
+    Returns
+    -------
+    Plan
+        int64 [n] for ``emd``, float64 [n, n] for ``sinkhorn``.
     """
     if solver == "sinkhorn":
         return _sinkhorn(costs, reg)
@@ -55,10 +76,23 @@ def plan_of(costs: Tensor, solver: Solver, reg: float) -> Plan:
     return torch.from_numpy(columns).argsort().to(costs.device)
 
 
-def moved(tensor: Tensor, plan: Plan | None, axis: int) -> Tensor:
-    """Return sum_i T_ij tensor[..., i, ...], in the tensor's own type; None leaves it as it is.
+def apply_plan(tensor: Tensor, plan: Plan | None, axis: int) -> Tensor:
+    """Return sum_i T_ij tensor[..., i, ...], in the tensor's own type.
 
-    Axis 1 may hold several entries for each channel, side by side, as flattened maps do.
+    Parameters
+    ----------
+    tensor : Tensor
+        Its ``axis`` runs over channels. Axis 1 may hold several entries for each channel, side by side, as flattened
+        maps do.
+    plan : Plan or None
+        T; None leaves the tensor as it is.
+    axis : int
+        0 or 1.
+
+    Returns
+    -------
+    Tensor
+        Of the same shape.
     """
     if plan is None:
         return tensor
@@ -73,15 +107,35 @@ def moved(tensor: Tensor, plan: Plan | None, axis: int) -> Tensor:
 
 
 def mean_plan(plans: Sequence[Plan]) -> Plan:
-    """Return the mean of maps; one, or several equal ones, as they are."""
+    """Return the mean of plans; one, or several equal ones, as they are.
+
+    Parameters
+    ----------
+    plans : Sequence[Plan]
+        At least one, between the same layers.
+
+    Returns
+    -------
+    Plan
+    """
     first = plans[0]
     if all(plan.dtype == first.dtype and torch.equal(plan, first) for plan in plans[1:]):
         return first
     return torch.stack([_dense(plan) for plan in plans]).mean(0)
 
 
-def diagonal(plan: Plan) -> float:
-    """Return the share of mass that stays on its channel: 1 for the identity."""
+def diagonal_share(plan: Plan) -> float:
+    """Return the share of mass that stays on its channel: 1 for the identity.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Returns
+    -------
+    float
+        From 0 to 1.
+    """
     if plan.is_floating_point():
         return float(plan.diagonal().mean())
     return float((plan == torch.arange(len(plan), device=plan.device)).double().mean())
@@ -97,7 +151,7 @@ def _sinkhorn(costs: Tensor, reg: float) -> Plan:
     # In logarithms: exp(-cost / reg) itself underflows for a small reg. A cost that is 0 everywhere has no scale.
     kernel = -costs / (reg * costs.mean().clamp_min(1e-300))
     columns = costs.new_zeros(len(costs))
-    for _ in range(SWEEPS):
+    for _ in range(MAX_ITERATIONS):
         rows = -(kernel + columns).logsumexp(1)
         previous, columns = columns, -(kernel + rows[:, None]).logsumexp(0)
         if float((columns - previous).abs().max()) < TOLERANCE:
