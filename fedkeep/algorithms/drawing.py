@@ -15,9 +15,9 @@ from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
 from fedkeep.interface.algorithm import C
 from fedkeep.interface.party import S
 from fedkeep.options import option
-from fedkeep.synthesis.diffusion.noise import Sampler
-from fedkeep.synthesis.diffusion.prototypes import Average, Inversion, average, check_held, invert
-from fedkeep.synthesis.diffusion.store import ImageStore
+from fedkeep.generation.diffusion.schedules import Sampler
+from fedkeep.generation.diffusion.prototypes import Average, Inversion, average, check_held, invert
+from fedkeep.generation.diffusion.image_cache import ImageStore
 
 
 @dataclass(frozen=True, eq=False)

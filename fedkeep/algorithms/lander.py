@@ -17,8 +17,8 @@ from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
 from fedkeep.objectives import Bounding, FeatureError, Objective, Scaled
 from fedkeep.options import option
-from fedkeep.synthesis.inversion import TextInverter, read_anchors
-from fedkeep.synthesis.inversion.anchors import FORMS
+from fedkeep.generation.inversion import TextInverter, read_anchors
+from fedkeep.generation.inversion.anchors import FORMS
 
 
 @dataclass
@@ -36,7 +36,7 @@ class LANDER(WithSynthetic[Best]):
     An anchor is the embedding of a class's name by a language model, a vector as wide as the network's features (512
     in the paper). The bounding loss, max(0, MSE(features, anchor) - r), has no anchor pull harder than that. The last
     global model of the task before teaches logits, at temperature 2 without tau^2, and features, and the server
-    inverts it into images through the anchors (see `fedkeep.synthesis.TextInverter`). With n classes of which n_old
+    inverts it into images through the anchors (see `fedkeep.generation.TextInverter`). With n classes of which n_old
     are old, a = log2(n / 2 + 1) and b = sqrt(n_old / n), A = cur (1 + 1 / a) / b and B = pre a b. In the first task A
     is 1 and B is 0.
 

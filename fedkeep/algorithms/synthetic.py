@@ -17,7 +17,7 @@ from fedkeep.models import Weights
 from fedkeep.models.heads import shrunk
 from fedkeep.objectives import NOTHING, Objective
 from fedkeep.options import option
-from fedkeep.synthesis.inversion import Inversion, Problem
+from fedkeep.generation.inversion import Inversion, Problem
 
 
 @dataclass

@@ -11,7 +11,7 @@ from fedkeep.algorithms.synthetic import Made, WithSynthetic
 from fedkeep.interface import Client, Data, Server
 from fedkeep.objectives import Objective
 from fedkeep.options import option
-from fedkeep.synthesis.inversion import LatentInverter
+from fedkeep.generation.inversion import LatentInverter
 
 RELEASED = 10  # batches that the released code makes for CIFAR-100, all within its warm-up
 
@@ -19,7 +19,7 @@ RELEASED = 10  # batches that the released code makes for CIFAR-100, all within 
 @dataclass(frozen=True)
 class TARGET(WithSynthetic[Made]):
     """Exemplar-free distillation: CE[new, own examples] + kd * KD[old, synthetic images], taught by the last global
-    model of the task before, from which the server has made the images (see `fedkeep.synthesis.LatentInverter`).
+    model of the task before, from which the server has made the images (see `fedkeep.generation.LatentInverter`).
 
     KD is the cross-entropy with the teacher's probabilities among the old classes, at temperature 2 and without tau^2.
     The first task is FedAvg's, bit for bit. What clients get once a task are ``nums`` images and, unless images are

@@ -24,7 +24,7 @@ from fedkeep.models.weights import load_into
 from fedkeep.objectives import Objective
 
 if TYPE_CHECKING:
-    from fedkeep.synthesis.diffusion.generator import Generator
+    from fedkeep.generation.diffusion.generator import Generator
 
 
 class LocalParty(Party[Any]):

@@ -110,7 +110,7 @@ def _check_needs(recipe: Recipe, method: Method) -> None:
             f"{method.label} needs a public set, about whose images clients tell what they think. Name a data set with "
             "images of the same size: public.name=fashion-mnist."
         )
-    if "generator" in needs and not recipe.generator.each:
+    if "generator" in needs and not recipe.generator.per_task:
         raise ConfigError(
             f"{method.label} needs a generator of images. Train one with fedkeep generator train, and name its folder: "
             "generator.name=FOLDER, or one for each task: generator.by_task."

@@ -18,9 +18,9 @@ from fedkeep.experiment.changes import SECTIONS, apply, merged
 from fedkeep.experiment.grid import gridded
 from fedkeep.experiment.networks import read_client_models, read_model
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithm, algorithms
 from fedkeep.options import Options, build
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 OPTIONS: Mapping[str, type[Options]] = {
     "training": Training,
@@ -28,7 +28,7 @@ OPTIONS: Mapping[str, type[Options]] = {
     "augmentation": Augmentation,
     "auxiliary": Auxiliary,
     "public": Public,
-    "generator": GeneratorChoice,
+    "generator": GeneratorConfig,
     "tasks": Tasks,
 }
 """What holds the options of each section of a recipe; those of data, partition and model depend on a name."""

@@ -18,10 +18,10 @@ from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.checks import check
 from fedkeep.experiment.networks import ClientModel, model_table
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 LONGEST = 200
 """Of a label's folder name, in characters: file systems take 255 bytes, and a seed is added."""
@@ -79,7 +79,7 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
     public: Public = field(default_factory=Public)
-    generator: GeneratorChoice = field(default_factory=GeneratorChoice)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     tasks: Tasks = field(default_factory=Tasks)
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)

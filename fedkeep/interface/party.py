@@ -20,7 +20,7 @@ from fedkeep.models import Weights
 from fedkeep.objectives import Data, Objective
 
 if TYPE_CHECKING:
-    from fedkeep.synthesis.diffusion.generator import Generator
+    from fedkeep.generation.diffusion.generator import Generator
 
 
 @dataclass

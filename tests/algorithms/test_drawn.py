@@ -74,16 +74,16 @@ class Painter(tiny.ToyGenerator):
     def __init__(self, task: int) -> None:
         super().__init__()
         self.task = task
-        self.prototype_sizes = ((task,),)
+        self.prototype_shapes = ((task,),)
 
-    def start(self, classes: int) -> Tensor:
-        return torch.zeros(classes, self.task)
+    def initial_prototypes(self, num_classes: int) -> Tensor:
+        return torch.zeros(num_classes, self.task)
 
-    def conditions(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def conditioning(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
         return prototypes.sum(1)[:, None, None].expand(-1, 1, 16)
 
-    def decode(self, drawn: Tensor) -> Tensor:
-        return torch.full_like(drawn, 40 * self.task, dtype=torch.uint8)
+    def decode(self, samples: Tensor) -> Tensor:
+        return torch.full_like(samples, 40 * self.task, dtype=torch.uint8)
 
     def hash(self) -> str:
         return f"painter {self.task}"

@@ -22,11 +22,11 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.reading import load_recipe
+from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prototypes
 from fedkeep.interface import Copy, Fit
 from fedkeep.interface.values import copied
 from fedkeep.models import architecture
 from fedkeep.models.heads import continued
-from fedkeep.synthesis.diffusion.prototypes import Inversion, invert
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 Set = tuple[Tensor, Tensor]  # normalised images in float64, and labels
@@ -150,14 +150,14 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
     engine = tiny.engine_with_tasks(fed, tiny.stream((3,), absent=0), rounds=1, cohort=5)
     federation = engine.federation
     tiny.played(engine, 1)
-    rows = engine.place.load_generator(1).start(3)
-    settings = Inversion(fed.proto_steps, fed.proto_batch, "adamw")
+    rows = engine.place.load_generator(1).initial_prototypes(3)
+    settings = PrototypeSearch(fed.proto_steps, fed.proto_batch, "adamw")
     for use in range(fed.proto_rounds):
         found = []
         for client in federation.clients:
             data = federation.data(client)
             rng = seeds.generator(0, "prototypes", task=1, round=1, client=client, use=use)
-            found.append(invert(tiny.ToyGenerator(), rows, data["image"], data["label"], settings, rng))
+            found.append(search_prototypes(tiny.ToyGenerator(), rows, data["image"], data["label"], settings, rng))
         for c in range(3):
             counts = [one.counts[c].item() for one in found]
             rows[c] = sum(n * one.prototypes[c] for n, one in zip(counts, found, strict=True)) / sum(counts)

@@ -20,11 +20,11 @@ from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Assignment, Pupil
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
+from fedkeep.generation.inversion import read_anchors
 from fedkeep.interface.values import payload
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_into
 from fedkeep.objectives import Slice
-from fedkeep.synthesis.inversion import read_anchors
 
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 TOY = {**tiny.SYNTHESIS, "nums": 11}
