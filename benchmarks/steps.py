@@ -26,8 +26,8 @@ from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.training import Precision
+from fedkeep.losses import CrossEntropy
 from fedkeep.models import CNN4, AlexNet8, Architecture, LeNet5, ResNet18, Shape
-from fedkeep.objectives import CrossEntropy
 
 WAYS: dict[str, tuple[torch.memory_format, Precision]] = {
     "plain": (torch.contiguous_format, "float32"),

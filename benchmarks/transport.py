@@ -24,8 +24,8 @@ import torch
 from telling import arguments, beginning
 
 from fedkeep import seeds
-from fedkeep.fusion.plans import cost_matrix, plan_of
-from fedkeep.fusion.transport import Maps, Transport, laid
+from fedkeep.aggregation.plans import cost_matrix, plan_of
+from fedkeep.aggregation.transport import Maps, Transport, laid
 from fedkeep.models import VGG16, Architecture, LeNet5, ResNet18, Shape, Weights
 from fedkeep.models.channels import Layer, channels
 from fedkeep.models.weights import weights_of

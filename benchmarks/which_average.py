@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.aggregation.mean import moved
+from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.engine.embedded import Embedded
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method
 from fedkeep.experiment.setup import engine_for, federate
-from fedkeep.fusion.mean import moved
 from fedkeep.interface import Cohort, Server
 from fedkeep.models import Weights
 from fedkeep.models.weights import mean

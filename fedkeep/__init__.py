@@ -12,31 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkeep.algorithms.asd import ASD, FedNTDASD
-    from fedkeep.algorithms.aver import AVER, CAMKD, EBKD
-    from fedkeep.algorithms.cwc import CWC
     from fedkeep.algorithms.dddr import DDDR
     from fedkeep.algorithms.ewc_kd import EWCKD
-    from fedkeep.algorithms.fedadkd import FedADKD
-    from fedkeep.algorithms.fedavg import FedAvg
-    from fedkeep.algorithms.fedcad import FedCAD
-    from fedkeep.algorithms.fedcurv import FedCurv
     from fedkeep.algorithms.feddcl import FedDCL
-    from fedkeep.algorithms.feddf import FedDF
-    from fedkeep.algorithms.feddkd import FedDKD
     from fedkeep.algorithms.fedewc import FedEWC
     from fedkeep.algorithms.fedgems import FedGEMS
-    from fedkeep.algorithms.fedgkd import FedGKD
     from fedkeep.algorithms.fedicarl import FediCaRL
-    from fedkeep.algorithms.fedlsd import FedLSD
     from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
     from fedkeep.algorithms.fedmd import FedMD
-    from fedkeep.algorithms.fednova import FedNova
-    from fedkeep.algorithms.fedntd import FedNTD
-    from fedkeep.algorithms.fedopt import FedAdam, FedAvgM
     from fedkeep.algorithms.fedpass import FedPASS
-    from fedkeep.algorithms.fedprox import FedProx
-    from fedkeep.algorithms.fedseq import FedSeq
     from fedkeep.algorithms.fedskf import FedSKF
     from fedkeep.algorithms.fedweit import FedWeIT
     from fedkeep.algorithms.finetune import Finetune
@@ -44,10 +28,26 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.ft_kd import FTKD
     from fedkeep.algorithms.lander import LANDER
     from fedkeep.algorithms.lwf_kd import LwFKD
-    from fedkeep.algorithms.moon import MOON
-    from fedkeep.algorithms.scaffold import SCAFFOLD
-    from fedkeep.algorithms.seqkeep import SeqKeep
-    from fedkeep.algorithms.sfedkd import SFedKD
+    from fedkeep.algorithms.parallel.asd import ASD, FedNTDASD
+    from fedkeep.algorithms.parallel.fedadkd import FedADKD
+    from fedkeep.algorithms.parallel.fedavg import FedAvg
+    from fedkeep.algorithms.parallel.fedcad import FedCAD
+    from fedkeep.algorithms.parallel.fedcurv import FedCurv
+    from fedkeep.algorithms.parallel.feddf import FedDF
+    from fedkeep.algorithms.parallel.feddkd import FedDKD
+    from fedkeep.algorithms.parallel.fedgkd import FedGKD
+    from fedkeep.algorithms.parallel.fedlsd import FedLSD
+    from fedkeep.algorithms.parallel.fednova import FedNova
+    from fedkeep.algorithms.parallel.fedntd import FedNTD
+    from fedkeep.algorithms.parallel.fedopt import FedAdam, FedAvgM
+    from fedkeep.algorithms.parallel.fedprox import FedProx
+    from fedkeep.algorithms.parallel.moon import MOON
+    from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
+    from fedkeep.algorithms.sequential.aver import AVER, CAMKD, EBKD
+    from fedkeep.algorithms.sequential.cwc import CWC
+    from fedkeep.algorithms.sequential.fedseq import FedSeq
+    from fedkeep.algorithms.sequential.seqkeep import SeqKeep
+    from fedkeep.algorithms.sequential.sfedkd import SFedKD
     from fedkeep.algorithms.target import TARGET
     from fedkeep.api import resume, run
     from fedkeep.data import load
@@ -61,50 +61,50 @@ if TYPE_CHECKING:
     from fedkeep.reporting.run_folder import read_run
 
 _HOMES = {
-    "ASD": "fedkeep.algorithms.asd",
-    "AVER": "fedkeep.algorithms.aver",
-    "CAMKD": "fedkeep.algorithms.aver",
-    "CWC": "fedkeep.algorithms.cwc",
+    "ASD": "fedkeep.algorithms.parallel.asd",
+    "AVER": "fedkeep.algorithms.sequential.aver",
+    "CAMKD": "fedkeep.algorithms.sequential.aver",
+    "CWC": "fedkeep.algorithms.sequential.cwc",
     "DDDR": "fedkeep.algorithms.dddr",
-    "EBKD": "fedkeep.algorithms.aver",
+    "EBKD": "fedkeep.algorithms.sequential.aver",
     "EWCKD": "fedkeep.algorithms.ewc_kd",
     "FTKD": "fedkeep.algorithms.ft_kd",
     "FedDCL": "fedkeep.algorithms.feddcl",
-    "FedDF": "fedkeep.algorithms.feddf",
+    "FedDF": "fedkeep.algorithms.parallel.feddf",
     "FedGEMS": "fedkeep.algorithms.fedgems",
     "FedMD": "fedkeep.algorithms.fedmd",
     "LwFKD": "fedkeep.algorithms.lwf_kd",
     "FLwF2T": "fedkeep.algorithms.flwf2t",
-    "FedADKD": "fedkeep.algorithms.fedadkd",
-    "FedAdam": "fedkeep.algorithms.fedopt",
-    "FedAvg": "fedkeep.algorithms.fedavg",
-    "FedAvgM": "fedkeep.algorithms.fedopt",
-    "FedCAD": "fedkeep.algorithms.fedcad",
-    "FedCurv": "fedkeep.algorithms.fedcurv",
-    "FedDKD": "fedkeep.algorithms.feddkd",
+    "FedADKD": "fedkeep.algorithms.parallel.fedadkd",
+    "FedAdam": "fedkeep.algorithms.parallel.fedopt",
+    "FedAvg": "fedkeep.algorithms.parallel.fedavg",
+    "FedAvgM": "fedkeep.algorithms.parallel.fedopt",
+    "FedCAD": "fedkeep.algorithms.parallel.fedcad",
+    "FedCurv": "fedkeep.algorithms.parallel.fedcurv",
+    "FedDKD": "fedkeep.algorithms.parallel.feddkd",
     "FedEWC": "fedkeep.algorithms.fedewc",
-    "FedGKD": "fedkeep.algorithms.fedgkd",
+    "FedGKD": "fedkeep.algorithms.parallel.fedgkd",
     "FedKeepError": "fedkeep.errors",
-    "FedLSD": "fedkeep.algorithms.fedlsd",
+    "FedLSD": "fedkeep.algorithms.parallel.fedlsd",
     "FedLwF": "fedkeep.algorithms.fedlwf",
-    "FedNTD": "fedkeep.algorithms.fedntd",
-    "FedNTDASD": "fedkeep.algorithms.asd",
-    "FedNova": "fedkeep.algorithms.fednova",
+    "FedNTD": "fedkeep.algorithms.parallel.fedntd",
+    "FedNTDASD": "fedkeep.algorithms.parallel.asd",
+    "FedNova": "fedkeep.algorithms.parallel.fednova",
     "FedPASS": "fedkeep.algorithms.fedpass",
-    "FedProx": "fedkeep.algorithms.fedprox",
+    "FedProx": "fedkeep.algorithms.parallel.fedprox",
     "FedProxLwF": "fedkeep.algorithms.fedlwf",
     "FedSKF": "fedkeep.algorithms.fedskf",
-    "FedSeq": "fedkeep.algorithms.fedseq",
+    "FedSeq": "fedkeep.algorithms.sequential.fedseq",
     "FedWeIT": "fedkeep.algorithms.fedweit",
     "FediCaRL": "fedkeep.algorithms.fedicarl",
     "Finetune": "fedkeep.algorithms.finetune",
     "LANDER": "fedkeep.algorithms.lander",
-    "MOON": "fedkeep.algorithms.moon",
+    "MOON": "fedkeep.algorithms.parallel.moon",
     "Machine": "fedkeep.experiment.run",
     "Recipe": "fedkeep.experiment.recipe",
-    "SCAFFOLD": "fedkeep.algorithms.scaffold",
-    "SFedKD": "fedkeep.algorithms.sfedkd",
-    "SeqKeep": "fedkeep.algorithms.seqkeep",
+    "SCAFFOLD": "fedkeep.algorithms.parallel.scaffold",
+    "SFedKD": "fedkeep.algorithms.sequential.sfedkd",
+    "SeqKeep": "fedkeep.algorithms.sequential.seqkeep",
     "TARGET": "fedkeep.algorithms.target",
     "algorithms": "fedkeep.interface.algorithm",
     "custom": "fedkeep.models.custom",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fedkeep.aggregation import Fusion, fused
 from fedkeep.algorithms.drawn import Gallery, WithDrawn
 from fedkeep.algorithms.incremental import joined, old_classes
-from fedkeep.fusion import Fusion, fused
 from fedkeep.interface import Client, Cohort, Data, Fit, Server, each, on_client
+from fedkeep.losses import NOTHING, Objective
 from fedkeep.models import Weights
-from fedkeep.objectives import NOTHING, Objective
 from fedkeep.options import option
 
 

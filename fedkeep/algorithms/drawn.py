@@ -16,8 +16,8 @@ from fedkeep.algorithms.incremental import CESlice, cross_entropy, joined, made
 from fedkeep.interface import Client, Cohort, Data, Fit, Server
 from fedkeep.interface.algorithm import C
 from fedkeep.interface.party import Party
+from fedkeep.losses import CrossEntropy, Joint, Objective, Scaled, Slice, SupCon
 from fedkeep.models import Weights
-from fedkeep.objectives import CrossEntropy, Joint, Objective, Scaled, Slice, SupCon
 from fedkeep.options import option
 
 

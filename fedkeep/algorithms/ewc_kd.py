@@ -8,8 +8,8 @@ from fedkeep.algorithms.fedewc import Consolidated, consolidated, penalty
 from fedkeep.algorithms.ft_kd import FTKD, G, Learner
 from fedkeep.algorithms.incremental import CESlice
 from fedkeep.interface import Client, Cohort, Server, on_client
+from fedkeep.losses import Objective
 from fedkeep.models import Weights
-from fedkeep.objectives import Objective
 from fedkeep.options import option
 
 

@@ -13,9 +13,9 @@ from fedkeep.algorithms.incremental import joined, made, old_classes
 from fedkeep.algorithms.said import Ensemble, Said, averaged, bounded
 from fedkeep.interface import Client, Cohort, Copy, Data, Server, each, on_client
 from fedkeep.interface.party import Party
+from fedkeep.losses import NOTHING, CrossEntropy, Objective
+from fedkeep.losses.answers import taught
 from fedkeep.models import Weights
-from fedkeep.objectives import NOTHING, CrossEntropy, Objective
-from fedkeep.objectives.answers import taught
 from fedkeep.options import option
 
 

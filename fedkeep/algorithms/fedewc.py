@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fedkeep.aggregation import Fusion, fused
 from fedkeep.algorithms.incremental import CESlice, cross_entropy
-from fedkeep.fusion import Fusion, fused
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.losses import NOTHING, Objective, Quadratic
+from fedkeep.losses.consolidation import merged_fisher, padded
 from fedkeep.models import Weights
-from fedkeep.objectives import NOTHING, Objective, Quadratic
-from fedkeep.objectives.consolidation import merged_fisher, padded
 from fedkeep.options import option
 
 

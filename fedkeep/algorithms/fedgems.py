@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedkeep.algorithms.ft_kd import FTKD, Guests
 from fedkeep.interface import Data, Server
-from fedkeep.objectives import CrossEntropy, Objective, Scaled
-from fedkeep.objectives.answers import taught
+from fedkeep.losses import CrossEntropy, Objective, Scaled
+from fedkeep.losses.answers import taught
 from fedkeep.options import option
 
 

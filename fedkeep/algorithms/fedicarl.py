@@ -11,10 +11,10 @@ from torch.nn.functional import normalize
 
 from fedkeep.algorithms.incremental import CESlice, Old, Scope, Selection, WithOldModel, joined, remembered, share
 from fedkeep.interface import Client, Cohort, Data, Server, on_client
+from fedkeep.losses import TSD, CompensatedEntropy, Objective, Scaled
+from fedkeep.losses.exemplars import nearest_mean
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
-from fedkeep.objectives import TSD, CompensatedEntropy, Objective, Scaled
-from fedkeep.objectives.exemplars import nearest_mean
 from fedkeep.options import option
 
 

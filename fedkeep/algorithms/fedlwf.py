@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fedkeep.algorithms.incremental import Old, WithOldModel
 from fedkeep.interface import Client, Cohort, NoState, Server, on_client
+from fedkeep.losses import Objective, Quadratic
 from fedkeep.models import Weights
-from fedkeep.objectives import Objective, Quadratic
 from fedkeep.options import option
 
 

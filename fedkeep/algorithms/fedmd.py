@@ -9,8 +9,8 @@ from torch import Tensor
 from fedkeep.algorithms.ft_kd import FTKD
 from fedkeep.algorithms.said import Ensemble
 from fedkeep.interface import Data
-from fedkeep.objectives import Objective
-from fedkeep.objectives.answers import LogitMatching
+from fedkeep.losses import Objective
+from fedkeep.losses.answers import LogitMatching
 from fedkeep.options import option
 
 

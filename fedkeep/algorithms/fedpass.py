@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fedkeep.aggregation import Fusion, fused
 from fedkeep.algorithms.incremental import Old, once_a_task
-from fedkeep.fusion import Fusion, fused
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
-from fedkeep.models import Weights
-from fedkeep.models.heads import WEIGHT
-from fedkeep.objectives import (
+from fedkeep.losses import (
     NOTHING,
     CrossEntropy,
     FeatureDistance,
@@ -20,8 +18,10 @@ from fedkeep.objectives import (
     Rotated,
     Scaled,
 )
-from fedkeep.objectives.prototypes import added, pooled, prototypes
-from fedkeep.objectives.rotations import ROTATIONS
+from fedkeep.losses.prototypes import added, pooled, prototypes
+from fedkeep.losses.rotations import ROTATIONS
+from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
 from fedkeep.options import option
 
 Radius = Literal["first", "latest"]

@@ -8,6 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedkeep.aggregation import Fusion, Transport, fused
+from fedkeep.aggregation.plans import Cost, Solver, diagonal
+from fedkeep.aggregation.transport import Skip, laid_classifier
 from fedkeep.algorithms.fedpass import Radius, old_prototypes, own_prototypes, rotated_images
 from fedkeep.algorithms.incremental import (
     CESlice,
@@ -22,17 +25,14 @@ from fedkeep.algorithms.incremental import (
     share,
 )
 from fedkeep.errors import ConfigError
-from fedkeep.fusion import Fusion, Transport, fused
-from fedkeep.fusion.plans import Cost, Solver, diagonal
-from fedkeep.fusion.transport import Skip, laid_classifier
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, each, on_client
+from fedkeep.losses import NOTHING, TSD, Objective, Prototypes, Quadratic, Rotated, Scaled
+from fedkeep.losses.prototypes import added
+from fedkeep.losses.rotations import ROTATIONS
+from fedkeep.losses.tsd import Reduction, TSDReading
 from fedkeep.models import Weights
 from fedkeep.models.channels import channels
 from fedkeep.models.heads import WEIGHT, continued, head_of
-from fedkeep.objectives import NOTHING, TSD, Objective, Prototypes, Quadratic, Rotated, Scaled
-from fedkeep.objectives.prototypes import added
-from fedkeep.objectives.rotations import ROTATIONS
-from fedkeep.objectives.tsd import Reduction, TSDReading
 from fedkeep.options import option
 
 
@@ -78,7 +78,8 @@ class FedSKF(Algorithm[Turn, Personal]):
 
     *Selective synchronisation* (``sync``): a client trains the global extractor under its own classifier c, which is
     set to the global one once a task and otherwise pulled towards it. *Projection* (``pit``): the mean of the models
-    is laid onto the neurons of one client's by optimal transport (`fedkeep.fusion.Transport`), each round another's.
+    is laid onto the neurons of one client's by optimal transport (`fedkeep.aggregation.Transport`), each round
+    another's.
 
     What the paper leaves open: which classes the labels compete with (``ce_slice``: the task's for LwF, all for
     iCaRL); whether the projected mean is mixed with the base (``pit=fused``, eta 1/2) or taken alone (``aligned``,

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeep.aggregation.masked import masked_mean
 from fedkeep.algorithms.incremental import cross_entropy
 from fedkeep.errors import ConfigError
-from fedkeep.fusion.masked import masked_mean
 from fedkeep.interface import Algorithm, Client, Cohort, Server, on_client
 from fedkeep.interface.party import Party
+from fedkeep.losses import Absolute, Objective, Quadratic
 from fedkeep.models import Weights
 from fedkeep.models.decomposed import (
     ADAPTIVE,
@@ -32,7 +33,6 @@ from fedkeep.models.decomposed import (
 )
 from fedkeep.models.heads import BIAS, WEIGHT
 from fedkeep.models.weights import mean, same_form
-from fedkeep.objectives import Absolute, Objective, Quadratic
 from fedkeep.options import option
 
 REST = "rest."

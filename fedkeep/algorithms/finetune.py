@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.aggregation import Fusion
 from fedkeep.algorithms.incremental import CESlice, cross_entropy
-from fedkeep.fusion import Fusion
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.interface import Client
+from fedkeep.losses import Objective
 from fedkeep.models import Weights
-from fedkeep.objectives import Objective
 from fedkeep.options import option
 
 

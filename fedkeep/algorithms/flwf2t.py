@@ -8,9 +8,9 @@ from typing import Literal
 from fedkeep.algorithms.incremental import Old, WithOldModel, joined, old_classes, remembered
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Cohort, Data, Fit, NoState, Server, on_client
+from fedkeep.losses import NOTHING, Objective
 from fedkeep.models import Weights
 from fedkeep.models.heads import shrunk
-from fedkeep.objectives import NOTHING, Objective
 from fedkeep.options import option
 
 

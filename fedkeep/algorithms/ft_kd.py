@@ -14,9 +14,9 @@ from fedkeep.algorithms.incremental import CESlice, cross_entropy
 from fedkeep.algorithms.said import Ensemble, Said, averaged, bounded
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
 from fedkeep.interface.party import Party
+from fedkeep.losses import NOTHING, Objective
+from fedkeep.losses.answers import taught
 from fedkeep.models import Weights
-from fedkeep.objectives import NOTHING, Objective
-from fedkeep.objectives.answers import taught
 from fedkeep.options import option
 
 

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from typing_extensions import TypeVar
 
-from fedkeep.fusion import Fusion, fused
+from fedkeep.aggregation import Fusion, fused
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.interface.party import S
+from fedkeep.losses import NOTHING, CrossEntropy, Distillation, Objective, Slice, Whole
+from fedkeep.losses.exemplars import herded
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
-from fedkeep.objectives import NOTHING, CrossEntropy, Distillation, Objective, Slice, Whole
-from fedkeep.objectives.exemplars import herded
 from fedkeep.options import option
 
 CESlice = Literal["new", "all"]

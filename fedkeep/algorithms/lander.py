@@ -13,9 +13,9 @@ from fedkeep.algorithms.incremental import cross_entropy, old_classes
 from fedkeep.algorithms.synthetic import Made, WithSynthetic
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Cohort, Data, Fit, Server
+from fedkeep.losses import Bounding, FeatureError, Objective, Scaled
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
-from fedkeep.objectives import Bounding, FeatureError, Objective, Scaled
 from fedkeep.options import option
 from fedkeep.generation.inversion import TextInverter, read_anchors
 from fedkeep.generation.inversion.anchors import FORMS

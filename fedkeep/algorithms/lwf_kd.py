@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from fedkeep.algorithms.ft_kd import FTKD, G, Learner
 from fedkeep.algorithms.incremental import CESlice, old_classes
 from fedkeep.interface import Client, Cohort, Server, on_client
+from fedkeep.losses import Objective
 from fedkeep.models import Weights
-from fedkeep.objectives import Objective
 from fedkeep.options import option
 
 

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from typing_extensions import TypeVar
 
+from fedkeep.aggregation import Fusion, fused
 from fedkeep.algorithms.incremental import made
-from fedkeep.fusion import Fusion, fused
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
 from fedkeep.interface.training import PassEnds
+from fedkeep.losses import NOTHING, Objective
 from fedkeep.models import Weights
 from fedkeep.models.heads import shrunk
-from fedkeep.objectives import NOTHING, Objective
 from fedkeep.options import option
 from fedkeep.generation.inversion import Inversion, Problem
 

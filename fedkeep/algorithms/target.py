@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fedkeep.algorithms.incremental import CESlice, cross_entropy, old_classes
 from fedkeep.algorithms.synthetic import Made, WithSynthetic
 from fedkeep.interface import Client, Data, Server
-from fedkeep.objectives import Objective
+from fedkeep.losses import Objective
 from fedkeep.options import option
 from fedkeep.generation.inversion import LatentInverter
 

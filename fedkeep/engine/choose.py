@@ -9,7 +9,7 @@ from math import ceil, inf
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Assignment, fit
 from fedkeep.engine.toolbox import LocalClient
-from fedkeep.objectives import CrossEntropy
+from fedkeep.losses import CrossEntropy
 
 SIZES = (16, 32, 8, 4)  # in the order in which they are tried
 FEW = 4  # clients on which training one after another is timed

@@ -13,8 +13,8 @@ from fedkeep.data import Augmentation, Data
 from fedkeep.engine.fit import Assignment, Normalise, Source, fit
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Training
+from fedkeep.losses import CrossEntropy
 from fedkeep.models import Architecture
-from fedkeep.objectives import CrossEntropy
 
 
 def train_classifier(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedkeep import seeds
+from fedkeep.aggregation.mean import moved
 from fedkeep.data import Augmentation, Federation
 from fedkeep.engine.cohort import LocalCohort
 from fedkeep.engine.evaluation import Counts, count, tally
@@ -23,7 +24,6 @@ from fedkeep.engine.serving import Served, round_mean
 from fedkeep.engine.toolbox import LocalServer
 from fedkeep.engine.workplace import LoadGenerator, Workplace, no_generator
 from fedkeep.errors import ConfigError
-from fedkeep.fusion.mean import moved
 from fedkeep.interface import Algorithm, NoState, Training
 from fedkeep.interface.algorithm import knows_tasks, state_types
 from fedkeep.interface.values import copied

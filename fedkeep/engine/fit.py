@@ -21,16 +21,16 @@ from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
 from fedkeep.interface.training import Composition, PassEnds, Precision, Watch
+from fedkeep.losses import Batch, Objective
 from fedkeep.models import Weights
 from fedkeep.models.custom import split
 from fedkeep.models.weights import load_into, weights_of
-from fedkeep.objectives import Batch, Objective
 
 Normalise = Callable[[Tensor], Tensor]
 
 
 class Pupil:
-    """The network in training as objectives see it (`fedkeep.objectives.Student`), for one step.
+    """The network in training as objectives see it (`fedkeep.losses.Student`), for one step.
 
     Parameters
     ----------

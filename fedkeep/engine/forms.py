@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep.objectives import Objective
+from fedkeep.losses import Objective
 
 
 def form(value: Any, column: bool = False) -> Hashable:

@@ -23,7 +23,7 @@ from fedkeep.engine.networks import Networks
 from fedkeep.engine.recording import Recorder, Replay
 from fedkeep.interface import Training
 from fedkeep.interface.training import Watch
-from fedkeep.objectives import Batch, Objective
+from fedkeep.losses import Batch, Objective
 
 WARM = 3  # steps of a shape that are taken as they are, before one is recorded: libraries prepare themselves in them
 KINDS = 50  # of training that are remembered; objectives that hold functions made anew are new kinds each time

@@ -12,12 +12,12 @@ from torch.func import functional_call
 from fedkeep import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
+from fedkeep.losses.decoupled import raised
 from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split
 from fedkeep.models.heads import WEIGHT, grown, widened
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import weights_of
-from fedkeep.objectives.decoupled import raised
 
 if TYPE_CHECKING:
     from fedkeep.engine.graphs import Graphs

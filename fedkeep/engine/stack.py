@@ -22,8 +22,8 @@ from fedkeep.engine.fit import Assignment, Pupil, fit, precisely
 from fedkeep.engine.forms import filled, together
 from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
+from fedkeep.losses import Batch, Objective
 from fedkeep.models.weights import same_form
-from fedkeep.objectives import Batch, Objective
 
 Rows: TypeAlias = slice | Tensor  # all members of a stack, as views; or some, as copies
 KINDS = 100  # of training that are remembered

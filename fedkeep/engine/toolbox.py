@@ -18,10 +18,10 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.training import Composition, PassEnds, Watch
+from fedkeep.losses import Objective
 from fedkeep.models import Weights
 from fedkeep.models.heads import continued
 from fedkeep.models.weights import load_into
-from fedkeep.objectives import Objective
 
 if TYPE_CHECKING:
     from fedkeep.generation.diffusion.generator import Generator

@@ -5,7 +5,7 @@ from fedkeep.interface.cohort import Cohort, Remote
 from fedkeep.interface.party import Client, Copy, Fit, NoState, Server
 from fedkeep.interface.training import Training
 from fedkeep.interface.values import each
-from fedkeep.objectives import Data
+from fedkeep.losses import Data
 
 __all__ = [
     "Algorithm",

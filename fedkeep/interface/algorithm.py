@@ -150,8 +150,8 @@ def is_annotated(step: Callable[..., Any]) -> bool:
 def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
     """Return all methods by name: those of `fedkeep.algorithms`, found by looking, and any that have been imported."""
     package = importlib.import_module("fedkeep.algorithms")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"fedkeep.algorithms.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, "fedkeep.algorithms."):
+        importlib.import_module(module.name)
     found: dict[str, type[Algorithm[Any, Any]]] = {}
     pending: list[type[Algorithm[Any, Any]]] = list(Algorithm.__subclasses__())
     for cls in pending:

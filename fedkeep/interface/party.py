@@ -16,8 +16,8 @@ from typing_extensions import TypeVar
 
 from fedkeep.data import ImageFormat
 from fedkeep.interface.training import Composition, PassEnds, Training, Watch
+from fedkeep.losses import Data, Objective
 from fedkeep.models import Weights
-from fedkeep.objectives import Data, Objective
 
 if TYPE_CHECKING:
     from fedkeep.generation.diffusion.generator import Generator

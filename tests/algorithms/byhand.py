@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedkeep import seeds
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Algorithm, Fit
+from fedkeep.losses import Batch, Objective
 from fedkeep.models import Weights
 from fedkeep.models.custom import split
-from fedkeep.objectives import Batch, Objective
 
 Model = dict[str, Tensor]
 Loss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]

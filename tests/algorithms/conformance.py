@@ -398,7 +398,7 @@ def undisturbed(method: Method, build: Callable[..., Embedded] = tiny.engine, **
 @functools.cache
 def seen_in_plain_training() -> dict[str, Any]:
     """Return what clients see of a method that trains everybody, in cohort order: what all methods have in common."""
-    from fedkeep.algorithms.fedseq import FedSeq
+    from fedkeep.algorithms.sequential.fedseq import FedSeq
 
     return seen(FedSeq())
 

@@ -16,8 +16,8 @@ from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.kd_on_made_images import LwFKDOnMadeImages
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient
+from fedkeep.losses import NOTHING
 from fedkeep.models import Weights, architecture
-from fedkeep.objectives import NOTHING
 
 METHODS = [FedDCL, DDDR]
 

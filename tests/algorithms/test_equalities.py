@@ -14,27 +14,27 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedkeep.algorithms.aver import AVER, CAMKD, EBKD
-from fedkeep.algorithms.fedadkd import FedADKD
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedgkd import FedGKD
-from fedkeep.algorithms.fedlsd import FedLSD
-from fedkeep.algorithms.fednova import FedNova
-from fedkeep.algorithms.fedntd import FedNTD
-from fedkeep.algorithms.fedprox import FedProx
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.moon import MOON
-from fedkeep.algorithms.scaffold import SCAFFOLD
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.aggregation.normalised import effective_steps, normalised_mean
+from fedkeep.algorithms.parallel.fedadkd import FedADKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedgkd import FedGKD
+from fedkeep.algorithms.parallel.fedlsd import FedLSD
+from fedkeep.algorithms.parallel.fednova import FedNova
+from fedkeep.algorithms.parallel.fedntd import FedNTD
+from fedkeep.algorithms.parallel.fedprox import FedProx
+from fedkeep.algorithms.parallel.moon import MOON
+from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
+from fedkeep.algorithms.sequential.aver import AVER, CAMKD, EBKD
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Augmentation
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.fit import Pupil
 from fedkeep.engine.toolbox import LocalParty
-from fedkeep.fusion.normalised import effective_steps, normalised_mean
 from fedkeep.interface import Algorithm, Fit
+from fedkeep.losses import PerTeacher, WeightRule, Whole
+from fedkeep.losses.decoupled import decoupled_loss, fold, log_split
 from fedkeep.models import Weights
-from fedkeep.objectives import PerTeacher, WeightRule, Whole
-from fedkeep.objectives.decoupled import decoupled_loss, fold, log_split
 
 Method = Algorithm[Any, Any]
 EVEN = tiny.federation((10,) * 6)

@@ -14,12 +14,12 @@ import torch
 from byhand import Hand, Model, average, each_cross_entropy, each_divergence, each_nontarget, each_target, softmax
 from torch import Tensor
 
-from fedkeep.algorithms.fedadkd import FedADKD
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedadkd import FedADKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.interface import Fit
+from fedkeep.losses.readings import nontarget_part, target_part
 from fedkeep.models import Weights
-from fedkeep.objectives.readings import nontarget_part, target_part
 
 ROUNDS = 3
 TARGETS = ("binary", "target_term", "target_term_xC", "full_kl")

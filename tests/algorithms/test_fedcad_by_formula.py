@@ -24,9 +24,9 @@ from byhand import (
 )
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedcad import FedCAD
-from fedkeep.algorithms.fedlsd import FedLSD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcad import FedCAD
+from fedkeep.algorithms.parallel.fedlsd import FedLSD
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.models import Weights

@@ -20,15 +20,15 @@ import tiny
 import torch
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedntd import FedNTD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedntd import FedNTD
 from fedkeep.data import DataSet
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Source
 from fedkeep.interface import Algorithm, Training
+from fedkeep.losses import Batch
 from fedkeep.models import Weights
 from fedkeep.models.cnn4 import CNN4
-from fedkeep.objectives import Batch
 
 CLASSES = 10
 SHAPE = (3, 32, 32)

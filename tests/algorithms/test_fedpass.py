@@ -16,9 +16,9 @@ from watched import TWO_ONE, Seen, distilled, logits, loss_of, second_task
 from fedkeep.algorithms.fedpass import FedPASS
 from fedkeep.algorithms.fedskf import FedSKF
 from fedkeep.errors import ConfigError
+from fedkeep.losses import PrototypeEntropy, Prototypes
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT, head_of
-from fedkeep.objectives import PrototypeEntropy, Prototypes
 
 
 def turned(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

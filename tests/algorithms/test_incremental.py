@@ -14,7 +14,8 @@ from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
 
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.aggregation import Transport
+from fedkeep.aggregation.transport import Projection
 from fedkeep.algorithms.fedewc import Consolidated, FedEWC
 from fedkeep.algorithms.fedicarl import FediCaRL
 from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
@@ -22,19 +23,18 @@ from fedkeep.algorithms.fedskf import FedSKF, Personal, next_in_turn
 from fedkeep.algorithms.finetune import Finetune
 from fedkeep.algorithms.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental import joined, old_classes, remembered
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.target import TARGET
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
-from fedkeep.fusion import Transport
-from fedkeep.fusion.transport import Projection
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
+from fedkeep.losses import NOTHING
+from fedkeep.losses.exemplars import nearest_mean
+from fedkeep.losses.tsd import TSDReading, tsd_loss
 from fedkeep.models import Network, Weights
 from fedkeep.models.heads import WEIGHT, head_of
 from fedkeep.models.weights import mean
-from fedkeep.objectives import NOTHING
-from fedkeep.objectives.exemplars import nearest_mean
-from fedkeep.objectives.tsd import TSDReading, tsd_loss
 
 
 def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:

@@ -27,11 +27,11 @@ from byhand import (
 from torch import Tensor
 
 from fedkeep import seeds
-from fedkeep.algorithms.cwc import CWC
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedcurv import FedCurv
-from fedkeep.algorithms.fedprox import FedProx
-from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcurv import FedCurv
+from fedkeep.algorithms.parallel.fedprox import FedProx
+from fedkeep.algorithms.sequential.cwc import CWC
+from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.models import Weights

@@ -11,11 +11,11 @@ from byhand import Hand, Model, hand_of
 from torch import Tensor, log_softmax, softmax
 
 from fedkeep import seeds
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.feddf import FedDF
 from fedkeep.algorithms.fedgems import FedGEMS
 from fedkeep.algorithms.fedmd import FedMD
 from fedkeep.algorithms.ft_kd import FTKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.feddf import FedDF
 from fedkeep.algorithms.said import Said
 from fedkeep.engine.embedded import Embedded
 

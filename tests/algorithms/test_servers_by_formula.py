@@ -23,21 +23,21 @@ from byhand import (
 )
 from torch import Tensor, nn
 
-from fedkeep.algorithms.asd import ASD, FedNTDASD
-from fedkeep.algorithms.cwc import CWC
-from fedkeep.algorithms.fedadkd import FedADKD
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedcurv import FedCurv
-from fedkeep.algorithms.feddkd import FedDKD
-from fedkeep.algorithms.fedgkd import FedGKD
-from fedkeep.algorithms.fedlsd import FedLSD
-from fedkeep.algorithms.fednova import FedNova
-from fedkeep.algorithms.fedntd import FedNTD
-from fedkeep.algorithms.fedopt import FedAdam, FedAvgM
-from fedkeep.algorithms.fedprox import FedProx
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.moon import MOON
-from fedkeep.algorithms.scaffold import SCAFFOLD
+from fedkeep.algorithms.parallel.asd import ASD, FedNTDASD
+from fedkeep.algorithms.parallel.fedadkd import FedADKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcurv import FedCurv
+from fedkeep.algorithms.parallel.feddkd import FedDKD
+from fedkeep.algorithms.parallel.fedgkd import FedGKD
+from fedkeep.algorithms.parallel.fedlsd import FedLSD
+from fedkeep.algorithms.parallel.fednova import FedNova
+from fedkeep.algorithms.parallel.fedntd import FedNTD
+from fedkeep.algorithms.parallel.fedopt import FedAdam, FedAvgM
+from fedkeep.algorithms.parallel.fedprox import FedProx
+from fedkeep.algorithms.parallel.moon import MOON
+from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
+from fedkeep.algorithms.sequential.cwc import CWC
+from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Fit
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.sfedkd import SFedKD
-from fedkeep.algorithms.taught_sequence import Kept
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
+from fedkeep.algorithms.sequential.taught_sequence import Kept
 from fedkeep.data import Augmentation
 from fedkeep.engine.fit import Pupil
 from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Fit
+from fedkeep.losses import PerTeacher, WeightRule
 from fedkeep.models import Weights
-from fedkeep.objectives import PerTeacher, WeightRule
 
 MODEL = 4 * (16 * 8 + 8 + 8 * 3 + 3)  # bytes of `tiny.network`
 FIT = 3 * 8  # examples, steps and loss of a reply

@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 from typing import Any
-
 import pytest
 import tiny
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
+from torch.nn.functional import mse_loss
 from watched import Seen
-
 from fedkeep.algorithms.lander import LANDER
 from fedkeep.algorithms.target import TARGET
 from fedkeep.data import Augmentation
 from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.fit import Assignment, Pupil
+from fedkeep.engine.fit import Assignment
+from fedkeep.engine.fit import Pupil
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
-from fedkeep.generation.inversion import read_anchors
 from fedkeep.interface.values import payload
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_into
-from fedkeep.objectives import Slice
+from fedkeep.generation.inversion import read_anchors
+from fedkeep.losses import Slice
 
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 TOY = {**tiny.SYNTHESIS, "nums": 11}

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fedkeep.fusion import weighted_mean
+from fedkeep.aggregation import weighted_mean
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.models import Weights
-from fedkeep.objectives import CrossEntropy
+from fedkeep.losses import CrossEntropy
 from fedkeep.options import option
 
 
@@ -121,7 +121,7 @@ def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:
 def test_a_method_that_builds_on_another_does_not_quietly_replace_it(tmp_path: Path) -> None:
     """In a process of its own: a second SFedKD would be in the way of all other tests."""
     (tmp_path / "heir_file.py").write_text(
-        "from dataclasses import dataclass\nfrom fedkeep.algorithms.sfedkd import SFedKD\n"
+        "from dataclasses import dataclass\nfrom fedkeep.algorithms.sequential.sfedkd import SFedKD\n"
         "@dataclass(frozen=True)\nclass Heir(SFedKD):\n    '''Inherits all, the title too.'''\n"
     )
     code = "import sys; from fedkeep.cli import main; sys.exit(main())"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import fedkeep
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedcad import FedCAD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.data import DataSet
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.errors import ConfigError, DataError

@@ -10,8 +10,8 @@ import pytest
 import tiny
 import torch
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.feddf import FedDF
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.feddf import FedDF
 from fedkeep.data.public import Public
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.reading import load_recipe

@@ -12,8 +12,8 @@ import pytest
 import tiny
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.engine import checkpoint as module
 from fedkeep.engine.cell import Log, play
 from fedkeep.engine.checkpoint import Checkpoint
@@ -21,8 +21,8 @@ from fedkeep.errors import RunError
 from fedkeep.files import write_whole
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.interface.codec import encode
+from fedkeep.losses import CrossEntropy
 from fedkeep.models import architecture
-from fedkeep.objectives import CrossEntropy
 
 
 @dataclass

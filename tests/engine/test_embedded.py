@@ -11,11 +11,11 @@ import tiny
 import torch
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
-from fedkeep.objectives import CrossEntropy
+from fedkeep.losses import CrossEntropy
 
 Weights = dict[str, Tensor]
 

@@ -11,13 +11,13 @@ import torch
 from test_pool import with_thread
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT
-from fedkeep.objectives import CrossEntropy
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy, log_softmax
 
 from fedkeep import seeds
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.engine.fit import Assignment, Source, fit
 from fedkeep.engine.networks import Networks
@@ -25,8 +25,8 @@ from fedkeep.engine.toolbox import LocalClient
 from fedkeep.errors import FedKeepError, ValueRefused
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.training import Composition
+from fedkeep.losses import Batch, CrossEntropy, Objective, Student
 from fedkeep.models import Weights
-from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
 
 CPU = torch.device("cpu")
 

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from fedkeep.algorithms.ewc_kd import EWCKD
-from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.fedlwf import FedLwF
 from fedkeep.algorithms.fedpass import FedPASS
 from fedkeep.algorithms.ft_kd import FTKD
 from fedkeep.algorithms.lwf_kd import LwFKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.engine.checkpoint import Checkpoint
 from fedkeep.engine.embedded import Embedded

@@ -18,8 +18,8 @@ import torch
 from taped import Counted, TapeRecorder
 from torch import Tensor, nn
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedntd import FedNTD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedntd import FedNTD
 from fedkeep.data import Augmentation
 from fedkeep.engine import graphs
 from fedkeep.engine.embedded import Embedded
@@ -28,8 +28,8 @@ from fedkeep.engine.recording import CudaRecorder
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Fit, Training, algorithms, on_client
 from fedkeep.interface.algorithm import knows_tasks
+from fedkeep.losses import Batch, CrossEntropy, Objective, Student
 from fedkeep.models import Network, Weights
-from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 # A rate that float32 holds: graphs read it from memory, in float32, and the loop's is Python's.

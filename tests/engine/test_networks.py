@@ -10,15 +10,15 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.engine.fit import Assignment, Source, fit, precisely
 from fedkeep.engine.networks import Networks, has_batch_norm
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
+from fedkeep.losses import CrossEntropy, Slope
 from fedkeep.models import CNN4, LeNet5, Network, Shape, Weights
 from fedkeep.models.resnet import Norm, Residual
-from fedkeep.objectives import CrossEntropy, Slope
 
 CPU = torch.device("cpu")
 LAYOUTS = (torch.contiguous_format, torch.channels_last)

@@ -12,9 +12,9 @@ from test_pool import with_thread
 from torch import Tensor, nn
 
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights, architecture
 from fedkeep.models.weights import same_form
-from fedkeep.objectives import CrossEntropy
 
 
 def wide() -> nn.Module:

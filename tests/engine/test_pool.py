@@ -14,10 +14,10 @@ import tiny
 import torch
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.moon import MOON
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.moon import MOON
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.engine import line
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.pool import Pool, Worker, serve

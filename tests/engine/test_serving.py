@@ -9,9 +9,9 @@ import pytest
 import tiny
 import torch
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.engine.cell import play
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError

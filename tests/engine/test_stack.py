@@ -12,8 +12,8 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedntd import FedNTD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedntd import FedNTD
 from fedkeep.data import Augmentation
 from fedkeep.engine import choose, stack
 from fedkeep.engine.choose import choose_stack
@@ -22,11 +22,11 @@ from fedkeep.engine.networks import Networks
 from fedkeep.engine.stack import Stack, Stacks
 from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.interface import Client, Cohort, Fit, Server, Training, on_client
+from fedkeep.losses import Batch, CrossEntropy, Objective, Student
+from fedkeep.losses.decoupled import Folded
+from fedkeep.losses.distillation import Lesson
+from fedkeep.losses.penalties import Quadratic
 from fedkeep.models import LeNet5, Network, Weights
-from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
-from fedkeep.objectives.decoupled import Folded
-from fedkeep.objectives.distillation import Lesson
-from fedkeep.objectives.penalties import Quadratic
 
 CPU = torch.device("cpu")
 SIZES = (11, 4, 12, 11, 1)

@@ -9,9 +9,9 @@ import pytest
 import tiny
 
 import fedkeep
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.engine.pool import Pool
 from fedkeep.experiment import helpers
 from fedkeep.experiment.machine import Machine

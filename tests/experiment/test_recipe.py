@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import tiny
 
-from fedkeep.algorithms.fedcad import FedCAD
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.parallel.fedcad import FedCAD
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data.partition import ClientwiseDirichlet, ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.catalogue import recipe_names

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from fedkeep.algorithms.fedadkd import FedADKD
-from fedkeep.algorithms.fedcad import FedCAD
 from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.fedlsd import FedLSD
 from fedkeep.algorithms.fedpass import FedPASS
 from fedkeep.algorithms.fedskf import FedSKF
 from fedkeep.algorithms.fedweit import FedWeIT
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.parallel.fedadkd import FedADKD
+from fedkeep.algorithms.parallel.fedcad import FedCAD
+from fedkeep.algorithms.parallel.fedlsd import FedLSD
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Hybrid, Sharding

@@ -36,7 +36,7 @@ SLOW_METHOD = """
 import time
 from dataclasses import dataclass
 
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ CRASHING_METHOD = """
 import os
 from dataclasses import dataclass
 
-from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.algorithms.sequential.fedseq import FedSeq
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from torch import Tensor
 from fedkeep.errors import ValueRefused
 from fedkeep.interface import Fit, NoState
 from fedkeep.interface.codec import decode, encode
+from fedkeep.losses import NOTHING, CrossEntropy, Distillation, Objective, PerTeacher, Sum
 from fedkeep.models import Weights
-from fedkeep.objectives import NOTHING, CrossEntropy, Distillation, Objective, PerTeacher, Sum
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedkeep.interface import Fit, each
 from fedkeep.interface.values import Each, copied, leaves, not_finite, payload
-from fedkeep.objectives import NOTHING, CrossEntropy
+from fedkeep.losses import NOTHING, CrossEntropy
 
 
 @dataclass

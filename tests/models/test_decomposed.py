@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedkeep.fusion.masked import masked_mean
+from fedkeep.aggregation.masked import masked_mean
 from fedkeep.models.decomposed import Decomposition, Sparse, active, dense, row_count, rows, sparse, stacked
 
 LAYERS = {"a": torch.tensor([[1.0, -2.0], [0.1, 3.0], [4.0, 0.0]]), "b": torch.tensor([[-5.0, 0.2]])}

@@ -12,7 +12,7 @@ from fedkeep import seeds
 from fedkeep.generation.inversion.base import BETAS, InversionConfig, InversionProblem, Inverter, kl_divergence
 from fedkeep.generation.inversion.decoders import TextDecoder
 from fedkeep.models.custom import split
-from fedkeep.objectives.features import bounding
+from fedkeep.losses.features import bounding
 
 
 class TextInverter(Inverter):

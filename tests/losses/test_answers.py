@@ -1,0 +1,65 @@
+"""Terms that learn from what was said, against the formulas written out naively."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pupil import EXACT, data, draw, logits, model, noise, value_and_gradients
+
+from fedkeep.losses import CrossEntropy
+from fedkeep.losses.answers import LogitMatching, taught
+
+EXAMPLES, WIDTH, CLASSES = 9, 4, 5
+STUDENT = model(EXAMPLES, WIDTH, CLASSES, seed=1)
+PUBLIC = data([0, 3, 1, 4, 2, 2, 0, 4, 3])
+ROWS = (7, 2, 5, 0)
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 5), (0, 3), (3, 2), (1, 3)])
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+def test_taught_is_the_cross_entropy_with_what_was_said(start: int, count: int, tau: float) -> None:
+    said = noise(EXAMPLES, count, seed=3)
+    batch, total = draw(PUBLIC, ROWS), 0.0
+    for own, row in zip(logits(STUDENT, batch), ROWS, strict=True):
+        p = torch.softmax(said[row] / tau, 0).tolist()
+        own_part = (own[start : start + count] / tau).tolist()
+        everything = math.log(sum(math.exp(z) for z in own_part))
+        total -= sum(p[c] * (own_part[c] - everything) for c in range(count))
+    value, gradients = value_and_gradients(taught(said, PUBLIC, tau, 0.7, start=start), STUDENT, batch)
+    torch.testing.assert_close(value.item(), 0.7 * total / len(ROWS), **EXACT)
+    outside = [c for c in range(CLASSES) if not start <= c < start + count]
+    assert not gradients["classifier.weight"][outside].any()
+    assert gradients["classifier.weight"][start : start + count].abs().sum() > 0
+
+
+def test_probabilities_are_passed_as_tempered_logarithms() -> None:
+    said, tau = noise(EXAMPLES, CLASSES, seed=4), 3.0
+    probabilities = (said / tau).softmax(-1)
+    one, two = (taught(t, PUBLIC, tau) for t in (said, tau * probabilities.log()))
+    torch.testing.assert_close(
+        value_and_gradients(one, STUDENT, draw(PUBLIC, ROWS))[0],
+        value_and_gradients(two, STUDENT, draw(PUBLIC, ROWS))[0],
+        **EXACT,
+    )
+
+
+def test_it_reads_the_data_set_it_is_about() -> None:
+    own, other = draw(data([1, 0, 2, 3, 4, 1, 1, 0, 2]), (1, 3)), draw(PUBLIC, ROWS)
+    said = noise(EXAMPLES, CLASSES, seed=5)
+    both = CrossEntropy() + taught(said, PUBLIC, 2.0, on=1)
+    alone = [
+        value_and_gradients(CrossEntropy(), STUDENT, own),
+        value_and_gradients(taught(said, PUBLIC, 2.0), STUDENT, other),
+    ]
+    value, _ = value_and_gradients(both, STUDENT, own, other)
+    torch.testing.assert_close(value, alone[0][0] + alone[1][0], **EXACT)
+
+
+def test_logits_are_matched_in_squares() -> None:
+    said, batch = noise(EXAMPLES, CLASSES, seed=6), draw(PUBLIC, ROWS)
+    own = logits(STUDENT, batch).tolist()
+    squares = [(own[i][c] - said[row, c].item()) ** 2 for i, row in enumerate(ROWS) for c in range(CLASSES)]
+    value, _ = value_and_gradients(LogitMatching(said), STUDENT, batch)
+    torch.testing.assert_close(value.item(), sum(squares) / len(squares), **EXACT)
