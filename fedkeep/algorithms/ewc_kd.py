@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from fedkeep.algorithms.fedewc import Consolidated, consolidated, penalty
 from fedkeep.algorithms.ft_kd import FTKD, G, Learner
-from fedkeep.algorithms.incremental import CESlice
 from fedkeep.interface import Client, Cohort, Server, on_client
 from fedkeep.models import Weights
-from fedkeep.objectives import Objective
+from fedkeep.objectives import Head, Objective
 from fedkeep.options import option
 
 
@@ -27,7 +26,7 @@ class EWCKD(FTKD[Holding, G]):
     title = "EWC+KD"
     paper = "Baseline of FedDCL (2025), after FedMD (Li and Wang, 2019) and Kirkpatrick et al., 2017"
 
-    ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
+    head: Head = option("sliced", "labels compete with all outputs that were seen, or with the task's own")
     w_penalty: float = option(1000.0, "weight of the penalty", low=0.0)
     limit: float = option(1e-4, "largest Fisher information of a parameter", low=0.0)
 

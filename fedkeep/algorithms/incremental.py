@@ -14,7 +14,7 @@ from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_c
 from fedkeep.interface.party import S
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
-from fedkeep.objectives import NOTHING, CrossEntropy, Distillation, Objective, Slice, Whole
+from fedkeep.objectives import NOTHING, AmongAll, CrossEntropy, Distillation, Head, Objective, Scale, Slice, Whole
 from fedkeep.objectives.exemplars import herded
 from fedkeep.options import option
 
@@ -28,15 +28,29 @@ def cross_entropy(client: Client[Any], ce_slice: CESlice) -> Objective:
     return Slice(CrossEntropy(), client.old) if ce_slice == "new" and client.old else CrossEntropy()
 
 
-def old_classes(teacher: Weights, weight: float, tau: float, on: int = 0) -> Objective:
-    """Return weight * cross-entropy with an older model's probabilities among the classes that it knows, without tau^2.
+def by_head(ce_slice: CESlice | Literal["by_head"], head: Head) -> CESlice:
+    """Return the classes with which labels compete."""
+    if ce_slice == "by_head":
+        return "all" if head == "joint" else "new"
+    return ce_slice
 
-    It is over data set ``on``. Without a model, or without weight, it is nothing.
+
+def old_classes(
+    teacher: Weights, weight: float, tau: float, on: int = 0, *, scale: Scale = "none", head: Head = "sliced"
+) -> Objective:
+    """Return weight * cross-entropy with an older model's probabilities among the classes that it knows.
+
+    It is over data set ``on``. Without a model, or without weight, it is nothing. With a ``joint`` head the student's
+    probabilities are those among all its outputs: for examples of old classes only, as of others it would say that they
+    are old.
     """
     if not teacher or not weight:
         return NOTHING
-    term = Distillation((teacher,), Whole(weight), tau, scale="none", on=on, form="ce")
-    return Slice(term, 0, len(teacher[WEIGHT]), any_label=True)
+    known = len(teacher[WEIGHT])
+    if head == "joint":
+        return AmongAll(teacher, 0, known, weight, tau, scale, on)
+    term = Distillation((teacher,), Whole(weight), tau, scale=scale, on=on, form="ce")
+    return Slice(term, 0, known, any_label=True)
 
 
 def joined(data: Data, memory: Data) -> Data:

@@ -11,7 +11,7 @@ from fedkeep.objectives.joint import Joint
 from fedkeep.objectives.penalties import Absolute, Quadratic, Slope
 from fedkeep.objectives.prototypes import FeatureDistance, PrototypeEntropy, Prototypes
 from fedkeep.objectives.rotations import Rotated
-from fedkeep.objectives.slices import Scaled, Slice
+from fedkeep.objectives.slices import AmongAll, Head, Scaled, Slice
 from fedkeep.objectives.supcon import SupCon
 from fedkeep.objectives.tsd import TSD
 from fedkeep.objectives.weighting import (
@@ -29,6 +29,7 @@ __all__ = [
     "NOTHING",
     "TSD",
     "Absolute",
+    "AmongAll",
     "Answer",
     "Batch",
     "Bounding",
@@ -42,6 +43,7 @@ __all__ = [
     "FeatureDistance",
     "FeatureError",
     "Form",
+    "Head",
     "Joint",
     "Lesson",
     "Objective",
