@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from fedkeep.aggregation import Fusion, fused
-from fedkeep.algorithms.drawn import Gallery, WithDrawn
-from fedkeep.algorithms.incremental import joined, old_classes
-from fedkeep.interface import Client, Cohort, Data, Fit, Server, each, on_client
-from fedkeep.losses import NOTHING, Objective
+from dataclasses import dataclass
+from dataclasses import field
+from fedkeep.algorithms.drawn import Gallery
+from fedkeep.algorithms.drawn import WithDrawn
+from fedkeep.algorithms.incremental import joined
+from fedkeep.interface import Client
+from fedkeep.interface import Cohort
+from fedkeep.interface import Data
+from fedkeep.interface import Fit
+from fedkeep.interface import Server
+from fedkeep.interface import each
+from fedkeep.interface import on_client
 from fedkeep.models import Weights
 from fedkeep.options import option
+from fedkeep.aggregation import Fusion
+from fedkeep.aggregation import fused
+from fedkeep.losses import NOTHING
+from fedkeep.losses import Objective
 
 
 @dataclass
@@ -33,7 +42,7 @@ class Archive(Gallery):
 class DDDR(WithDrawn[Archive, Replay]):
     """Diffusion-driven data replay: FedAvg on CE[new] + w_scl SupCon, on own examples and drawn images of new classes,
     + w_ce_pre CE[old] + w_kd KD[old], on drawn images of old classes, of which the last global model of the task before
-    says what it thinks.
+    says what it thinks (``head=sliced``, as in its code).
 
     Prototypes are looked for and averaged as in FedDCL, which has it from here (class inversion of the public
     text-to-image model: ``generator.name=ldm`` with guidance=10). Images are drawn once, the same for all clients. KD
@@ -62,7 +71,7 @@ class DDDR(WithDrawn[Archive, Replay]):
         self.draw_new(server, clients)
         if server.old and self.pre:
             replayed = self.part(kept.pool, 0, server.old, self.pre)
-            kept.lesson = server.settle(old_classes(teacher, self.w_kd, self.tau, on=1), {}, replayed)
+            kept.lesson = server.settle(self.replayed(teacher), {}, replayed)
 
     def round(self, server: Server[Archive], cohort: Cohort) -> None:
         kept = server.state

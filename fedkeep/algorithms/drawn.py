@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field
 from math import ceil
-from typing import Any, Literal
-
+from typing import Any
+from typing import Literal
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
-
 from fedkeep.algorithms.drawing import Drawing
-from fedkeep.algorithms.incremental import CESlice, cross_entropy, joined, made
-from fedkeep.interface import Client, Cohort, Data, Fit, Server
+from fedkeep.algorithms.incremental import CESlice
+from fedkeep.algorithms.incremental import cross_entropy
+from fedkeep.algorithms.incremental import joined
+from fedkeep.algorithms.incremental import made
+from fedkeep.interface import Client
+from fedkeep.interface import Cohort
+from fedkeep.interface import Data
+from fedkeep.interface import Fit
+from fedkeep.interface import Server
 from fedkeep.interface.algorithm import C
 from fedkeep.interface.party import Party
-from fedkeep.losses import CrossEntropy, Joint, Objective, Scaled, Slice, SupCon
 from fedkeep.models import Weights
 from fedkeep.options import option
+from fedkeep.losses import CrossEntropy
+from fedkeep.losses import Joint
+from fedkeep.losses import Objective
+from fedkeep.losses import Scaled
+from fedkeep.losses import Slice
+from fedkeep.losses import SupCon
+from fedkeep.algorithms.incremental import by_head
+from fedkeep.algorithms.incremental import old_classes
+from fedkeep.objectives import Head
+from fedkeep.objectives import Scale
 
 
 @dataclass
@@ -47,11 +63,17 @@ class WithDrawn(Drawing[G, C]):
     As a task begins the server draws images of its classes. A client is shown once what it has not seen yet.
     """
 
-    tau: float = option(2.0, "softmax temperature of all distillation; there is no tau squared", low=1e-3)
+    head: Head = option(
+        "sliced", "a student's softmax runs over all outputs, or over old and new ones apart, in all its terms"
+    )
+    tau: float = option(2.0, "softmax temperature of all distillation", low=1e-3)
+    kd_scale: Scale = option("none", "whether all distillation is multiplied by tau squared")
     w_ce_pre: float = option(1.0, "weight of the labels of made images of old classes", low=0.0)
     w_kd: float = option(1.0, "weight of what an old model says of them", low=0.0)
     w_scl: float = option(0.0, "weight of supervised contrast, on examples and made images of new classes", low=0.0)
-    ce_slice: CESlice = option("new", "labels of the task among its own classes, or among all that were seen")
+    ce_slice: CESlice | Literal["by_head"] = option(
+        "by_head", "labels of the task among its own classes, or among all that were seen"
+    )
     cur: int = option(200, "made images of each new class in a client's training; 0: none", low=0)
     pre: int = option(100, "made images of each old class there; 0: none", low=0)
     syn_count: Literal["per_class", "total"] = option(
@@ -92,6 +114,10 @@ class WithDrawn(Drawing[G, C]):
         rows = torch.cat([(pool["label"] == c).nonzero().flatten()[skip:last] for c in range(start, stop)])
         return {name: column[rows] for name, column in pool.items()}
 
+    def replayed(self, teacher: Weights) -> Objective:
+        """Return what an old model teaches of drawn images of old classes, which are data set 1."""
+        return old_classes(teacher, self.w_kd, self.tau, on=1, scale=self.kd_scale, head=self.head)
+
     def practised(self, client: Client[C], model: Weights, pool: Data, taught: Objective, steps: int = 0) -> Fit:
         """Train a model on examples and drawn images of new classes, and beside them, as data set 1, on old classes'.
 
@@ -102,11 +128,13 @@ class WithDrawn(Drawing[G, C]):
         """
         old = client.old
         drawn = made(self.part(pool, old, client.classes, self.cur))
-        objective, data = cross_entropy(client, self.ce_slice), [joined(made(client.data, False), drawn)]
+        objective = cross_entropy(client, by_head(self.ce_slice, self.head))
+        data = [joined(made(client.data, False), drawn)]
         if self.w_scl:
             objective = objective + Scaled(self.w_scl, SupCon())
         if old and self.pre:
-            objective = objective + Slice(Scaled(self.w_ce_pre, CrossEntropy(on=1)), 0, old) + taught
+            past: Objective = Scaled(self.w_ce_pre, CrossEntropy(on=1))
+            objective = objective + (past if self.head == "joint" else Slice(past, 0, old)) + taught
             objective = Joint(objective) if self.bn_joint else objective
             data.append(made(self.part(pool, 0, old, self.pre)))
         if steps:

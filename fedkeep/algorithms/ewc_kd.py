@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from fedkeep.algorithms.fedewc import Consolidated, consolidated, penalty
-from fedkeep.algorithms.ft_kd import FTKD, G, Learner
-from fedkeep.algorithms.incremental import CESlice
-from fedkeep.interface import Client, Cohort, Server, on_client
-from fedkeep.losses import Objective
+from dataclasses import dataclass
+from dataclasses import field
+from fedkeep.algorithms.fedewc import Consolidated
+from fedkeep.algorithms.fedewc import consolidated
+from fedkeep.algorithms.fedewc import penalty
+from fedkeep.algorithms.ft_kd import FTKD
+from fedkeep.algorithms.ft_kd import G
+from fedkeep.algorithms.ft_kd import Learner
+from fedkeep.interface import Client
+from fedkeep.interface import Cohort
+from fedkeep.interface import Server
+from fedkeep.interface import on_client
 from fedkeep.models import Weights
 from fedkeep.options import option
+from fedkeep.losses import Objective
+from fedkeep.objectives import Head
 
 
 @dataclass
@@ -27,7 +34,7 @@ class EWCKD(FTKD[Holding, G]):
     title = "EWC+KD"
     paper = "Baseline of FedDCL (2025), after FedMD (Li and Wang, 2019) and Kirkpatrick et al., 2017"
 
-    ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
+    head: Head = option("sliced", "labels compete with all outputs that were seen, or with the task's own")
     w_penalty: float = option(1000.0, "weight of the penalty", low=0.0)
     limit: float = option(1e-4, "largest Fisher information of a parameter", low=0.0)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.algorithms.drawn import Gallery, WithDrawn, for_steps
-from fedkeep.algorithms.incremental import joined, made, old_classes
+from fedkeep.algorithms.incremental import joined, made
 from fedkeep.algorithms.said import Ensemble, Said, averaged, bounded
 from fedkeep.interface import Client, Cohort, Copy, Data, Server, each, on_client
 from fedkeep.interface.party import Party
@@ -60,13 +60,18 @@ class FedDCL(WithDrawn[Archive, Visitor]):
     instead, and the server, which then knows their networks, asks these: the numbers are the same. With
     ``server_loss=labels`` it learns the made images' labels alone, the control that tells what the images are worth.
 
-    The paper prints no temperature: 2 without tau^2, as in the code of DDDR, which it builds on, whose w_ce_pre is 1/2,
-    w_kd 10 and w_scl 1. Counts of images are read per class (DDDR has cur=50 and pre=200), inner "rounds" as passes,
-    local ones as the recipe's epochs; ``inner_unit=step`` takes both for steps. The optimiser of prototypes is DDDR's
-    too; the paper's grey images are drawn by ddpm in 500 steps. By default one pool of images serves all four sets,
-    each the first of a class. Private and made images are augmented alike, but for brightness. One generator draws all
-    tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a network one after
-    the other, as in DDDR, or with ``bn_joint`` at once.
+    Read literally, eqs. 6, 7, 9 and 10 put softmaxes over old and over new outputs apart (``head=sliced``), and nothing
+    tells an old class from a new one. With ``head=joint`` labels and what was said are learned by a softmax over all
+    outputs, in which classes that are not spoken of have probability zero: at clients, at the server and in feedback.
+    The first task is the same either way, and so are the control's labels at the server, which are among all.
+
+    The paper prints no temperature: 2 without tau^2 (``kd_scale``), as in the code of DDDR, which it builds on, whose
+    w_ce_pre is 1/2, w_kd 10 and w_scl 1. Counts of images are read per class (DDDR has cur=50 and pre=200), inner
+    "rounds" as passes, local ones as the recipe's epochs; ``inner_unit=step`` takes both for steps. The optimiser of
+    prototypes is DDDR's too; the paper's grey images are drawn by ddpm in 500 steps. By default one pool of images
+    serves all four sets, each the first of a class. Private and made images are augmented alike, but for brightness.
+    One generator draws all tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a
+    network one after the other, as in DDDR, or with ``bn_joint`` at once.
     """
 
     title = "FedDCL"
@@ -159,7 +164,7 @@ class FedDCL(WithDrawn[Archive, Visitor]):
         """Train the own model on examples and made images, keep it and return it (eqs. 6 to 8)."""
         kept = client.state
         start = client.grown(kept.model) if kept.model else client.initial
-        past = old_classes(kept.old, self.w_kd, self.tau, on=1)
+        past = self.replayed(kept.old)
         steps = client.training.epochs if self.inner_unit == "step" else 0
         kept.model = self.practised(client, start, kept.pool, past, steps).model
         return kept.model
@@ -185,7 +190,8 @@ class FedDCL(WithDrawn[Archive, Visitor]):
         shown, times = [], passes
         for number, (start, images, logits) in enumerate(parts):
             data, times = self.gone_through(party, {**images, "said": logits}, passes)
-            term = taught(data["said"], data, self.tau, start=start, on=number)
+            outputs = party.classes if self.head == "joint" else 0
+            term = taught(data["said"], data, self.tau, start=start, on=number, scale=self.kd_scale, outputs=outputs)
             lesson = lesson if term is NOTHING else lesson + term
             shown.append(made(data))
         return model if lesson is NOTHING else party.fit(model, lesson, *shown, passes=times).model

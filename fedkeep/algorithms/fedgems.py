@@ -30,7 +30,7 @@ class FedGEMS(FTKD):
     paper = "Cheng et al., 2021: FedGEMS, federated learning of larger server models via selective knowledge fusion"
     needs = ("auxiliary",)
 
-    tau: float = option(1.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
+    tau: float = option(1.0, "softmax temperature of the distillation", low=1e-3)
     epsilon: float = option(0.75, "share of the cross-entropy with the public set's labels", low=0.0, high=1.0)
 
     def consensus(self, server: Server[Guests], replies: Sequence[Tensor]) -> Tensor:
@@ -45,4 +45,6 @@ class FedGEMS(FTKD):
         return server.predict(server.model)
 
     def lesson(self, consensus: Tensor, public: Data) -> Objective:
-        return Scaled(self.epsilon, CrossEntropy()) + taught(consensus, public, self.tau, 1 - self.epsilon)
+        return Scaled(self.epsilon, CrossEntropy()) + taught(
+            consensus, public, self.tau, 1 - self.epsilon, scale=self.kd_scale
+        )

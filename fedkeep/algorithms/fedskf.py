@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field
 from typing import Literal
-
 import torch
 from torch import Tensor
-
-from fedkeep.aggregation import Fusion, Transport, fused
-from fedkeep.aggregation.plans import Cost, Solver, diagonal
-from fedkeep.aggregation.transport import Skip, laid_classifier
-from fedkeep.algorithms.fedpass import Radius, old_prototypes, own_prototypes, rotated_images
-from fedkeep.algorithms.incremental import (
-    CESlice,
-    Scope,
-    Selection,
-    Taught,
-    cross_entropy,
-    joined,
-    old_classes,
-    once_a_task,
-    remembered,
-    share,
-)
+from fedkeep.algorithms.fedpass import Radius
+from fedkeep.algorithms.fedpass import old_prototypes
+from fedkeep.algorithms.fedpass import own_prototypes
+from fedkeep.algorithms.fedpass import rotated_images
+from fedkeep.algorithms.incremental import CESlice
+from fedkeep.algorithms.incremental import Scope
+from fedkeep.algorithms.incremental import Selection
+from fedkeep.algorithms.incremental import Taught
+from fedkeep.algorithms.incremental import cross_entropy
+from fedkeep.algorithms.incremental import joined
+from fedkeep.algorithms.incremental import old_classes
+from fedkeep.algorithms.incremental import once_a_task
+from fedkeep.algorithms.incremental import remembered
+from fedkeep.algorithms.incremental import share
 from fedkeep.errors import ConfigError
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, each, on_client
-from fedkeep.losses import NOTHING, TSD, Objective, Prototypes, Quadratic, Rotated, Scaled
-from fedkeep.losses.prototypes import added
-from fedkeep.losses.rotations import ROTATIONS
-from fedkeep.losses.tsd import Reduction, TSDReading
+from fedkeep.interface import Algorithm
+from fedkeep.interface import Client
+from fedkeep.interface import Cohort
+from fedkeep.interface import Data
+from fedkeep.interface import Fit
+from fedkeep.interface import Server
+from fedkeep.interface import each
+from fedkeep.interface import on_client
 from fedkeep.models import Weights
 from fedkeep.models.channels import channels
-from fedkeep.models.heads import WEIGHT, continued, head_of
+from fedkeep.models.heads import WEIGHT
+from fedkeep.models.heads import continued
+from fedkeep.models.heads import head_of
 from fedkeep.options import option
+from fedkeep.aggregation import Fusion
+from fedkeep.aggregation import Transport
+from fedkeep.aggregation import fused
+from fedkeep.aggregation.plans import Cost
+from fedkeep.aggregation.plans import Solver
+from fedkeep.aggregation.plans import diagonal
+from fedkeep.aggregation.transport import Skip
+from fedkeep.aggregation.transport import laid_classifier
+from fedkeep.losses import NOTHING
+from fedkeep.losses import TSD
+from fedkeep.losses import Objective
+from fedkeep.losses import Prototypes
+from fedkeep.losses import Quadratic
+from fedkeep.losses import Rotated
+from fedkeep.losses import Scaled
+from fedkeep.losses.prototypes import added
+from fedkeep.losses.rotations import ROTATIONS
+from fedkeep.losses.tsd import Reduction
+from fedkeep.losses.tsd import TSDReading
 
 
 @dataclass
@@ -43,10 +64,12 @@ class Turn:
     Attributes
     ----------
     base : whose neurons were the base last; empty before anybody's.
+    done : of random turns: who has been the base since all had.
     moves : of each client, how projections since its last training moved the channels that its classifier reads.
     """
 
     base: str = ""
+    done: list[str] = field(default_factory=list)
     moves: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
@@ -79,7 +102,9 @@ class FedSKF(Algorithm[Turn, Personal]):
     *Selective synchronisation* (``sync``): a client trains the global extractor under its own classifier c, which is
     set to the global one once a task and otherwise pulled towards it. *Projection* (``pit``): the mean of the models
     is laid onto the neurons of one client's by optimal transport (`fedkeep.aggregation.Transport`), each round
-    another's.
+    another's. In
+    order (``pit_turn=cyclic``), accuracy has the period of a turn, and with a number of rounds that all K clients share
+    every task ends with the same one; drawn by ``random``, all have one turn in K rounds, and the last is by chance.
 
     What the paper leaves open: which classes the labels compete with (``ce_slice``: the task's for LwF, all for
     iCaRL); whether the projected mean is mixed with the base (``pit=fused``, eta 1/2) or taken alone (``aligned``,
@@ -131,6 +156,7 @@ class FedSKF(Algorithm[Turn, Personal]):
     pit_reg: float = option(0.01, "of sinkhorn: weight of the entropy", low=1e-6)
     pit_skip: Skip = option("tied", "plans of layers whose outputs are added, as Transport's skip")
     pit_bias_in_cost: bool = option(False, "compare biases and batch norms' scales too, not the weights alone")
+    pit_turn: Literal["cyclic", "random"] = option("cyclic", "whose neurons are the base: in order, or drawn by lot")
     pit_counter: Literal["global", "per_task"] = option("global", "whether the base's turn goes on from task to task")
     pit_map_local_cls: bool = option(False, "clients put their classifier's columns where the projection moved neurons")
 
@@ -145,7 +171,7 @@ class FedSKF(Algorithm[Turn, Personal]):
     def begin_task(self, server: Server[Turn], clients: Cohort) -> None:
         super().begin_task(server, clients)
         if self.pit_counter == "per_task":
-            server.state.base = ""
+            server.state.base, server.state.done = "", []
 
     def round(self, server: Server[Turn], cohort: Cohort) -> None:
         kept = server.state
@@ -156,7 +182,7 @@ class FedSKF(Algorithm[Turn, Personal]):
         if self.pit == "off":
             server.model = average
             return
-        base = next_in_turn(list(replies), kept.base)
+        base = self.base(server, list(replies))
         projection = self.transport.project(average, replies[base].model, layers)
         server.log("diagonal", list(projection.diagonal.values()))
         server.model, kept.base = projection.model, base
@@ -165,6 +191,15 @@ class FedSKF(Algorithm[Turn, Personal]):
             kept.moves = {client: [*m, projection.last] for client, m in before.items()} | {base: []}
         else:
             kept.moves = {client: m for client, m in kept.moves.items() if client not in replies}
+
+    def base(self, server: Server[Turn], clients: list[str]) -> str:
+        """Return whose neurons the mean is laid onto, among the clients of a round."""
+        kept = server.state
+        if self.pit_turn == "cyclic":
+            return next_in_turn(clients, kept.base)
+        base = by_lot(clients, kept.done, server.rng("base"))
+        kept.done = [*(kept.done if set(clients) - set(kept.done) else []), base]
+        return base
 
     def moves(self, kept: Turn, clients: Cohort) -> list[Tensor]:
         """Return for each client how its channels have moved since it trained."""
@@ -269,6 +304,12 @@ def next_in_turn(clients: list[str], last: str) -> str:
     """
     order = sorted(clients, key=_place)
     return next((client for client in order if not last or _place(client) > _place(last)), order[0])
+
+
+def by_lot(clients: list[str], done: list[str], rng: torch.Generator) -> str:
+    """Return whose turn it is among the clients of a round: any who had none yet, or any if all had."""
+    waiting = sorted(set(clients) - set(done) or clients, key=_place)
+    return waiting[int(torch.randint(len(waiting), (), generator=rng))]
 
 
 def laid(head: dict[str, Tensor], moves: list[Tensor]) -> dict[str, Tensor]:

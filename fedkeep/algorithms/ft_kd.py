@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic
-
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+from typing import Generic
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
-
-from fedkeep.algorithms.incremental import CESlice, cross_entropy
-from fedkeep.algorithms.said import Ensemble, Said, averaged, bounded
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
+from fedkeep.algorithms.incremental import CESlice
+from fedkeep.algorithms.incremental import cross_entropy
+from fedkeep.algorithms.said import Ensemble
+from fedkeep.algorithms.said import Said
+from fedkeep.algorithms.said import averaged
+from fedkeep.algorithms.said import bounded
+from fedkeep.interface import Algorithm
+from fedkeep.interface import Client
+from fedkeep.interface import Cohort
+from fedkeep.interface import Data
+from fedkeep.interface import Server
+from fedkeep.interface import on_client
 from fedkeep.interface.party import Party
-from fedkeep.losses import NOTHING, Objective
-from fedkeep.losses.answers import taught
 from fedkeep.models import Weights
 from fedkeep.options import option
+from fedkeep.losses import NOTHING
+from fedkeep.losses import Objective
+from fedkeep.losses.answers import taught
+from typing import Literal
+from fedkeep.algorithms.incremental import by_head
+from fedkeep.objectives import Head
+from fedkeep.objectives import Scale
 
 
 @dataclass
@@ -45,7 +59,8 @@ class FTKD(Algorithm[G, K], Generic[K, G]):
 
     A round: every client trains its own model on its own examples, and tells its logits about a public set; the server
     takes their mean, teaches it to its own model and sends it back; the clients learn it too. Weights never travel.
-    Public images are sent once to each client.
+    Public images are sent once to each client. What is said is of all classes that were seen, and is learned among
+    them, whatever the ``head``.
 
     FedDCL's paper has one sentence about it (section V): this is FedMD's and FedGEMS's communication, with plain
     training in the place of a rule against forgetting. Which public set, at what temperature and for how many passes
@@ -57,11 +72,15 @@ class FTKD(Algorithm[G, K], Generic[K, G]):
     needs = ("public",)
     networks = "any"
 
-    tau: float = option(2.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
+    head: Head = option("joint", "labels compete with all outputs that were seen, or with the task's own")
+    tau: float = option(2.0, "softmax temperature of the distillation", low=1e-3)
+    kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
     ensemble: Ensemble = option("prob", "the mean is one of probabilities, or of logits")
     server_passes: int = option(1, "passes over the public set in which the server learns", low=0)
     digest_passes: int = option(1, "passes over the public set in which clients learn", low=0)
-    ce_slice: CESlice = option("all", "labels among the task's classes, or among all that were seen")
+    ce_slice: CESlice | Literal["by_head"] = option(
+        "by_head", "labels among the task's classes, or among all that were seen"
+    )
 
     def begin_task(self, server: Server[G], clients: Cohort) -> None:
         """Go on with what everybody has: the own models, and the public images."""
@@ -99,7 +118,8 @@ class FTKD(Algorithm[G, K], Generic[K, G]):
         """Train the own model on the own examples, and tell what it thinks of the public images."""
         kept = client.state
         start = client.grown(kept.model) if kept.model else client.initial
-        kept.model = client.fit(start, cross_entropy(client, self.ce_slice) + self.beside(client, start)).model
+        labels = cross_entropy(client, by_head(self.ce_slice, self.head))
+        kept.model = client.fit(start, labels + self.beside(client, start)).model
         return Said(client.predict(kept.model, kept.public))
 
     @on_client
@@ -123,7 +143,7 @@ class FTKD(Algorithm[G, K], Generic[K, G]):
 
     def lesson(self, consensus: Tensor, public: Data) -> Objective:
         """Return what is minimised on the public set."""
-        return taught(consensus, public, self.tau)
+        return taught(consensus, public, self.tau, scale=self.kd_scale)
 
     def beside(self, client: Client[K], model: Weights) -> Objective:
         """Return what a client minimises besides the cross-entropy, against forgetting."""

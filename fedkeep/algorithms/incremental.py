@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+from typing import Literal
 import torch
 from typing_extensions import TypeVar
-
-from fedkeep.aggregation import Fusion, fused
-from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
+from fedkeep.interface import Algorithm
+from fedkeep.interface import Client
+from fedkeep.interface import Cohort
+from fedkeep.interface import Data
+from fedkeep.interface import Fit
+from fedkeep.interface import Server
+from fedkeep.interface import on_client
 from fedkeep.interface.party import S
-from fedkeep.losses import NOTHING, CrossEntropy, Distillation, Objective, Slice, Whole
-from fedkeep.losses.exemplars import herded
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
 from fedkeep.options import option
+from fedkeep.aggregation import Fusion
+from fedkeep.aggregation import fused
+from fedkeep.losses import NOTHING
+from fedkeep.losses import CrossEntropy
+from fedkeep.losses import Distillation
+from fedkeep.losses import Objective
+from fedkeep.losses import Slice
+from fedkeep.losses import Whole
+from fedkeep.losses.exemplars import herded
+from fedkeep.objectives import AmongAll
+from fedkeep.objectives import Head
+from fedkeep.objectives import Scale
 
 CESlice = Literal["new", "all"]
 Selection = Literal["herding", "random"]
@@ -28,15 +43,29 @@ def cross_entropy(client: Client[Any], ce_slice: CESlice) -> Objective:
     return Slice(CrossEntropy(), client.old) if ce_slice == "new" and client.old else CrossEntropy()
 
 
-def old_classes(teacher: Weights, weight: float, tau: float, on: int = 0) -> Objective:
-    """Return weight * cross-entropy with an older model's probabilities among the classes that it knows, without tau^2.
+def by_head(ce_slice: CESlice | Literal["by_head"], head: Head) -> CESlice:
+    """Return the classes with which labels compete."""
+    if ce_slice == "by_head":
+        return "all" if head == "joint" else "new"
+    return ce_slice
 
-    It is over data set ``on``. Without a model, or without weight, it is nothing.
+
+def old_classes(
+    teacher: Weights, weight: float, tau: float, on: int = 0, *, scale: Scale = "none", head: Head = "sliced"
+) -> Objective:
+    """Return weight * cross-entropy with an older model's probabilities among the classes that it knows.
+
+    It is over data set ``on``. Without a model, or without weight, it is nothing. With a ``joint`` head the student's
+    probabilities are those among all its outputs: for examples of old classes only, as of others it would say that they
+    are old.
     """
     if not teacher or not weight:
         return NOTHING
-    term = Distillation((teacher,), Whole(weight), tau, scale="none", on=on, form="ce")
-    return Slice(term, 0, len(teacher[WEIGHT]), any_label=True)
+    known = len(teacher[WEIGHT])
+    if head == "joint":
+        return AmongAll(teacher, 0, known, weight, tau, scale, on)
+    term = Distillation((teacher,), Whole(weight), tau, scale=scale, on=on, form="ce")
+    return Slice(term, 0, known, any_label=True)
 
 
 def joined(data: Data, memory: Data) -> Data:

@@ -10,6 +10,7 @@ import torch
 
 from fedkeep.data import Data, DataSet, Federation, load
 from fedkeep.data.fingerprints import without
+from fedkeep.data.holdout import validated
 from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.networks import Factory
@@ -26,14 +27,18 @@ from fedkeep.options import as_table
 TOLD = 100_000  # clients of whom a run says who holds what; of a million it would be 30 MB in every cell
 
 
-def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
-    """Load a data set, or return it again if it was one of the last two."""
-    return _load(name, data_folder(data_dir))
+def load_data(name: str, data_dir: str | Path | None = None, validation: float = 0.0) -> DataSet:
+    """Load a data set, or return it again if it was one of the last two.
+
+    With a share for ``validation``, that part of its training images stands for its test images.
+    """
+    return _load(name, data_folder(data_dir), validation)
 
 
 @lru_cache(maxsize=2)  # a recipe may name a public set too
-def _load(name: str, folder: Path | None) -> DataSet:
-    return load(name, data_dir=folder)
+def _load(name: str, folder: Path | None, validation: float) -> DataSet:
+    loaded = load(name, data_dir=folder)
+    return validated(loaded, validation) if validation else loaded
 
 
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
@@ -46,7 +51,7 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
     DataError
         If its generator learned from a part of the clients' classes, as it says, and none of their images is here.
     """
-    dataset = load_data(recipe.data, data_dir)
+    dataset = load_data(recipe.data, data_dir, recipe.validation)
     for one in _there(recipe, data_dir):
         rest = _without(dataset, one, data_dir)
         if rest is not dataset and len(rest.train["label"]) == len(dataset.train["label"]):

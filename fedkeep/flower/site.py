@@ -135,7 +135,7 @@ def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> 
             f"site {place.site} has another generator of images than the run's server. Copy the server's folder to the "
             "place that the node-config names."
         )
-    whole = load_data(place.data or recipe.data, data_dir)
+    whole = load_data(place.data or recipe.data, data_dir, recipe.validation)
     kept = without_seen(recipe, whole, data_dir)
     if wanted["left_out"] and kept is whole:
         raise ConfigError(

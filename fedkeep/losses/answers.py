@@ -5,33 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-
 from torch import Tensor
-
 from fedkeep.data import Data
-from fedkeep.losses.base import NOTHING, Batch, Objective, Student
+from fedkeep.losses.base import NOTHING
+from fedkeep.losses.base import Batch
+from fedkeep.losses.base import Objective
+from fedkeep.losses.base import Student
 from fedkeep.losses.distillation import Distillation
 from fedkeep.losses.slices import Slice
 from fedkeep.losses.weighting import Whole
+from fedkeep.objectives.distillation import Scale
+from fedkeep.objectives.slices import AmongAll
 
 
-def taught(said: Tensor, data: Data, tau: float, weight: float = 1.0, *, start: int = 0, on: int = 0) -> Objective:
+def taught(
+    said: Tensor,
+    data: Data,
+    tau: float,
+    weight: float = 1.0,
+    *,
+    start: int = 0,
+    on: int = 0,
+    scale: Scale = "none",
+    outputs: int = 0,
+) -> Objective:
     """Return weight * the mean cross-entropy with softmax(said / tau), among the classes that are spoken of.
 
     Parameters
     ----------
     said : logits [n, classes] about all examples of ``data``, which is data set ``on``, the first of them about class
         ``start``. Probabilities p are passed as tau * ln p.
-    tau : the temperature, of the student too; there is no tau^2.
+    tau : the temperature, of the student too.
+    scale : whether it is multiplied by tau^2.
+    outputs : how many the student has, if all shall compete; 0 for those alone that are spoken of.
 
-    Of a class alone nothing can be said: then it is `NOTHING`.
+    Of a class alone nothing can be said where no other competes: then it is `NOTHING`.
     """
+    stop = start + said.shape[1]
+    if outputs > said.shape[1]:
+        return AmongAll({}, start, stop, weight, tau, scale, on).told(said)
     if said.shape[1] == 1:
         return NOTHING
-    stop = start + said.shape[1]
     # The whole divergence does not depend on labels, but the kernel wants the same ones here and in training.
     labels = (data["label"] - start).clamp(0, stop - start - 1)
-    term = Distillation(({},), Whole(weight), tau, scale="none", on=on, form="ce")
+    term = Distillation(({},), Whole(weight), tau, scale=scale, on=on, form="ce")
     return Slice(term.settle(lambda model: said, {"label": labels}, on), start, stop, any_label=True)
 
 

@@ -15,15 +15,15 @@ from fedkeep.losses.base import Answer, Batch, Objective, Student
 from fedkeep.losses.decoupled import log_split, raised
 from fedkeep.models import Weights
 
-TargetReading = Literal["binary", "target_term", "target_term_xC", "full_kl"]
+TargetReading = Literal["binary", "single_term", "single_term_xC", "full_kl"]
 Mask = Literal["gather", "additive", "zero_logit"]
 
 
 def target_part(teacher: Tensor, student: Tensor, labels: Tensor, reading: TargetReading) -> Tensor:
     """Return the target part as read, [b], at temperature 1, from logits [b, classes].
 
-    ``binary``: the divergence of (p_y, q_y), TC (Zhao et al., 2022). ``target_term``: its first term alone, p_y^T
-    ln(p_y^T / p_y^S), which may be negative. ``target_term_xC``: that, once for each class, as a sum over classes of
+    ``binary``: the divergence of (p_y, q_y), TC (Zhao et al., 2022). ``single_term``: its first term alone, p_y^T
+    ln(p_y^T / p_y^S), which may be negative. ``single_term_xC``: that, once for each class, as a sum over classes of
     something without a class may be read. ``full_kl``: the whole divergence.
     """
     if reading == "full_kl":
@@ -32,7 +32,7 @@ def target_part(teacher: Tensor, student: Tensor, labels: Tensor, reading: Targe
     term = said.target.exp() * (said.target - own.target)
     if reading == "binary":
         return term + said.rest.exp() * (said.rest - own.rest)
-    return term * teacher.shape[-1] if reading == "target_term_xC" else term
+    return term * teacher.shape[-1] if reading == "single_term_xC" else term
 
 
 def nontarget_part(teacher: Tensor, student: Tensor, labels: Tensor, mask: Mask) -> Tensor:

@@ -2,19 +2,31 @@
 
 Cross-entropy among the new classes is ``Slice(CrossEntropy(), old)``, and distillation of the old ones
 ``Slice(Distillation(...), 0, old, any_label=True)``: classes outside do not compete, and their rows of the classifier
-get no gradient. Classes are numbered in order of arrival.
+get no gradient. Where they shall compete, and a teacher knows some classes only, it is ``AmongAll(...)``. Classes are
+numbered in order of arrival.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
 from torch import Tensor
-
 from fedkeep.data import Data
-from fedkeep.losses.base import NOTHING, Answer, Batch, Objective, Student
 from fedkeep.models import Weights
+from fedkeep.losses.base import NOTHING
+from fedkeep.losses.base import Answer
+from fedkeep.losses.base import Batch
+from fedkeep.losses.base import Objective
+from fedkeep.losses.base import Student
+from typing import ClassVar
+from typing import Literal
+from fedkeep.objectives.decoupled import raised
+from fedkeep.objectives.distillation import Scale
+
+Head = Literal["joint", "sliced"]
+"""Whether a student's softmax runs over all its outputs, old and new, or over old ones and new ones apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +86,58 @@ class Scaled(Objective):
     def settle(self, answer: Answer, data: Data, on: int) -> Objective:
         term = self.term.settle(answer, data, on)
         return NOTHING if term is NOTHING else replace(self, term=term)
+
+
+@dataclass(frozen=True, eq=False)
+class AmongAll(Objective):
+    """Distillation from a model that knows some of the classes only, to a student in whom all classes compete.
+
+    Mean over the batch of -weight * s * sum_c p_c ln q_c: p is the teacher's softmax among the classes ``start`` to
+    ``stop - 1``, and zero elsewhere; q is the student's, among all its outputs. So a student with the sliced
+    distribution inside, and outputs outside, still has a gradient, which lowers these.
+
+    Attributes
+    ----------
+    teacher : the frozen model; empty where it has spoken.
+    start, stop : the classes it speaks of.
+    tau : the softmax temperature of both. scale : ``tau2`` makes s tau squared, ``none`` 1.
+    on : the number of the data set that it reads.
+    said : what the teacher said, p of all its examples, [n, stop - start]; None before it is asked.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("said",)
+
+    teacher: Weights
+    start: int
+    stop: int
+    weight: float = 1.0
+    tau: float = 1.0
+    scale: Scale = "none"
+    on: int = 0
+    said: Tensor | None = None
+
+    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[self.on]
+        if self.said is None:
+            target = self.probabilities(student.frozen(self.teacher, batch)[..., self.start : self.stop])
+        else:
+            target = self.said[batch.index]
+        own = (raised(student.logits(batch)) / self.tau).log_softmax(-1)[..., self.start : self.stop]
+        factor = self.weight * (self.tau**2 if self.scale == "tau2" else 1.0)
+        return -factor * (target * own).sum(-1).mean()
+
+    def settle(self, answer: Answer, data: Data, on: int) -> Objective:
+        if on != self.on or self.said is not None:
+            return self
+        return self.told(answer(self.teacher)[..., self.start : self.stop])
+
+    def told(self, logits: Tensor) -> AmongAll:
+        """Return the same with what was said: logits [n, stop - start] about all examples."""
+        return replace(self, teacher={}, said=self.probabilities(logits))
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the softmax at the temperature, without gradient."""
+        return (raised(logits.detach()) / self.tau).softmax(-1)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from fedkeep.interface.algorithm import client_steps
 METHODS = {name: cls for name, cls in algorithms().items() if cls.__module__.startswith("fedkeep.")}
 VARIANTS: dict[str, Algorithm[Any, Any]] = {name: tiny.configured(cls) for name, cls in METHODS.items()}
 VARIANTS["sfedkd-random-exclude-self"] = METHODS["sfedkd"](teachers=2, selection="random", exclude_self=True)  # type: ignore[call-arg]
-VARIANTS["fedadkd-true-target_term-zero_logit"] = METHODS["fedadkd"](  # type: ignore[call-arg]
-    gini_init="true", tckd="target_term", nckd_mask="zero_logit"
+VARIANTS["fedadkd-true-single_term-zero_logit"] = METHODS["fedadkd"](  # type: ignore[call-arg]
+    gini_init="true", tckd="single_term", nckd_mask="zero_logit"
 )
 VARIANTS["fedcurv-batch-inplace"] = METHODS["fedcurv"](fisher="batch", compat_inplace=True)  # type: ignore[call-arg]
 VARIANTS["cwc-last_own"] = METHODS["cwc"](anchor="last_own", normalise=True)  # type: ignore[call-arg]
@@ -32,7 +32,7 @@ VARIANTS["target-repo-reptile"] = METHODS["target"](**tiny.SYNTHESIS, compat="re
 VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_slice="all", ce_slice="all", per_class=2)  # type: ignore[call-arg]
 VARIANTS["fedicarl-glfc-target_repo"] = METHODS["fedicarl"](loss="glfc", compat="target_repo", memory=4)  # type: ignore[call-arg]
 VARIANTS["fedskf-icarl"] = METHODS["fedskf"](  # type: ignore[call-arg]
-    level="icarl", tsd="glfc", first_pull="old_rows", old_local="post_sync", pit_counter="per_task"
+    level="icarl", tsd="glfc", first_pull="old_rows", old_local="post_sync", pit_turn="random", pit_counter="per_task"
 )
 VARIANTS["fedskf-pass"] = METHODS["fedskf"](  # type: ignore[call-arg]
     level="pass", tsd="glfc", old_local="post_sync", pit_solver="sinkhorn", pit_map_local_cls=True
@@ -42,6 +42,8 @@ VARIANTS["feddcl-models-independent-per_round"] = METHODS["feddcl"](
     **tiny.TOYS["feddcl"], exchange="models", pools="independent", regen="per_round", pass_len="shorter", w_scl=0.5
 )
 VARIANTS["feddcl-step-total"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], inner_unit="step", syn_count="total")
+VARIANTS["feddcl-joint-tau2"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], head="joint", kd_scale="tau2")
+VARIANTS["lwf-kd-joint-tau2"] = METHODS["lwf-kd"](head="joint", kd_scale="tau2")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)

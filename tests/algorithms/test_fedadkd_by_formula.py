@@ -22,7 +22,7 @@ from fedkeep.losses.readings import nontarget_part, target_part
 from fedkeep.models import Weights
 
 ROUNDS = 3
-TARGETS = ("binary", "target_term", "target_term_xC", "full_kl")
+TARGETS = ("binary", "single_term", "single_term_xC", "full_kl")
 MASKS = ("gather", "additive", "zero_logit")
 
 
@@ -39,7 +39,7 @@ def each_read_target(teacher: Tensor, student: Tensor, labels: Tensor, reading: 
         return each_target(teacher, student, labels)
     if reading == "full_kl":
         return each_divergence(teacher, student)
-    return each_target_term(teacher, student, labels) * (1 if reading == "target_term" else teacher.shape[1])
+    return each_target_term(teacher, student, labels) * (1 if reading == "single_term" else teacher.shape[1])
 
 
 def each_masked(teacher: Tensor, student: Tensor, labels: Tensor, mask: str) -> Tensor:
@@ -105,7 +105,7 @@ def test_the_additive_mask_is_removal_in_float32(classes: int) -> None:
 
 @pytest.mark.parametrize(
     ("reading", "value"),
-    [("binary", 0.451707), ("target_term", 0.734803), ("target_term_xC", 4 * 0.734803), ("full_kl", 0.582408)],
+    [("binary", 0.451707), ("single_term", 0.734803), ("single_term_xC", 4 * 0.734803), ("full_kl", 0.582408)],
 )
 def test_golden_target_readings(reading: Any, value: float) -> None:
     student, teacher = torch.tensor([[1.0, 0.5, -0.5, 2.0]]), torch.tensor([[2.0, -1.0, 0.3, 0.7]])
@@ -118,10 +118,21 @@ def test_golden_masks(mask: Any, value: float) -> None:
     assert nontarget_part(teacher, student, torch.tensor([0]), mask).item() == pytest.approx(value, abs=1e-6)
 
 
+def test_the_single_term_is_cross_entropy_times_how_probable_the_teacher_finds_the_label() -> None:
+    teacher, student = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.tensor([0, 3, 1, 2, 2])
+    student.requires_grad_()
+    slope = torch.autograd.grad(target_part(teacher, student, labels, "single_term").sum(), student)[0]
+    sure = teacher.softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
+    entropies = -student.log_softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
+    expected = torch.autograd.grad((sure * entropies).sum(), student)[0]
+    torch.testing.assert_close(slope, expected, rtol=1e-12, atol=1e-14)
+
+
 def test_a_single_target_term_may_be_negative() -> None:
     labels = torch.tensor([1])
     sure, unsure = torch.tensor([[0.0, 4.0, 0.0]]), torch.tensor([[0.0, 0.5, 0.0]])
-    assert target_part(unsure, sure, labels, "target_term").item() < 0
+    assert target_part(unsure, sure, labels, "single_term").item() < 0
     assert target_part(unsure, sure, labels, "binary").item() > 0
 
 
@@ -190,12 +201,12 @@ OPTIONS: list[dict[str, Any]] = [
     {"w_target": 3.0, "gini_init": "true"},
     {"w_target": 3.0, "gini_init": "true", "delta": 0.0, "fusion": "by_count"},
     {"w_target": 3.0, "phi": "off"},
-    {"w_target": 2.0, "tckd": "target_term"},
-    {"w_target": 2.0, "tckd": "target_term_xC"},
+    {"w_target": 2.0, "tckd": "single_term"},
+    {"w_target": 2.0, "tckd": "single_term_xC"},
     {"w_target": 2.0, "tckd": "full_kl"},
     {"w_nontarget": 2.0, "nckd_mask": "additive"},
     {"w_nontarget": 2.0, "nckd_mask": "zero_logit"},
-    {"w_target": 2.0, "tckd": "target_term", "nckd_mask": "zero_logit", "gini_init": "true", "delta": 5.0},
+    {"w_target": 2.0, "tckd": "single_term", "nckd_mask": "zero_logit", "gini_init": "true", "delta": 5.0},
 ]
 
 
@@ -307,7 +318,7 @@ def test_equal_weights_of_both_groups_are_phi_off(init: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"tckd": "target_term"}, {"nckd_mask": "zero_logit"}, {"tckd": "full_kl"}], ids=str
+    "options", [{"tckd": "single_term"}, {"nckd_mask": "zero_logit"}, {"tckd": "full_kl"}], ids=str
 )
 def test_readings_with_teachers_asked_in_every_batch(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Under an augmentation that happens to change nothing teachers are not settled."""

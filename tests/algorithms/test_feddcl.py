@@ -65,14 +65,26 @@ def descend(
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
-def among(logits: Tensor, start: int, stop: int, p: Tensor, tau: float) -> Tensor:
-    """Return the mean cross-entropy with probabilities p among some classes."""
-    return -(p * log_softmax(logits[:, start:stop] / tau, -1)).sum(-1).mean()
+def among(logits: Tensor, start: int, stop: int, p: Tensor, fed: FedDCL) -> Tensor:
+    """Return the mean cross-entropy with probabilities p of some classes, among these or among all."""
+    tau, scale = fed.tau, fed.tau**2 if fed.kd_scale == "tau2" else 1.0
+    if fed.head == "joint":
+        return -scale * (p * log_softmax(logits / tau, -1)[:, start:stop]).sum(-1).mean()
+    return -scale * (p * log_softmax(logits[:, start:stop] / tau, -1)).sum(-1).mean()
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
 @pytest.mark.parametrize(
-    "options", [{}, {"server_cur": 2, "server_pre": 5}, {"w_kd": 3.0, "w_ce_pre": 0.5, "tau": 1.0}]
+    "options",
+    [
+        {},
+        {"server_cur": 2, "server_pre": 5},
+        {"w_kd": 3.0, "w_ce_pre": 0.5, "tau": 1.0},
+        {"kd_scale": "tau2", "w_ce_pre": 0.5},
+        {"head": "joint", "w_kd": 3.0, "w_ce_pre": 0.5},
+        {"head": "joint", "kd_scale": "tau2", "server_cur": 2, "server_pre": 5},
+    ],
+    ids=str,
 )
 def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, Any]) -> None:
     fed = method(**options)
@@ -116,9 +128,10 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
         def loss(w: Any, drawn: Any, mixed: Any = mixed, replay: Any = replay, teacher: Any = teacher) -> Tensor:
             rows, others = drawn
             z, r = (functional_call(network, w, (data[0][k],)) for data, k in ((mixed, rows), (replay, others)))
-            hard = -log_softmax(z[:, old:], -1)[torch.arange(len(rows)), mixed[1][rows] - old].mean()
-            past = -log_softmax(r[:, :old], -1)[torch.arange(len(others)), replay[1][others]].mean()
-            return hard + fed.w_ce_pre * past + fed.w_kd * among(r, 0, old, teacher[others], tau)
+            skip, until = (0, None) if fed.head == "joint" else (old, old)
+            hard = -log_softmax(z[:, skip:], -1)[torch.arange(len(rows)), mixed[1][rows] - skip].mean()
+            past = -log_softmax(r[:, :until], -1)[torch.arange(len(others)), replay[1][others]].mean()
+            return hard + fed.w_ce_pre * past + fed.w_kd * among(r, 0, old, teacher[others], fed)
 
         start = continued(before[client].model, initial)
         own[client] = descend(engine, start, [mixed, replay], loss, (client, 0), engine.training.epochs)
@@ -133,7 +146,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     def distilled(w: Any, drawn: Any) -> Tensor:
         parts = zip(sets, drawn, strict=True)
         return sum(  # type: ignore[return-value]
-            among(functional_call(network, w, (data[0][rows],)), a, b, p[rows], tau) for (data, p, a, b), rows in parts
+            among(functional_call(network, w, (data[0][rows],)), a, b, p[rows], fed) for (data, p, a, b), rows in parts
         )
 
     both = [one[0] for one in sets]
@@ -143,6 +156,40 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     for name, found in ({"": engine.server.model} | {c: engine.states[c].model for c in own}).items():
         for key, tensor in found.items():
             torch.testing.assert_close(tensor.double(), expected[name][key], **CLOSE)
+
+
+@pytest.mark.parametrize("options", [{}, {"server_loss": "labels"}, {"bn_joint": True, "w_scl": 0.5}], ids=str)
+def test_the_heads_part_with_the_second_task(options: dict[str, Any]) -> None:
+    joint, sliced = (
+        tiny.engine_with_tasks(method(head=head, **options), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+        for head in ("joint", "sliced")
+    )
+    tiny.played(joint, 2), tiny.played(sliced, 2)
+    assert tiny.equal(joint.server.model, sliced.server.model)
+    for client in joint.federation.clients:
+        assert tiny.equal(joint.states[client].model, sliced.states[client].model)
+    tiny.played(joint, 1), tiny.played(sliced, 1)
+    assert tiny.equal(joint.server.model, sliced.server.model) == ("server_loss" in options), "its labels are among all"
+    for client in joint.federation.clients:
+        assert not tiny.equal(joint.states[client].model, sliced.states[client].model)
+
+
+def test_labels_of_the_task_may_be_sliced_apart_from_the_head() -> None:
+    engines = [
+        tiny.engine_with_tasks(method(**options), tiny.stream((2, 1), absent=0), rounds=1, cohort=5)
+        for options in (
+            {"ce_slice": "new"},
+            {"head": "sliced"},
+            {"head": "joint", "ce_slice": "all"},
+            {"head": "joint"},
+        )
+    ]
+    for engine in engines:
+        tiny.played(engine)
+    models = [engine.states["1"].model for engine in engines]
+    assert tiny.equal(models[0], models[1])
+    assert tiny.equal(models[2], models[3])
+    assert not tiny.equal(models[0], models[2])
 
 
 def test_prototypes_are_the_clients_mean_round_after_round() -> None:

@@ -19,7 +19,7 @@ from fedkeep.aggregation.transport import Projection
 from fedkeep.algorithms.fedewc import Consolidated, FedEWC
 from fedkeep.algorithms.fedicarl import FediCaRL
 from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
-from fedkeep.algorithms.fedskf import FedSKF, Personal, next_in_turn
+from fedkeep.algorithms.fedskf import FedSKF, Personal, by_lot, next_in_turn
 from fedkeep.algorithms.finetune import Finetune
 from fedkeep.algorithms.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental import joined, old_classes, remembered
@@ -374,6 +374,40 @@ def test_the_bases_turn_goes_on_from_task_to_task_or_begins_again(counter: Any, 
         engine.advance()
         turns.append(engine.server.state.base)
     assert turns == list(expected)
+
+
+def test_by_lot_each_client_is_the_base_once_a_turn_and_no_round_is_somebodys() -> None:
+    engine = tiny.engine_with_tasks(FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort=4, training=tiny.SHORT)
+    turns = []
+    while engine.finished < engine.rounds:
+        engine.advance()
+        turns.append(engine.server.state.base)
+    cycles = [turns[k : k + 4] for k in range(0, 16, 4)]
+    assert all(sorted(cycle) == list("0123") for cycle in cycles)
+    assert len({cycle[-1] for cycle in cycles}) > 1, "the last of a turn is not always the same"
+
+
+def test_by_lot_those_who_had_no_turn_come_first() -> None:
+    def drawn(clients: list[str], done: list[str]) -> set[str]:
+        return {by_lot(clients, done, torch.Generator().manual_seed(seed)) for seed in range(40)}
+
+    assert drawn(["0", "1", "10"], []) == {"0", "1", "10"}
+    assert drawn(["0", "1", "10"], ["1"]) == {"0", "10"}
+    assert drawn(["1"], ["1"]) == {"1"}, "the others are not there"
+    orders = [["0", "10", "2"], ["2", "0", "10"]]
+    assert by_lot(orders[0], [], torch.Generator().manual_seed(3)) == by_lot(
+        orders[1], [], torch.Generator().manual_seed(3)
+    )
+
+
+def test_lots_are_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def turns(seed: int) -> list[str]:
+        engine = tiny.engine_with_tasks(
+            FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort=4, training=tiny.SHORT, seed=seed
+        )
+        return [engine.advance() and engine.server.state.base for _ in range(16)]  # type: ignore[func-returns-value]
+
+    assert turns(0) == turns(0) != turns(1)
 
 
 def test_fedskfs_options_are_those_of_its_fusion() -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
 import pytest
 import tiny
 import torch
-from byhand import Hand, Model, hand_of
-from torch import Tensor, log_softmax, softmax
-
+from byhand import Hand
+from byhand import Model
+from byhand import hand_of
+from torch import Tensor
+from torch import log_softmax
+from torch import softmax
 from fedkeep import seeds
 from fedkeep.algorithms.fedgems import FedGEMS
 from fedkeep.algorithms.fedmd import FedMD
 from fedkeep.algorithms.ft_kd import FTKD
-from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.algorithms.parallel.feddf import FedDF
 from fedkeep.algorithms.said import Said
 from fedkeep.engine.embedded import Embedded
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.feddf import FedDF
+from fedkeep.algorithms.ewc_kd import EWCKD
+from fedkeep.algorithms.lwf_kd import LwFKD
 
 ROUNDS = 2
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
@@ -144,3 +148,22 @@ def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
     model = engine.states[last["client"]].model
     assert last["correct"] == engine.evaluate(model, last["client"]).correct
     assert last["previous"] is None
+
+
+@pytest.mark.parametrize("cls", [FTKD, LwFKD, EWCKD])
+def test_the_head_says_with_which_classes_labels_compete(cls: type[FTKD]) -> None:
+    assert [cls(head=head).head for head in ("joint", "sliced")] == ["joint", "sliced"]  # type: ignore[arg-type]
+    ways = [{"head": "joint"}, {"ce_slice": "all"}, {"head": "sliced"}, {"ce_slice": "new"}]
+    engines = [tiny.engine_with_tasks(cls(**way), tiny.stream((2, 1), absent=0), rounds=1, cohort=5) for way in ways]  # type: ignore[arg-type]
+    for engine in engines:
+        tiny.played(engine)
+    joint, among_all, sliced, among_new = (engine.server.model for engine in engines)
+    assert tiny.equal(joint, among_all)
+    assert tiny.equal(sliced, among_new)
+    assert not tiny.equal(joint, sliced)
+
+
+def test_squared_temperature_is_a_factor_of_what_is_taught() -> None:
+    said, public = torch.randn(4, 3), {"label": torch.zeros(4, dtype=torch.int64)}
+    plain, scaled = (FTKD(tau=3.0, kd_scale=scale).lesson(said, public) for scale in ("none", "tau2"))  # type: ignore[arg-type]
+    assert (plain.term.factor, scaled.term.factor) == (1.0, 9.0)  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from torch.func import grad_and_value, vmap
 
 from fedkeep.losses import (
     TSD,
+    AmongAll,
     Batch,
     CompensatedEntropy,
     CrossEntropy,
@@ -34,6 +35,7 @@ TERMS: dict[str, Objective] = {
     "tsd glfc": TSD(TEACHER, OLD, "glfc"),
     "glfc": CompensatedEntropy(4),
     "distillation of old classes": Slice(Distillation((TEACHER,), Whole(1.0), tau=2.0), 0, OLD, any_label=True),
+    "old classes among all": AmongAll(TEACHER, 0, OLD, 0.5, tau=2.0, scale="tau2"),
     "one old class": Slice(Distillation((TEACHER,), Whole(1.0)), 0, 1, any_label=True) + CrossEntropy(),
     "new classes": Scaled(0.5, Slice(CrossEntropy(), OLD)),
     "prototypes": PrototypeEntropy(noise(10, 4), torch.arange(10) % 5),

@@ -45,8 +45,10 @@ class FedADKD(Algorithm[Balances]):
     - w_target (alpha) and delta have no printed value: 1 and 1;
     - phi is computed before the clients have computed G: a client never heard of counts as G = 1 (``gini_init=one``),
       as the mean of those that are known (``mean``), or tells its label counts before it is first weighed (``true``);
-    - eq. 3 sums a number over classes that does not depend on the class: TC, as in decoupled distillation; other
-      readings are named by ``tckd``, and other ways to mask the target by ``nckd_mask`` (`objectives.readings`);
+    - eq. 3 prints one term, p_y^T ln(p_y^T / p_y^S), under a sum over classes on which it does not depend. Read as TC,
+      as in decoupled distillation, it is ``tckd=binary``, which has no gradient where training starts; the term alone,
+      which is the cross-entropy times p_y^T but for a constant, is ``single_term``. Other readings, and other ways to
+      mask the target (``nckd_mask``), are in `objectives.readings`;
     - algorithm 1 averages uniformly, its base code by examples: uniform.
 
     Ablations: ``phi=off`` sets phi to 1; ``w_target=0`` is FedNTD at temperature 1 with the same fusion, bit for bit.
