@@ -97,15 +97,15 @@ def network() -> nn.Module:
     return architecture("mlp")(hidden=(8,)).build(SHAPE, CLASSES)  # type: ignore[call-arg]
 
 
-SYNTHESIS = {"nums": 6, "synthesis_batch_size": 4, "g_steps": 2, "warmup": 1, "nz": 3, "ngf": 2, "kd_steps": 2}
-DRAWING = {"proto_rounds": 2, "proto_steps": 2, "proto_batch": 4, "sampler_steps": 2}
-DRAWN = {"cur": 2, "pre": 2, **DRAWING}
+INVERSION = {"nums": 6, "synthesis_batch_size": 4, "g_steps": 2, "warmup": 1, "ngf": 2, "kd_steps": 2}
+PROTOTYPES = {"proto_rounds": 2, "proto_steps": 2, "proto_batch": 4, "sampler_steps": 2}
+REPLAY = {"cur": 2, "pre": 2, **PROTOTYPES}
 TOYS: dict[str, dict[str, Any]] = {
-    "target": SYNTHESIS,
-    "feddcl": {**DRAWN, "server_cur": 3, "server_pre": 2},
-    "dddr": DRAWN,
-    **{f"{name}-kd-on-made-images": {**DRAWING, "server_cur": 3} for name in ("ft", "ewc", "lwf")},
-    "lander": {**SYNTHESIS, "anchors": str(Path(__file__).parent / "anchors.csv"), "syn_batch_size": 3},
+    "target": INVERSION,
+    "feddcl": {**REPLAY, "server_cur": 3, "server_pre": 2},
+    "dddr": REPLAY,
+    **{f"{name}-kd-on-generated-images": {**PROTOTYPES, "server_cur": 3} for name in ("ft", "ewc", "lwf")},
+    "lander": {**INVERSION, "anchors": str(Path(__file__).parent / "anchors.csv"), "syn_batch_size": 3},
 }
 """Options without which a method cannot run here: as it comes it is too large, or lacks a file."""
 

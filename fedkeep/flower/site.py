@@ -114,9 +114,7 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
 
 def _generator(recipe: Recipe, place: Place) -> GeneratorConfig:
     """Return the generator as this site has it: a real site reads no folder that the run names."""
-    if (
-        place.generator and recipe.generator.per_task
-    ):  # else the run has none, and nothing is kept from its clients
+    if place.generator and recipe.generator.per_task:  # else the run has none, and nothing is kept from its clients
         return recipe.generator.at_site(place.generator)
     if "generator" in recipe.methods[0].algorithm.needs and place.partition_id < 0:
         raise ConfigError(

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
 from torch import Tensor
+
 from fedkeep.data import Data
-from fedkeep.losses.base import NOTHING
-from fedkeep.losses.base import Batch
-from fedkeep.losses.base import Objective
-from fedkeep.losses.base import Student
-from fedkeep.losses.distillation import Distillation
-from fedkeep.losses.slices import Slice
+from fedkeep.losses.base import NOTHING, Batch, Objective, Student
+from fedkeep.losses.distillation import Distillation, Scale
+from fedkeep.losses.slices import AmongAll, Slice
 from fedkeep.losses.weighting import Whole
-from fedkeep.objectives.distillation import Scale
-from fedkeep.objectives.slices import AmongAll
 
 
 def taught(

@@ -8,22 +8,17 @@ numbered in order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
 from torch import Tensor
+
 from fedkeep.data import Data
+from fedkeep.losses.base import NOTHING, Answer, Batch, Objective, Student
+from fedkeep.losses.decoupled import raised
+from fedkeep.losses.distillation import Scale
 from fedkeep.models import Weights
-from fedkeep.losses.base import NOTHING
-from fedkeep.losses.base import Answer
-from fedkeep.losses.base import Batch
-from fedkeep.losses.base import Objective
-from fedkeep.losses.base import Student
-from typing import ClassVar
-from typing import Literal
-from fedkeep.objectives.decoupled import raised
-from fedkeep.objectives.distillation import Scale
 
 Head = Literal["joint", "sliced"]
 """Whether a student's softmax runs over all its outputs, old and new, or over old ones and new ones apart."""

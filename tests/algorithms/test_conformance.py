@@ -28,7 +28,7 @@ VARIANTS["fednova-ccvr"] = METHODS["fednova"](compat_ccvr=True)  # type: ignore[
 
 VARIANTS["fedicarl-memory-global-random"] = METHODS["fedicarl"](memory=9, scope="global", selection="random")  # type: ignore[call-arg]
 VARIANTS["fedicarl-nearest_mean"] = METHODS["fedicarl"](classify="nearest_mean")  # type: ignore[call-arg]
-VARIANTS["target-repo-reptile"] = METHODS["target"](**tiny.SYNTHESIS, compat="repo", is_maml=False)
+VARIANTS["target-repo-reptile"] = METHODS["target"](**tiny.INVERSION, compat="repo", is_maml=False)
 VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_slice="all", ce_slice="all", per_class=2)  # type: ignore[call-arg]
 VARIANTS["fedicarl-glfc-target_repo"] = METHODS["fedicarl"](loss="glfc", compat="target_repo", memory=4)  # type: ignore[call-arg]
 VARIANTS["fedskf-icarl"] = METHODS["fedskf"](  # type: ignore[call-arg]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, log_softmax, softmax
 from torch.nn.functional import normalize
 
-from fedkeep.algorithms.dddr import DDDR
-from fedkeep.algorithms.finetune import Finetune
+from fedkeep.algorithms.incremental.dddr import DDDR
+from fedkeep.algorithms.incremental.finetune import Finetune
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Assignment, Pupil
 from fedkeep.engine.toolbox import LocalClient

@@ -13,9 +13,9 @@ from torch import Tensor, log_softmax, softmax
 from torch.func import functional_call
 
 from fedkeep import seeds
-from fedkeep.algorithms.drawing import Found
-from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.said import Said, averaged
+from fedkeep.algorithms.incremental.prototype_generation import Found
+from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.heterogeneous.logit_exchange import Said, averaged
 from fedkeep.data import Augmentation
 from fedkeep.data.fingerprints import fingerprints
 from fedkeep.engine.embedded import Embedded
@@ -150,9 +150,9 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
         )
 
     both = [one[0] for one in sets]
-    expected = {"": descend(engine, continued(server_before, initial), both, distilled, ("", 0), fed.server_passes)}
+    expected = {"": descend(engine, continued(server_before, initial), both, distilled, ("", 0), fed.server_epochs)}
     for client in engine.federation.clients:
-        expected[client] = descend(engine, own[client], both, distilled, (client, 2), fed.feedback_passes)
+        expected[client] = descend(engine, own[client], both, distilled, (client, 2), fed.feedback_epochs)
     for name, found in ({"": engine.server.model} | {c: engine.states[c].model for c in own}).items():
         for key, tensor in found.items():
             torch.testing.assert_close(tensor.double(), expected[name][key], **CLOSE)
@@ -331,15 +331,15 @@ def test_inner_counts_may_be_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(LocalParty, "fit", counted)
-    for inner, feedback in (({"server_passes": 3, "server_cur": 12}, 1), ({"server_loss": "labels"}, 0)):
-        fed = method(inner_unit="step", feedback_passes=feedback, **inner)
+    for inner, feedback in (({"server_epochs": 3, "server_cur": 12}, 1), ({"server_loss": "labels"}, 0)):
+        fed = method(inner_unit="step", feedback_epochs=feedback, **inner)
         engine = tiny.engine_with_tasks(fed, tiny.stream((1, 2), absent=0), rounds=1, cohort=5)
         tiny.played(engine, 1)
         before = copied(engine.states)
         taken.clear()
         tiny.played(engine, 1)
         local = [(True, engine.training.epochs)] * 5
-        assert taken == [*local, (False, fed.server_passes), *[(True, feedback)] * 5]
+        assert taken == [*local, (False, fed.server_epochs), *[(True, feedback)] * 5]
         assert not tiny.equal(before["0"].model, engine.states["0"].model)
 
 

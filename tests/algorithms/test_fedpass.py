@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
 from watched import TWO_ONE, Seen, distilled, logits, loss_of, second_task
 
-from fedkeep.algorithms.fedpass import FedPASS
-from fedkeep.algorithms.fedskf import FedSKF
+from fedkeep.algorithms.incremental.fedpass import FedPASS
+from fedkeep.algorithms.incremental.fedskf import FedSKF
 from fedkeep.errors import ConfigError
 from fedkeep.losses import PrototypeEntropy, Prototypes
 from fedkeep.models import Weights

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from watched import Seen
 
 from fedkeep import seeds
-from fedkeep.algorithms.fedweit import FedWeIT, Own, Share
+from fedkeep.algorithms.incremental.fedweit import FedWeIT, Own, Share
 from fedkeep.data import TaskStream
 from fedkeep.engine.fit import Pupil
 from fedkeep.errors import ConfigError

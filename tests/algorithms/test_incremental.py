@@ -16,15 +16,15 @@ from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_ta
 
 from fedkeep.aggregation import Transport
 from fedkeep.aggregation.transport import Projection
-from fedkeep.algorithms.fedewc import Consolidated, FedEWC
-from fedkeep.algorithms.fedicarl import FediCaRL
-from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
-from fedkeep.algorithms.fedskf import FedSKF, Personal, by_lot, next_in_turn
-from fedkeep.algorithms.finetune import Finetune
-from fedkeep.algorithms.flwf2t import FLwF2T
-from fedkeep.algorithms.incremental import joined, old_classes, remembered
+from fedkeep.algorithms.incremental.fedewc import Consolidated, FedEWC
+from fedkeep.algorithms.incremental.fedicarl import FediCaRL
+from fedkeep.algorithms.incremental.fedlwf import FedLwF, FedProxLwF
+from fedkeep.algorithms.incremental.fedskf import FedSKF, Personal, by_lot, next_in_turn
+from fedkeep.algorithms.incremental.finetune import Finetune
+from fedkeep.algorithms.incremental.flwf2t import FLwF2T
+from fedkeep.algorithms.incremental.class_incremental import joined, old_classes, remembered
 from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.algorithms.target import TARGET
+from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
@@ -45,7 +45,7 @@ def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
 
 UNIFORM = FedAvg(fusion="uniform")
 FIRST = [Finetune(), FedLwF(), FLwF2T(), FediCaRL(), FedEWC(), FedProxLwF(mu=0.0), FedSKF(pit="off", sync=False)]
-FIRST.append(TARGET(**tiny.SYNTHESIS))
+FIRST.append(TARGET(**tiny.INVERSION))
 
 
 @pytest.mark.parametrize("method", FIRST, ids=repr)

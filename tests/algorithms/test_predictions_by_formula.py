@@ -13,15 +13,15 @@ from torch import Tensor
 from torch import log_softmax
 from torch import softmax
 from fedkeep import seeds
-from fedkeep.algorithms.fedgems import FedGEMS
-from fedkeep.algorithms.fedmd import FedMD
-from fedkeep.algorithms.ft_kd import FTKD
-from fedkeep.algorithms.said import Said
+from fedkeep.algorithms.heterogeneous.fedgems import FedGEMS
+from fedkeep.algorithms.heterogeneous.fedmd import FedMD
+from fedkeep.algorithms.heterogeneous.ft_kd import FTKD
+from fedkeep.algorithms.heterogeneous.logit_exchange import Said
 from fedkeep.engine.embedded import Embedded
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
-from fedkeep.algorithms.ewc_kd import EWCKD
-from fedkeep.algorithms.lwf_kd import LwFKD
+from fedkeep.algorithms.heterogeneous.ewc_kd import EWCKD
+from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
 
 ROUNDS = 2
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps

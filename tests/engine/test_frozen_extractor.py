@@ -12,12 +12,12 @@ import tiny
 import torch
 from torch import nn
 
-from fedkeep.algorithms.ewc_kd import EWCKD
-from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.fedlwf import FedLwF
-from fedkeep.algorithms.fedpass import FedPASS
-from fedkeep.algorithms.ft_kd import FTKD
-from fedkeep.algorithms.lwf_kd import LwFKD
+from fedkeep.algorithms.heterogeneous.ewc_kd import EWCKD
+from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.incremental.fedlwf import FedLwF
+from fedkeep.algorithms.incremental.fedpass import FedPASS
+from fedkeep.algorithms.heterogeneous.ft_kd import FTKD
+from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.engine.checkpoint import Checkpoint

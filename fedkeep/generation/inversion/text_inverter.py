@@ -11,8 +11,8 @@ from torch.nn.functional import mse_loss
 from fedkeep import seeds
 from fedkeep.generation.inversion.base import BETAS, InversionConfig, InversionProblem, Inverter, kl_divergence
 from fedkeep.generation.inversion.decoders import TextDecoder
-from fedkeep.models.custom import split
 from fedkeep.losses.features import bounding
+from fedkeep.models.custom import split
 
 
 class TextInverter(Inverter):

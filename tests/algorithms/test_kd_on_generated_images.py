@@ -8,22 +8,26 @@ import pytest
 import tiny
 import torch
 
-from fedkeep.algorithms.ewc_kd import EWCKD
-from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.ft_kd import FTKD
-from fedkeep.algorithms.kd_on_made_images import EWCKDOnMadeImages, FTKDOnMadeImages, LwFKDOnMadeImages
-from fedkeep.algorithms.lwf_kd import LwFKD
+from fedkeep.algorithms.heterogeneous.ewc_kd import EWCKD
+from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.heterogeneous.ft_kd import FTKD
+from fedkeep.algorithms.heterogeneous.kd_on_generated_images import (
+    EWCKDOnGeneratedImages,
+    FTKDOnGeneratedImages,
+    LwFKDOnGeneratedImages,
+)
+from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.reading import load_recipe
 
-MADE: dict[str, Any] = {**tiny.DRAWING, "server_cur": 3}
+MADE: dict[str, Any] = {**tiny.PROTOTYPES, "server_cur": 3}
 
 
 def test_the_images_are_feddcls_of_the_task() -> None:
     stream = tiny.stream((2, 1), absent=0)
     mine, theirs = (
         tiny.engine_with_tasks(fed, stream, rounds=1, cohort=5)
-        for fed in (FTKDOnMadeImages(**MADE), FedDCL(**tiny.TOYS["feddcl"]))
+        for fed in (FTKDOnGeneratedImages(**MADE), FedDCL(**tiny.TOYS["feddcl"]))
     )
     for old, classes in ((0, 2), (2, 3)):
         tiny.played(mine, 1), tiny.played(theirs, 1)
@@ -36,7 +40,8 @@ def test_the_images_are_feddcls_of_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_made", "plain"), [(FTKDOnMadeImages, FTKD), (EWCKDOnMadeImages, EWCKD), (LwFKDOnMadeImages, LwFKD)]
+    ("on_made", "plain"),
+    [(FTKDOnGeneratedImages, FTKD), (EWCKDOnGeneratedImages, EWCKD), (LwFKDOnGeneratedImages, LwFKD)],
 )
 def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_made: Any, plain: Any) -> None:
     stream = tiny.stream((2, 1), absent=0)
@@ -52,7 +57,7 @@ def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_made: Any,
 
 
 def test_images_are_sent_once_a_task_and_weights_never() -> None:
-    engine = tiny.engine_with_tasks(FTKDOnMadeImages(**MADE), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+    engine = tiny.engine_with_tasks(FTKDOnGeneratedImages(**MADE), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
     records = tiny.played(engine)
     for task, (new, seen) in enumerate(((2, 2), (1, 3))):
         searched, found = 2 * new * 16 * 4, 2 * (new * 16 * 4 + new * 8 + 3)
@@ -64,6 +69,6 @@ def test_images_are_sent_once_a_task_and_weights_never() -> None:
 
 def test_it_needs_a_generator_and_no_public_set(tmp_path: Any) -> None:
     recipe = tiny.write_recipe(tmp_path)
-    with pytest.raises(ConfigError, match=r"LwF\+KD on made images needs a generator of images"):
-        load_recipe(recipe, methods=["lwf-kd-on-made-images"])
-    load_recipe(recipe, methods=["lwf-kd-on-made-images"], settings=["generator.name=somewhere"])
+    with pytest.raises(ConfigError, match=r"LwF\+KD on generated images needs a generator of images"):
+        load_recipe(recipe, methods=["lwf-kd-on-generated-images"])
+    load_recipe(recipe, methods=["lwf-kd-on-generated-images"], settings=["generator.name=somewhere"])

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.functional import mse_loss
 from watched import Seen
-from fedkeep.algorithms.lander import LANDER
-from fedkeep.algorithms.target import TARGET
+from fedkeep.algorithms.incremental.lander import LANDER
+from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.data import Augmentation
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.fit import Assignment
@@ -27,7 +27,7 @@ from fedkeep.generation.inversion import read_anchors
 from fedkeep.losses import Slice
 
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
-TOY = {**tiny.SYNTHESIS, "nums": 11}
+TOY = {**tiny.INVERSION, "nums": 11}
 ANCHORS = tiny.TOYS["lander"]["anchors"]
 
 

@@ -9,11 +9,11 @@ import tiny
 import torch
 from torch import Tensor
 
-from fedkeep.algorithms.dddr import DDDR
-from fedkeep.algorithms.drawing import Drawing, Found
-from fedkeep.algorithms.drawn import WithDrawn
-from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.kd_on_made_images import LwFKDOnMadeImages
+from fedkeep.algorithms.incremental.dddr import DDDR
+from fedkeep.algorithms.incremental.prototype_generation import Drawing, Found
+from fedkeep.algorithms.incremental.generated_replay import WithDrawn
+from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.heterogeneous.kd_on_generated_images import LwFKDOnGeneratedImages
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient
 from fedkeep.losses import NOTHING
@@ -89,7 +89,7 @@ class Painter(tiny.ToyGenerator):
         return f"painter {self.task}"
 
 
-BY_TASK = [(FedDCL, {}), (FedDCL, {"regen": "per_round"}), (DDDR, {}), (LwFKDOnMadeImages, {})]
+BY_TASK = [(FedDCL, {}), (FedDCL, {"regen": "per_round"}), (DDDR, {}), (LwFKDOnGeneratedImages, {})]
 
 
 @pytest.mark.parametrize(("cls", "options"), BY_TASK)
@@ -111,9 +111,9 @@ def test_each_task_is_drawn_by_its_own_generator(cls: type[Drawing[Any, Any]], o
         (2, "painter 2", (1, 2)),
     }
     kept = engine.server.state
-    drawn = kept.drawn if cls is LwFKDOnMadeImages else kept.pool
+    drawn = kept.drawn if cls is LwFKDOnGeneratedImages else kept.pool
     brightness = {c: drawn["image"][drawn["label"] == c].unique().tolist() for c in drawn["label"].unique().tolist()}
-    assert brightness == ({2: [80]} if cls is LwFKDOnMadeImages else {0: [40], 1: [40], 2: [80]})
+    assert brightness == ({2: [80]} if cls is LwFKDOnGeneratedImages else {0: [40], 1: [40], 2: [80]})
     old = Found(sent[0][1].prototypes, sent[0][1].counts, "painter 1")
     engine.server.begin(2, 1)
     assert "prototypes of shape [2, 1]" in str(fault(engine.server, old, 1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeep.aggregation import Fusion
-from fedkeep.algorithms.incremental import CESlice, cross_entropy
+from fedkeep.algorithms.incremental.class_incremental import CESlice, label_loss
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.interface import Client
 from fedkeep.losses import Objective
@@ -16,10 +16,10 @@ from fedkeep.options import option
 
 @dataclass(frozen=True)
 class Finetune(FedAvg):
-    """FedAvg, task after task, all clients alike, with cross-entropy among the task's own classes.
+    """FedAvg, task after task, with uniform weights and the cross-entropy among the task's own classes.
 
-    So in the code of TARGET; the rows that FedDCL calls FedAvg are ``ce_slice=all``, where old classes are forgotten at
-    once.
+    This is the code of TARGET. The rows that FedDCL calls FedAvg are ``ce_slice=all``, with which old classes are
+    forgotten at once.
     """
 
     paper = "Zhang et al., 2023: TARGET, federated class-continual learning via exemplar-free distillation (its code)"
@@ -28,4 +28,4 @@ class Finetune(FedAvg):
     fusion: Fusion = option("uniform", "whether clients count by their examples, or all alike")
 
     def objective(self, client: Client[Any], model: Weights) -> Objective:
-        return cross_entropy(client, self.ce_slice)
+        return label_loss(client, self.ce_slice)
