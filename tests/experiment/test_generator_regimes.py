@@ -101,7 +101,7 @@ def test_a_resume_finds_what_the_run_began_with_or_is_refused(
 def test_other_data_than_the_generator_learned_from_are_refused(
     same_classes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def others(name: str, data_dir: object = None) -> DataSet:
+    def others(name: str, *_: object) -> DataSet:
         dataset = load(name)
         return replace(dataset, train={**dataset.train, "image": 255 - dataset.train["image"]})
 
