@@ -17,39 +17,40 @@ from fedkeep.algorithms.heterogeneous.kd_on_generated_images import (
     LwFKDOnGeneratedImages,
 )
 from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
+from fedkeep.algorithms.incremental.generated_replay import select_images
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.reading import load_recipe
 
-MADE: dict[str, Any] = {**tiny.PROTOTYPES, "server_cur": 3}
+SMALL: dict[str, Any] = {**tiny.PROTOTYPES, "server_cur": 3}
 
 
 def test_the_images_are_feddcls_of_the_task() -> None:
     stream = tiny.stream((2, 1), absent=0)
     mine, theirs = (
         tiny.engine_with_tasks(fed, stream, rounds=1, cohort=5)
-        for fed in (FTKDOnGeneratedImages(**MADE), FedDCL(**tiny.TOYS["feddcl"]))
+        for fed in (FTKDOnGeneratedImages(**SMALL), FedDCL(**tiny.TOYS["feddcl"]))
     )
     for old, classes in ((0, 2), (2, 3)):
         tiny.played(mine, 1), tiny.played(theirs, 1)
-        drawn = mine.server.state.drawn
-        expected = theirs.algorithm.server_part(theirs.server, old, classes, 3)  # type: ignore[attr-defined]
-        assert torch.equal(drawn["image"], expected["image"])
-        assert torch.equal(drawn["label"], expected["label"])
+        generated = mine.server.state.generated
+        expected = select_images(theirs.server.state.pool, old, classes, 3)  # type: ignore[attr-defined]
+        assert torch.equal(generated["image"], expected["image"])
+        assert torch.equal(generated["label"], expected["label"])
         for client in mine.federation.clients:
-            assert torch.equal(mine.states[client].public["image"], drawn["image"])
+            assert torch.equal(mine.states[client].public["image"], generated["image"])
 
 
 @pytest.mark.parametrize(
-    ("on_made", "plain"),
+    ("on_generated", "plain"),
     [(FTKDOnGeneratedImages, FTKD), (EWCKDOnGeneratedImages, EWCKD), (LwFKDOnGeneratedImages, LwFKD)],
 )
-def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_made: Any, plain: Any) -> None:
+def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_generated: Any, plain: Any) -> None:
     stream = tiny.stream((2, 1), absent=0)
-    mine = tiny.engine_with_tasks(on_made(**MADE), stream, rounds=2, cohort=5)
+    mine = tiny.engine_with_tasks(on_generated(**SMALL), stream, rounds=2, cohort=5)
     theirs = tiny.engine_with_tasks(plain(), stream, rounds=2, cohort=5)
     for _ in range(2):
         tiny.played(mine, 2)
-        theirs.server.data, theirs.server.state.welcomed = mine.server.state.drawn, []
+        theirs.server.data, theirs.server.state.holders = mine.server.state.generated, []
         tiny.played(theirs, 2)
         assert tiny.equal(mine.server.model, theirs.server.model)
         for client in mine.federation.clients:
@@ -57,7 +58,7 @@ def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_made: Any,
 
 
 def test_images_are_sent_once_a_task_and_weights_never() -> None:
-    engine = tiny.engine_with_tasks(FTKDOnGeneratedImages(**MADE), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+    engine = tiny.engine_with_tasks(FTKDOnGeneratedImages(**SMALL), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
     records = tiny.played(engine)
     for task, (new, seen) in enumerate(((2, 2), (1, 3))):
         searched, found = 2 * new * 16 * 4, 2 * (new * 16 * 4 + new * 8 + 3)

@@ -141,7 +141,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         server.model, server.state.base = projection.model, base
 
     def end_task(self, server: Server[FedSKFServerState], clients: Cohort) -> None:
-        clients.ask(self.remember, server.model)
+        clients.ask(self.remember, server.model, self.per_class)
 
     def next_base(self, server: Server[FedSKFServerState], clients: list[str]) -> str:
         """Return the client with whose neurons the mean is aligned, of those that replied in a round."""
@@ -169,12 +169,12 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         return fit
 
     @on_client
-    def remember(self, client: Client[FedSKFClientState], model: Weights) -> None:
+    def remember(self, client: Client[FedSKFClientState], model: Weights, count: int) -> None:
         """Keep the task's last models, the client's own and the global one, and what the level keeps besides."""
         state = client.state
         state.old_global_model, state.old_own_model = model, state.own_model or model
         if self.level == "icarl":
-            state.memory = update_memory(client, state.old_own_model, state.memory, self.per_class, "herding")
+            state.memory = update_memory(client, state.old_own_model, state.memory, count, "herding")
         if self.level == "pass":
             state.prototypes = added(state.prototypes, compute_prototypes(client, state.old_own_model), True)
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
+
 from fedkeep import seeds
 from fedkeep.data import ImageFormat
 from fedkeep.errors import RunError
-from fedkeep.models import Network
-from fedkeep.generation.inversion import InversionConfig
-from fedkeep.generation.inversion import InversionProblem
-from fedkeep.generation.inversion import LatentInverter
-from fedkeep.generation.inversion import TextInverter
-from fedkeep.generation.inversion.base import agreed_divergence
-from fedkeep.generation.inversion.base import kl_divergence
+from fedkeep.generation.inversion import InversionConfig, InversionProblem, LatentInverter, TextInverter
+from fedkeep.generation.inversion.base import agreed_divergence, kl_divergence
 from fedkeep.generation.inversion.batch_norm_statistics import BatchNormStatistics
-from fedkeep.generation.inversion.decoders import IMAGES_PER_LAYER
-from fedkeep.generation.inversion.decoders import LatentDecoder
-from fedkeep.generation.inversion.decoders import TextDecoder
+from fedkeep.generation.inversion.decoders import IMAGES_PER_LAYER, LatentDecoder, TextDecoder
 from fedkeep.losses.features import bounding
+from fedkeep.models import Network
 
 SHAPE = (1, 12, 12)
 FORMAT = ImageFormat(SHAPE, (0.4,), (0.2,))
