@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
 
 from fedkeep.algorithms.incremental.class_incremental import concat, distill_old_classes, update_memory
-from fedkeep.algorithms.incremental.fedewc import Consolidation, FedEWC
+from fedkeep.algorithms.incremental.fedewc import EWCState, FedEWC
 from fedkeep.algorithms.incremental.fedicarl import FediCaRL
 from fedkeep.algorithms.incremental.fedlwf import FedLwF, FedProxLwF
 from fedkeep.algorithms.incremental.fedskf import FedSKF, FedSKFClientState, next_in_turn, random_turn
@@ -111,7 +111,7 @@ def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FedEWC(w_penalty=7.0), monkeypatch, rounds=3)
-    kept: Consolidation = engine.states["1"]
+    kept: EWCState = engine.states["1"]
     assert tiny.equal(kept.anchor, {name: old[name] for name in kept.anchor})
     assert 0 < max(float(f.max()) for f in kept.fisher.values()) <= 1e-4
     given, model = seen.fits[2, 1, "1"], seen.results[2, 1, "1"].model

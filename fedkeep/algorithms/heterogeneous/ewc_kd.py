@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fedkeep.algorithms.heterogeneous.ft_kd import FTKD
 from fedkeep.algorithms.heterogeneous.logit_exchange import PublicClientState, PublicServerState
-from fedkeep.algorithms.incremental.fedewc import Consolidation, consolidate, ewc_penalty
+from fedkeep.algorithms.incremental.fedewc import EWCState, consolidate, ewc_penalty
 from fedkeep.interface import Client, Cohort, Server, on_client
 from fedkeep.losses import Head, Objective
 from fedkeep.models import Weights
@@ -19,11 +19,11 @@ class EWCKDClientState(PublicClientState):
 
     Attributes
     ----------
-    consolidation : Consolidation
+    consolidation : EWCState
         Its last model of the task before, and the Fisher information.
     """
 
-    consolidation: Consolidation = field(default_factory=Consolidation)
+    consolidation: EWCState = field(default_factory=EWCState)
 
 
 @dataclass(frozen=True)

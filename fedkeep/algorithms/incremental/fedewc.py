@@ -15,7 +15,7 @@ from fedkeep.options import option
 
 
 @dataclass
-class Consolidation:
+class EWCState:
     """What elastic weight consolidation keeps.
 
     Attributes
@@ -31,7 +31,7 @@ class Consolidation:
 
 
 @dataclass(frozen=True)
-class FedEWC(Algorithm[NoState, Consolidation]):
+class FedEWC(Algorithm[NoState, EWCState]):
     """Federated elastic weight consolidation: CE[new] + w_penalty / 2 * sum_j F_j (w_j - a_j)^2.
 
     a is the last global model of the task before. F is the mean over the client's batches of the squared gradient,
@@ -58,24 +58,24 @@ class FedEWC(Algorithm[NoState, Consolidation]):
             clients.ask(self.consolidate, server.model)
 
     @on_client
-    def train(self, client: Client[Consolidation], model: Weights) -> Fit:
+    def train(self, client: Client[EWCState], model: Weights) -> Fit:
         """Train on the task's labels, with the penalty for old tasks."""
         return client.fit(model, label_loss(client, self.ce_slice) + ewc_penalty(client.state, model, self.w_penalty))
 
     @on_client
-    def consolidate(self, client: Client[Consolidation], model: Weights) -> None:
+    def consolidate(self, client: Client[EWCState], model: Weights) -> None:
         """Compute the Fisher information of the task's last model on the client's data."""
         client.state = consolidate(client, client.state, model, self.limit)
 
 
-def consolidate(client: Client[Any], before: Consolidation, model: Weights, limit: float) -> Consolidation:
+def consolidate(client: Client[Any], before: EWCState, model: Weights, limit: float) -> EWCState:
     """Return what is kept after a task that ended with ``model``; see `FedEWC`.
 
     Parameters
     ----------
     client : Client
         The client.
-    before : Consolidation
+    before : EWCState
         What was kept so far. It stays if the client has no example of this task.
     model : Weights
         The task's last model.
@@ -86,11 +86,11 @@ def consolidate(client: Client[Any], before: Consolidation, model: Weights, limi
         return before
     fisher = client.fisher(model, batch=max(client.training.batch_size, 2))
     merged = merged_fisher(before.fisher, fisher, client.old / client.classes, limit)
-    return Consolidation({name: model[name] for name in fisher}, merged)
+    return EWCState({name: model[name] for name in fisher}, merged)
 
 
-def ewc_penalty(consolidation: Consolidation, model: Weights, weight: float) -> Objective:
+def ewc_penalty(ewc_state: EWCState, model: Weights, weight: float) -> Objective:
     """Return weight / 2 * sum_j F_j (w_j - a_j)^2, on a model whose head may have been expanded since."""
-    if not consolidation.anchor:
+    if not ewc_state.anchor:
         return NOTHING
-    return Quadratic(padded(consolidation.anchor, model), weight / 2, padded(consolidation.fisher, model))
+    return Quadratic(padded(ewc_state.anchor, model), weight / 2, padded(ewc_state.fisher, model))

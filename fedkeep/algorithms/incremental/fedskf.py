@@ -77,7 +77,9 @@ class FedSKFClientState(CachedTaskLoss):
 
 @dataclass(frozen=True)
 class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
-    """Federated class-incremental learning by selective knowledge fusion (eq. 10):
+    """Federated class-incremental learning by selective knowledge fusion.
+
+    The loss of a client is (eq. 10)
 
     CE + w_pull ||c - c_global||^2 + w_local (KD[old; own old model] + TSD) + w_global KD[old; old global model].
 

@@ -1,4 +1,4 @@
-"""Do generated images show their classes, and can a classifier learn from them?"""
+"""The quality check: whether generated images show their classes, and whether a classifier can learn from them."""
 
 from __future__ import annotations
 
