@@ -57,7 +57,7 @@ from trial import config
 import fedkeep
 from fedkeep.engine.pool import Pool, Worker, serve
 from fedkeep.flower.server import serve as serve_sites
-from fedkeep.models import architecture
+from fedkeep.models import get_architecture
 from fedkeep.options import as_table
 
 KEYS = """
@@ -111,7 +111,7 @@ def built(key: str, situation: str, **changes: Any) -> Any:
     settings: dict[str, Any] = {"cohort": 4, "training": tiny.SHORT, **changes}
     tasks = "tasks" in situation
     if "networks" in situation:
-        wide, classes = architecture("mlp")(hidden=(11, 5)), 1 if tasks else tiny.CLASSES  # type: ignore[call-arg]
+        wide, classes = get_architecture("mlp")(hidden=(11, 5)), 1 if tasks else tiny.CLASSES  # type: ignore[call-arg]
         settings["own"] = dict.fromkeys("14", lambda: wide.build(tiny.SHAPE, classes))
     method = VARIANTS[RENAMED.get(key, key)]
     return tiny.engine_with_tasks(method, **settings) if tasks else tiny.engine(method, rounds=3, **settings)
@@ -211,7 +211,7 @@ def whole(methods: str, settings: Sequence[str], machine: Mapping[str, Any], **l
 def initial(name: str) -> Digests:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = architecture(name)().build((3, 32, 32), 10)
+        network = get_architecture(name)().build((3, 32, 32), 10)
     with torch.no_grad():
         logits = network.eval()(torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32))
     return of_model(network.state_dict()) | {"logits": digest(logits)}

@@ -24,7 +24,7 @@ from fedkeep.models.heads import expand_like
 from fedkeep.models.weights import load_weights
 
 if TYPE_CHECKING:
-    from fedkeep.synthesis.diffusion.generator import Generator
+    from fedkeep.generation.diffusion.generator import Generator
 
 
 class LocalParty(Party[Any]):

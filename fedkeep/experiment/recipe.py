@@ -16,10 +16,10 @@ from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import ClientModel, check_clients, model_to_table
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 MAX_SLUG_LENGTH = 200
 """Of a label's folder name, in characters: file systems take 255 bytes, and a seed is added."""
@@ -58,6 +58,8 @@ class Recipe:
     ----------
     name : how it was asked for. title : a line for people.
     data : a known data set, a Hub id or a path (see `fedkeep.data.load`).
+    validation : share of each class's training images that is kept from the clients, and on which models are evaluated
+        in the place of the test images, so that options can be chosen; 0: there is none.
     model : the server's network, and every client's that has none of its own in ``client_models``.
     methods : compared on the same partitions, initial weights, cohorts and batch orders. seeds : one run of each for
     each.
@@ -81,10 +83,11 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
     public: Public = field(default_factory=Public)
-    generator: GeneratorChoice = field(default_factory=GeneratorChoice)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     tasks: Tasks = field(default_factory=Tasks)
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
+    validation: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("seeds", "methods", "client_models"):
@@ -116,7 +119,7 @@ class Recipe:
         table: dict[str, Any] = {
             "title": self.title,
             "seeds": list(self.seeds),
-            "data": {"name": self.data},
+            "data": {"name": self.data} | ({"validation": self.validation} if self.validation else {}),
             "partition": {"scheme": self.partition.name, **as_table(self.partition)},
             "model": model_to_table(self.model),
             "training": as_table(self.training),
@@ -158,6 +161,7 @@ def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Re
 def _validate(recipe: Recipe) -> None:
     """Raise `ConfigError` where the parts of a recipe contradict each other, or a method lacks what it needs."""
     _check_seeds(recipe.seeds)
+    _check_validation(recipe.validation)
     _check_methods(recipe.methods)
     _check_sizes(recipe)
     _check_server(recipe)
@@ -173,6 +177,11 @@ def _check_seeds(seeds: Any) -> None:
         raise ConfigError(f"seeds must be a list of integers from 0 on, such as [0, 1, 2], not {given!r}.")
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds {given} name one twice. Each seed is run once.")
+
+
+def _check_validation(share: Any) -> None:
+    if type(share) not in (int, float) or not 0 <= share <= 0.5:
+        raise ConfigError(f"data.validation is a share of the training images, 0 (none) to 0.5, not {share!r}.")
 
 
 def _check_methods(methods: tuple[Method, ...]) -> None:
@@ -249,7 +258,7 @@ def _check_needs(recipe: Recipe, method: Method) -> None:
             f"{method.label} needs a public set, about whose images clients tell what they think. Name a data set with "
             "images of the same size: public.name=fashion-mnist."
         )
-    if "generator" in needs and not recipe.generator.each:
+    if "generator" in needs and not recipe.generator.per_task:
         raise ConfigError(
             f"{method.label} needs a generator of images. Train one with fedkeep generator train, and name its folder: "
             "generator.name=FOLDER, or one for each task: generator.by_task."

@@ -18,6 +18,9 @@ from fedkeep.models import Weights
 
 Scale = Literal["tau2", "none"]
 
+Head = Literal["joint", "sliced"]
+"""Whether the student's softmax runs over all its outputs, or over old outputs and new outputs apart."""
+
 
 @dataclass(frozen=True, eq=False)
 class Distillation(Loss):
@@ -208,8 +211,85 @@ class CachedDistillation(Loss):
         return self.factor * _mean(losses, None if self.log_weights is None else self.log_weights[batch.index])
 
 
+@dataclass(frozen=True, eq=False)
+class SubsetDistillation(Loss):
+    """Distillation from a teacher of some of the classes, to a student whose softmax runs over all its outputs.
+
+    Mean over the batch of -weight * s * sum_c p_c ln q_c. p is the teacher's softmax among the classes ``start`` to
+    ``stop - 1`` and zero elsewhere; q is the student's softmax among all outputs. So a student that has the teacher's
+    distribution inside the subset, and probability outside of it, still has a gradient, which lowers the other outputs.
+
+    Attributes
+    ----------
+    teacher : Weights
+        The frozen model; empty once its outputs are cached.
+    start : int
+        The first class that the teacher knows.
+    stop : int
+        One beyond the last class that it knows.
+    weight : float
+        Factor on the loss.
+    tau : float
+        The softmax temperature of teacher and student.
+    scale : {"tau2", "none"}
+        Whether s is tau squared, or 1.
+    dataset : int
+        The number of the data set that the loss reads.
+    probabilities : Tensor or None
+        p on all examples, [n, stop - start]; None before it is cached.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("probabilities",)
+
+    teacher: Weights
+    start: int
+    stop: int
+    weight: float = 1.0
+    tau: float = 1.0
+    scale: Scale = "none"
+    dataset: int = 0
+    probabilities: Tensor | None = None
+
+    @classmethod
+    def from_logits(
+        cls, logits: Tensor, start: int, weight: float, tau: float, scale: Scale, *, dataset: int = 0
+    ) -> SubsetDistillation:
+        """Return the loss for a teacher whose logits on all examples, [n, its classes], are known already."""
+        probabilities = _probabilities(logits, tau)
+        return cls({}, start, start + logits.shape[-1], weight, tau, scale, dataset, probabilities)
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[self.dataset]
+        if self.probabilities is None:
+            logits = model.teacher_logits(self.teacher, batch)[..., self.start : self.stop]
+            target = _probabilities(logits, self.tau)
+        else:
+            target = self.probabilities[batch.index]
+        student = (upcast(model.logits(batch)) / self.tau).log_softmax(-1)[..., self.start : self.stop]
+        factor = self.weight * (self.tau**2 if self.scale == "tau2" else 1.0)
+        return -factor * (target * student).sum(-1).mean()
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        if dataset != self.dataset or self.probabilities is not None:
+            return self
+        logits = outputs(self.teacher)[..., self.start : self.stop]
+        return replace(self, teacher={}, probabilities=_probabilities(logits, self.tau))
+
+
+def _probabilities(logits: Tensor, tau: float) -> Tensor:
+    return (upcast(logits.detach()) / tau).softmax(-1)
+
+
 def soft_label_loss(
-    logits: Tensor, data: Data, tau: float, weight: float = 1.0, *, start: int = 0, dataset: int = 0
+    logits: Tensor,
+    data: Data,
+    tau: float,
+    weight: float = 1.0,
+    *,
+    start: int = 0,
+    dataset: int = 0,
+    scale: Scale = "none",
+    num_outputs: int = 0,
 ) -> Loss:
     """Return weight * the mean cross-entropy with softmax(logits / tau), among the classes that the logits are of.
 
@@ -223,26 +303,33 @@ def soft_label_loss(
     data : Data
         The data set.
     tau : float
-        The softmax temperature, of the student too; there is no tau^2.
+        The softmax temperature, of the student too.
     weight : float
         Factor on the cross-entropy.
     start : int
         The first class.
     dataset : int
         The number of the data set.
+    scale : {"tau2", "none"}
+        Whether the loss is multiplied by tau squared.
+    num_outputs : int
+        How many outputs the student has, if its softmax shall run over all of them; 0 if it shall run over those alone
+        that the logits are of.
 
     Returns
     -------
     Loss
-        `ZERO_LOSS` if there is one class only.
+        `ZERO_LOSS` if there is one class only and no other output competes with it.
     """
+    stop = start + logits.shape[1]
+    if num_outputs > logits.shape[1]:
+        return SubsetDistillation.from_logits(logits, start, weight, tau, scale, dataset=dataset)
     if logits.shape[1] == 1:
         return ZERO_LOSS
-    stop = start + logits.shape[1]
     # The full divergence does not depend on labels, but the kernel needs the same ones here and in training.
     labels = (data["label"] - start).clamp(0, stop - start - 1)
     term = CachedDistillation.from_logits(
-        logits.unsqueeze(0), labels, FullKL(weight), tau, "none", dataset=dataset, teacher_entropy=False
+        logits.unsqueeze(0), labels, FullKL(weight), tau, scale, dataset=dataset, teacher_entropy=False
     )
     return ClassSubset(term, start, stop, any_label=True)
 

@@ -26,7 +26,7 @@ from fedkeep.interface.pytree import (
     tree_signature,
     tree_tensors,
 )
-from fedkeep.losses import NOTHING, CrossEntropy, Loss
+from fedkeep.losses import ZERO_LOSS, CrossEntropy, Loss
 
 
 @dataclass
@@ -83,7 +83,7 @@ def test_what_is_no_value_is_named_with_its_place(value: Any, path: str) -> None
         ("", 0),
         ([], 0),
         ({}, 0),
-        (NOTHING, 0),
+        (ZERO_LOSS, 0),
         (CrossEntropy(), 16),
         (torch.zeros(3, 4), 48),
         (torch.zeros(3, dtype=torch.uint8), 3),

@@ -24,6 +24,7 @@ from fedkeep.losses import (
     PrototypeCrossEntropy,
     QuadraticPenalty,
     Scaled,
+    SubsetDistillation,
 )
 
 STUDENT, TEACHER, OLD = model(10, 4, 5, seed=1), model(10, 4, 3, seed=2), 3
@@ -34,6 +35,7 @@ TERMS: dict[str, Loss] = {
     "tsd glfc": TSD(TEACHER, OLD, "glfc"),
     "glfc": CompensatedCrossEntropy(4),
     "distillation of old classes": ClassSubset(Distillation((TEACHER,), FullKL(1.0), tau=2.0), 0, OLD, any_label=True),
+    "old classes among all": SubsetDistillation(TEACHER, 0, OLD, 0.5, tau=2.0, scale="tau2"),
     "one old class": ClassSubset(Distillation((TEACHER,), FullKL(1.0)), 0, 1, any_label=True) + CrossEntropy(),
     "new classes": Scaled(0.5, ClassSubset(CrossEntropy(), OLD)),
     "prototypes": PrototypeCrossEntropy(noise(10, 4), torch.arange(10) % 5),
