@@ -28,7 +28,7 @@ class Roster(Federation):
     def clients(self) -> Sequence[str]:
         return tuple(self.sizes)
 
-    def size(self, client: str) -> int:
+    def num_examples(self, client: str) -> int:
         return self.sizes[client][self.task - 1]
 
     def size_so_far(self, client: str) -> int:
@@ -76,7 +76,7 @@ class OwnData(Federation):
     def data(self, client: str) -> Data:
         return self.examples[self.task - 1]
 
-    def size(self, client: str) -> int:
+    def num_examples(self, client: str) -> int:
         return len(self.data(client)["label"])
 
     def to(self, device: torch.device | str) -> OwnData:
