@@ -123,7 +123,7 @@ def _only(kind: str, names: Sequence[str], usual: tuple[str, ...], features: Map
 def number_values(
     splits: Sequence[Any], wheres: Sequence[str], column: str
 ) -> tuple[list[Tensor], tuple[str, ...], int]:
-    """Number a column's values 0, 1, ... over all splits together.
+    """Replace a column's values by numbers 0, 1, ..., the same ones in all splits.
 
     Values that a ClassLabel feature declares keep their order and lose those that do not occur; others are sorted.
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from small_sources import encoded, image, own_folders, parquet, pyarrow, write, write_femnist, write_mnist
 
+from fedkeep.data import DataSet
 from fedkeep.data.catalog import CATALOG, known_datasets
 from fedkeep.data.loading import load
 from fedkeep.errors import DataError, MissingExtra
@@ -72,6 +73,29 @@ def test_any_hub_id_below_the_data_folder_in_shards(tmp_path: Path) -> None:
     assert dataset.shape == (3, 4, 4)  # greyscale test images were converted
     assert dataset.test["image"][0, :, 0, 0].tolist() == [5, 5, 5]
     assert "'validation' is the test set" in dataset.note
+
+
+def test_folders_may_have_any_name_and_files_may_be_links(tmp_path: Path) -> None:
+    """A copy of a Hub repository in the Hub's own cache is made of links."""
+    place = write_mnist(tmp_path / "store")
+    folder = tmp_path / "a [b] * {c}"
+    folder.mkdir()
+    for split in ("train", "test"):
+        (folder / f"{split}.parquet").symlink_to(place / f"{split}.parquet")
+    assert (
+        load(str(folder)).train["image"].tolist() == load("mnist", data_dir=tmp_path / "store").train["image"].tolist()
+    )
+
+
+def test_shards_with_other_columns_or_broken_are_refused(tmp_path: Path) -> None:
+    classes = {"label": ["a", "b"]}
+    write(tmp_path / "train-0.parquet", {"image": [image(i) for i in range(4)], "label": [0, 1, 0, 1]}, classes)
+    write(tmp_path / "train-1.parquet", {"picture": [image(i) for i in range(4)], "label": [0, 1, 0, 1]}, classes)
+    with pytest.raises(DataError, match=r"\(split 'train'\): the column 'label' cannot be read"):
+        load(str(tmp_path))
+    (tmp_path / "train-1.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match="Copy the data again"):
+        load(str(tmp_path))
 
 
 def test_plain_parquet_without_metadata(tmp_path: Path) -> None:
@@ -169,6 +193,19 @@ def test_folder_mixing_grey_and_colour_becomes_colour(tmp_path: Path) -> None:
     grey, colour = (dataset.train["image"][dataset.train["label"] == label] for label in (0, 1))
     assert torch.equal(grey[:, 0], grey[:, 2])
     assert int(colour[:, 2].min()) == 255
+
+
+def test_classes_come_in_the_order_of_their_names_also_where_one_begins_like_another(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat-2": 5, "cat": 5})  # as paths, "cat-2/" sorts before "cat/"
+    dataset = load(str(tmp_path))
+    assert dataset.label_names == ("cat", "cat-2")
+    assert dataset.train["image"][:, 0, 0, 0].tolist() == [
+        v for v in (*range(40, 45), *range(5)) if v in pixels(dataset)
+    ]
+
+
+def pixels(dataset: DataSet) -> list[int]:
+    return [int(value) for value in dataset.train["image"][:, 0, 0, 0]]
 
 
 def test_folder_with_mixed_sizes_or_nothing(tmp_path: Path) -> None:
