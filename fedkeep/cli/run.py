@@ -84,11 +84,10 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
 
 def machine_of(options: Namespace) -> Machine:
     return Machine(
-        # A resumed run keeps the device, the threads, the stacks and the graphs that it began with.
+        # A resumed run keeps the device, the threads and the stacks that it began with.
         device=getattr(options, "device", "cpu"),
         threads=getattr(options, "threads", 1),
         stack=getattr(options, "stack", 0),
-        graphs=getattr(options, "graphs", False),
         workers=options.workers,
         data_dir=options.data_dir,
         allow_code=options.allow_code,

@@ -13,11 +13,9 @@ from fedkeep import seeds
 from fedkeep.data import Augmentation, Federation
 from fedkeep.engine.cohort import LocalCohort
 from fedkeep.engine.evaluation import Counts, count, tally
-from fedkeep.engine.graphs import Graphs
 from fedkeep.engine.networks import Factory, Networks, checked_batches
 from fedkeep.engine.perform import Here, Performer
 from fedkeep.engine.plan import Plan
-from fedkeep.engine.recording import CudaRecorder, checked_graphs
 from fedkeep.engine.round import RoundInFlight, TooFewClients
 from fedkeep.engine.serving import Served, round_mean
 from fedkeep.engine.toolbox import LocalServer
@@ -27,7 +25,7 @@ from fedkeep.fusion.mean import moved
 from fedkeep.interface import Algorithm, NoState, Training
 from fedkeep.interface.algorithm import knows_tasks, state_types
 from fedkeep.interface.values import copied
-from fedkeep.models import Network, Weights
+from fedkeep.models import Weights
 
 Lose = Callable[[int, str, str], str | None]
 """Decides on demand whether a call fails: (round, client, step) to the reason, or None."""
@@ -51,7 +49,6 @@ class Embedded:
         of the first; later on, ``federation`` is that of the task that is played.
     factory : builds the network, with PyTorch's default initial weights and the classes of the first task.
     own : clients whose network is another than the server's, and what builds it; one object for all that share one.
-    graphs : whether a GPU replays local steps as CUDA graphs (see `fedkeep.engine.graphs`).
     load_generator : gives a task's frozen generator of images; called often, so it should remember.
     seed : of everything random (see `fedkeep.seeds`).
     device : where networks and data live.
@@ -73,7 +70,6 @@ class Embedded:
     through_codec: bool = False
     own: Mapping[str, Factory] = field(default_factory=dict)
     load_generator: LoadGenerator = no_generator
-    graphs: bool = False
 
     def __post_init__(self) -> None:
         dataset = self.federation.dataset
@@ -100,8 +96,6 @@ class Embedded:
             checked_batches(place.networks.trained, self.training)
         if self.stack < 1:
             raise ConfigError(f"a stack holds at least one client, not {self.stack}. Set stack=1 for none.")
-        if self.graphs:
-            self._record_steps()
         server_state, self.client_state = state_types(type(self.algorithm))
         clients = len(self.federation.clients)
         self.server = LocalServer(
@@ -114,14 +108,6 @@ class Embedded:
         self.finished = 0  # rounds, over all tasks
         self.graduates: Weights = self.server.model  # the mean of the last round that was not undone
         self.average: Weights = {}  # its moving average, if that is served; empty before the first
-
-    def _record_steps(self) -> None:
-        checked_graphs(self.device)
-        for networks in (place.networks for place in self.places):
-            if not isinstance(networks.trained, Network):  # it may keep anything between calls
-                kind = type(networks.trained).__name__
-                raise ConfigError(f"steps of {kind} are not recorded, only those of FedKeep's models. Omit --graphs.")
-            networks.graphs = Graphs(networks, CudaRecorder(self.device))
 
     @property
     def rounds(self) -> int:

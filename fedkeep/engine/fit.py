@@ -183,8 +183,7 @@ class Learner:
 
     Parameters
     ----------
-    weights : what is trained, by name. forward : runs the network with them.
-    lr : the learning rate; a tensor where it is to change later.
+    weights : what is trained, by name. forward : runs the network with them. lr : the learning rate.
 
     Attributes
     ----------
@@ -197,7 +196,7 @@ class Learner:
         weights: Mapping[str, Tensor],
         forward: Callable[[Tensor], Tensor],
         training: Training,
-        lr: float | Tensor,
+        lr: float,
     ) -> None:
         self.networks = networks
         self.weights = weights
@@ -231,7 +230,7 @@ class Learner:
                 fused=True,
                 weight_decay=training.weight_decay,
                 momentum=training.momentum,
-                lr=self.lr,  # type: ignore[arg-type]  # a tensor too, as in torch.optim.SGD
+                lr=self.lr,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,
@@ -277,8 +276,6 @@ def _learner(
         return Learner(networks, weights, forward, training, training.lr_at(assignment.round)), left
     load_into(network, assignment.model)
     left = partial(weights_of, network)
-    if networks.graphs is not None and assignment.watch is None:
-        return networks.graphs.learner(assignment, training), left
     weights = dict(network.named_parameters())
     return Learner(networks, weights, network, training, training.lr_at(assignment.round)), left
 

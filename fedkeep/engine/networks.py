@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,6 @@ from fedkeep.models.heads import WEIGHT, grown, widened
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import weights_of
 from fedkeep.objectives.decoupled import raised
-
-if TYPE_CHECKING:
-    from fedkeep.engine.graphs import Graphs
 
 Factory = Callable[[], nn.Module]
 BATCH = 1024  # rows per forward pass without gradient; larger ones fall out of the cache of small machines
@@ -51,7 +47,6 @@ class Networks:
     Attributes
     ----------
     extractor : reads images in place of a network that is frozen but for its classifier; None for all others.
-    graphs : the recorded steps of the trained network, on a GPU that is to replay them; None to take each anew.
     """
 
     def __init__(self, factory: Factory, seed: int, device: torch.device, rows: int = 1) -> None:
@@ -80,7 +75,6 @@ class Networks:
         self.layout = torch.channels_last if last else torch.contiguous_format
         self.trained = built.to(memory_format=self.layout) if last else built  # type: ignore[call-overload]
         self.at_once = CONVOLVED if convolutions and device.type == "cpu" else BATCH
-        self.graphs: Graphs | None = None
         self.read: Tensor | None = None  # what the classifier in training was last given
         classifier = getattr(built, "classifier", None)
         if isinstance(classifier, nn.Linear):

@@ -85,7 +85,7 @@ def play_all(jobs: Sequence[Job], machine: Machine, on_progress: OnProgress | No
 
     Parameters
     ----------
-    machine : its device, threads, stacks and graphs give way to those that a run began with.
+    machine : its device, threads and stacks give way to those that a run began with.
     again : the command that continues, for the error after a failure.
     """
     workers = machine.workers or (os.cpu_count() or 1 if machine.device == "cpu" else 1)
@@ -101,12 +101,11 @@ def play_all(jobs: Sequence[Job], machine: Machine, on_progress: OnProgress | No
 
 
 def as_begun(folder: Path, machine: Machine) -> Machine:
-    """Return the machine with what results depend on as a run began with it: device, threads, stacks and graphs."""
+    """Return the machine with what results depend on as a run began with it: device, threads and stacks."""
     try:
         info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         stack = int(info.get("stack", 1))  # runs of versions without stacks did not name them
-        graphs = bool(info.get("graphs", False))
-        return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack, graphs=graphs)
+        return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error
 
@@ -128,9 +127,7 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
         tell(Progress(job.name, engine.finished, recipe.rounds, last, _images(description, last), word))
 
     with pinned_threads(machine.threads):
-        engine = engine_for(
-            recipe, job.method, job.seed, federation, machine.device, machine.data_dir, graphs=machine.graphs
-        )
+        engine = engine_for(recipe, job.method, job.seed, federation, machine.device, machine.data_dir)
         count = useful(job.method.algorithm, recipe.run.cohort, spare if machine.device == "cpu" else 0)
         helpers = Helpers(engine, job.folder, job.method.label, job.seed, machine, count)
 
@@ -154,8 +151,7 @@ def _stack(job: Job, engine: Embedded, machine: Machine, workers: int) -> int:
     except (KeyError, TypeError):
         if job.method.algorithm.schedule != "parallel":
             return 1  # nobody trains beside another, and helpers work ahead only where there are no groups
-        # The trial's batches of many lengths would be timed while they are recorded.
-        return machine.stack or (1 if machine.graphs else choose_stack(engine, workers))
+        return machine.stack or choose_stack(engine, workers)
 
 
 def _spread(jobs: Sequence[Job], machine: Machine, workers: int, tell: OnProgress, again: str, spare: int) -> None:

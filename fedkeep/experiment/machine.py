@@ -33,7 +33,7 @@ OnProgress = Callable[[Progress], None]
 class Machine(Options):
     """Where and how a recipe is carried out.
 
-    On the same device it changes no result, but for the rounding of stacks and graphs.
+    On the same device it changes no result, but for the rounding of stacks.
 
     Attributes
     ----------
@@ -45,9 +45,6 @@ class Machine(Options):
         script that asks for more than one must guard what it runs with ``if __name__ == "__main__":``, since each
         process imports it again.
     data_dir : folder of local data sets. allow_code : let the recipe import a model by name.
-    graphs : whether a GPU replays local steps as CUDA graphs, which may change rounding, after a resume too; kept by a
-        resume. Clients are then trained one after another unless ``stack`` says otherwise, and trainings that a method
-        watches or composes are not recorded.
     use : files and modules with methods of the user's own, imported first.
 
     Raises
@@ -63,7 +60,6 @@ class Machine(Options):
     data_dir: str | None = option(None, "folder of local data sets")
     allow_code: bool = option(False, "let the recipe import a model")
     use: tuple[str, ...] = option((), "files and modules with methods")
-    graphs: bool = option(False, "replay a GPU's local steps as CUDA graphs")
 
     def __post_init__(self) -> None:
         if isinstance(self.data_dir, Path):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from fedkeep import seeds
 from fedkeep.engine.networks import checked_batches
-from fedkeep.engine.recording import checked_graphs
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.cells import Job, as_begun, play_all
 from fedkeep.experiment.folders import cell_folder, cell_name, is_finished
@@ -38,9 +37,7 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
     RunError
         If ``out`` exists and holds something.
     """
-    device = checked_device(machine.device)
-    if machine.graphs:
-        checked_graphs(device)
+    checked_device(machine.device)
     for seed in recipe.seeds:  # what cannot be carried out shows before any training
         federation = federate(recipe, seed, machine.data_dir)
         checked_cohort(recipe, federation)
@@ -70,7 +67,6 @@ def lay_out(recipe: Recipe, out: str | Path | None, machine: Machine, command: S
         "device": machine.device,
         "threads": machine.threads,
         "stack": machine.stack,
-        "graphs": machine.graphs,
         "title": recipe.title,
         "recipe": recipe.name,
         "git": revision(),
@@ -92,7 +88,7 @@ def carry_out(
 ) -> None:
     """Play all cells of a run folder that are not finished, each from its checkpoint.
 
-    Safe to call again after a kill. Device, threads, stacks and graphs are those that the run began with: results
+    Safe to call again after a kill. Device, threads and stacks are those that the run began with: results
     depend on them. With ``recipe``, the one that the folder was begun with, nothing needs to be found again by name in
     this process.
     """

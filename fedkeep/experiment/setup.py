@@ -116,8 +116,6 @@ def engine_for(
     federation: Federation,
     device: str = "cpu",
     data_dir: str | Path | None = None,
-    *,
-    graphs: bool = False,
 ) -> Embedded:
     """Return the embedded engine of one method with one seed, at round 0; in ``data_dir`` its generator may be."""
     dataset = federation.dataset
@@ -139,7 +137,6 @@ def engine_for(
         augmentation=recipe.augmentation,
         seed=seed,
         device=checked_device(device),
-        graphs=graphs,
         load_generator=lambda task: load_generator(recipe.generator.of(task)),
         own=own_factories(recipe, federation, data_dir),
     )

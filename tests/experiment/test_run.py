@@ -28,7 +28,7 @@ from fedkeep.experiment import cells, plugins, provenance
 from fedkeep.experiment import run as module
 from fedkeep.experiment.machine import Progress
 from fedkeep.experiment.reading import load_recipe
-from fedkeep.experiment.run import Machine, begin, carry_out, lay_out
+from fedkeep.experiment.run import Machine, begin, carry_out
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 ONE = Machine(workers=1)
@@ -529,15 +529,6 @@ def test_a_sequence_has_no_stacks_whatever_is_asked(tmp_path: Path) -> None:
     fedkeep.run(recipe, out=tmp_path / "run", machine=Machine(stack=2))
     cells_of = {name: tmp_path / "run" / "cells" / f"{name}-seed0" / "cell.json" for name in ("fedavg", "fedseq")}
     assert {n: json.loads(path.read_text())["stack"] for n, path in cells_of.items()} == {"fedavg": 2, "fedseq": 1}
-
-
-def test_graphs_are_refused_where_there_is_no_gpu_and_kept_by_a_resume(tmp_path: Path) -> None:
-    recipe = load_recipe(tiny.write_recipe(tmp_path))
-    with pytest.raises(ConfigError, match="graphs need a GPU"):
-        begin(recipe, tmp_path / "run", Machine(graphs=True))
-    assert not (tmp_path / "run").exists()
-    folder = lay_out(recipe, tmp_path / "run", Machine(graphs=True))
-    assert cells.as_begun(folder, Machine()).graphs
 
 
 def test_runs_of_versions_without_stacks_go_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
