@@ -160,9 +160,7 @@ def test_a_recipe_changed_in_python_is_checked_as_one_that_was_read(load: Any) -
     assert replace(recipe, seeds=[2, 1]).seeds == (2, 1), "a list will do"
 
 
-@pytest.mark.parametrize(
-    "options", [{"workers": -1}, {"stack": -1}, {"threads": 0}, {"device": 3}, {"use": [3]}]
-)
+@pytest.mark.parametrize("options", [{"workers": -1}, {"stack": -1}, {"threads": 0}, {"device": 3}, {"use": [3]}])
 def test_a_machine_that_cannot_be(options: Any) -> None:
     with pytest.raises(ConfigError, match=rf"Machine\.{next(iter(options))} must be"):
         Machine(**options)
