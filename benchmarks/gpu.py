@@ -15,9 +15,9 @@ import torch
 from engine_overhead import measure, ratio
 from telling import arguments, beginning
 
-from fedkeep.engine.embedded import Embedded
+from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.reading import load_recipe
-from fedkeep.experiment.setup import engine_for, federate
+from fedkeep.simulation.simulation import Simulation
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--data-dir")
     options = parser.parse_args()
     engines = engines_of(options)
-    seconds = measure({label: engine.advance for label, engine in engines.items()}, options.rounds)
+    seconds = measure({label: engine.run_round for label, engine in engines.items()}, options.rounds)
     where = "no GPU" if options.device == "cpu" else torch.cuda.get_device_name(options.device)
     lines = [
         *beginning("On a GPU", f"gpu.py --rounds {options.rounds}", f"{options.recipe}.", where=where),
@@ -44,14 +44,14 @@ def main() -> None:
     Path(__file__).with_suffix(".md").write_text(text)
 
 
-def engines_of(options: argparse.Namespace) -> dict[str, Embedded]:
+def engines_of(options: argparse.Namespace) -> dict[str, Simulation]:
     """Return what is measured, by label."""
     settings = [f"run.rounds={options.rounds + 10}", "run.evaluate_every=1000000"]
     recipe = load_recipe(options.recipe, settings=settings)
-    federation = federate(recipe, 0, options.data_dir)
+    federation = build_federation(recipe, 0, options.data_dir)
     methods = {method.algorithm.name(): method for method in recipe.methods}
     return {
-        label: engine_for(recipe, methods[name], 0, federation, options.device, options.data_dir)
+        label: build_simulation(recipe, methods[name], 0, federation, options.device, options.data_dir)
         for name, label in {"fedseq": "FedSeq", "sfedkd": "SFedKD"}.items()
     }
 

@@ -11,7 +11,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.changes import SECTIONS
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe, with_methods
-from fedkeep.experiment.run import Machine, OnProgress, Progress, begin, carry_out
+from fedkeep.experiment.run import Machine, OnProgress, Progress, execute_run, prepare_run
 from fedkeep.interface import Algorithm
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.run_folder import Run
@@ -60,14 +60,14 @@ def run(
     if methods is not None:
         recipe = with_methods(recipe, methods)
     machine = machine or Machine(workers=1)
-    folder = begin(recipe, out, machine, ["fedkeep.run", recipe.name])
-    carry_out(folder, machine, _of_rounds(on_progress), recipe)
+    folder = prepare_run(recipe, out, machine, ["fedkeep.run", recipe.name])
+    execute_run(folder, machine, _of_rounds(on_progress), recipe)
     return finish(folder)
 
 
 def resume(folder: str | Path, *, machine: Machine | None = None, on_progress: OnProgress | None = None) -> Run:
     """Continue a run that was stopped, to the same result as if it had not been, and return it."""
-    carry_out(Path(folder), machine or Machine(workers=1), _of_rounds(on_progress))
+    execute_run(Path(folder), machine or Machine(workers=1), _of_rounds(on_progress))
     return finish(folder)
 
 

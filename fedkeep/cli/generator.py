@@ -22,9 +22,8 @@ from fedkeep import seeds
 from fedkeep.cli.counter import Counter
 from fedkeep.cli.settings import read_settings
 from fedkeep.data import Data, DataSet
-from fedkeep.engine.classifier import train_classifier
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
-from fedkeep.experiment.setup import checked_device
+from fedkeep.experiment.build import check_device
 from fedkeep.files import write_whole
 from fedkeep.interface import Training
 from fedkeep.models import architecture
@@ -41,6 +40,7 @@ from fedkeep.synthesis.diffusion.prototypes import Inversion, check_held, invert
 from fedkeep.synthesis.diffusion.store import ImageStore
 from fedkeep.synthesis.diffusion.training import GeneratorTraining, train_generator
 from fedkeep.synthesis.diffusion.unet import UNet
+from fedkeep.training.classifier import train_classifier
 
 JUDGE = Training(batch_size=64, lr=0.02, momentum=0.9)
 JUDGE_STEPS = 2000  # as many for every classifier of the gate, however many images it has
@@ -53,7 +53,7 @@ def train(options: Namespace, console: Console) -> int:
         raise ConfigError(
             f"there is no regime {options.regime!r}.{did_you_mean(options.regime, map(str, get_args(Regime)))}"
         )
-    device = checked_device(options.device)
+    device = check_device(options.device)
     given = read_settings(options.settings, {"unet": UNet, "noise": Noise, "training": GeneratorTraining})
     settings = cast(GeneratorTraining, given["training"])
     learned = material(options.data, options.regime, options.data_dir)
@@ -173,7 +173,7 @@ def _work(options: Namespace, console: Console) -> _Work:
     given = read_settings(
         options.settings, {"sampler": Sampler, "prototypes": Inversion}, {"prototypes": {"steps": 250}}
     )
-    generator = load_generator(options.folder, checked_device(options.device))
+    generator = load_generator(options.folder, check_device(options.device))
     card = generator.card
     _say_regime(console, card.regime)
     sampler, prototypes = cast(Sampler, given["sampler"]), generator.rows()

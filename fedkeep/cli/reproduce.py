@@ -19,10 +19,10 @@ from fedkeep.cli.progress import Display
 from fedkeep.cli.run import machine_of
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
-from fedkeep.experiment.cells import Job, play_all
 from fedkeep.experiment.estimate import NotEstimated, estimate
-from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.plugins import use
+from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.trial_runner import Trial, run_trials
 from fedkeep.files import write_whole
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.comparison import Reproduction, read
@@ -74,7 +74,7 @@ def _resume(options: Namespace, table: plan.Table, folder: Path, machine: Machin
 
 
 def _play(
-    jobs: Sequence[Job], options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console
+    jobs: Sequence[Trial], options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console
 ) -> int:
     again = _again(options)
     cells = "1 cell" if len(jobs) == 1 else f"{len(jobs)} cells"
@@ -83,7 +83,7 @@ def _play(
         display = None if options.quiet else Display(console, {job.name: job.recipe.rounds for job in jobs})
         try:
             with display or nullcontext():
-                play_all(jobs, machine, display, again)
+                run_trials(jobs, machine, display, again)
         except KeyboardInterrupt:
             console.print(
                 f"\nstopped; the last finished rounds are saved. Continue with: {again}", markup=False, soft_wrap=True
@@ -164,10 +164,10 @@ def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -
 
 
 def _is_done(column: plan.Column, label: str, seed: int) -> bool:
-    from fedkeep.experiment.folders import cell_folder, is_finished
+    from fedkeep.experiment.paths import is_finished, trial_folder
 
     method = next(method for method in column.recipe.methods if method.label == label)
-    return is_finished(cell_folder(column.folder, method, seed))
+    return is_finished(trial_folder(column.folder, method, seed))
 
 
 def duration(seconds: float) -> str:

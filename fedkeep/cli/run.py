@@ -11,11 +11,11 @@ from pathlib import Path
 from rich.console import Console
 
 from fedkeep.cli.progress import Display
-from fedkeep.experiment.folders import cell_name
+from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.run import Machine, begin, carry_out, pending_cells, resume_command
+from fedkeep.experiment.run import Machine, execute_run, pending_trials, prepare_run, resume_command
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.profile import profile_table, step_table
 from fedkeep.reporting.rows import summary
@@ -27,7 +27,7 @@ def run(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     use(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
-    folder = begin(recipe, options.out, machine, ["fedkeep", *sys.argv[1:]])
+    folder = prepare_run(recipe, options.out, machine, ["fedkeep", *sys.argv[1:]])
     console.print(recipe.title, style="bold", highlight=False, markup=False)
     console.print(_what(recipe), highlight=False, markup=False)
     console.print(f"run folder: {folder}", highlight=False, markup=False, soft_wrap=True)
@@ -42,16 +42,16 @@ def resume(options: Namespace, console: Console) -> int:
     if (folder / "recipe.toml").is_file():
         recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
         return _carry_out(folder, recipe, machine, console, quiet=options.quiet, profile=options.profile)
-    carry_out(folder, machine)  # says what is wrong with the folder
+    execute_run(folder, machine)  # says what is wrong with the folder
     return 1
 
 
 def _carry_out(folder: Path, recipe: Recipe, machine: Machine, console: Console, *, quiet: bool, profile: bool) -> int:
-    cells = {cell_name(method, seed): recipe.rounds for method, seed in pending_cells(folder, recipe)}
+    cells = {trial_name(method, seed): recipe.rounds for method, seed in pending_trials(folder, recipe)}
     display = None if quiet else Display(console, cells)
     try:
         with display or nullcontext():
-            carry_out(folder, machine, display)
+            execute_run(folder, machine, display)
     except KeyboardInterrupt:
         console.print(
             f"\nstopped; the last finished rounds are saved. Continue with: {resume_command(folder, machine)}",

@@ -9,13 +9,13 @@ import torch
 
 from fedkeep.data import Data, Federation, Tasks
 from fedkeep.data.partition import Partition
-from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import FedKeepError
-from fedkeep.experiment.cells import pinned_threads
-from fedkeep.experiment.machine import Machine
+from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.setup import engine_for, federate
+from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.trial_runner import pinned_threads
 from fedkeep.interface.values import payload
+from fedkeep.simulation.simulation import Simulation
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 BASE = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
@@ -54,7 +54,7 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
 
 
 def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
-    federation = federate(recipe, recipe.seeds[0], machine.data_dir)
+    federation = build_federation(recipe, recipe.seeds[0], machine.data_dir)
     tasks = [federation.at(task) for task in range(1, federation.tasks + 1)]
     held = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
     visited = recipe.run.cohort * held  # examples of a round, once
@@ -70,34 +70,34 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
         cohort=len(small.clients),
         min_clients=1,
         evaluate_every=3,
-        evaluate_visits=False,
+        evaluate_local_models=False,
         served=("last",),
     )
     shortest = replace(recipe.training, epochs=1)
     # A method that draws from a generator is not estimated, and none is left without tasks.
     brief = replace(recipe, methods=(method,), run=plan, tasks=Tasks(), training=shortest, generator=GeneratorChoice())
-    engine = engine_for(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
-    engine.advance()
-    finished = engine.advance()
+    engine = build_simulation(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
+    engine.run_round()
+    finished = engine.run_round()
     training = finished.timings["train"] * more
     teaching = finished.timings["teachers"] / shown * visited
     images = sum(len(task.dataset.test["label"]) for task in tasks) / len(tasks)
     evaluations = len(recipe.run.served) / recipe.run.evaluate_every
-    if recipe.run.evaluate_visits:
+    if recipe.run.evaluate_local_models:
         evaluations += recipe.run.cohort / recipe.run.evaluate_every
     evaluating = _evaluation(engine, min(int(images), 256)) * images * evaluations
     return Estimate(recipe.rounds * (training + teaching + evaluating), _memory(engine, federation, recipe))
 
 
-def _evaluation(engine: Embedded, images: int) -> float:
+def _evaluation(engine: Simulation, images: int) -> float:
     """Return the seconds that evaluating one image takes."""
     test = engine.federation.dataset.test["image"][:images]
     began = time.perf_counter()
-    engine.place.networks.logits(engine.server.model, engine.place.normalise(test))
+    engine.context.runner.logits(engine.server.model, engine.context.normalise(test))
     return (time.perf_counter() - began) / images
 
 
-def _memory(engine: Embedded, federation: Federation, recipe: Recipe) -> float:
+def _memory(engine: Simulation, federation: Federation, recipe: Recipe) -> float:
     """Return bytes: data, networks, what a round's clients send, and what server and clients keep."""
     data = sum(
         column.nbytes for split in (federation.dataset.train, federation.dataset.test) for column in split.values()

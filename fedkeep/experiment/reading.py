@@ -11,7 +11,6 @@ from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import schemes
 from fedkeep.data.public import Public
-from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, did_you_mean, nearest
 from fedkeep.experiment.catalogue import ROOT, paper_tables, recipe_names
 from fedkeep.experiment.changes import SECTIONS, apply, merged
@@ -20,11 +19,12 @@ from fedkeep.experiment.networks import read_client_models, read_model
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.interface import Training, algorithm, algorithms
 from fedkeep.options import Options, build
+from fedkeep.simulation.schedule import Schedule
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 OPTIONS: Mapping[str, type[Options]] = {
     "training": Training,
-    "run": Plan,
+    "run": Schedule,
     "augmentation": Augmentation,
     "auxiliary": Auxiliary,
     "public": Public,

@@ -14,13 +14,13 @@ from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import Scheme
 from fedkeep.data.public import Public
-from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.checks import check
 from fedkeep.experiment.networks import ClientModel, model_table
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
+from fedkeep.simulation.schedule import Schedule
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 LONGEST = 200
@@ -73,7 +73,7 @@ class Recipe:
     partition: Scheme
     model: Architecture
     training: Training
-    run: Plan
+    run: Schedule
     methods: tuple[Method, ...]
     seeds: tuple[int, ...] = (0,)
     augmentation: Augmentation = field(default_factory=Augmentation)

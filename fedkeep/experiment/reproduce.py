@@ -15,13 +15,13 @@ from filelock import FileLock
 
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.catalogue import paper_tables
-from fedkeep.experiment.cells import Job
 from fedkeep.experiment.changes import SECTIONS
-from fedkeep.experiment.folders import cell_name
-from fedkeep.experiment.machine import Machine
+from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.reading import load_recipe, printed
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.run import begin, pending_cells
+from fedkeep.experiment.run import pending_trials, prepare_run
+from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.trial_runner import Trial
 from fedkeep.files import write_whole
 from fedkeep.options import as_table
 
@@ -171,7 +171,7 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Co
 def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column:
     asked = {(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds}
     if not (column.folder / "run.json").exists():
-        begin(column.recipe, column.folder, machine, command)
+        prepare_run(column.recipe, column.folder, machine, command)
         _ask(column.folder, asked)
         return column
     old = load_recipe(str(column.folder / "recipe.toml"), allow_code=machine.allow_code)
@@ -199,21 +199,21 @@ def _differences(old: Recipe, new: Recipe) -> list[str]:
     return found + [m.label for m in new.methods if options.get(m.label, m.algorithm) != m.algorithm]
 
 
-def jobs_of(asked: Column, prepared: Column) -> list[Job]:
+def jobs_of(asked: Column, prepared: Column) -> list[Trial]:
     """Return the cells of a prepared column that were asked for and are not finished."""
     labels = {method.label for method in asked.recipe.methods}
     return _jobs(prepared, {(label, seed) for label in labels for seed in asked.recipe.seeds})
 
 
-def jobs_left(column: Column) -> list[Job]:
+def jobs_left(column: Column) -> list[Trial]:
     """Return the cells of a column that were ever asked for and are not finished."""
     return _jobs(column, _asked(column.folder))
 
 
-def _jobs(column: Column, wanted: set[tuple[str, int]]) -> list[Job]:
+def _jobs(column: Column, wanted: set[tuple[str, int]]) -> list[Trial]:
     return [
-        Job(column.folder, column.recipe, method, seed, f"{column.name} {cell_name(method, seed)}")
-        for method, seed in pending_cells(column.folder, column.recipe)
+        Trial(column.folder, column.recipe, method, seed, f"{column.name} {trial_name(method, seed)}")
+        for method, seed in pending_trials(column.folder, column.recipe)
         if (method.label, seed) in wanted
     ]
 

@@ -14,22 +14,31 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedkeep import seeds
-from fedkeep.engine.networks import checked_batches
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.cells import Job, as_begun, play_all
-from fedkeep.experiment.folders import cell_folder, cell_name, is_finished
-from fedkeep.experiment.machine import Machine, OnProgress, Progress
+from fedkeep.experiment.build import build_federation, check_augmentation, check_cohort, check_device, check_generator
 from fedkeep.experiment.networks import located, own_models
+from fedkeep.experiment.paths import is_finished, trial_folder, trial_name
 from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.setup import checked_augmentation, checked_cohort, checked_device, checked_generator, federate
+from fedkeep.experiment.runtime import Machine, OnProgress, Progress
+from fedkeep.experiment.trial_runner import Trial, recorded_machine, run_trials
 from fedkeep.files import write_whole
+from fedkeep.training.model_runner import check_batch_size
 
-__all__ = ["Machine", "OnProgress", "Progress", "begin", "carry_out", "cell_name", "pending_cells", "resume_command"]
+__all__ = [
+    "Machine",
+    "OnProgress",
+    "Progress",
+    "begin",
+    "execute_run",
+    "pending_trials",
+    "resume_command",
+    "trial_name",
+]
 
 
-def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
+def prepare_run(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
     """Make a run folder for a recipe and return its path; nothing is trained yet.
 
     Raises
@@ -37,21 +46,21 @@ def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Seq
     RunError
         If ``out`` exists and holds something.
     """
-    checked_device(machine.device)
+    check_device(machine.device)
     for seed in recipe.seeds:  # what cannot be carried out shows before any training
-        federation = federate(recipe, seed, machine.data_dir)
-        checked_cohort(recipe, federation)
-        checked_augmentation(recipe, federation)
-        checked_generator(recipe, federation, machine.data_dir)
+        federation = build_federation(recipe, seed, machine.data_dir)
+        check_cohort(recipe, federation)
+        check_augmentation(recipe, federation)
+        check_generator(recipe, federation, machine.data_dir)
     for model in {recipe.model, *own_models(recipe.client_models, federation.clients).values()}:
         with seeds.borrowed(0):
             network = located(model, machine.data_dir).build(federation.dataset.shape, federation.seen[0])
-        checked_batches(network, recipe.training)
-    return lay_out(recipe, out, machine, command)
+        check_batch_size(network, recipe.training)
+    return create_run_folder(recipe, out, machine, command)
 
 
-def lay_out(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
-    """Make a run folder for a recipe that was checked, and return its path; raise `RunError` as `begin` does."""
+def create_run_folder(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
+    """Make a run folder for a recipe that was checked, and return its path; raise `RunError` as `prepare_run` does."""
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file. Choose another --out.")
@@ -83,7 +92,7 @@ def _held(folder: Path) -> list[Path]:
     return held if begun else [path for path in held if path.name != "recipe.toml" and path.suffix != ".tmp"]
 
 
-def carry_out(
+def execute_run(
     folder: Path, machine: Machine, on_progress: OnProgress | None = None, recipe: Recipe | None = None
 ) -> None:
     """Play all cells of a run folder that are not finished, each from its checkpoint.
@@ -96,17 +105,17 @@ def carry_out(
         if not (folder / name).is_file():
             raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
     recipe = recipe or load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
-    machine = as_begun(folder, machine)
-    jobs = [Job(folder, recipe, *cell, cell_name(*cell)) for cell in pending_cells(folder, recipe)]
+    machine = recorded_machine(folder, machine)
+    jobs = [Trial(folder, recipe, *cell, trial_name(*cell)) for cell in pending_trials(folder, recipe)]
     fewer = max(1, (machine.workers or os.cpu_count() or 2) // 2)
     again = resume_command(folder, replace(machine, workers=fewer))
-    play_all(jobs, machine, on_progress, again)
+    run_trials(jobs, machine, on_progress, again)
 
 
-def pending_cells(folder: Path, recipe: Recipe) -> list[tuple[Method, int]]:
+def pending_trials(folder: Path, recipe: Recipe) -> list[tuple[Method, int]]:
     """Return the cells of a run, method and seed, that are not finished."""
     cells = [(method, seed) for seed in recipe.seeds for method in recipe.methods]
-    return [cell for cell in cells if not is_finished(cell_folder(folder, *cell))]
+    return [cell for cell in cells if not is_finished(trial_folder(folder, *cell))]
 
 
 def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:

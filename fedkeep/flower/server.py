@@ -17,35 +17,35 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedkeep.engine.cell import CellBusy, play
-from fedkeep.engine.embedded import Finished
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.cells import as_begun, describe_begun, pinned_threads
-from fedkeep.experiment.folders import cell_folder, cell_name
-from fedkeep.experiment.plugins import use
-from fedkeep.experiment.reading import load_recipe, parse_recipe
-from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.run import Machine, lay_out, pending_cells
-from fedkeep.experiment.setup import (
-    checked_device,
-    describe_cell,
-    engine_for,
+from fedkeep.experiment.build import (
+    build_simulation,
+    check_device,
+    describe_trial,
     generator_hash,
     held_by_server,
     load_data,
     without_seen,
 )
+from fedkeep.experiment.paths import trial_folder, trial_name
+from fedkeep.experiment.plugins import use
+from fedkeep.experiment.reading import load_recipe, parse_recipe
+from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.run import Machine, create_run_folder, pending_trials
+from fedkeep.experiment.trial_runner import pinned_threads, recorded_machine, write_description
 from fedkeep.files import write_whole
 from fedkeep.flower.config import RunConfig
+from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.federations import described, roster
 from fedkeep.flower.journal import Journal
 from fedkeep.flower.line import Line, Parcel
 from fedkeep.flower.memory import reference
-from fedkeep.flower.performer import AtSites
 from fedkeep.flower.sites import Sites
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.finish import finish, is_reported
 from fedkeep.reporting.run_folder import Run
+from fedkeep.simulation.simulation import RoundResult
+from fedkeep.simulation.trial import TrialBusy, run_trial
 
 log = logging.getLogger(__name__)
 IN_VAIN = 3  # rounds, all undone from the first on, after which a run stops
@@ -57,12 +57,12 @@ def serve(line: Line, config: RunConfig) -> Run:
     use(filter(None, config.use.split(",")))
     recipe = _recipe(config)
     folder = _folder(recipe, config)
-    threads = as_begun(folder, Machine()).threads
+    threads = recorded_machine(folder, Machine()).threads
     with _logged(folder / "server.log"), pinned_threads(threads):
         log.info("run folder: %s", folder.resolve())
         try:
-            for method, seed in pending_cells(folder, recipe):
-                cell = cell_folder(folder, method, seed)
+            for method, seed in pending_trials(folder, recipe):
+                cell = trial_folder(folder, method, seed)
                 with _alone(cell):
                     _play(line, config, recipe, method, seed, cell)
         except BaseException as error:
@@ -94,23 +94,23 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     else:
         sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
     federation = roster(recipe, seed, dataset, held, known["examples"])
-    engine = engine_for(recipe, method, seed, federation, config.device, config.data_dir or None)
+    engine = build_simulation(recipe, method, seed, federation, config.device, config.data_dir or None)
     engine.client_state = reference(engine.client_state)
     journal = Journal(cell / "journal")
-    engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
-    description = describe_cell(recipe, method, seed, federation, config.data_dir or None)
+    engine.executor = FlowerExecutor(engine, line, sites, journal, introduction, known["run"], config.deadline)
+    description = describe_trial(recipe, method, seed, federation, config.data_dir or None)
     if _rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
         shutil.rmtree(cell / "checkpoint", ignore_errors=True)
-    describe_begun(cell, description)
-    tell = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])
+    write_description(cell, description)
+    tell = _telling(trial_name(method, seed), recipe.rounds, description["test_total"])
 
-    def on_round(finished: Finished) -> None:
+    def on_round(finished: RoundResult) -> None:
         tell(finished)
         if finished.record["undone"]:
             _check_for_success(cell, recipe)
 
     try:
-        play(engine, cell, on_round, checkpoint_share=math.inf)  # a checkpoint after every round
+        run_trial(engine, cell, on_round, checkpoint_share=math.inf)  # a checkpoint after every round
     except Exception:
         journal.remove()  # an answer may have been the cause: sites give theirs again, without training again
         raise
@@ -137,19 +137,19 @@ def _rounds_in_vain(cell: Path) -> int:
 
 @contextmanager
 def _alone(cell: Path) -> Iterator[None]:
-    """Let no other server app play this cell, nor name its run anew."""
+    """Let no other server app run_trial this cell, nor name its run anew."""
     cell.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(cell / ".server.lock", timeout=0):
             yield
     except Timeout:
-        raise CellBusy(f"{cell} is being played by another server app. Wait for it, or end it.") from None
+        raise TrialBusy(f"{cell} is being played by another server app. Wait for it, or end it.") from None
 
 
-def _telling(cell: str, rounds: int, images: Sequence[int]) -> Callable[[Finished], None]:
+def _telling(cell: str, rounds: int, images: Sequence[int]) -> Callable[[RoundResult], None]:
     """Return what tells of each round in the log; ``images`` are the test images of each class."""
 
-    def tell(finished: Finished) -> None:
+    def tell(finished: RoundResult) -> None:
         record = finished.record
         hits = ""
         if "correct" in record:
@@ -178,13 +178,15 @@ def _recipe(config: RunConfig) -> Recipe:
         rounds=config.rounds or None,
         allow_code=config.allow_code,
     )
-    if recipe.run.evaluate_visits:
-        raise ConfigError("run.evaluate_visits looks at clients' examples, which the server has not. Set it to false.")
+    if recipe.run.evaluate_local_models:
+        raise ConfigError(
+            "run.evaluate_local_models looks at clients' examples, which the server has not. Set it to false."
+        )
     for method in recipe.methods:
         for name, step in client_steps(type(method.algorithm)).items():
             if not is_annotated(step):
                 raise ConfigError(f"{method.label}: step {name} does not annotate all that it takes and gives.")
-    checked_device(config.device)
+    check_device(config.device)
     return recipe
 
 
@@ -198,11 +200,11 @@ def _folder(recipe: Recipe, config: RunConfig) -> Path:
     """Return the run folder: a new one, or the one that was begun."""
     out = Path(config.out).expanduser() if config.out else None
     if out is None or not (out / "run.json").is_file():
-        return lay_out(recipe, out, Machine(device=config.device), ["flwr", "run"])
+        return create_run_folder(recipe, out, Machine(device=config.device), ["flwr", "run"])
     begun = parse_recipe((out / "recipe.toml").read_text(encoding="utf-8"), str(out), allow_code=config.allow_code)
     if begun.to_toml() != recipe.to_toml():  # as text: an option that an older version did not write has its default
         raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")
-    if not pending_cells(out, recipe) and is_reported(out):
+    if not pending_trials(out, recipe) and is_reported(out):
         raise RunError(f"{out} is finished. Choose another out for a new run.")
     return out
 

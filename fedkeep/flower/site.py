@@ -11,21 +11,21 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.requests import answer_type, read_request
 from fedkeep.errors import ConfigError, FedKeepError
-from fedkeep.experiment.cells import pinned_threads
+from fedkeep.experiment.build import build_simulation, generator_hash, load_data, split_clients, without_seen
 from fedkeep.experiment.networks import of_one
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.reading import parse_recipe
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.setup import engine_for, generator_hash, load_data, shared_out, without_seen
+from fedkeep.experiment.trial_runner import pinned_threads
 from fedkeep.flower.config import Place
 from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of
 from fedkeep.flower.line import Kind, Parcel, naming
 from fedkeep.flower.memory import Memory, left_by, reference
 from fedkeep.interface.codec import flatten
 from fedkeep.models import Pretrained
+from fedkeep.simulation.messages import decode_task, results_type
+from fedkeep.simulation.simulation import Simulation
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 log = logging.getLogger(__name__)
@@ -63,21 +63,21 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
     head, engine = parcel.head, _engine(parcel, place)
     received = {name: tensor.to(engine.device) for name, tensor in parcel.tensors.items()}
     kept = reference(engine.client_state)
-    request = read_request(engine.algorithm, head["request"], received, kept)
+    request = decode_task(engine.algorithm, head["request"], received, kept)
     if request.client != place.site:
         raise ConfigError(f"this is site {place.site}, and the server asks {request.client}.")
     memory = Memory(Path(place.state_dir), str(head["run"]), place.site, engine.device)
     call = str(head["call"])
     with memory.lock():
-        found = memory.answer(call, answer_type([request.step], kept))
+        found = memory.answer(call, results_type([request.step], kept))
         if found is None:
             step, task, round = request.step.__name__, request.task, request.round
             log.info("site %s does %s in round %d of task %d", place.site, step, round, task)
             engine.enter(task)
-            clock = engine.place.clock
+            clock = engine.context.clock
             clock.restart()
             state = memory.state(request.state, engine.client_state)
-            outcome = engine.here.perform(replace(request, state=state))
+            outcome = engine.serial.perform(replace(request, state=state))
             left = (outcome.reply, left_by(call, engine.client_state), outcome.uses)
             found = ((left,), clock.train, clock.teachers)
             memory.keep(call, outcome.state, found)
@@ -86,7 +86,7 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
     return Parcel({"answer": flatten(found, naming(tensors, {}))}, tensors)
 
 
-def _engine(parcel: Parcel, place: Place) -> Embedded:
+def _engine(parcel: Parcel, place: Place) -> Simulation:
     """Return an engine with the site's own data, on which the run's steps can be performed."""
     theirs, ours = parcel.head["version"], version("fedkeep")
     if theirs != ours:
@@ -95,7 +95,7 @@ def _engine(parcel: Parcel, place: Place) -> Embedded:
 
 
 @lru_cache(maxsize=4)  # a simulation's processes play many sites
-def _built(text: str, wanted: str, place: Place) -> Embedded:
+def _built(text: str, wanted: str, place: Place) -> Simulation:
     use(filter(None, place.use.split(",")))
     recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
     own = of_one(recipe.client_models, place.site)
@@ -109,7 +109,7 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
     run = replace(recipe.run, cohort=1, min_clients=1)
     alone = replace(recipe, run=run, client_models=own, generator=_generator(recipe, place))
     federation = _own(alone, recipe.seeds[0], json.loads(wanted), place)
-    return engine_for(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
+    return build_simulation(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
 
 
 def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
@@ -145,7 +145,7 @@ def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> 
     if place.partition_id < 0:
         return own_data(place.site, dataset, announced(recipe, seed, dataset))
     left, _ = recipe.auxiliary.split(dataset, seed)
-    federation = shared_out(recipe, seed, left, {})
+    federation = split_clients(recipe, seed, left, {})
     clients = len(federation.clients)
     if place.num_partitions not in (0, clients):
         raise ConfigError(

@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.flower.line import Line, Parcel
+from fedkeep.simulation.messages import ClientFailure
 
 log = logging.getLogger(__name__)
 POLL = 0.05  # seconds between looks for an answer
@@ -75,17 +75,17 @@ class Sites:
             if node in self.names or node in self.asked.values() or (away is not None and now - away < AGAIN):
                 continue
             sent = self.line.send(node, "introduce", self.introduction, 0, max(self.patience, AGAIN))
-            if isinstance(sent, Lost):
+            if isinstance(sent, ClientFailure):
                 self._heard(node, sent)
             else:
                 self.asked[sent] = node
         for sent, reply in self.line.receive(self.asked).items():
             self._heard(self.asked.pop(sent), reply)
 
-    def _heard(self, node: int, reply: Parcel | Lost) -> None:
+    def _heard(self, node: int, reply: Parcel | ClientFailure) -> None:
         site: Any = None
         examples: Any = None
-        if isinstance(reply, Lost):
+        if isinstance(reply, ClientFailure):
             reason = in_one_line(reply.reason)
         elif "error" in reply.head:
             reason = in_one_line(reply.head["error"])

@@ -70,7 +70,7 @@ class Objective(ABC):
 
     ``columns`` names the fields whose tensors hold a row for each example of a data set, and are read only at a batch's
     ``index``. Clients whose objectives differ in nothing but numbers inside tensors, and in the length of columns, can
-    be trained side by side as one model (`fedkeep.engine.stack`).
+    be trained side by side as one model (`fedkeep.training.vmap_training`).
     """
 
     columns: ClassVar[tuple[str, ...]] = ()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.errors import RunError
-from fedkeep.experiment.folders import is_finished
+from fedkeep.experiment.paths import is_finished
 from fedkeep.reporting.cell import Cell
 
 SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it

@@ -18,10 +18,10 @@ from conformance import Killed, Method, about, condition, raise_at, undisturbed,
 from torch import Tensor
 
 from fedkeep.data import TaskStream
-from fedkeep.engine.cell import play
 from fedkeep.errors import DataError
 from fedkeep.interface.codec import encode
 from fedkeep.interface.values import leaves
+from fedkeep.simulation.trial import run_trial
 
 STOPS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
 
@@ -87,12 +87,12 @@ class TaskConformance:
             if finished.record["round"] == STOPS[-1]:
                 shutil.copytree(whole, killed)
 
-        play(tiny.engine_with_tasks(method, training=tiny.SHORT), whole, on_round, checkpoint_share=1e-12)
+        run_trial(tiny.engine_with_tasks(method, training=tiny.SHORT), whole, on_round, checkpoint_share=1e-12)
         for at in STOPS:
             with pytest.raises(Killed):
-                play(tiny.engine_with_tasks(method, training=tiny.SHORT), stopped, raise_at(at))
+                run_trial(tiny.engine_with_tasks(method, training=tiny.SHORT), stopped, raise_at(at))
         for folder in (stopped, killed):
-            play(tiny.engine_with_tasks(method, training=tiny.SHORT), folder)
+            run_trial(tiny.engine_with_tasks(method, training=tiny.SHORT), folder)
             for name in ("rounds.jsonl", "model.safetensors"):
                 assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
@@ -109,7 +109,7 @@ class TaskConformance:
         with monkeypatch.context() as patch:
             patch.setattr(type(method), "round", fail)
             with pytest.raises(ZeroDivisionError):
-                engine.advance()
+                engine.run_round()
         assert condition(engine) == before
         assert engine.federation.task == 1
         assert records + tiny.played(engine) == whole.records

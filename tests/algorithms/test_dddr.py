@@ -12,20 +12,20 @@ from torch.nn.functional import normalize
 
 from fedkeep.algorithms.dddr import DDDR
 from fedkeep.algorithms.finetune import Finetune
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.fit import Assignment, Pupil
-from fedkeep.engine.toolbox import LocalClient
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.models.weights import load_into
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.local_training import ModelView, TrainJob
+from fedkeep.training.party import LocalClient
 
 
 def method(**options: Any) -> DDDR:
     return DDDR(**{**tiny.TOYS["dddr"], **options})
 
 
-def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[Embedded, dict[str, Tensor]]:
+def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[Simulation, dict[str, Tensor]]:
     """Return an engine after the first round of the second task, and the model that the first task left."""
     engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort=5, **changes)
     tiny.played(engine, 1)
@@ -34,13 +34,13 @@ def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[E
     return engine, last
 
 
-def assigned(engine: Embedded, client: str) -> Assignment:
+def assigned(engine: Simulation, client: str) -> TrainJob:
     """Return the training that a client is about to carry out on the server's model."""
     data, state = engine.federation.data(client), engine.states[client]
     party = LocalClient(engine.place, client, data, state, task=2, round=9, uses={})
-    asked: list[Assignment] = []
+    asked: list[TrainJob] = []
 
-    def noted(assignment: Assignment) -> Fit:
+    def noted(assignment: TrainJob) -> Fit:
         asked.append(assignment)
         return Fit(assignment.model, 0, 0, 0.0)
 
@@ -62,7 +62,7 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
     batches = [mixed.first(len(mixed.data["label"])), replayed.first(len(replayed.data["label"]))]
 
     def answers(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-        network = engine.place.networks.build(model).double()
+        network = engine.context.runner.build(model).double()
         load_into(network, {name: tensor.double() for name, tensor in model.items()})
         features = network.features(images.double())
         return features, network.classifier(features)
@@ -80,11 +80,11 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
         alike = [j for j in others if labels[j] == labels[i]]
         everything = likeness[i, others].sum()
         contrast -= sum((likeness[i, j] / everything).log() for j in alike) / max(1, len(alike)) / len(labels)
-    network = engine.place.networks.build(engine.server.model)
+    network = engine.context.runner.build(engine.server.model)
     load_into(network, engine.server.model)
-    networks = engine.place.networks
+    networks = engine.context.runner
     load_into(networks.trained, engine.server.model)
-    pupil = Pupil(networks, dict(networks.trained.named_parameters()), networks.trained)
+    pupil = ModelView(networks, dict(networks.trained.named_parameters()), networks.trained)
     loss = assignment.objective(pupil, batches)
     expected = hard + 0.5 * replay + 10 * soft + 1.0 * contrast
     torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
@@ -103,7 +103,7 @@ def test_images_are_shown_once_a_task_beside_the_model() -> None:
     fed = method()
     engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
     records = tiny.played(engine)
-    sizes = [sum(t.nbytes for t in engine.place.networks.initial.values()) - 4 * 9 * (1 - task) for task in (0, 1)]
+    sizes = [sum(t.nbytes for t in engine.context.runner.initial.values()) - 4 * 9 * (1 - task) for task in (0, 1)]
     searched = [5 * fed.proto_rounds * n * 16 * 4 for n in (2, 1)]
     image = 16 + 8
     downs = [records[2 * task]["down"] - searched[task] - 5 * sizes[task] for task in (0, 1)]

@@ -14,15 +14,15 @@ from fedkeep.algorithms.drawing import Drawing, Found
 from fedkeep.algorithms.drawn import WithDrawn
 from fedkeep.algorithms.feddcl import FedDCL
 from fedkeep.algorithms.kd_on_made_images import LwFKDOnMadeImages
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.toolbox import LocalClient
 from fedkeep.models import Weights, architecture
 from fedkeep.objectives import NOTHING
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.party import LocalClient
 
 METHODS = [FedDCL, DDDR]
 
 
-def played(cls: type[WithDrawn[Any, Any]], joint: bool, **changes: Any) -> Embedded:
+def played(cls: type[WithDrawn[Any, Any]], joint: bool, **changes: Any) -> Simulation:
     """Return an engine after two tasks of one round each."""
     fed = cls(**tiny.TOYS[cls.name()], bn_joint=joint, w_scl=0.5)
     engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5, **changes)
@@ -30,13 +30,13 @@ def played(cls: type[WithDrawn[Any, Any]], joint: bool, **changes: Any) -> Embed
     return engine
 
 
-def learned(engine: Embedded) -> Weights:
+def learned(engine: Simulation) -> Weights:
     """Return what a client trained: its own model, or everybody's."""
     model: Weights = getattr(engine.states["2"], "model", engine.server.model)
     return model
 
 
-def furthest(one: Embedded, other: Embedded) -> float:
+def furthest(one: Simulation, other: Simulation) -> float:
     a, b = learned(one), learned(other)
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
@@ -57,7 +57,7 @@ def test_batch_norm_sees_examples_and_made_images_of_old_classes_at_once(cls: ty
     engine = played(cls, False, factory=normed)
     assert furthest(engine, played(cls, True, factory=normed)) > 1e-4
     data, state = engine.federation.data("2"), engine.states["2"]
-    start = engine.place.networks.initial
+    start = engine.context.runner.initial
     seen = {}
     for joint in (False, True):
         client = LocalClient(engine.place, "2", data, state, task=2, round=9, uses={})

@@ -27,14 +27,14 @@ from fedkeep.algorithms.moon import MOON
 from fedkeep.algorithms.scaffold import SCAFFOLD
 from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.data import Augmentation
-from fedkeep.engine.checkpoint import Checkpoint
-from fedkeep.engine.fit import Pupil
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.fusion.normalised import effective_steps, normalised_mean
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.models import Weights
 from fedkeep.objectives import PerTeacher, WeightRule, Whole
 from fedkeep.objectives.decoupled import decoupled_loss, fold, log_split
+from fedkeep.simulation.checkpoint import Checkpoint
+from fedkeep.training.local_training import ModelView
+from fedkeep.training.party import LocalParty
 
 Method = Algorithm[Any, Any]
 EVEN = tiny.federation((10,) * 6)
@@ -413,8 +413,8 @@ def test_teachers_asked_in_every_batch_teach_the_same(method: Method, monkeypatc
     settled = final(method, rounds=2)
     asked: list[str] = []
     for name in ("frozen", "frozen_features"):
-        ask = getattr(Pupil, name)
-        monkeypatch.setattr(Pupil, name, lambda *a, ask=ask, name=name: asked.append(name) or ask(*a))
+        ask = getattr(ModelView, name)
+        monkeypatch.setattr(ModelView, name, lambda *a, ask=ask, name=name: asked.append(name) or ask(*a))
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     unsettled = final(method, rounds=2, augmentation=Augmentation(flip=True), through_codec=True)
     assert asked

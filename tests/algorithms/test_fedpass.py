@@ -28,7 +28,7 @@ def turned(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def distance(engine: Any, model: Weights, old: Weights, images: Tensor) -> Tensor:
-    return (engine.place.networks.features(model, images) - engine.place.networks.features(old, images)).norm()
+    return (engine.context.runner.features(model, images) - engine.context.runner.features(old, images)).norm()
 
 
 def terms(objective: Any) -> list[Any]:
@@ -72,7 +72,7 @@ def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.Mo
     for client in "0123":
         data = first.data(client)
         known: Prototypes = engine.states[client].prototypes
-        features = engine.place.networks.features(old, engine.place.normalise(data["image"]))
+        features = engine.context.runner.features(old, engine.context.normalise(data["image"]))
         held = sorted(set(data["label"].tolist()))
         assert known.classes.tolist() == [*held, 2] if engine.federation.size(client) else held
         for place, c in enumerate(held):
@@ -91,7 +91,7 @@ def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.M
     first = engine.federation.at(1)
     parts = [first.data(client) for client in "0123"]
     data = {name: torch.cat([part[name] for part in parts]) for name in ("image", "label")}
-    features = engine.place.networks.features(old, engine.place.normalise(data["image"]))
+    features = engine.context.runner.features(old, engine.context.normalise(data["image"]))
     for client in "0123":
         known: Prototypes = engine.states[client].prototypes
         assert known.classes.tolist() == [0, 1]
@@ -127,10 +127,10 @@ def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_evaluated_is_the_first_row_of_each_class() -> None:
-    engine = tiny.engine_with_tasks(FedPASS(), TWO_ONE, cohort=4, evaluate_visits=True)
+    engine = tiny.engine_with_tasks(FedPASS(), TWO_ONE, cohort=4, evaluate_local_models=True)
     records = tiny.played(engine)
     test = engine.federation.dataset.test
-    said = logits(engine, engine.server.model, engine.place.normalise(test["image"]))
+    said = logits(engine, engine.server.model, engine.context.normalise(test["image"]))
     assert said.shape == (len(test["label"]), 12)
     hits = said[:, [0, 4, 8]].argmax(1) == test["label"]
     assert sum(records[-1]["correct"]) == int(hits.sum())
@@ -153,7 +153,7 @@ def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     pull = sum((model[n] - given.model[n]).square().sum() for n in head_of(model))  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
     data = engine.federation.at(1).data("1")
-    features = engine.place.networks.features(own, engine.place.normalise(data["image"]))
+    features = engine.context.runner.features(own, engine.context.normalise(data["image"]))
     known = engine.states["1"].prototypes
     torch.testing.assert_close(known.means[0], features[data["label"] == known.classes[0]].mean(0))
 

@@ -23,7 +23,6 @@ from fedkeep.algorithms.finetune import Finetune
 from fedkeep.algorithms.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental import joined, old_classes, remembered
 from fedkeep.algorithms.target import TARGET
-from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.fusion import Transport
 from fedkeep.fusion.transport import Projection
@@ -35,6 +34,7 @@ from fedkeep.models.weights import mean
 from fedkeep.objectives import NOTHING
 from fedkeep.objectives.exemplars import nearest_mean
 from fedkeep.objectives.tsd import TSDReading, tsd_loss
+from fedkeep.training.model_runner import ModelRunner
 
 
 def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
@@ -80,7 +80,7 @@ def test_fedlwf_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = seen.results[2, round, "1"].model
     value, images, labels = loss_of(engine, given, model)
     student = logits(engine, model, images)
-    pull = sum((model[n] - given.model[n]).square().sum() for n in engine.place.networks.parameters)
+    pull = sum((model[n] - given.model[n]).square().sum() for n in engine.context.runner.parameters)
     expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(student, logits(engine, old, images), 2)
     torch.testing.assert_close(value, expected + 0.25 * pull)
 
@@ -135,7 +135,7 @@ def test_fedewc_pulls_what_is_trained(compat: Any, pulls: bool, monkeypatch: pyt
     name = "body.full1.weight"
     live = dict(moved) | {name: moved[name].clone().requires_grad_()}
     value, images, labels = loss_of(engine, given, live)
-    network = engine.place.networks.trained
+    network = engine.context.runner.trained
     labelled = cross_entropy(functional_call(network, live, (images,))[:, 2:], labels - 2)
     pull = torch.autograd.grad(value, live[name])[0] - torch.autograd.grad(labelled, live[name])[0]
     expected = torch.zeros_like(pull)
@@ -240,7 +240,7 @@ def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
     scores = nearest_mean(engine.server.features(engine.server.model, test), means)
     found = engine.algorithm.predict(engine.server, engine.server.model, test["image"])
     torch.testing.assert_close(found, scores, rtol=1e-4, atol=1e-5)
-    record = engine.advance().record
+    record = engine.run_round().record
     hits = engine.algorithm.predict(engine.server, engine.server.model, test["image"]).argmax(-1) == test["label"]
     assert sum(record["correct"]) == int(hits.sum())
     linear = tiny.engine_with_tasks(FediCaRL(per_class=3), TWO_ONE, cohort=4)
@@ -282,8 +282,8 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
     sent: dict[tuple[int, int], Weights] = {}
     while engine.finished < engine.rounds:
         before = engine.server.model
-        record = engine.advance().record
-        task, number = engine.plan.place(record["round"])
+        record = engine.run_round().record
+        task, number = engine.schedule.place(record["round"])
         sent[task, number] = engine.server.grown(before)
         assert record["log"]["diagonal"]
         assert all(0 <= share <= 1 for share in record["log"]["diagonal"])
@@ -314,7 +314,7 @@ def test_fedskf_lets_classifiers_follow_the_neurons(monkeypatch: pytest.MonkeyPa
     last: dict[str, Weights] = {}
     longest = 0
     for number in range(1, 7):
-        cohort = engine.advance().record["cohort"]
+        cohort = engine.run_round().record["cohort"]
         for client in cohort:
             start = seen.fits[1, number, client].model[WEIGHT]
             if client in last:
@@ -371,7 +371,7 @@ def test_the_bases_turn_goes_on_from_task_to_task_or_begins_again(counter: Any, 
     engine = tiny.engine_with_tasks(FedSKF(pit_counter=counter), TWO_ONE, rounds=3, cohort=4, training=tiny.SHORT)
     turns = []
     while engine.finished < engine.rounds:
-        engine.advance()
+        engine.run_round()
         turns.append(engine.server.state.base)
     assert turns == list(expected)
 
@@ -392,7 +392,7 @@ def test_fedskfs_projection_is_its_fusion(monkeypatch: pytest.MonkeyPatch) -> No
     """Where no neuron moves, fused with eta 1/2 is the mean of the mean and the base."""
     seen = Seen(monkeypatch)
     engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, cohort=4)
-    record = engine.advance().record
+    record = engine.run_round().record
     assert set(record["log"]["diagonal"]) == {1.0}, "as after any first round from one start"
     models = [seen.results[1, 1, client].model for client in record["cohort"]]
     expected = mean([mean(models), seen.results[1, 1, "0"].model])
@@ -406,18 +406,18 @@ def test_a_network_that_cannot_be_projected_is_refused_before_anybody_trains(mon
 
     seen = Seen(monkeypatch)
     with pytest.raises(ConfigError, match=r"through body\.1, a LayerNorm.*or another fusion"):
-        tiny.engine(FedSKF(), factory=network).advance()
+        tiny.engine(FedSKF(), factory=network).run_round()
     assert not seen.results
-    tiny.engine(FedSKF(pit="off"), factory=network).advance()
+    tiny.engine(FedSKF(pit="off"), factory=network).run_round()
     assert seen.results
 
 
 def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
-    settle = Networks.logits
+    settle = ModelRunner.logits
     places: list[tuple[int, int]] = []
 
-    def spy(self: Networks, model: Weights, images: torch.Tensor) -> torch.Tensor:
+    def spy(self: ModelRunner, model: Weights, images: torch.Tensor) -> torch.Tensor:
         if places:
             asked.append(places[-1])
         return settle(self, model, images)
@@ -433,7 +433,7 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
 
     noting._fedkeep_client_step = True  # type: ignore[attr-defined]
     noting.__annotations__ = train.__annotations__
-    monkeypatch.setattr(Networks, "logits", spy)
+    monkeypatch.setattr(ModelRunner, "logits", spy)
     monkeypatch.setattr(FedSKF, "train", noting)
     tiny.played(tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort=4))
     assert asked == [(2, 1)] * 8, "of four clients each the own old model, for two terms, and the global one"
@@ -449,7 +449,7 @@ def test_memories_are_cut_short_and_joined() -> None:
     tiny.played(engine, 2)
     state = engine.states["0"]
     first = state.memory
-    from fedkeep.engine.toolbox import LocalClient
+    from fedkeep.training.party import LocalClient
 
     engine.enter(2)
     client = LocalClient(engine.place, "0", engine.federation.data("0"), state, task=2, round=1, uses={})

@@ -32,9 +32,9 @@ from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.fedcurv import FedCurv
 from fedkeep.algorithms.fedprox import FedProx
 from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.models import Weights
+from fedkeep.training.party import LocalParty
 
 ROUNDS = 4
 
@@ -342,7 +342,7 @@ def test_cwc_is_capped_before_it_overshoots() -> None:
     """lr w_penalty O stays at 1 at most, so that a thousandfold penalty keeps parameters near, and finite."""
     engine = byhand.played(CWC(w_penalty=1e6, attenuation=1.0), 6)
     assert tiny.finite(engine.server.model)
-    assert byhand.distance(engine.server.model, engine.place.networks.initial) < 10
+    assert byhand.distance(engine.server.model, engine.context.runner.initial) < 10
 
 
 @pytest.mark.parametrize(

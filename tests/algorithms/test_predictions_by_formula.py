@@ -17,7 +17,7 @@ from fedkeep.algorithms.fedgems import FedGEMS
 from fedkeep.algorithms.fedmd import FedMD
 from fedkeep.algorithms.ft_kd import FTKD
 from fedkeep.algorithms.said import Said
-from fedkeep.engine.embedded import Embedded
+from fedkeep.simulation.simulation import Simulation
 
 ROUNDS = 2
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
@@ -25,7 +25,7 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 
 def public(hand: Hand) -> tuple[Tensor, Tensor]:
     server = hand.engine.federation.server
-    return hand.engine.place.normalise(server["image"]).double(), server["label"]
+    return hand.engine.context.normalise(server["image"]).double(), server["label"]
 
 
 def learn(
@@ -60,7 +60,7 @@ def learn(
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
-def compare(engine: Embedded, model: Model) -> None:
+def compare(engine: Simulation, model: Model) -> None:
     tiny.played(engine)
     for name, tensor in engine.server.model.items():
         torch.testing.assert_close(tensor.double(), model[name], **CLOSE)
@@ -137,7 +137,7 @@ def test_a_client_that_says_too_little_is_lost_by_name() -> None:
 
 
 def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
-    engine = tiny.engine(FTKD(), rounds=2, evaluate_visits=True)
+    engine = tiny.engine(FTKD(), rounds=2, evaluate_local_models=True)
     records = tiny.played(engine)
     assert [[visit["client"] for visit in record["visits"]] for record in records] == [r["cohort"] for r in records]
     last = records[-1]["visits"][0]

@@ -15,11 +15,11 @@ from fedkeep.algorithms.fedseq import FedSeq
 from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.algorithms.taught_sequence import Kept
 from fedkeep.data import Augmentation
-from fedkeep.engine.fit import Pupil
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
 from fedkeep.objectives import PerTeacher, WeightRule
+from fedkeep.training.local_training import ModelView
+from fedkeep.training.party import LocalParty
 
 MODEL = 4 * (16 * 8 + 8 + 8 * 3 + 3)  # bytes of `tiny.network`
 FIT = 3 * 8  # examples, steps and loss of a reply
@@ -114,7 +114,7 @@ def test_lost_clients_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
     victim = tiny.engine(SFedKD(), cohort=4).draw_cohort(1)[1]
     lose = lambda number, client, step: "gone" if (number, client, step) == (1, victim, "train") else None  # noqa: E731
-    engine = tiny.engine(SFedKD(teachers=9), cohort=4, lose=lose)
+    engine = tiny.engine(SFedKD(teachers=9), cohort=4, fault_injector=lose)
     tiny.played(engine, 2)
     taught = names_of(spy.teachers[2, engine.draw_cohort(2)[0]], spy.left, 1)
     assert len(taught) == 3
@@ -138,7 +138,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
     assert target.sum().item() == pytest.approx(3)
     assert nontarget.sum().item() == pytest.approx(1)
     data = engine.federation.data(student)
-    images, labels = engine.place.normalise(data["image"]), data["label"]
+    images, labels = engine.context.normalise(data["image"]), data["label"]
 
     def parts(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return (ln [p_y, q_y], ln p~), of float64 logits."""
@@ -159,7 +159,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
             total = total + method.tau**2 * (h * tc + g * nt)
         return total
 
-    network, answering = engine.place.networks.build().train(), engine.place.networks.build()
+    network, answering = engine.context.runner.build().train(), engine.context.runner.build()
     network.load_state_dict(dict(spy.incoming[2, student]))
     training = tiny.TRAINING
     optimiser = torch.optim.SGD(
@@ -183,8 +183,8 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
 
 def logits_of(engine: Any, spy: Spy, student: str) -> Tensor:
     """Return what the model that came in says: far from what the trained one says."""
-    return engine.place.networks.logits(
-        spy.incoming[2, student], engine.place.normalise(engine.federation.data(student)["image"])
+    return engine.context.runner.logits(
+        spy.incoming[2, student], engine.context.normalise(engine.federation.data(student)["image"])
     )
 
 
@@ -286,8 +286,8 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
     tiny.played(settled, 2)
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     asked: list[int] = []
-    frozen = Pupil.frozen
-    monkeypatch.setattr(Pupil, "frozen", lambda *arguments: asked.append(1) or frozen(*arguments))
+    frozen = ModelView.frozen
+    monkeypatch.setattr(ModelView, "frozen", lambda *arguments: asked.append(1) or frozen(*arguments))
     unsettled = tiny.engine(SFedKD(teachers=2), augmentation=Augmentation(flip=True))
     tiny.played(unsettled, 2)
     assert asked, "the teachers answered in every batch"

@@ -16,15 +16,15 @@ from watched import Seen
 from fedkeep.algorithms.lander import LANDER
 from fedkeep.algorithms.target import TARGET
 from fedkeep.data import Augmentation
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.fit import Assignment, Pupil
-from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface.values import payload
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_into
 from fedkeep.objectives import Slice
+from fedkeep.simulation.simulation import Simulation
 from fedkeep.synthesis.inversion import read_anchors
+from fedkeep.training.local_training import ModelView, TrainJob
+from fedkeep.training.model_runner import ModelRunner
 
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 TOY = {**tiny.SYNTHESIS, "nums": 11}
@@ -39,7 +39,7 @@ def lander(**changes: Any) -> LANDER:
     return LANDER(**(TOY | {"anchors": ANCHORS, "syn_batch_size": 3} | changes))
 
 
-def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Embedded, Seen, Weights]:
+def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Simulation, Seen, Weights]:
     """Play two tasks of two rounds; return the engine, what was trained, and the last model of the first task."""
     seen = Seen(monkeypatch)
     engine = tiny.engine_with_tasks(method, TWO_ONE, **{"cohort": 4, **changes})
@@ -49,17 +49,17 @@ def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) ->
     return engine, seen, old
 
 
-def loss_of(engine: Embedded, given: Assignment, model: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def loss_of(engine: Simulation, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss of a model on the first rows of its two data sets, real images and labels, synthetic images."""
     real, made = (source.first(4) for source in given.sources)
     value = given.objective(pupil(engine, model), [real, made])
     return value, real.data["image"], real.data["label"], made.data["image"]
 
 
-def pupil(engine: Embedded, model: Weights) -> Pupil:
-    networks = engine.place.networks
+def pupil(engine: Simulation, model: Weights) -> ModelView:
+    networks = engine.context.runner
     load_into(networks.trained, model)
-    return Pupil(networks, dict(networks.trained.named_parameters()), networks.trained)
+    return ModelView(networks, dict(networks.trained.named_parameters()), networks.trained)
 
 
 def distilled(student: Tensor, teacher: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def test_target_by_formula(round: int, ce_slice: Any, monkeypatch: pytest.Monkey
     engine, seen, old = second_task(target(ce_slice=ce_slice), monkeypatch)
     model = seen.results[2, round, "1"].model
     value, images, labels, made = loss_of(engine, seen.fits[2, round, "1"], model)
-    ask = engine.place.networks.logits
+    ask = engine.context.runner.logits
     start = 2 if ce_slice == "new" else 0
     expected = cross_entropy(ask(model, images)[:, start:], labels - start)
     torch.testing.assert_close(value, expected + 25 * distilled(ask(model, made), ask(old, made)))
@@ -112,7 +112,7 @@ def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any)
     down = []
     images = None
     for _ in range(6):
-        record = engine.advance().record
+        record = engine.run_round().record
         made = engine.server.state
         images = made.replay.images if images is None else images
         assert made.replay.images is images
@@ -130,7 +130,7 @@ def test_a_client_that_missed_its_images_gets_them_with_its_next_visit() -> None
     def lose(number: int, client: str, step: str) -> str | None:
         return "no answer" if (number, client, step) == (3, "1", "keep") else None
 
-    engine = tiny.engine_with_tasks(target(), TWO_ONE, cohort=4, lose=lose)
+    engine = tiny.engine_with_tasks(target(), TWO_ONE, cohort=4, fault_injector=lose)
     records = tiny.played(engine, 3)
     assert records[-1]["lost"] == {"1": "no answer"}
     assert sorted(engine.server.state.holders) == ["0", "2", "3"]
@@ -140,15 +140,15 @@ def test_a_client_that_missed_its_images_gets_them_with_its_next_visit() -> None
 
 def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    logits = Networks.logits
+    logits = ModelRunner.logits
 
-    def spy(self: Networks, model: Weights, images: Tensor) -> Tensor:
+    def spy(self: ModelRunner, model: Weights, images: Tensor) -> Tensor:
         asked.append(len(images))
         return logits(self, model, images)
 
     engine = tiny.engine_with_tasks(target(), TWO_ONE, rounds=4, cohort=4, evaluate_every=4)
     tiny.played(engine, 4)
-    monkeypatch.setattr(Networks, "logits", spy)
+    monkeypatch.setattr(ModelRunner, "logits", spy)
     tiny.played(engine, 3)
     assert asked == [11]
     sent = payload(engine.server.state.replay)
@@ -169,7 +169,7 @@ def test_lander_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     anchors = read_anchors(ANCHORS, engine.server.label_names)
     model = seen.results[2, 2, "1"].model
     value, images, labels, made = loss_of(engine, seen.fits[2, 2, "1"], model)
-    ask, read = engine.place.networks.logits, engine.place.networks.features
+    ask, read = engine.context.runner.logits, engine.context.runner.features
     bound = (mse_loss(read(model, images), anchors[labels]) - 0.015).clamp(min=0)
     own = cross_entropy(ask(model, images)[:, 2:], labels - 2) + 5 * bound
     taught = distilled(ask(model, made), ask(old, made)) + mse_loss(read(model, made), read(old, made))
@@ -190,10 +190,10 @@ def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> Non
     batch = given.sources[0].first(4)
     engine.enter(1)
     value = given.objective(pupil(engine, model), [batch])
-    anchors = read_anchors(ANCHORS, engine.place.label_names[:2])
+    anchors = read_anchors(ANCHORS, engine.context.label_names[:2])
     images, labels = batch.data["image"], batch.data["label"]
-    distance = mse_loss(engine.place.networks.features(model, images), anchors[labels])
-    expected = cross_entropy(engine.place.networks.logits(model, images), labels) + 5 * (distance - 0.015).clamp(min=0)
+    distance = mse_loss(engine.context.runner.features(model, images), anchors[labels])
+    expected = cross_entropy(engine.context.runner.logits(model, images), labels) + 5 * (distance - 0.015).clamp(min=0)
     torch.testing.assert_close(value, expected)
 
 
@@ -204,7 +204,7 @@ def test_lander_goes_back_to_its_best_model(monkeypatch: pytest.MonkeyPatch) -> 
     sent = []
     for _ in range(6):
         sent.append(engine.server.model)
-        engine.advance()
+        engine.run_round()
     losses = []
     for number in range(1, 7):
         fits = [seen.results[1, number, client] for client in "0123"]
@@ -212,7 +212,7 @@ def test_lander_goes_back_to_its_best_model(monkeypatch: pytest.MonkeyPatch) -> 
     best = min(range(1, 6), key=lambda number: losses[number])
     assert best < 5, "not the last"
     assert tiny.equal(engine.server.model, sent[best])
-    engine.advance()
+    engine.run_round()
     assert engine.server.state.lowest == float("inf"), "of each task its own"
 
 
@@ -228,11 +228,11 @@ def test_lander_says_what_it_lacks() -> None:
         LANDER()
     engine = tiny.engine_with_tasks(lander(anchors="nowhere.csv"), TWO_ONE)
     with pytest.raises(ConfigError, match=r"nowhere\.csv"):
-        engine.advance()
+        engine.run_round()
 
 
 def test_anchors_of_another_width_are_refused(tmp_path: Any) -> None:
     path = tmp_path / "narrow.csv"
     path.write_text("a,1\nb,2\nc,3\n")
     with pytest.raises(ConfigError, match=r"features are 8 wide.*have 1 numbers"):
-        tiny.engine_with_tasks(lander(anchors=str(path)), TWO_ONE).advance()
+        tiny.engine_with_tasks(lander(anchors=str(path)), TWO_ONE).run_round()

@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 import tiny
 
-from fedkeep.engine.fit import Assignment
-from fedkeep.engine.workplace import Workplace
+from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.estimate import NotEstimated, estimate
-from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.setup import engine_for, federate
+from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Fit
+from fedkeep.training.context import ClientContext
+from fedkeep.training.local_training import TrainJob
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = Workplace.train
+    train = ClientContext.train
 
-    def counting(self: Workplace, assignment: Assignment) -> Fit:
+    def counting(self: ClientContext, assignment: TrainJob) -> Fit:
         before = self.clock.train
         found = train(self, assignment)
         self.clock.train = before + found.examples * assignment.passes
         return found
 
-    monkeypatch.setattr(Workplace, "train", counting)
+    monkeypatch.setattr(ClientContext, "train", counting)
 
 
 def recipe(folder: Path, *settings: str) -> Recipe:
@@ -40,8 +40,8 @@ def recipe(folder: Path, *settings: str) -> Recipe:
 
 def taken(recipe: Recipe, method: Any) -> float:
     """Return what its rounds take, the first of each task as the second."""
-    engine = engine_for(recipe, method, 0, federate(recipe, 0))
-    timings = [engine.advance().timings["train"] for _ in range(recipe.rounds)]
+    engine = build_simulation(recipe, method, 0, build_federation(recipe, 0))
+    timings = [engine.run_round().timings["train"] for _ in range(recipe.rounds)]
     return float(sum(timings))
 
 

@@ -19,10 +19,10 @@ from fedkeep.data.partition import ClientwiseDirichlet, ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.catalogue import recipe_names
 from fedkeep.experiment.changes import parsed
-from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.networks import ClientModel, of_one, own_models
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe, with_methods
+from fedkeep.experiment.runtime import Machine
 from fedkeep.models.mlp import MLP
 
 
@@ -65,7 +65,7 @@ def test_every_option_is_written_out(load: Any) -> None:
     changes = [
         "training.clip=5.0",
         "augmentation.flip=true",
-        "run.evaluate_visits=true",
+        "run.evaluate_local_models=true",
         "sfedkd.exclude_self=true",
         "model.hidden=[]",
         "sfedkd.label=Ours (x)",
@@ -86,7 +86,7 @@ def test_every_option_is_written_out(load: Any) -> None:
         ("training.lr=0.5", lambda r: r.training.lr, 0.5),
         ("training.lr=1", lambda r: r.training.lr, 1.0),
         ("training.lr = 1e-3", lambda r: r.training.lr, 1e-3),
-        ("run.evaluate_visits=true", lambda r: r.run.evaluate_visits, True),
+        ("run.evaluate_local_models=true", lambda r: r.run.evaluate_local_models, True),
         ("model.hidden=[3, 4]", lambda r: r.model.hidden, (3, 4)),
         ("data.name=mnist", lambda r: r.data, "mnist"),
         ('data.name="a=b"', lambda r: r.data, "a=b"),
@@ -265,7 +265,7 @@ SETTING_ERRORS = [
     ("run.cohort=9", "a cohort of 9 cannot be drawn from 8 clients"),
     ("run.cohort=0", "at least 1"),
     ("run.min_clients=3", "min_clients 3 exceeds run.cohort 2"),
-    ("run.evaluate_visits=1", "true or false"),
+    ("run.evaluate_local_models=1", "true or false"),
     ("sfedkd.selection=gredy", "cannot be 'gredy'.*'greedy'"),
     ("sfedkd.g=fra", "cannot be 'fra'.*'far'"),
     ("training.lr", "cannot read --set 'training.lr'"),

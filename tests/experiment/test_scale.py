@@ -10,8 +10,8 @@ import torch
 from fedkeep.algorithms.scaffold import SCAFFOLD
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
-from fedkeep.experiment import setup
-from fedkeep.experiment.setup import describe_partition
+from fedkeep.experiment import build as setup
+from fedkeep.experiment.build import describe_partition
 
 MANY = 1_000_000
 

@@ -10,7 +10,6 @@ import toy
 from torch import Tensor
 
 from fedkeep.data import Data
-from fedkeep.engine.classifier import train_classifier
 from fedkeep.interface import Training
 from fedkeep.models import MLP
 from fedkeep.synthesis.diffusion.gate import class_accuracies, quality_gate
@@ -18,6 +17,7 @@ from fedkeep.synthesis.diffusion.noise import Sampler
 from fedkeep.synthesis.diffusion.prototypes import Inversion, invert
 from fedkeep.synthesis.diffusion.sampling import sample
 from fedkeep.synthesis.diffusion.training import GeneratorTraining, train_generator
+from fedkeep.training.classifier import train_classifier
 
 
 def brightest(images: Tensor) -> Tensor:
