@@ -1,8 +1,8 @@
 """How many images at once a frozen network should answer: milliseconds an image, by rows per forward pass.
 
-Evaluation and teachers ask a network without gradient, in parts (`fedkeep.training.model_runner`). Parts that are too small
-pay for the call, parts that are too large for maps that no cache holds and that the system must hand out anew. Here the
-same images pass `ModelRunner.logits` in parts of every size, one thread; the order alternates, and times as fast is the
+Evaluation and teachers ask a network without gradient, in parts (`fedkeep.training.model_runner`). Parts that are too
+small pay for the call, parts that are too large for maps that no cache holds and that the system must hand out anew.
+Here the same images pass `ModelRunner.logits` in parts of every size, one thread; the order alternates, and times as fast is the
 median of the ratios within a repetition, to parts of 1,024.
 
     python benchmarks/answers.py [--repetitions 9] [--note "what else ran on the machine"]
@@ -63,7 +63,7 @@ def measure(case: Case, repetitions: int) -> dict[int, list[float]]:
     taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for number in range(repetitions + 1):
         for rows in ROWS if number % 2 else reversed(ROWS):
-            networks.at_once = rows
+            networks.eval_batch_size = rows
             began = time.perf_counter()
             networks.logits(networks.initial, images)
             if number:

@@ -74,7 +74,7 @@ class Trainer:
         self.training = Training(batch_size=case.batch, lr=0.01, weight_decay=1e-4, precision=precision)
         self.networks = ModelRunner(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
         self.networks.layout = layout
-        self.networks.trained.to(memory_format=layout)  # type: ignore[call-overload]
+        self.runner.train_network.to(memory_format=layout)  # type: ignore[call-overload]
         noise, count = torch.Generator().manual_seed(0), case.batch * case.steps
         self.data = {"image": torch.randn(count, *case.shape, generator=noise), "label": torch.arange(count) % 10}
 
@@ -82,7 +82,7 @@ class Trainer:
         """Take the case's steps."""
         order = torch.Generator().manual_seed(1)
         source = BatchStream(self.data, lambda images: images, Augmentation(), order, order, self.networks.layout)
-        todo = TrainJob(self.networks.initial, CrossEntropy(), [source], passes=1, round=1, seed=0)
+        todo = TrainJob(self.runner.initial, CrossEntropy(), [source], passes=1, round=1, seed=0)
         return fit(self.networks, todo, self.training)
 
 

@@ -55,16 +55,18 @@ if TYPE_CHECKING:
     from fedkeep.experiment.catalogue import recipe_names
     from fedkeep.experiment.reading import load_recipe
     from fedkeep.experiment.recipe import Recipe
-    from fedkeep.experiment.run import Machine
+    from fedkeep.experiment.runtime import Machine
     from fedkeep.interface.algorithm import algorithms
     from fedkeep.models.custom import custom
     from fedkeep.reporting.run_folder import read_run
+    from fedkeep.simulation.callbacks import Callback
 
 _HOMES = {
     "ASD": "fedkeep.algorithms.asd",
     "AVER": "fedkeep.algorithms.aver",
     "CAMKD": "fedkeep.algorithms.aver",
     "CWC": "fedkeep.algorithms.cwc",
+    "Callback": "fedkeep.simulation.callbacks",
     "DDDR": "fedkeep.algorithms.dddr",
     "EBKD": "fedkeep.algorithms.aver",
     "EWCKD": "fedkeep.algorithms.ewc_kd",
@@ -100,7 +102,7 @@ _HOMES = {
     "Finetune": "fedkeep.algorithms.finetune",
     "LANDER": "fedkeep.algorithms.lander",
     "MOON": "fedkeep.algorithms.moon",
-    "Machine": "fedkeep.experiment.run",
+    "Machine": "fedkeep.experiment.runtime",
     "Recipe": "fedkeep.experiment.recipe",
     "SCAFFOLD": "fedkeep.algorithms.scaffold",
     "SFedKD": "fedkeep.algorithms.sfedkd",
@@ -129,6 +131,7 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "TARGET",
+    "Callback",
     "FLwF2T",
     "FedADKD",
     "FedAdam",

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fedkeep import seeds
-from fedkeep.cli.counter import Counter
+from fedkeep.cli.progress import Counter
 from fedkeep.cli.settings import read_settings
 from fedkeep.data import Data, DataSet
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean

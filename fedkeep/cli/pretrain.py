@@ -9,7 +9,7 @@ from typing import cast
 
 from rich.console import Console
 
-from fedkeep.cli.counter import Counter
+from fedkeep.cli.progress import Counter
 from fedkeep.cli.settings import read_settings
 from fedkeep.data import Augmentation, load
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean

@@ -11,11 +11,13 @@ from pathlib import Path
 from rich.console import Console
 
 from fedkeep.cli.progress import Display
-from fedkeep.experiment.paths import trial_name
+from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.run import Machine, execute_run, pending_trials, prepare_run, resume_command
+from fedkeep.experiment.run import open_run, prepare_run, resume_command, retry_command
+from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.profile import profile_table, step_table
 from fedkeep.reporting.rows import summary
@@ -27,11 +29,12 @@ def run(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     use(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
-    folder = prepare_run(recipe, options.out, machine, ["fedkeep", *sys.argv[1:]])
+    experiment = Experiment(recipe, machine)
+    folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
     console.print(recipe.title, style="bold", highlight=False, markup=False)
     console.print(_what(recipe), highlight=False, markup=False)
     console.print(f"run folder: {folder}", highlight=False, markup=False, soft_wrap=True)
-    return _carry_out(folder, recipe, machine, console, quiet=options.quiet, profile=options.profile)
+    return _finish(folder, experiment, console, quiet=options.quiet, profile=options.profile)
 
 
 def resume(options: Namespace, console: Console) -> int:
@@ -39,19 +42,16 @@ def resume(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     use(machine.use)
     folder = Path(options.run)
-    if (folder / "recipe.toml").is_file():
-        recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
-        return _carry_out(folder, recipe, machine, console, quiet=options.quiet, profile=options.profile)
-    execute_run(folder, machine)  # says what is wrong with the folder
-    return 1
+    return _finish(folder, open_run(folder, machine), console, quiet=options.quiet, profile=options.profile)
 
 
-def _carry_out(folder: Path, recipe: Recipe, machine: Machine, console: Console, *, quiet: bool, profile: bool) -> int:
-    cells = {trial_name(method, seed): recipe.rounds for method, seed in pending_trials(folder, recipe)}
-    display = None if quiet else Display(console, cells)
+def _finish(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
+    """Run what is not finished, and show the results."""
+    recipe, machine, trials = experiment.recipe, experiment.machine, experiment.trials(folder)
+    display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
         with display or nullcontext():
-            execute_run(folder, machine, display)
+            run_trials(trials, again=retry_command(folder, machine), on_progress=display)
     except KeyboardInterrupt:
         console.print(
             f"\nstopped; the last finished rounds are saved. Continue with: {resume_command(folder, machine)}",
@@ -97,10 +97,10 @@ def machine_of(options: Namespace) -> Machine:
 
 def _what(recipe: Recipe) -> str:
     methods = ", ".join(method.label for method in recipe.methods)
-    plan = recipe.run
+    schedule = recipe.run
     return (
         f"{methods} on {recipe.data}, {recipe.partition.clients} clients ({recipe.partition.name}), "
-        f"{plan.cohort} a round, {plan.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
+        f"{schedule.cohort} a round, {schedule.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
     )
 
 

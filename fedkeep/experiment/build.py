@@ -1,4 +1,4 @@
-"""From a recipe to an engine: data set, partition, network, and one method with one seed."""
+"""From a recipe to a simulation: data set, partition, network, and one method with one seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedkeep.synthesis.diffusion.generator import Generator
 from fedkeep.synthesis.diffusion.libraries import check_installed
 from fedkeep.training.model_runner import Factory
 
-TOLD = 100_000  # clients of whom a run says who holds what; of a million it would be 30 MB in every cell
+TOLD = 100_000  # clients of whom a run says who holds what; of a million it would be 30 MB in every trial
 
 
 def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
@@ -117,7 +117,7 @@ def build_simulation(
     device: str = "cpu",
     data_dir: str | Path | None = None,
 ) -> Simulation:
-    """Return the embedded engine of one method with one seed, at round 0; in ``data_dir`` its generator may be."""
+    """Return the simulation of one method with one seed, at round 0; in ``data_dir`` its generator may be."""
     dataset = federation.dataset
     check_cohort(recipe, federation)
     check_augmentation(recipe, federation)
@@ -133,12 +133,12 @@ def build_simulation(
         federation=federation,
         factory=lambda: model.build(dataset.shape, federation.seen[0]),
         training=recipe.training,
-        plan=recipe.run,
+        schedule=recipe.run,
         augmentation=recipe.augmentation,
         seed=seed,
         device=check_device(device),
         load_generator=lambda task: load_generator(recipe.generator.of(task)),
-        own=client_factories(recipe, federation, data_dir),
+        client_factories=client_factories(recipe, federation, data_dir),
     )
 
 
@@ -242,16 +242,16 @@ def describe_trial(
     return described
 
 
-def describe_partition(federation: Federation, visits: bool = False) -> dict[str, Any]:
+def describe_partition(federation: Federation, local_models: bool = False) -> dict[str, Any]:
     """Return who holds what, and with tasks when: a manifest and the examples by client and class.
 
     A population beyond `TOLD` is described by its manifest alone, and its report has no heat map; unless clients' own
-    models are evaluated (``visits``), which takes what they hold.
+    models are evaluated (``local_models``), which takes what they hold.
     """
     stream = federation.stream
     manifest = federation.partition.manifest() if stream is None else stream.tasks[0].partition.manifest()
     tasks = {} if stream is None else {"tasks": stream.manifest()}
-    return manifest | (_counts(federation) if visits or len(federation.clients) <= TOLD else {}) | tasks
+    return manifest | (_counts(federation) if local_models or len(federation.clients) <= TOLD else {}) | tasks
 
 
 def _counts(federation: Federation) -> dict[str, Any]:

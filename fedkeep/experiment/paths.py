@@ -1,12 +1,10 @@
-"""Where the cells of a run lie, and when one is finished."""
+"""Where the trials of a run lie, and when one is finished."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fedkeep.experiment.recipe import Method
+from fedkeep.experiment.recipe import Method
 
 
 def trial_name(method: Method, seed: int) -> str:
@@ -19,6 +17,6 @@ def trial_folder(folder: Path, method: Method, seed: int) -> Path:
     return folder / "trials" / trial_name(method, seed)
 
 
-def is_finished(cell: Path) -> bool:
-    """Tell whether a cell's folder holds all that a finished cell leaves."""
-    return all((cell / name).exists() for name in ("trial.json", "rounds.jsonl", "result.json"))
+def is_finished(folder: Path) -> bool:
+    """Tell whether a trial's folder holds all that a finished trial leaves."""
+    return all((folder / name).exists() for name in ("trial.json", "rounds.jsonl", "result.json"))

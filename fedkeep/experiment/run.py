@@ -1,4 +1,4 @@
-"""Carry out a recipe in a run folder: one cell for each method and seed."""
+"""Run folders: made for a recipe, and continued until every trial is finished."""
 
 from __future__ import annotations
 
@@ -13,50 +13,27 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from fedkeep import seeds
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.build import build_federation, check_augmentation, check_cohort, check_device, check_generator
-from fedkeep.experiment.networks import located, own_models
-from fedkeep.experiment.paths import is_finished, trial_folder, trial_name
+from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.reading import load_recipe
-from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.runtime import Machine, OnProgress, Progress
-from fedkeep.experiment.trial_runner import Trial, recorded_machine, run_trials
+from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.files import write_whole
-from fedkeep.training.model_runner import check_batch_size
-
-__all__ = [
-    "Machine",
-    "OnProgress",
-    "Progress",
-    "begin",
-    "execute_run",
-    "pending_trials",
-    "resume_command",
-    "trial_name",
-]
 
 
-def prepare_run(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
-    """Make a run folder for a recipe and return its path; nothing is trained yet.
+def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequence[str] = ()) -> Path:
+    """Make a run folder for an experiment and return its path; nothing is trained yet.
 
     Raises
     ------
     RunError
         If ``out`` exists and holds something.
+    FedKeepError
+        If the experiment cannot be carried out.
     """
-    check_device(machine.device)
-    for seed in recipe.seeds:  # what cannot be carried out shows before any training
-        federation = build_federation(recipe, seed, machine.data_dir)
-        check_cohort(recipe, federation)
-        check_augmentation(recipe, federation)
-        check_generator(recipe, federation, machine.data_dir)
-    for model in {recipe.model, *own_models(recipe.client_models, federation.clients).values()}:
-        with seeds.borrowed(0):
-            network = located(model, machine.data_dir).build(federation.dataset.shape, federation.seen[0])
-        check_batch_size(network, recipe.training)
-    return create_run_folder(recipe, out, machine, command)
+    experiment.check()
+    return create_run_folder(experiment.recipe, out, experiment.machine, command)
 
 
 def create_run_folder(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
@@ -92,30 +69,21 @@ def _held(folder: Path) -> list[Path]:
     return held if begun else [path for path in held if path.name != "recipe.toml" and path.suffix != ".tmp"]
 
 
-def execute_run(
-    folder: Path, machine: Machine, on_progress: OnProgress | None = None, recipe: Recipe | None = None
-) -> None:
-    """Play all cells of a run folder that are not finished, each from its checkpoint.
+def open_run(folder: Path, machine: Machine) -> Experiment:
+    """Return the experiment of a run folder, to go on with it.
 
-    Safe to call again after a kill. Device, threads and stacks are those that the run began with: results
-    depend on them. With ``recipe``, the one that the folder was begun with, nothing needs to be found again by name in
-    this process.
+    Device, threads and stacks are those that the run began with, since results depend on them.
+
+    Raises
+    ------
+    RunError
+        If it is no run folder.
     """
     for name in ("run.json", "recipe.toml"):
         if not (folder / name).is_file():
             raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
-    recipe = recipe or load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
-    machine = recorded_machine(folder, machine)
-    jobs = [Trial(folder, recipe, *cell, trial_name(*cell)) for cell in pending_trials(folder, recipe)]
-    fewer = max(1, (machine.workers or os.cpu_count() or 2) // 2)
-    again = resume_command(folder, replace(machine, workers=fewer))
-    run_trials(jobs, machine, on_progress, again)
-
-
-def pending_trials(folder: Path, recipe: Recipe) -> list[tuple[Method, int]]:
-    """Return the cells of a run, method and seed, that are not finished."""
-    cells = [(method, seed) for seed in recipe.seeds for method in recipe.methods]
-    return [cell for cell in cells if not is_finished(trial_folder(folder, *cell))]
+    recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
+    return Experiment(recipe, recorded_machine(folder, machine))
 
 
 def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
@@ -126,6 +94,12 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     words += ["--allow-code"] if machine.allow_code else []
     words += ["--workers", str(machine.workers)] if machine.workers else []
     return shlex.join(words)
+
+
+def retry_command(folder: Path, machine: Machine) -> str:
+    """Return the command that continues a run after a failure, with fewer workers, which take less memory."""
+    fewer = max(1, (machine.workers or os.cpu_count() or 2) // 2)
+    return resume_command(folder, replace(machine, workers=fewer))
 
 
 def _new_folder(recipe: str) -> Path:

@@ -1,15 +1,13 @@
-"""Play the cells of runs, each a method with a seed: one after another, or spread over worker processes."""
+"""Run the trials of experiments: one after another, or spread over worker processes."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,295 +15,274 @@ import torch
 
 from fedkeep import doing
 from fedkeep.errors import RunError
-from fedkeep.experiment.build import build_federation, build_simulation, describe_partition, describe_trial
-from fedkeep.experiment.cohort_workers import CohortWorkers, useful
-from fedkeep.experiment.paths import is_finished, trial_folder
+from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
+from fedkeep.experiment.experiment import Experiment, Trial
+from fedkeep.experiment.paths import is_finished
 from fedkeep.experiment.provenance import describe_version
-from fedkeep.experiment.reading import load_recipe
-from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.files import write_whole
+from fedkeep.simulation import ipc
 from fedkeep.simulation.autotune import choose_stack_size
+from fedkeep.simulation.callbacks import Callback
+from fedkeep.simulation.process_executor import step_handlers
 from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.simulation.trial import TrialBusy, run_trial
+from fedkeep.simulation.workers import (
+    DONE,
+    PROGRESS,
+    REFUSED,
+    Message,
+    Worker,
+    run_worker,
+    start_workers,
+    stop_workers,
+    wait_for_any,
+)
+from fedkeep.training.context import pinned_threads
 
-DOING = "doing.json"
-"""In the folder of a cell that another process plays: what its round is at, while there is one."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One cell to run_trial: a method with a seed, in a run folder. ``name`` is what progress calls it."""
-
-    folder: Path
-    recipe: Recipe
-    method: Method
-    seed: int
-    name: str
-
-    @property
-    def cell(self) -> Path:
-        """The cell's own folder."""
-        return trial_folder(self.folder, self.method, self.seed)
+TRIAL, JOIN = "trial", "join"
+"""Requests to a worker: run a trial; prepare to carry out client steps of one."""
 
 
-def write_description(cell: Path, description: Mapping[str, Any]) -> None:
-    """Write what a cell is, and which versions run_trial it; raise `RunError` if its results rest on another thing now.
+def run_trials(
+    trials: Sequence[Trial],
+    *,
+    again: str,
+    on_progress: OnProgress | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Run trials, each from its checkpoint, and return when all are finished. Safe to call again after a kill.
 
-    Cells of versions that did not name a thing are not asked about it.
+    Parameters
+    ----------
+    trials : Sequence[Trial]
+        All on machines with the same workers.
+    again : str
+        The command that continues, for the error after a failure.
+    on_progress : Callable[[Progress], None], optional
+        Called after every round, and now and then within a long one.
+    callbacks : Sequence[Callback]
+        Called around the rounds of every trial, in this process: with callbacks, workers share only cohorts.
     """
-    path, players = cell / "trial.json", [describe_version()]
-    if (cell / "checkpoint" / "manifest.json").is_file():
-        before = _begun(path)
+    if not trials:
+        return
+    machine = trials[0].experiment.machine
+    workers = machine.workers or (os.cpu_count() or 1 if machine.device == "cpu" else 1)
+    report = on_progress or (lambda progress: None)
+    if min(workers, len(trials)) > 1 and not callbacks:
+        _run_in_workers(trials, min(workers, len(trials)), workers // len(trials), report, again)
+        for trial in trials:
+            if not is_finished(trial.folder):
+                raise TrialBusy(
+                    f"{trial.folder} is being run by another process. Wait for it, or end it, then: {again}"
+                )
+        return
+    for number, trial in enumerate(trials):
+        with pinned_threads(trial.experiment.machine.threads):
+            simulation, own = _open(trial, report, workers)
+            run_trial(simulation, trial.folder, [*own, *callbacks])
+        if not any(other.experiment is trial.experiment and other.seed == trial.seed for other in trials[number + 1 :]):
+            trial.experiment.forget(trial.seed)
+
+
+def _open(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, list[Callback]]:
+    """Return a trial's simulation and its callbacks; ``spare`` processes may share its cohorts."""
+    experiment = trial.experiment
+    simulation = experiment.simulation(trial.method, trial.seed)
+    cohort, on_cpu = experiment.recipe.run.cohort, experiment.machine.device == "cpu"
+    count = useful_workers(trial.method.algorithm, cohort, spare if on_cpu else 0)
+    join = [str(trial.run), trial.method.label, trial.seed]
+    workers = CohortWorkers(count, lambda: start_workers(count, work, experiment.machine, 0), (JOIN, join))
+    description = experiment.describe(trial.method, trial.seed)
+    return simulation, [
+        TrialDescription(trial, description, max(count, 1)),
+        ProgressReport(trial, description["test_total"], report),
+        workers,
+    ]
+
+
+def write_description(folder: Path, description: Mapping[str, Any]) -> None:
+    """Write what a trial is, and which versions ran it; raise `RunError` if its results depend on another thing now.
+
+    Trials of versions that did not name a thing are not asked about it.
+    """
+    path, players = folder / "trial.json", [describe_version()]
+    if (folder / "checkpoint" / "manifest.json").is_file():
+        before = _read_description(path)
         begun, earlier = before.get("dependencies", {}), before.get("versions", ["a version that did not say"])
         players = list(dict.fromkeys([*earlier, *players]))
         others = [name for name, now in description["dependencies"].items() if begun.get(name, now) != now]
         if others:
             raise RunError(
-                f"{cell} was begun with another {' and '.join(others)} than there is now, so that its rounds would not "
-                "belong together. Put back what was there, in a generator's or an extractor's folder too, or begin a "
-                "new run."
+                f"{folder} was begun with another {' and '.join(others)} than there is now, so that its rounds would "
+                "not belong together. Put back what was there, in a generator's or an extractor's folder too, or begin "
+                "a new run."
             )
     write_whole(path, json.dumps({**description, "versions": players}))
 
 
-def _begun(path: Path) -> dict[str, Any]:
-    """Return what a cell that was begun is; empty if nobody said; raise `RunError` if it cannot be read."""
+def _read_description(path: Path) -> dict[str, Any]:
+    """Return what a trial that was begun is; empty if nobody said; raise `RunError` if it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise RunError(
-            f"cannot read {path}: {error}. Remove the folder {path.parent} to run_trial its cell anew."
+            f"cannot read {path}: {error}. Remove the folder {path.parent} to run its trial again."
         ) from error
     return found if isinstance(found, dict) else {}
 
 
-def run_trials(jobs: Sequence[Trial], machine: Machine, on_progress: OnProgress | None, again: str) -> None:
-    """Play cells, each from its checkpoint, and return when all are finished.
+class TrialDescription(Callback):
+    """Writes ``trial.json`` and ``partition.json`` before the first round, and decides how clients are stacked.
 
     Parameters
     ----------
-    machine : its device, threads and stacks give way to those that a run began with.
-    again : the command that continues, for the error after a failure.
+    trial : Trial
+        What is described.
+    description : Mapping[str, Any]
+        Its description, without stacks.
+    workers : int
+        Processes that will share its cohorts.
     """
-    workers = machine.workers or (os.cpu_count() or 1 if machine.device == "cpu" else 1)
-    tell = on_progress or (lambda progress: None)
-    if min(workers, len(jobs)) > 1:
-        _spread(jobs, machine, min(workers, len(jobs)), tell, again, workers // len(jobs))
-        for job in jobs:
-            if not is_finished(job.cell):
-                raise TrialBusy(f"{job.cell} is being played by another process. Wait for it, or end it, then: {again}")
-    else:
-        for job in jobs:
-            _play(job, machine, tell, workers)
 
+    def __init__(self, trial: Trial, description: Mapping[str, Any], workers: int) -> None:
+        self.trial = trial
+        self.description = description
+        self.workers = workers
 
-def recorded_machine(folder: Path, machine: Machine) -> Machine:
-    """Return the machine with what results depend on as a run began with it: device, threads and stacks."""
-    try:
-        info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        stack = int(info.get("stack", 1))  # runs of versions without stacks did not name them
-        return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error
+    def on_trial_begin(self, state: SimulationState) -> None:
+        folder = self.trial.folder
+        state.stack = self._stack(state)
+        write_description(folder, {**self.description, "stack": state.stack})
+        held = self.trial.experiment.describe_partition(self.trial.seed)
+        write_whole(folder / "partition.json", json.dumps(held))
 
-
-def _play(job: Trial, machine: Machine, tell: OnProgress, spare: int) -> None:
-    """Play one cell; ``spare`` processes may share its cohorts."""
-    recipe, machine = job.recipe, recorded_machine(job.folder, machine)
-    federation = build_federation(recipe, job.seed, machine.data_dir)
-    description = describe_trial(recipe, job.method, job.seed, federation, machine.data_dir)
-    last: dict[str, Any] | None = None
-
-    def on_round(finished: Any) -> None:
-        nonlocal last
-        last = finished.record if "correct" in finished.record else last
-        tell(Progress(job.name, finished.record["round"], recipe.rounds, last, _images(description, last)))
-        helpers.consider(finished)
-
-    def on_word(word: str) -> None:
-        tell(Progress(job.name, engine.finished, recipe.rounds, last, _images(description, last), word))
-
-    with pinned_threads(machine.threads):
-        engine = build_simulation(recipe, job.method, job.seed, federation, machine.device, machine.data_dir)
-        count = useful(job.method.algorithm, recipe.run.cohort, spare if machine.device == "cpu" else 0)
-        helpers = CohortWorkers(engine, job.folder, job.method.label, job.seed, machine, count)
-
-        def prepare() -> None:
-            engine.stack = _stack(job, engine, machine, max(count, 1))
-            write_description(job.cell, description | {"stack": engine.stack})
-            held = describe_partition(federation, visits=recipe.run.evaluate_local_models)
-            write_whole(job.cell / "partition.json", json.dumps(held))
-
+    def _stack(self, state: SimulationState) -> int:
+        """Return how many clients train as one: as the trial was begun, as the user says, or as is quickest here."""
         try:
-            with doing.heard_by(on_word):
-                run_trial(engine, job.cell, on_round, prepare=prepare)
-        finally:
-            helpers.dismiss()
+            return int(_read_description(self.trial.folder / "trial.json")["stack"])
+        except (KeyError, TypeError):
+            if state.algorithm.schedule != "parallel":
+                return 1  # nobody trains beside another, and workers look ahead only where there are no stacks
+            return self.trial.experiment.machine.stack or choose_stack_size(state, self.workers)
 
 
-def _stack(job: Trial, engine: Simulation, machine: Machine, workers: int) -> int:
-    """Return how many clients this cell trains as one: as it was begun, as the user says, or as is quickest here."""
-    try:
-        return int(_begun(job.cell / "trial.json")["stack"])
-    except (KeyError, TypeError):
-        if job.method.algorithm.schedule != "parallel":
-            return 1  # nobody trains beside another, and helpers work ahead only where there are no groups
-        return machine.stack or choose_stack_size(engine, workers)
+class ProgressReport(Callback):
+    """Reports how far a trial is, after every round and now and then within one.
 
-
-def _spread(jobs: Sequence[Trial], machine: Machine, workers: int, tell: OnProgress, again: str, spare: int) -> None:
-    """Play cells in worker processes; this one reads how far they are from the records that they write.
-
-    With more cores than cells, each may have ``spare`` processes for its cohorts.
-
-    Every worker goes through all cells and plays those that are neither finished nor being played, so that none waits
-    while another has work left. Whether one lives is asked of the operating system: a pool that waits on pipes was seen
-    to miss a death, and to wait for ever.
+    Parameters
+    ----------
+    trial : Trial
+        What is reported on.
+    test_total : Sequence[int]
+        Test images by class.
+    report : Callable[[Progress], None]
+        Receives the reports.
     """
-    context = multiprocessing.get_context("spawn")  # a forked PyTorch may hang
-    stop = context.RawValue("b", 0)  # without a lock, which a dying worker could take along
-    places = [(str(job.folder), job.method.label, job.seed) for job in jobs]
-    processes = [
-        context.Process(target=_work, args=(places[i:] + places[:i], machine, stop, spare)) for i in range(workers)
-    ]
-    watchers = [_Watcher(job) for job in jobs]
-    for job in jobs:
-        (job.cell / DOING).unlink(missing_ok=True)  # a kill may have left it
+
+    def __init__(self, trial: Trial, test_total: Sequence[int], report: OnProgress) -> None:
+        self.trial = trial
+        self.test_total = test_total
+        self.report = report
+        self._record: dict[str, Any] | None = None
+        self._subscription = ExitStack()
+
+    def on_trial_begin(self, state: SimulationState) -> None:
+        listener: Callable[[str], None] = lambda activity: self._report(state.finished, activity)  # noqa: E731
+        self._subscription.enter_context(doing.heard_by(listener))
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        self._record = result.record if "correct" in result.record else self._record
+        self._report(result.record["round"])
+
+    def on_trial_end(self, state: SimulationState) -> None:
+        self._subscription.close()
+
+    def _report(self, done: int, activity: str = "") -> None:
+        seen = len(self._record["correct"]) if self._record else None  # classes seen by then
+        images = sum(self.test_total[:seen])
+        self.report(Progress(self.trial.name, done, self.trial.rounds, self._record, images, activity))
+
+
+# Worker processes
+
+
+def _run_in_workers(trials: Sequence[Trial], count: int, spare: int, report: OnProgress, again: str) -> None:
+    """Run trials in worker processes, each of which may have ``spare`` more for its cohorts."""
+    machine = trials[0].experiment.machine
+    workers = start_workers(count, work, machine, spare)
+    waiting, under_way, last = list(trials), dict[Worker, Trial](), dict[Worker, Trial]()
     try:
-        for process in processes:
-            process.start()
-        while any(process.is_alive() for process in processes):
-            time.sleep(0.3)
-            for watcher in watchers:
-                watcher.tell(tell)
-            _raise_for([process.exitcode for process in processes], again)
-        _raise_for([process.exitcode for process in processes], again)
-        if stop.value:
-            raise KeyboardInterrupt
+        while waiting or under_way:
+            for worker in workers:
+                if waiting and worker not in under_way:
+                    trial = under_way[worker] = last[worker] = _next(waiting, last.get(worker))
+                    waiting.remove(trial)
+                    worker.send(TRIAL, [str(trial.run), trial.method.label, trial.seed])
+            for worker in wait_for_any(under_way):
+                kind, content, _ = worker.receive()
+                if kind == PROGRESS:
+                    report(Progress(**{**content, "trial": under_way[worker].name}))
+                elif kind == DONE:
+                    del under_way[worker]
+                else:
+                    error = content if kind == REFUSED else f"a trial failed in a worker process:\n{content}"
+                    raise RunError(error)
+    except RunError as error:
+        raise RunError(f"{error} What is finished is kept: {again}") from None
     finally:
-        stop.value = 1  # after a failure the other cells save their last round and end, instead of being waited for
-        for process in processes:
-            if process.pid is not None:
-                process.join()
+        stop_workers(workers)  # after a failure the other trials save their last round and end
 
 
-def _raise_for(codes: Sequence[int | None], again: str) -> None:
-    """Raise what the exit codes of workers say: 1 is an exception, which the worker has printed; others are a death."""
-    failed = [code for code in codes if code]
-    if 1 in failed:
-        raise RunError(f"a run failed in a worker process; its error stands above. What is finished is kept: {again}")
-    if failed:
-        raise RunError(
-            f"a worker process died with code {failed[0]}, perhaps for lack of memory. What is finished is kept: "
-            f"{again}"
-        )
+def _next(waiting: Sequence[Trial], last: Trial | None) -> Trial:
+    """Return the trial that a worker takes next: one with the data of its last, if there is one."""
+    same = [t for t in waiting if last and t.experiment is last.experiment and t.seed == last.seed]
+    return (same or waiting)[0]
 
 
-_stop: Any = None  # of a worker process: a flag, shared by all, that tells it to end
+def work(connection: Connection, machine: Machine, spare: int) -> None:
+    """Carry out trials, or client steps of one, as the parent process asks: the main function of every worker.
 
-
-def _tell_or_stop(cell: Path, progress: Progress) -> None:
-    if _stop.value or _orphaned():
-        raise KeyboardInterrupt
-    if progress.doing:
-        _leave_word(cell, progress)
-
-
-def _leave_word(cell: Path, progress: Progress) -> None:
-    """Write what a long round is at for `_Watcher`, which sees by itself when a round is finished."""
-    with suppress(OSError):  # no run shall end because its progress cannot be shown
-        write_whole(cell / DOING, json.dumps({"done": progress.done, "doing": progress.doing}))
-
-
-def _work(places: list[tuple[str, str, int]], machine: Machine, stop: Any, spare: int) -> None:
-    """Play cells, each a run folder, a method's label and a seed, in a worker process, unless all shall stop."""
-    global _stop
-    _stop = stop
+    Parameters
+    ----------
+    connection : Connection
+        Leads to the parent.
+    machine : Machine
+        As the parent's.
+    spare : int
+        Processes that may share a trial's cohorts.
+    """
     from fedkeep.experiment.plugins import use
 
+    torch.set_num_threads(machine.threads)
     use(machine.use)
-    recipes: dict[str, Recipe] = {}
-    try:
-        for folder, label, seed in places:
-            if stop.value:
-                return
-            if folder not in recipes:
-                recipes[folder] = load_recipe(str(Path(folder) / "recipe.toml"), allow_code=machine.allow_code)
-            method = recipes[folder].method(label)
-            job = Trial(Path(folder), recipes[folder], method, seed, label)
-            if is_finished(job.cell):
-                continue
-            try:
-                _play(job, machine, partial(_tell_or_stop, job.cell), spare)
-                (job.cell / DOING).unlink(missing_ok=True)
-            except TrialBusy:
-                continue  # another worker is at it
-    except KeyboardInterrupt:
-        stop.value = 1  # the state is saved; no cell that waits shall begin; the parent process tells the user
+    experiments: dict[str, Experiment] = {}
 
+    def find(run: str, label: str, seed: int) -> Trial:
+        if run not in experiments:
+            experiments.clear()  # one run's data at a time
+            experiments[run] = open_run(Path(run), machine)
+        return Trial(experiments[run], Path(run), experiments[run].recipe.method(label), seed, label)
 
-def _orphaned() -> bool:
-    """Tell whether the process that began this one is gone, killed perhaps."""
-    parent = multiprocessing.parent_process()
-    return parent is not None and not parent.is_alive()
+    def report(progress: Progress) -> None:
+        ipc.send(connection, [PROGRESS, asdict(progress)], {})
 
-
-class _Watcher:
-    """Reads a cell's records as they grow."""
-
-    def __init__(self, job: Trial) -> None:
-        self.job = job
-        self.position = 0
-        self.last: dict[str, Any] | None = None
-        self.done = self.told = 0
-        self.doing = ""
-        self.description: dict[str, Any] = {}
-
-    def tell(self, tell: OnProgress) -> None:
-        path = self.job.cell / "rounds.jsonl"
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            if path.stat().st_size < self.position:
-                self.position = 0  # a resumed cell starts from its checkpoint
-            file.seek(self.position)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self.position += len(line)
-                record = json.loads(line)
-                self.done = record["round"]
-                self.last = record if "correct" in record else self.last
-        at = self._doing()
-        if (self.done, at) != (self.told, self.doing):
-            self.told, self.doing = self.done, at
-            if not self.description:
-                self.description = json.loads((self.job.cell / "trial.json").read_text(encoding="utf-8"))
-            images = _images(self.description, self.last)
-            tell(Progress(self.job.name, self.done, self.job.recipe.rounds, self.last, images, at))
-
-    def _doing(self) -> str:
-        """Return what the round in flight is at, as far as its process said."""
+    def trial(content: Any, tensors: Any) -> Message:
+        found = find(*content)
         try:
-            said = json.loads((self.job.cell / DOING).read_text(encoding="utf-8"))
-            return str(said["doing"]) if said["done"] == self.done else ""
-        except (OSError, ValueError, KeyError):
-            return ""
+            with pinned_threads(found.experiment.machine.threads):
+                simulation, callbacks = _open(found, report, spare)
+                run_trial(simulation, found.folder, callbacks)
+        except TrialBusy:
+            pass  # another process is at it; the parent notices if it does not finish
+        return None, {}
 
+    def join(content: Any, tensors: Any) -> Message:
+        found = find(*content)
+        handlers.update(step_handlers(found.experiment.simulation(found.method, found.seed)))
+        return None, {}
 
-def _images(description: Mapping[str, Any], record: Mapping[str, Any] | None) -> int:
-    """Return how many test images a record is about: those of the classes seen by then."""
-    return sum(description["test_total"][: len(record["correct"])] if record else description["test_total"])
-
-
-@contextmanager
-def pinned_threads(threads: int) -> Iterator[None]:
-    """Let PyTorch use this many threads for the block: results depend on the number, and small models suffer from
-    more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    handlers = {TRIAL: trial, JOIN: join}
+    run_worker(connection, handlers)

@@ -23,7 +23,7 @@ from fedkeep.interface.codec import restore
 from fedkeep.interface.values import found_in
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, encode_task, results_type
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.state import SimulationState
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class FlowerExecutor(Executor):
 
     def __init__(
         self,
-        engine: Simulation,
+        engine: SimulationState,
         line: Line,
         sites: Sites,
         journal: Journal,
@@ -71,7 +71,7 @@ class FlowerExecutor(Executor):
         self.names: dict[int, tuple[str, Tensor]] = {}
         self.round = 0  # over all tasks
 
-    def begin(self, round: int, cohort: Sequence[str]) -> None:
+    def begin_round(self, round: int, cohort: Sequence[str]) -> None:
         self.round = round
         self.journal.begin(round)
         self.names.clear()
@@ -139,8 +139,7 @@ class FlowerExecutor(Executor):
         if isinstance(found, ClientFailure):
             return found
         ((reply, _, uses),), train, teachers = found
-        self.engine.context.clock.train += train
-        self.engine.context.clock.teachers += teachers
+        self.engine.context.timer.add(train, teachers)
         return TaskResult(reply, left_by(asked.call, self.engine.client_state), uses)
 
     def _read(self, asked: _Asked, reply: Parcel | ClientFailure) -> Any:
@@ -168,7 +167,7 @@ class FlowerExecutor(Executor):
     def _packed(self, request: ClientTask) -> Parcel:
         """Return a request as a parcel, named by its round and by all that is asked."""
         tensors: dict[str, Tensor] = {}
-        settled = self.engine.states.get(request.client)
+        settled = self.engine.client_states.get(request.client)
         head = {
             **self.introduction.head,
             "run": self.run,

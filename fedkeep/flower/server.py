@@ -27,12 +27,14 @@ from fedkeep.experiment.build import (
     load_data,
     without_seen,
 )
-from fedkeep.experiment.paths import trial_folder, trial_name
+from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.reading import load_recipe, parse_recipe
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.run import Machine, create_run_folder, pending_trials
-from fedkeep.experiment.trial_runner import pinned_threads, recorded_machine, write_description
+from fedkeep.experiment.run import create_run_folder
+from fedkeep.experiment.runtime import Machine, recorded_machine
+from fedkeep.experiment.trial_runner import write_description
 from fedkeep.files import write_whole
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.executor import FlowerExecutor
@@ -44,8 +46,10 @@ from fedkeep.flower.sites import Sites
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.finish import finish, is_reported
 from fedkeep.reporting.run_folder import Run
-from fedkeep.simulation.simulation import RoundResult
+from fedkeep.simulation.callbacks import OnRoundEnd
+from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.simulation.trial import TrialBusy, run_trial
+from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
 IN_VAIN = 3  # rounds, all undone from the first on, after which a run stops
@@ -61,10 +65,9 @@ def serve(line: Line, config: RunConfig) -> Run:
     with _logged(folder / "server.log"), pinned_threads(threads):
         log.info("run folder: %s", folder.resolve())
         try:
-            for method, seed in pending_trials(folder, recipe):
-                cell = trial_folder(folder, method, seed)
-                with _alone(cell):
-                    _play(line, config, recipe, method, seed, cell)
+            for trial in Experiment(recipe).trials(folder):
+                with _alone(trial.folder):
+                    _run(line, config, recipe, trial.method, trial.seed, trial.folder)
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
             raise
@@ -73,8 +76,8 @@ def serve(line: Line, config: RunConfig) -> Run:
         return done
 
 
-def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: int, cell: Path) -> None:
-    """Play one method with one seed, in the round where it stopped if it was begun before."""
+def _run(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: int, folder: Path) -> None:
+    """Run one method with one seed, in the round where it stopped if it was begun before."""
     data_dir = config.data_dir or None
     whole = load_data(config.data or recipe.data, data_dir)
     kept = without_seen(recipe, whole, data_dir)
@@ -82,7 +85,7 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
     data = described(dataset, kept is not whole, generator_hash(one, data_dir))
     introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": data})
-    book = cell / "sites.json"  # the run's name at the sites, and who takes part
+    book = folder / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None
     sites = Sites(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
     if known is None:
@@ -96,30 +99,31 @@ def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: i
     federation = roster(recipe, seed, dataset, held, known["examples"])
     engine = build_simulation(recipe, method, seed, federation, config.device, config.data_dir or None)
     engine.client_state = reference(engine.client_state)
-    journal = Journal(cell / "journal")
+    journal = Journal(folder / "journal")
     engine.executor = FlowerExecutor(engine, line, sites, journal, introduction, known["run"], config.deadline)
     description = describe_trial(recipe, method, seed, federation, config.data_dir or None)
-    if _rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
-        shutil.rmtree(cell / "checkpoint", ignore_errors=True)
-    write_description(cell, description)
+    if _rounds_in_vain(folder):  # nothing is lost by beginning anew, and rounds are won
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    write_description(folder, description)
     tell = _telling(trial_name(method, seed), recipe.rounds, description["test_total"])
 
-    def on_round(finished: RoundResult) -> None:
-        tell(finished)
-        if finished.record["undone"]:
-            _check_for_success(cell, recipe)
+    def check(state: SimulationState, result: RoundResult) -> None:
+        tell(result)
+        if result.record["undone"]:
+            _check_for_success(folder, recipe)
 
     try:
-        run_trial(engine, cell, on_round, checkpoint_share=math.inf)  # a checkpoint after every round
+        # A checkpoint after every round.
+        run_trial(engine, folder, [OnRoundEnd(check)], checkpoint_share=math.inf)
     except Exception:
         journal.remove()  # an answer may have been the cause: sites give theirs again, without training again
         raise
     journal.remove()
 
 
-def _check_for_success(cell: Path, recipe: Recipe) -> None:
+def _check_for_success(folder: Path, recipe: Recipe) -> None:
     """Raise `RunError` if a run would go on in vain: every round so far was undone, and these were several, or all."""
-    undone = _rounds_in_vain(cell)
+    undone = _rounds_in_vain(folder)
     if undone >= min(IN_VAIN, recipe.rounds):
         raise RunError(
             f"too few sites: fewer than {recipe.run.min_clients} answered in each of {undone} rounds, so that all were "
@@ -128,25 +132,25 @@ def _check_for_success(cell: Path, recipe: Recipe) -> None:
         )
 
 
-def _rounds_in_vain(cell: Path) -> int:
-    """Return how many rounds a cell has if every single one was undone; otherwise 0."""
-    file = cell / "rounds.jsonl"
+def _rounds_in_vain(folder: Path) -> int:
+    """Return how many rounds a trial has if every single one was undone; otherwise 0."""
+    file = folder / "rounds.jsonl"
     whole = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # a kill may have left half a line
     return len(whole) if all(json.loads(line)["undone"] for line in whole) else 0
 
 
 @contextmanager
-def _alone(cell: Path) -> Iterator[None]:
-    """Let no other server app run_trial this cell, nor name its run anew."""
-    cell.mkdir(parents=True, exist_ok=True)
+def _alone(folder: Path) -> Iterator[None]:
+    """Let no other server app run this trial, nor name its run anew."""
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(cell / ".server.lock", timeout=0):
+        with FileLock(folder / ".server.lock", timeout=0):
             yield
     except Timeout:
-        raise TrialBusy(f"{cell} is being played by another server app. Wait for it, or end it.") from None
+        raise TrialBusy(f"{folder} is being run by another server app. Wait for it, or end it.") from None
 
 
-def _telling(cell: str, rounds: int, images: Sequence[int]) -> Callable[[RoundResult], None]:
+def _telling(trial: str, rounds: int, images: Sequence[int]) -> Callable[[RoundResult], None]:
     """Return what tells of each round in the log; ``images`` are the test images of each class."""
 
     def tell(finished: RoundResult) -> None:
@@ -157,7 +161,7 @@ def _telling(cell: str, rounds: int, images: Sequence[int]) -> Callable[[RoundRe
             hits = f", accuracy {sum(correct) / sum(images[: len(correct)]):.4f}"
         lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
         undone = "; undone, for too few answered" if record["undone"] else ""
-        log.info("%s: round %d of %d%s%s%s", cell, record["round"], rounds, hits, lost, undone)
+        log.info("%s: round %d of %d%s%s%s", trial, record["round"], rounds, hits, lost, undone)
 
     return tell
 
@@ -204,7 +208,7 @@ def _folder(recipe: Recipe, config: RunConfig) -> Path:
     begun = parse_recipe((out / "recipe.toml").read_text(encoding="utf-8"), str(out), allow_code=config.allow_code)
     if begun.to_toml() != recipe.to_toml():  # as text: an option that an older version did not write has its default
         raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")
-    if not pending_trials(out, recipe) and is_reported(out):
+    if not Experiment(recipe).trials(out) and is_reported(out):
         raise RunError(f"{out} is finished. Choose another out for a new run.")
     return out
 

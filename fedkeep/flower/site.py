@@ -17,7 +17,6 @@ from fedkeep.experiment.networks import of_one
 from fedkeep.experiment.plugins import use
 from fedkeep.experiment.reading import parse_recipe
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.trial_runner import pinned_threads
 from fedkeep.flower.config import Place
 from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of
 from fedkeep.flower.line import Kind, Parcel, naming
@@ -27,6 +26,7 @@ from fedkeep.models import Pretrained
 from fedkeep.simulation.messages import decode_task, results_type
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.synthesis.diffusion.choice import GeneratorChoice
+from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +73,15 @@ def perform(parcel: Parcel, place: Place) -> Parcel:
         if found is None:
             step, task, round = request.step.__name__, request.task, request.round
             log.info("site %s does %s in round %d of task %d", place.site, step, round, task)
-            engine.enter(task)
-            clock = engine.context.clock
-            clock.restart()
+            engine.set_task(task)
+            timer = engine.context.timer
+            timer.reset()
             state = memory.state(request.state, engine.client_state)
-            outcome = engine.serial.perform(replace(request, state=state))
-            left = (outcome.reply, left_by(call, engine.client_state), outcome.uses)
-            found = ((left,), clock.train, clock.teachers)
-            memory.keep(call, outcome.state, found)
+            (future,) = engine.serial.submit(replace(request, state=state))
+            result = engine.serial.wait(future)
+            left = (result.reply, left_by(call, engine.client_state), result.uses)
+            found = ((left,), timer.train, timer.teachers)
+            memory.keep(call, result.state, found)
         memory.forget(call, str(head["settled"]))
     tensors: dict[str, Tensor] = {}
     return Parcel({"answer": flatten(found, naming(tensors, {}))}, tensors)

@@ -20,7 +20,7 @@ from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import Weights
 from fedkeep.models.weights import same_form
-from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.state import SimulationState
 
 FORMAT = 2
 LONGEST = 60.0  # seconds of finished rounds that a kill may cost
@@ -32,9 +32,12 @@ class Checkpoint:
 
     Parameters
     ----------
-    folder : where it lives.
-    share : the largest share of the run's time that saving may take, unless a minute is over; what `due` goes by.
-    cost : seconds that the last save took.
+    folder : Path
+        Where it lives.
+    share : float
+        The largest share of the run's time that saving may take, unless a minute is over; what `due` goes by.
+    cost : float
+        Seconds that the last save took.
     """
 
     folder: Path
@@ -51,27 +54,35 @@ class Checkpoint:
         """Tell whether another checkpoint would stay within the share, or a minute of rounds is at stake."""
         return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, LONGEST))
 
-    def save(self, engine: Simulation, positions: dict[str, int]) -> None:
-        """Save the engine as it is between rounds; ``positions`` is stored with it (how far the logs had come)."""
+    def save(self, state: SimulationState, positions: dict[str, int]) -> None:
+        """Save a simulation between rounds.
+
+        Parameters
+        ----------
+        state : SimulationState
+            What is saved.
+        positions : dict[str, int]
+            Stored with it: how far the records had come.
+        """
         began = time.perf_counter()
         old = self._read()["clients"] if self.manifest.exists() else {}
-        empty = encode(engine.client_state())  # a client that keeps nothing is not kept
-        clients: dict[str, str] = {client: name for client, name in old.items() if client not in engine.changed}
-        for client in sorted(engine.changed):
-            content = encode(engine.states[client])
+        empty = encode(state.client_state())  # a client that keeps nothing is not kept
+        clients: dict[str, str] = {client: name for client, name in old.items() if client not in state.changed}
+        for client in sorted(state.changed):
+            content = encode(state.client_states[client])
             if content != empty:
-                clients[client] = f"client-{quote(client, safe='')}-{engine.finished}.safetensors"
+                clients[client] = f"client-{quote(client, safe='')}-{state.finished}.safetensors"
                 write_whole(self.folder / clients[client], content)
-        server, model = f"server-{engine.finished}.safetensors", f"model-{engine.finished}.safetensors"
-        write_whole(self.folder / server, encode(engine.server.state))
-        write_whole(self.folder / model, encode(engine.server.model))
-        served = f"served-{engine.finished}.safetensors"
-        averages = set(engine.schedule.served) != {"last"} or bool(engine.server.served)
+        server, model = f"server-{state.finished}.safetensors", f"model-{state.finished}.safetensors"
+        write_whole(self.folder / server, encode(state.server.state))
+        write_whole(self.folder / model, encode(state.server.model))
+        served = f"served-{state.finished}.safetensors"
+        averages = set(state.schedule.served) != {"last"} or bool(state.server.served)
         if averages:
-            write_whole(self.folder / served, encode((engine.graduates, engine.average, engine.server.served)))
+            write_whole(self.folder / served, encode((state.round_average, state.moving_average, state.server.served)))
         manifest = {
             "format": FORMAT,
-            "round": engine.finished,
+            "round": state.finished,
             "server": server,
             "model": model,
             "served": served if averages else None,
@@ -79,8 +90,8 @@ class Checkpoint:
             "positions": positions,
         }
         write_whole(self.manifest, json.dumps(manifest))
-        engine.states = {client: engine.states[client] for client in clients}
-        engine.changed.clear()
+        state.client_states = {client: state.client_states[client] for client in clients}
+        state.changed.clear()
         named = {self.manifest.name, server, model, manifest["served"], *clients.values()}
         for file in self.folder.iterdir():  # older files, and what a kill left half written
             if file.name not in named:
@@ -88,8 +99,8 @@ class Checkpoint:
         self._saved_at = time.perf_counter()
         self.cost = self._saved_at - began
 
-    def restore(self, engine: Simulation) -> dict[str, int]:
-        """Put the engine where the checkpoint was taken, and return the positions; an empty dict without a checkpoint.
+    def restore(self, state: SimulationState) -> dict[str, int]:
+        """Put a simulation where the checkpoint was taken; return the positions, or an empty dict without a checkpoint.
 
         Raises
         ------
@@ -99,28 +110,28 @@ class Checkpoint:
         if not self.manifest.exists():
             return {}
         manifest = self._read()
-        engine.enter(engine.schedule.place(manifest["round"])[0])
-        server_state, _ = state_types(type(engine.algorithm))
-        model = self._load(manifest["model"], Weights, engine)
-        mismatch = same_form(model, engine.context.runner.initial)
+        state.set_task(state.schedule.position(manifest["round"])[0])
+        server_state, _ = state_types(type(state.algorithm))
+        model = self._load(manifest["model"], Weights, state)
+        mismatch = same_form(model, state.context.runner.initial)
         if mismatch is not None:
             raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
-        engine.server.model = model
-        engine.server.state = self._load(manifest["server"], server_state, engine)
-        engine.states = {
-            client: self._load(name, engine.client_state, engine) for client, name in manifest["clients"].items()
+        state.server.model = model
+        state.server.state = self._load(manifest["server"], server_state, state)
+        state.client_states = {
+            client: self._load(name, state.client_state, state) for client, name in manifest["clients"].items()
         }
-        engine.changed.clear()
-        engine.graduates = model
+        state.changed.clear()
+        state.round_average = model
         if manifest["served"] is not None:
-            models = self._load(manifest["served"], tuple[Weights, Weights, Weights], engine)
-            engine.graduates, engine.average, engine.server.served = models
-        engine.finished = manifest["round"]
+            models = self._load(manifest["served"], tuple[Weights, Weights, Weights], state)
+            state.round_average, state.moving_average, state.server.served = models
+        state.finished = manifest["round"]
         return dict(manifest["positions"])
 
-    def _load(self, name: str, hint: Any, engine: Simulation) -> Any:
+    def _load(self, name: str, hint: Any, state: SimulationState) -> Any:
         try:
-            return decode((self.folder / name).read_bytes(), hint, engine.device)
+            return decode((self.folder / name).read_bytes(), hint, state.device)
         except (OSError, ValueRefused) as error:
             raise RunError(
                 f"cannot read the checkpoint file {name} in {self.folder}: {error} Remove that folder to start this "

@@ -1,4 +1,4 @@
-"""Perform client steps: here, when their result is waited for, or in worker processes (`fedkeep.simulation.process_executor`)."""
+"""Carry out client steps: in this process, or elsewhere (`fedkeep.simulation.process_executor`, `fedkeep.flower`)."""
 
 from __future__ import annotations
 
@@ -6,122 +6,144 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from greenlet import getcurrent, greenlet
 
 from fedkeep.data import Federation
 from fedkeep.interface import Fit
 from fedkeep.interface.values import copied
-from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, describe_task
+from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob
 from fedkeep.training.party import LocalClient
 from fedkeep.training.vmap_training import VmapTrainer
 
-Future = Any
-"""Stands for a request until its outcome is there."""
+Future: TypeAlias = Any
+"""Stands for a task until its result is there; each executor has its own kind."""
 
 
 class Executor(ABC):
-    """Takes requests and gives outcomes. ``ahead`` is how many requests nobody waits for yet it should be given."""
+    """Takes client tasks and gives their results.
+
+    Attributes
+    ----------
+    ahead : int
+        How many tasks that nobody waits for yet the executor should be given.
+    """
 
     ahead: int = 0
 
-    def begin(self, round: int, cohort: Sequence[str]) -> None:  # noqa: B027 — most have nothing to prepare
-        """Prepare for a round; called before anybody is asked."""
+    def begin_round(self, round: int, cohort: Sequence[str]) -> None:  # noqa: B027 — most have nothing to prepare
+        """Prepare for a round; called before any client is asked."""
 
     @abstractmethod
-    def submit(self, *requests: ClientTask) -> list[Future]:
-        """Take requests, at least one; those given together may be trained as one (see `fedkeep.training.vmap_training`)."""
+    def submit(self, *tasks: ClientTask) -> list[Future]:
+        """Take tasks, at least one; those given together may train as one (see `fedkeep.training.vmap_training`)."""
 
     @abstractmethod
-    def wait(self, ticket: Future) -> TaskResult | ClientFailure:
-        """Return the outcome of a request, or why there is none.
+    def wait(self, future: Future) -> TaskResult | ClientFailure:
+        """Return the result of a task, or why there is none.
 
         In processes of this machine an exception in a step is a bug: it is raised, with a note that says where.
         """
 
     @abstractmethod
     def drain(self) -> None:
-        """Forget all requests, and return once none is being worked at."""
+        """Forget all tasks, and return once none is under way."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Forget all requests at once, after an error; nothing can be submitted any more."""
+        """Forget all tasks at once, after an error; nothing can be submitted any more."""
 
 
 @dataclass(eq=False)
 class _Group:
-    requests: tuple[ClientTask, ...]
-    outcomes: list[TaskResult] = field(default_factory=list)
+    """Tasks that were submitted together; ``train`` carries out their local training, by default one job at once."""
+
+    tasks: Sequence[ClientTask]
+    train: Callable[[TrainJob], Fit] | None = None
+    results: list[TaskResult] = field(default_factory=list)
 
 
-class Here(Executor):
-    """Performs steps in this process, when an outcome is waited for: one by one, or those of a group side by side.
+class SerialExecutor(Executor):
+    """Carries steps out in this process, when a result is waited for: one by one, or those of a group side by side.
 
-    A step knows nothing of the others. Each runs in a greenlet of its own until it asks for a training, which is then
-    carried out for all that do, and handed back to each.
+    A step knows nothing of the others. Each of a group runs in a greenlet of its own until it asks for local training,
+    which is then carried out for all that do, and handed back to each.
+
+    Parameters
+    ----------
+    context : ClientContext
+        Of the server's network.
+    federation : Federation
+        Gives clients their data.
+    new_state : Callable[[], object]
+        Makes the state of a client that never kept anything.
+    own_contexts : Mapping[str, ClientContext]
+        Of clients whose network is another.
     """
 
     def __init__(
         self,
-        place: ClientContext,
+        context: ClientContext,
         federation: Federation,
         new_state: Callable[[], Any],
-        own: Mapping[str, ClientContext] = MappingProxyType({}),
+        own_contexts: Mapping[str, ClientContext] = MappingProxyType({}),
     ) -> None:
-        self.place = place
-        self.own = own  # of clients whose network is another
+        self.context = context
+        self.own_contexts = own_contexts
         self.federation = federation
         self.new_state = new_state
-        self.stacks = VmapTrainer(context.runner, place.training)
+        self.vmap_trainer = VmapTrainer(context.runner, context.training)
 
-    def submit(self, *requests: ClientTask) -> list[Future]:
-        group = _Group(requests)
-        return [(group, number) for number in range(len(requests))]
+    def submit(self, *tasks: ClientTask) -> list[Future]:
+        group = _Group(tasks)
+        return [(group, number) for number in range(len(tasks))]
 
-    def wait(self, ticket: Future) -> TaskResult:
-        group: _Group = ticket[0]
-        if not group.outcomes:
-            alone = len(group.requests) == 1
-            group.outcomes = [self.perform(group.requests[0])] if alone else self._together(group.requests)
-        outcome: TaskResult = group.outcomes[ticket[1]]
-        return outcome
+    def wait(self, future: Future) -> TaskResult:
+        group: _Group = future[0]
+        if not group.results and len(group.tasks) > 1:
+            group.results = self._run_together(group.tasks)
+        elif not group.results:
+            (task,) = group.tasks
+            client = self._client(task, group.train)
+            try:
+                reply = task.step(client, *task.args, **task.kwargs)
+            except Exception as error:
+                error.add_note(str(task))
+                raise
+            group.results = [TaskResult(reply, client.state, task.uses)]
+        result: TaskResult = group.results[future[1]]
+        return result
 
-    def perform(self, request: ClientTask, train: Callable[[TrainJob], Fit] | None = None) -> TaskResult:
-        """Perform a request now; ``train`` carries out its trainings, by default one step after another."""
-        own = self.own.get(request.client)
-        party = LocalClient(
-            own or self.place,
-            request.client,
-            self.federation.data(request.client),
-            self.new_state() if request.state is None else copied(request.state),
-            task=request.task,
-            round=request.round,
-            uses=request.uses,
+    def _client(self, task: ClientTask, train: Callable[[TrainJob], Fit] | None) -> LocalClient:
+        own = self.own_contexts.get(task.client)
+        return LocalClient(
+            own or self.context,
+            task.client,
+            self.federation.data(task.client),
+            self.new_state() if task.state is None else copied(task.state),
+            task=task.task,
+            round=task.round,
+            uses=task.uses,
+            train=None if own else train,  # a client's own network is trained alone
         )
-        if train and not own:  # a network of its own is trained alone
-            party.train = train
-        try:
-            reply = request.step(party, *request.args, **request.kwargs)
-        except Exception as error:
-            error.add_note(describe_task(request))
-            raise
-        return TaskResult(reply, party.state, request.uses)
 
-    def _together(self, requests: Sequence[ClientTask]) -> list[TaskResult]:
-        steps = [greenlet(self.perform) for _ in requests]
+    def _run_together(self, tasks: Sequence[ClientTask]) -> list[TaskResult]:
+        steps = [greenlet(self.wait) for _ in tasks]
         try:
-            # What a step has said last: what it wants to be trained, or its outcome.
-            said = [step.switch(request, _pause) for step, request in zip(steps, requests, strict=True)]
-            while asking := [number for number, step in enumerate(steps) if not step.dead]:
+            # What a step has returned last: a job that it wants to be carried out, or its result.
+            returned = [
+                step.switch((_Group((task,), _switch_to_trainer), 0)) for step, task in zip(steps, tasks, strict=True)
+            ]
+            while training := [number for number, step in enumerate(steps) if not step.dead]:
                 with self.context.training_time():
-                    found = self.stacks.fit([said[number] for number in asking])
-                for number, fit in zip(asking, found, strict=True):
+                    fits = self.vmap_trainer.fit([returned[number] for number in training])
+                for number, fit in zip(training, fits, strict=True):
                     step = steps[number]
-                    said[number] = step.throw(fit) if isinstance(fit, Exception) else step.switch(fit)
-            return said
+                    returned[number] = step.throw(fit) if isinstance(fit, Exception) else step.switch(fit)
+            return returned
         finally:
             for step in steps:
                 if not step.dead:
@@ -134,7 +156,7 @@ class Here(Executor):
         """Nothing was begun, and this process can always go on."""
 
 
-def _pause(assignment: TrainJob) -> Fit:
-    """Hand an assignment to whoever runs the steps, and go on with the training that comes back."""
-    fit: Fit = getcurrent().parent.switch(assignment)
+def _switch_to_trainer(job: TrainJob) -> Fit:
+    """Hand a job to whoever runs the steps, and go on with the training that comes back."""
+    fit: Fit = getcurrent().parent.switch(job)
     return fit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -17,24 +17,37 @@ from fedkeep.interface.codec import flatten, restore
 
 @dataclass(frozen=True, eq=False)
 class ClientTask:
-    """A client step that shall be done.
+    """A client step to carry out.
 
     Attributes
     ----------
-    client : its name. step : a bound step of the method. args, kwargs : what the server sends.
-    state : what the client keeps; None for a client that never kept anything.
-    task, round : where the run is: the task, and its round.
-    uses : how often each purpose has drawn randomness in this round.
+    client : str
+        Its id.
+    step : Callable
+        A bound step of the method.
+    args, kwargs
+        What the server sends.
+    task, round : int
+        Where the run is: the task of the stream, and its round.
+    state : object
+        What the client keeps; None for a client that never kept anything.
+    uses : dict[str, int]
+        How often each purpose has drawn randomness in this round.
     """
 
     client: str
     step: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    state: Any
     task: int
     round: int
-    uses: dict[str, int]
+    state: Any = None
+    uses: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Say which step this is, for errors."""
+        where = f"task {self.task}, round {self.round}" if self.task > 1 else f"round {self.round}"
+        return f"This happened in step {self.step.__name__!r} of client {self.client}, {where}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,60 +61,54 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """Why a request has no outcome; its client is out for the round, and its state as before."""
+    """Why a task has no result; its client is out for the round, and its state is as before."""
 
     reason: str
 
 
-def encode_task(request: ClientTask, name: Callable[[Tensor], str]) -> dict[str, Any]:
-    """Return a request as JSON can hold it, with a name in the place of every tensor."""
+def encode_task(task: ClientTask, name: Callable[[Tensor], str]) -> dict[str, Any]:
+    """Return a task as JSON can hold it, with a name in the place of every tensor."""
     return {
-        "client": request.client,
-        "step": request.step.__name__,
-        "task": request.task,
-        "round": request.round,
-        "uses": request.uses,
-        "state": None if request.state is None else flatten(request.state, name),
-        "args": [flatten(arg, name) for arg in request.args],
-        "kwargs": {key: flatten(value, name) for key, value in request.kwargs.items()},
+        "client": task.client,
+        "step": task.step.__name__,
+        "task": task.task,
+        "round": task.round,
+        "uses": task.uses,
+        "state": None if task.state is None else flatten(task.state, name),
+        "args": [flatten(arg, name) for arg in task.args],
+        "kwargs": {key: flatten(value, name) for key, value in task.kwargs.items()},
     }
 
 
 def decode_task(
-    algorithm: Algorithm[Any, Any], written: Mapping[str, Any], tensors: Mapping[str, Tensor], client_state: type[Any]
+    algorithm: Algorithm[Any, Any], encoded: Mapping[str, Any], tensors: Mapping[str, Tensor], client_state: type[Any]
 ) -> ClientTask:
-    """Return the request that `encode_task` wrote, checked against the annotations of its step.
+    """Return the task that `encode_task` wrote, checked against the annotations of its step.
 
     Raises
     ------
     ValueRefused
         If what is asked is no client step, or is not asked as its annotations say.
     """
-    step: Any = getattr(algorithm, str(written["step"]), None)
+    step: Any = getattr(algorithm, str(encoded["step"]), None)
     if not is_client_step(step):
-        raise ValueRefused(f"{written['step']!r} is no client step of {algorithm.name()}.")
+        raise ValueRefused(f"{encoded['step']!r} is no client step of {algorithm.name()}.")
     hints, names = annotations_of(function_of(step)), sent(step)
-    args = written["args"]
+    args = encoded["args"]
     return ClientTask(
-        written["client"],
+        encoded["client"],
         step,
         tuple(restore(arg, tensors, hints[name]) for name, arg in zip(names[: len(args)], args, strict=True)),
-        {name: restore(value, tensors, hints[name]) for name, value in written["kwargs"].items()},
-        None if written["state"] is None else restore(written["state"], tensors, client_state),
-        written["task"],
-        written["round"],
-        written["uses"],
+        {name: restore(value, tensors, hints[name]) for name, value in encoded["kwargs"].items()},
+        encoded["task"],
+        encoded["round"],
+        None if encoded["state"] is None else restore(encoded["state"], tensors, client_state),
+        encoded["uses"],
     )
 
 
 def results_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) -> Any:
-    """Return the type of what performed steps leave: (reply, state, uses) of each, seconds of training and teachers."""
+    """Return the type of what steps leave: (reply, state, uses) of each, seconds of training and of teachers."""
     replies = (annotations_of(function_of(step))["return"] for step in steps)
-    outcomes = tuple(tuple.__class_getitem__((reply, client_state, dict[str, int])) for reply in replies)
-    return tuple.__class_getitem__((tuple.__class_getitem__(outcomes), float, float))
-
-
-def describe_task(request: ClientTask) -> str:
-    """Say which step this is, for errors."""
-    where = f"task {request.task}, round {request.round}" if request.task > 1 else f"round {request.round}"
-    return f"This happened in step {request.step.__name__!r} of client {request.client}, {where}."
+    results = tuple(tuple.__class_getitem__((reply, client_state, dict[str, int])) for reply in replies)
+    return tuple.__class_getitem__((tuple.__class_getitem__(results), float, float))

@@ -1,4 +1,4 @@
-"""How a run is laid out: rounds, cohorts, and what is evaluated when."""
+"""The schedule of a run: rounds, cohorts, and what is evaluated when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedkeep.simulation.model_averaging import EvaluationModel
 
 @dataclass(frozen=True)
 class Schedule(Options):
-    """Rounds, cohorts and evaluation of a run."""
+    """Rounds, cohorts and evaluation of a run: the section ``[run]`` of a recipe."""
 
     rounds: int = option(100, "communication rounds; with tasks, of each", low=1)
     cohort: int = option(10, "clients drawn for each round, without replacement", low=1)
@@ -22,16 +22,15 @@ class Schedule(Options):
         False, "in evaluated rounds, also evaluate every client's model as it comes back (slow)"
     )
     served: tuple[EvaluationModel, ...] = option(
-        ("last",),
-        "what is evaluated, each in a row of its own; the first is exported (see fedkeep.simulation.model_averaging)",
+        ("last",), "models that are evaluated, each in its own row; the first is exported"
     )
     decay: float = option(0.8, "what the moving average that is served keeps of itself each round", low=0.0, high=1.0)
 
     def check(self) -> None:
         if not self.served or len(set(self.served)) < len(self.served):
-            raise ConfigError(f"Schedule.served must name last, round or moving, each once, not {list(self.served)}.")
+            raise ConfigError(f"run.served must name last, round or moving, each once, not {list(self.served)}.")
 
-    def place(self, number: int) -> tuple[int, int]:
+    def position(self, number: int) -> tuple[int, int]:
         """Return the task and its round, both counted from 1, of a round counted over the whole run."""
         task, round = divmod(number - 1, self.rounds)
         return task + 1, round + 1

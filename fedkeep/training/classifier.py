@@ -38,11 +38,11 @@ def train_classifier(
     steps : of the optimiser, at least; whole passes are made.
     """
     _, channels, height, width = data["image"].shape
-    networks = ModelRunner(lambda: architecture.build((channels, height, width), classes), seed, torch.device(device))
+    runner = ModelRunner(lambda: architecture.build((channels, height, width), classes), seed, torch.device(device))
     normalised = {"image": normalise(data["image"].to(device)), "label": data["label"].to(device)}
     order, noise = (seeds.generator(seed, purpose) for purpose in ("batches", "augmentation"))
-    source = BatchStream(normalised, normalise, Augmentation(), order, noise, networks.layout)
+    stream = BatchStream(normalised, normalise, Augmentation(), order, noise, runner.layout)
     passes = ceil(steps / ceil(len(data["label"]) / training.batch_size))
     noise_seed = seeds.derive(seed, "network noise")
-    learned = fit(networks, TrainJob(networks.initial, CrossEntropy(), [source], passes, 1, noise_seed), training)
-    return lambda images: networks.logits(learned.model, normalise(images.to(device)))
+    learned = fit(runner, TrainJob(runner.initial, CrossEntropy(), [stream], passes, 1, noise_seed), training)
+    return lambda images: runner.logits(learned.model, normalise(images.to(device)))

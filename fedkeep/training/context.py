@@ -1,4 +1,4 @@
-"""What parties of one network share on one device, and the clock that runs while they use it."""
+"""What the parties of one network share on one device: the network, the settings, and a timer."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedkeep.data import Augmentation, ImageFormat
 from fedkeep.errors import ConfigError
-from fedkeep.interface import Fit, Training
-from fedkeep.training.local_training import TrainJob, fit
+from fedkeep.interface import Training
+from fedkeep.synthesis.diffusion.generator import Generator
 from fedkeep.training.model_runner import ModelRunner
 
-if TYPE_CHECKING:
-    from fedkeep.synthesis.diffusion.generator import Generator
-
-
-LoadGenerator = Callable[[int], "Generator"]
+LoadGenerator = Callable[[int], Generator]
 
 
 def no_generator(task: int) -> Generator:
@@ -31,30 +27,65 @@ def no_generator(task: int) -> Generator:
 
 @dataclass
 class Timer:
-    """Seconds of a round: in local training, Fisher information included, and in asking frozen models."""
+    """Seconds of a round.
+
+    Attributes
+    ----------
+    train : float
+        In local training, Fisher information included.
+    teachers : float
+        In inference with frozen models.
+    """
 
     train: float = 0.0
     teachers: float = 0.0
 
     @property
-    def worked(self) -> float:
+    def total(self) -> float:
         """Both."""
         return self.train + self.teachers
 
-    def restart(self) -> None:
-        """Begin at zero again, for all who share the clock."""
+    def add(self, train: float, teachers: float) -> None:
+        """Add what was timed elsewhere."""
+        self.train += train
+        self.teachers += teachers
+
+    def reset(self) -> None:
+        """Begin at zero again, for all who share the timer."""
         self.train = self.teachers = 0.0
 
 
 @dataclass
 class ClientContext:
-    """What parties of one network share on one device: it, what it reads of images, the settings, and a clock.
+    """What the parties of one network share on one device.
 
-    ``classes`` are those seen so far, of which ``old`` came before the task; ``label_names`` names all, in order of
-    arrival. ``format`` is what images are like. ``load_generator`` gives a task's generator.
+    Attributes
+    ----------
+    runner : ModelRunner
+        The network.
+    normalise : Callable[[Tensor], Tensor]
+        Maps uint8 images to what the network takes.
+    augmentation : Augmentation
+        Of training images.
+    training : Training
+        Settings of local training.
+    seed : int
+        Of everything random.
+    classes : int
+        Classes seen so far.
+    format : ImageFormat
+        Shape and normalisation of images.
+    label_names : tuple[str, ...]
+        Names of all classes, in order of arrival.
+    load_generator : LoadGenerator
+        Returns a task's generator of images.
+    old : int
+        Classes that came before the current task.
+    timer : Timer
+        Shared by all contexts of a simulation.
     """
 
-    networks: ModelRunner
+    runner: ModelRunner
     normalise: Callable[[Tensor], Tensor]
     augmentation: Augmentation
     training: Training
@@ -64,44 +95,50 @@ class ClientContext:
     label_names: tuple[str, ...]
     load_generator: LoadGenerator
     old: int = 0
-    clock: Timer = field(default_factory=Timer)
+    timer: Timer = field(default_factory=Timer)
 
-    def of(self, networks: ModelRunner) -> ClientContext:
-        """Return the place of parties with other networks, the clock shared.
+    def with_runner(self, runner: ModelRunner) -> ClientContext:
+        """Return the context of parties with another network; the timer is shared.
 
-        A frozen extractor takes the place of normalisation: what it says of an image is computed once, and learned
-        from as it is, without augmentation.
+        A frozen extractor takes the place of normalisation: an image's features are computed once, and learned from as
+        they are, without augmentation.
         """
-        if networks.extractor is None:
-            return replace(self, networks=networks)
-        return replace(self, networks=networks, normalise=networks.extractor, augmentation=Augmentation())
+        if runner.extractor is None:
+            return replace(self, runner=runner)
+        return replace(self, runner=runner, normalise=runner.extractor, augmentation=Augmentation())
 
-    def enter(self, seen: Sequence[int]) -> None:
+    def set_task(self, seen: Sequence[int]) -> None:
         """Go to a task, given how many classes were seen with each from the first on."""
         self.classes, self.old = seen[-1], seen[-2] if len(seen) > 1 else 0
-        self.networks.enter(seen)
-
-    def train(self, assignment: TrainJob) -> Fit:
-        """Carry out one training."""
-        with self.training_time():
-            return fit(self.networks, assignment, self.training)
+        self.runner.set_task(seen)
 
     def training_time(self) -> AbstractContextManager[None]:
         """Count the seconds of a block as training."""
-        return self._counted("train")
+        return self._timed("train")
 
-    def asking(self) -> AbstractContextManager[None]:
-        """Count the seconds of a block as asking frozen models."""
-        return self._counted("teachers")
+    def inference_time(self) -> AbstractContextManager[None]:
+        """Count the seconds of a block as inference with frozen models."""
+        return self._timed("teachers")
 
     @contextmanager
-    def _counted(self, hand: Literal["train", "teachers"]) -> Iterator[None]:
+    def _timed(self, name: Literal["train", "teachers"]) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.catch_up()
-        setattr(self.clock, hand, getattr(self.clock, hand) + time.perf_counter() - began)
+        self.synchronize()
+        setattr(self.timer, name, getattr(self.timer, name) + time.perf_counter() - began)
 
-    def catch_up(self) -> None:
-        """Wait for a GPU to do what it was told: else a clock counts it where somebody next wants to know a number."""
-        if self.networks.device.type == "cuda":
-            torch.cuda.synchronize(self.networks.device)
+    def synchronize(self) -> None:
+        """Wait until a GPU has done what it was given: else the next who needs a number would be charged for it."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
+
+
+@contextmanager
+def pinned_threads(threads: int) -> Iterator[None]:
+    """Let PyTorch use this many threads in the block: results depend on the number, and more slow small models down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

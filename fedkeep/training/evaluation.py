@@ -1,4 +1,4 @@
-"""Evaluation: class-wise counts, from which all metrics follow."""
+"""Evaluation: class-wise counts of correct predictions, from which all metrics follow."""
 
 from __future__ import annotations
 
@@ -17,26 +17,34 @@ from fedkeep.training.model_runner import BATCH
 
 @dataclass(frozen=True)
 class Counts:
-    """How a model did on labelled images: ``correct`` and ``total`` by class, and the mean cross-entropy."""
+    """How a model did on labelled images.
+
+    Attributes
+    ----------
+    correct, total : list[int]
+        Correct predictions and examples, by class.
+    loss : float
+        Mean cross-entropy.
+    """
 
     correct: list[int]
     total: list[int]
     loss: float
 
 
-def count(place: ClientContext, model: Weights, data: Data) -> Counts:
-    """Count a model's hits on labelled images, by class, each by the first of its rows."""
+def count_correct(context: ClientContext, model: Weights, data: Data) -> Counts:
+    """Count a model's correct predictions by class; the first of a class's rows counts."""
 
-    def answer(images: Tensor) -> Tensor:
-        return context.runner.logits(model, place.normalise(images))[:, :: context.runner.rows]
+    def predict(images: Tensor) -> Tensor:
+        return context.runner.logits(model, context.normalise(images))[:, :: context.runner.rows]
 
-    return tally(answer, data, place.classes)
+    return count_predictions(predict, data, context.classes)
 
 
-def tally(answer: Callable[[Tensor], Tensor], data: Data, classes: int) -> Counts:
-    """Count hits on labelled images, by class, of whatever gives scores [n, classes] of images."""
+def count_predictions(predict: Callable[[Tensor], Tensor], data: Data, classes: int) -> Counts:
+    """Count correct predictions by class, of a function from images to scores [n, classes]."""
     # Part by part: the whole test set, normalised in float32, would take four times the memory of its bytes.
-    logits = torch.cat([answer(part) for part in torch.split(data["image"], BATCH)])
+    logits = torch.cat([predict(part) for part in torch.split(data["image"], BATCH)])
     labels = data["label"]
     hits = labels[logits.argmax(-1) == labels]
     return Counts(

@@ -1,4 +1,4 @@
-"""How steep a model is in each parameter: its diagonal Fisher information, and the sensitivity of its answers."""
+"""Gradients of a model by parameter: its diagonal Fisher information, and the sensitivity of its outputs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ VECTORISED = 64  # gradients of single examples at a time
 
 def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, batch: int) -> Weights:
     """Return the mean over batches of the squared gradient of the mean ln p(label | image)."""
-    return _slopes(network, model, images, labels, batch, _log_likelihood, torch.square)
+    return _mean_gradients(network, model, images, labels, batch, _log_likelihood, torch.square)
 
 
 def sensitivity(network: nn.Module, model: Weights, images: Tensor, labels: Tensor) -> Weights:
     """Return the mean over examples of the absolute gradient of the logits' squared length."""
-    return _slopes(network, model, images, labels, 1, _squared_length, torch.abs)
+    return _mean_gradients(network, model, images, labels, 1, _squared_length, torch.abs)
 
 
-def _slopes(
+def _mean_gradients(
     network: nn.Module,
     model: Weights,
     images: Tensor,
@@ -50,10 +50,10 @@ def _slopes(
     total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
     if not len(labels):
         return total
-    for some, said in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
-        for name, slope in gradients(parameters, some, said).items():
-            total[name] += size(slope).sum(0) if batch == 1 else size(slope)
-    return {name: slope / ceil(len(labels) / batch) for name, slope in total.items()}
+    for some_images, some_labels in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
+        for name, gradient_of in gradients(parameters, some_images, some_labels).items():
+            total[name] += size(gradient_of).sum(0) if batch == 1 else size(gradient_of)
+    return {name: summed / ceil(len(labels) / batch) for name, summed in total.items()}
 
 
 def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:

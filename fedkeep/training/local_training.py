@@ -30,57 +30,72 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 class ModelView:
-    """The network in training as objectives see it (`fedkeep.objectives.Student`), for one step.
+    """The network in training as a loss sees it (`fedkeep.objectives.Student`), for one step.
 
     Parameters
     ----------
-    weights : the parameters by name, live.
-    forward : runs the network with them; the trained network itself, or a call that lends it stacked weights.
+    runner : ModelRunner
+        Runs frozen models.
+    weights : Mapping[str, Tensor]
+        The parameters that are trained, by name.
+    forward : Callable[[Tensor], Tensor]
+        Runs the network with them: the trained network itself, or a call that lends it stacked weights.
     """
 
-    def __init__(
-        self, networks: ModelRunner, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]
-    ) -> None:
-        self.networks = networks
+    def __init__(self, runner: ModelRunner, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]) -> None:
+        self.runner = runner
         self.weights = weights
         self._forward = forward
-        self._answers: list[tuple[Tensor, Tensor]] = []
-        self._read: list[tuple[Tensor, Tensor]] = []
+        self._logits: list[tuple[Tensor, Tensor]] = []
+        self._features: list[tuple[Tensor, Tensor]] = []
 
     def logits(self, batch: Batch) -> Tensor:
-        # A sum of objectives asks several times for the same images; a list of one or two is quicker than hashing.
-        for images, known in self._answers:
+        # A sum of losses asks several times for the same images; a list of one or two is quicker than hashing.
+        for images, logits in self._logits:
             if images is batch.data["image"]:
-                return known
-        answer = self._forward(batch.data["image"])
-        self._answers.append((batch.data["image"], answer))
-        if self.networks.read is not None:
-            self._read.append((batch.data["image"], self.networks.read))
-        return answer
+                return logits
+        logits = self._forward(batch.data["image"])
+        self._logits.append((batch.data["image"], logits))
+        if self.runner.classifier_input is not None:
+            self._features.append((batch.data["image"], self.runner.classifier_input))
+        return logits
 
     def features(self, batch: Batch) -> Tensor:
-        split(self.networks.trained)  # says what is missing
+        split(self.runner.train_network)  # says what is missing
         self.logits(batch)
-        for images, read in self._read:
+        for images, features in self._features:
             if images is batch.data["image"]:
-                return read
+                return features
         raise ConfigError(
-            f"{type(self.networks.trained).__name__} did not use its classifier in forward, so its features are "
+            f"{type(self.runner.train_network).__name__} did not use its classifier in forward, so its features are "
             "unknown. Let forward(images) be classifier(features(images))."
         )
 
     def frozen_features(self, model: Weights, batch: Batch) -> Tensor:
-        return self.networks.features(model, batch.data["image"])
+        return self.runner.features(model, batch.data["image"])
 
     def frozen(self, model: Weights, batch: Batch) -> Tensor:
-        return self.networks.logits(model, batch.data["image"])
+        return self.runner.logits(model, batch.data["image"])
 
 
 @dataclass(frozen=True)
 class BatchStream:
     """One data set as `fit` draws it: rows in a new random order every pass, images normalised once or augmented.
 
-    ``batch_size`` is its own; 0 for the recipe's.
+    Attributes
+    ----------
+    data : Data
+        Columns of one length.
+    normalise : Callable[[Tensor], Tensor]
+        Maps uint8 images to what the network takes.
+    augmentation : Augmentation
+        Of images that are still uint8.
+    order, noise : torch.Generator
+        Draw the rows' order and the augmentation.
+    layout : torch.memory_format
+        Of batches of images.
+    batch_size : int
+        Of this data set; 0 for the recipe's.
     """
 
     data: Data
@@ -104,7 +119,7 @@ class BatchStream:
         return (self._batch(rows, order, a, b) for a, b in zip(starts, ends, strict=True))
 
     def first(self, count: int) -> Batch:
-        """Return the first rows as a batch, for a trial: nothing is drawn, and nothing augmented."""
+        """Return the first rows as a batch, for a trial step: nothing is drawn, and nothing augmented."""
         rows = torch.arange(count, device=self.data["image"].device)
         return replace(self, augmentation=Augmentation())._batch(self.data, rows, 0, count)
 
@@ -123,22 +138,34 @@ class BatchStream:
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """One training: a copy of ``model`` on the first source, with one batch of every other source beside each of its
-    own.
+    """One local training: a copy of ``model`` learns from the first stream, with a batch of every other beside each.
 
     Attributes
     ----------
-    passes : over the first source.
-    round : for the learning rate of the round.
-    seed : of what the network itself draws, such as dropout.
-    pass_ends : with the first source, the others starting over; or with the shortest, all starting over then.
-    composition : computes the network's weights from what is trained; None where these are the same.
-    watch : sees every step before it is taken.
+    model : Weights
+        What the training starts from.
+    objective : Objective
+        The loss of a step.
+    streams : Sequence[BatchStream]
+        The data sets.
+    passes : int
+        Over the first stream.
+    round : int
+        For the learning rate of the round.
+    seed : int
+        Of what the network itself draws, such as dropout.
+    pass_ends : PassEnds
+        ``"first"``: a pass ends with the first stream, the others start over. ``"shortest"``: it ends with the
+        shortest, and all start over then.
+    composition : Composition, optional
+        Computes the network's weights from what is trained; None where these are the same.
+    watch : Watch, optional
+        Sees every step before it is taken.
     """
 
     model: Weights
     objective: Objective
-    sources: Sequence[BatchStream]
+    streams: Sequence[BatchStream]
     passes: int
     round: int
     seed: int
@@ -148,76 +175,86 @@ class TrainJob:
 
     @property
     def examples(self) -> int:
-        """Rows of the first source."""
-        return len(self.sources[0].data["image"])
+        """Rows of the first stream."""
+        return len(self.streams[0].data["image"])
 
     @property
-    def kind(self) -> Hashable:
-        """What it has in common with trainings whose steps are the same, but for the numbers in their tensors."""
-        return tuple(form(dict(source.data), True) for source in self.sources), form(self.objective)
+    def signature(self) -> Hashable:
+        """Equal for jobs whose steps are the same but for the numbers in their tensors."""
+        return tuple(form(dict(stream.data), True) for stream in self.streams), form(self.objective)
 
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
-        """Yield the batches of each optimiser step, one of every source.
+        """Yield the batches of each optimiser step, one of every stream.
 
         Raises
         ------
         ValueError
-            If a source beside the first has no examples.
+            If a stream beside the first has no examples.
         """
-        for number, source in enumerate(self.sources[1:], start=2):
-            if not len(source.data["image"]):
+        for number, stream in enumerate(self.streams[1:], start=2):
+            if not len(stream.data["image"]):
                 raise ValueError(
                     f"data set {number} of this fit has no examples to draw beside the first; leave it out"
                 )
-        others = [_endless(source, size, merge_last) for source in self.sources[1:]]
+        others = [_endless(stream, size, merge_last) for stream in self.streams[1:]]
         for _ in range(self.passes):
             if self.pass_ends == "shortest":
-                others = [source.batches(size, merge_last) for source in self.sources[1:]]
-            own = self.sources[0].batches(size, merge_last)
+                others = [stream.batches(size, merge_last) for stream in self.streams[1:]]
+            own = self.streams[0].batches(size, merge_last)
             yield from map(list, zip(own, *others, strict=False))
 
 
 class SGDStepper:
-    """Weights in training: takes one step of stochastic gradient descent after another.
+    """Takes steps of stochastic gradient descent on some weights.
 
-    The steps are those of torch.optim.SGD bit for bit, without what an optimiser does to be of use to everybody: a
-    small network's step takes two thirds of the time.
+    The steps are those of torch.optim.SGD bit for bit, without the overhead of an optimiser that serves every purpose:
+    a small network's step takes two thirds of the time.
 
     Parameters
     ----------
-    weights : what is trained, by name. forward : runs the network with them. lr : the learning rate.
+    runner : ModelRunner
+        Whose network is trained.
+    weights : Mapping[str, Tensor]
+        The weights by name; those that require a gradient are trained.
+    forward : Callable[[Tensor], Tensor]
+        Runs the network with them.
+    training : Training
+        Settings of the steps.
+    lr : float
+        Learning rate.
 
     Attributes
     ----------
-    losses : the sum over all steps.
+    loss_sum : Tensor
+        Sum of the losses of all steps.
     """
 
     def __init__(
         self,
-        networks: ModelRunner,
+        runner: ModelRunner,
         weights: Mapping[str, Tensor],
         forward: Callable[[Tensor], Tensor],
         training: Training,
         lr: float,
     ) -> None:
-        self.networks = networks
+        self.runner = runner
         self.weights = weights
         self.parameters = [weight for weight in weights.values() if weight.requires_grad]
         self.momenta = [torch.zeros_like(weight) for weight in self.parameters] if training.momentum else []
         self.training = training
         self.lr = lr
-        self.losses = torch.zeros((), device=networks.device)
+        self.loss_sum = torch.zeros((), device=runner.device)
         self._forward = forward
 
     def step(self, objective: Objective, batches: list[Batch], watch: Watch | None = None) -> None:
-        """Take a step on one batch of every source."""
+        """Take a step on one batch of every stream."""
         training = self.training
-        with autocast(training.precision, self.networks.device):
-            loss = objective(ModelView(self.networks, self.weights, self._forward), batches)
+        with autocast(training.precision, self.runner.device):
+            loss = objective(ModelView(self.runner, self.weights, self._forward), batches)
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         moved = [number for number, gradient in enumerate(found) if gradient is not None]
         parameters = [self.parameters[number] for number in moved]
-        gradients = [_laid_like(self.parameters[number], found[number]) for number in moved]
+        gradients = [_strided_like(self.parameters[number], found[number]) for number in moved]
         if watch is not None:
             for parameter, gradient in zip(self.parameters, found, strict=True):
                 parameter.grad = gradient
@@ -237,11 +274,11 @@ class SGDStepper:
                 nesterov=False,
                 maximize=False,
             )
-            self.losses += loss
+            self.loss_sum += loss
 
 
-def _laid_like(weight: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient as it is read beside its weight, in the same order of memory."""
+def _strided_like(weight: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient with the strides of its weight, so that the update reads both in one order."""
     return gradient if gradient.stride() == weight.stride() else torch.empty_like(weight).copy_(gradient)
 
 
@@ -251,49 +288,48 @@ def _clipped(gradients: list[Tensor], limit: float) -> list[Tensor]:
     return list(torch._foreach_mul(gradients, factor))
 
 
-def fit(networks: ModelRunner, assignment: TrainJob, training: Training) -> Fit:
-    """Carry out one training, step by step."""
-    model, merge_last = assignment.model, networks.has_batch_norm
-    if assignment.examples == 0 or (merge_last and assignment.examples == 1):
-        return Fit(
-            model, assignment.examples, 0, 0.0
-        )  # nothing to learn from; batch norm cannot learn from one example
-    learner, left = _learner(networks, assignment, training)
+def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
+    """Carry out one local training, step by step."""
+    merge_last = runner.has_batch_norm
+    if job.examples == 0 or (merge_last and job.examples == 1):
+        # There is nothing to learn from; batch norm cannot learn from one example.
+        return Fit(job.model, job.examples, 0, 0.0)
+    stepper, trained_weights = _prepare(runner, job, training)
     steps = 0
-    with seeds.borrowed(assignment.seed, networks.device):
-        for batches in assignment.steps(training.batch_size, merge_last):
-            learner.step(assignment.objective, batches, assignment.watch)
+    with seeds.borrowed(job.seed, runner.device):
+        for batches in job.steps(training.batch_size, merge_last):
+            stepper.step(job.objective, batches, job.watch)
             steps += 1
-    networks.read = None  # it holds on to all that autograd kept of the last step
-    return Fit(left(), assignment.examples, steps, learner.losses.item() / max(steps, 1))
+    runner.classifier_input = None  # it holds on to all that autograd kept of the last step
+    return Fit(trained_weights(), job.examples, steps, stepper.loss_sum.item() / max(steps, 1))
 
 
-def _learner(
-    networks: ModelRunner, assignment: TrainJob, training: Training
+def _prepare(
+    runner: ModelRunner, job: TrainJob, training: Training
 ) -> tuple[SGDStepper, Callable[[], dict[str, Tensor]]]:
-    """Return what takes the steps of a training, and what tells the weights that they left."""
-    network = networks.trained.train()
-    if assignment.composition is not None:
-        weights, forward, left = _composed(networks, assignment.model, assignment.composition)
-        return SGDStepper(networks, weights, forward, training, training.lr_at(assignment.round)), left
-    load_into(network, assignment.model)
-    left = partial(weights_of, network)
-    weights = dict(network.named_parameters())
-    return SGDStepper(networks, weights, network, training, training.lr_at(assignment.round)), left
+    """Return what takes the steps of a job, and a function that returns the weights that they left."""
+    network = runner.train_network.train()
+    if job.composition is not None:
+        weights, forward, trained_weights = _compose(runner, job.model, job.composition)
+    else:
+        load_into(network, job.model)
+        weights, forward, trained_weights = dict(network.named_parameters()), network, partial(weights_of, network)
+    return SGDStepper(runner, weights, forward, training, training.lr_at(job.round)), trained_weights
 
 
-def _composed(
-    networks: ModelRunner, model: Weights, composition: Composition
+def _compose(
+    runner: ModelRunner, model: Weights, composition: Composition
 ) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor], Callable[[], dict[str, Tensor]]]:
-    """Return what is trained of a model from which the network's weights are computed, what runs it, and what tells
-    all of it in the end."""
-    buffers = {name for name, _ in networks.trained.named_buffers()}
-    held = {name: tensor.detach().to(networks.device, copy=True) for name, tensor in model.items()}
-    load_into(networks.trained, composition(held))  # what it lacks would be taken from the training before
+    """Return what is trained of a model from which the network's weights are computed, what runs it, and a function
+    that returns all of it in the end."""
+    network = runner.train_network
+    buffers = {name for name, _ in network.named_buffers()}
+    held = {name: tensor.detach().to(runner.device, copy=True) for name, tensor in model.items()}
+    load_into(network, composition(held))  # what it lacks would be taken from the training before
     weights = {name: tensor.requires_grad_() for name, tensor in held.items() if name not in buffers}
 
     def forward(images: Tensor) -> Tensor:
-        logits: Tensor = functional_call(networks.trained, dict(composition(held)), (images,), tie_weights=False)
+        logits: Tensor = functional_call(network, dict(composition(held)), (images,), tie_weights=False)
         return logits
 
     return weights, forward, lambda: {name: tensor.detach() for name, tensor in held.items()}
@@ -304,6 +340,6 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
 
 
-def _endless(source: BatchStream, size: int, merge_last: bool) -> Iterator[Batch]:
+def _endless(stream: BatchStream, size: int, merge_last: bool) -> Iterator[Batch]:
     while True:
-        yield from source.batches(size, merge_last)
+        yield from stream.batches(size, merge_last)

@@ -1,4 +1,4 @@
-"""The recipe's network on one device: a copy that is trained, and a copy that answers for frozen models."""
+"""The recipe's network on one device: one copy that is trained, and one that evaluates frozen models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedkeep.objectives.decoupled import raised
 
 Factory = Callable[[], nn.Module]
 BATCH = 1024  # rows per forward pass without gradient; larger ones fall out of the cache of small machines
-CONVOLVED = 128  # with convolutions on a CPU, whose larger maps are handed out anew every time (benchmarks/answers.md)
+CONV_BATCH = 128  # with convolutions on a CPU, whose larger maps are handed out anew every time (benchmarks/answers.md)
 
 
 class _Features(nn.Module):
-    """What a network's classifier reads, as a module, so that it can be asked with any weights."""
+    """Maps images to the classifier's input, as a module, so that it can run with any weights."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -37,16 +37,31 @@ class _Features(nn.Module):
 class ModelRunner:
     """Builds the recipe's network and runs it for any weights.
 
-    Two modules are made once and refilled, instead of one per client: memory does not grow with the cohort.
+    Two modules are built once and refilled, instead of one per client: memory does not grow with the cohort.
 
     Parameters
     ----------
-    factory : builds the network, with a row of the classifier for each class of the first task.
-    rows : how many rows a class has here; if several, their first is the one that the factory made.
+    factory : Callable[[], nn.Module]
+        Builds the network, with a row of the classifier for each class of the first task.
+    seed : int
+        Of the initial weights.
+    device : torch.device
+        Where the network computes.
+    rows : int
+        Rows of the classifier for each class; if several, the first is the one that the factory built.
 
     Attributes
     ----------
-    extractor : reads images in place of a network that is frozen but for its classifier; None for all others.
+    train_network : nn.Module
+        The network that is trained.
+    eval_network : nn.Module
+        The network that evaluates frozen models.
+    initial : Weights
+        The initial weights, with as many rows of the classifier as the current task has.
+    parameters : tuple[str, ...]
+        Names of the weights that are trained.
+    extractor : Callable or None
+        Reads images in place of a network that is frozen but for its classifier; None for all others.
     """
 
     def __init__(self, factory: Factory, seed: int, device: torch.device, rows: int = 1) -> None:
@@ -63,7 +78,7 @@ class ModelRunner:
             if self.extractor is not None:
                 raise ConfigError("a method that turns images cannot learn from a frozen extractor. Use another model.")
             self.first = widened(self.first, rows, seeds.generator(seed, "further rows"))
-            _fit_head(built, self.first)
+            _resize_head(built, self.first)
         self.initial: Weights = self.first
         names = [name for name, _ in built.named_parameters(remove_duplicate=False)]
         self.parameters = tuple(name for name in names if name in self.initial)
@@ -73,19 +88,19 @@ class ModelRunner:
         convolutions = any(isinstance(module, nn.Conv2d) for module in built.modules())
         last = isinstance(built, Network) and convolutions and device.type == "cpu"
         self.layout = torch.channels_last if last else torch.contiguous_format
-        self.trained = built.to(memory_format=self.layout) if last else built  # type: ignore[call-overload]
-        self.at_once = CONVOLVED if convolutions and device.type == "cpu" else BATCH
-        self.read: Tensor | None = None  # what the classifier in training was last given
+        self.train_network = built.to(memory_format=self.layout) if last else built  # type: ignore[call-overload]
+        self.eval_batch_size = CONV_BATCH if convolutions and device.type == "cpu" else BATCH
+        self.classifier_input: Tensor | None = None  # what the classifier in training was last given
         classifier = getattr(built, "classifier", None)
         if isinstance(classifier, nn.Linear):
-            classifier.register_forward_pre_hook(self._note)
-        self.answering = self.build()
+            classifier.register_forward_pre_hook(self._keep_input)
+        self.eval_network = self.build()
         self.has_batch_norm = has_batch_norm(built)
         weights = built.parameters()
         plain = all(weight.requires_grad for weight in weights) and not any(True for _ in built.buffers())
         self.stackable = isinstance(built, Network) and plain  # a user's own module may keep anything between calls
 
-    def enter(self, seen: Sequence[int]) -> None:
+    def set_task(self, seen: Sequence[int]) -> None:
         """Let the networks know as many classes as were seen with the last of some tasks, from the first on.
 
         New rows of the classifier depend on the seed and the task alone, so that all parties have the same.
@@ -94,8 +109,8 @@ class ModelRunner:
         for task, classes in enumerate(seen[1:], start=2):
             generator = seeds.generator(self.seed, "new classes", task=task)
             self.initial = grown(self.initial, self.rows * classes, generator)
-        for network in (self.trained, self.answering):
-            _fit_head(network, self.initial)
+        for network in (self.train_network, self.eval_network):
+            _resize_head(network, self.initial)
 
     def build(self, like: Weights | None = None) -> nn.Module:
         """Return another network, with weights of no meaning; its classifier has as many rows as a model's.
@@ -104,29 +119,31 @@ class ModelRunner:
         """
         with seeds.borrowed(0):
             network = self.factory().to(self.device).eval()
-        _fit_head(network, like or self.first)
+        _resize_head(network, like or self.first)
         return network
 
     def logits(self, model: Weights, images: Tensor) -> Tensor:
         """Return a model's logits [n, rows] on normalised images, without gradient, in evaluation mode."""
-        return self._run(lambda part: functional_call(self.answering, dict(model), (part,), tie_weights=False), images)
+        return self._run(
+            lambda part: functional_call(self.eval_network, dict(model), (part,), tie_weights=False), images
+        )
 
     def features(self, model: Weights, images: Tensor) -> Tensor:
         """Return what a model's classifier reads, [n, width], likewise."""
-        features = _Features(self.answering)
+        features = _Features(self.eval_network)
         weights = {f"network.{name}": tensor for name, tensor in model.items()}
         return self._run(lambda part: functional_call(features, weights, (part,), tie_weights=False), images)
 
-    def _note(self, classifier: nn.Module, read: tuple[Tensor]) -> None:
-        self.read = read[0]
+    def _keep_input(self, classifier: nn.Module, read: tuple[Tensor]) -> None:
+        self.classifier_input = read[0]
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         with torch.no_grad():
-            parts = [raised(function(part.to(self.device))) for part in torch.split(images, self.at_once)]
+            parts = [raised(function(part.to(self.device))) for part in torch.split(images, self.eval_batch_size)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _fit_head(network: nn.Module, model: Weights) -> None:
+def _resize_head(network: nn.Module, model: Weights) -> None:
     """Let a network's classifier have as many rows as a model's; what is in them has no meaning."""
     head = getattr(network, "classifier", None)
     if not isinstance(head, nn.Linear) or WEIGHT not in model or head.out_features == len(model[WEIGHT]):

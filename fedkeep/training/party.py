@@ -1,9 +1,9 @@
-"""The toolbox of `fedkeep.interface.Party`, implemented once for clients and the server of every engine."""
+"""Clients and the server in this process: `fedkeep.interface.Party`, implemented once for all executors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,35 +18,60 @@ from fedkeep.models import Weights
 from fedkeep.models.heads import continued
 from fedkeep.models.weights import load_into
 from fedkeep.objectives import Objective
-from fedkeep.training import fisher as slopes
+from fedkeep.synthesis.diffusion.generator import Generator
 from fedkeep.training.context import ClientContext
-from fedkeep.training.local_training import BatchStream, TrainJob
+from fedkeep.training.fisher import fisher, sensitivity
+from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.teacher_cache import TeacherOutputs
-
-if TYPE_CHECKING:
-    from fedkeep.synthesis.diffusion.generator import Generator
 
 
 class LocalParty(Party[Any]):
-    """A party whose computing happens in this process."""
+    """A party that computes in this process.
+
+    Parameters
+    ----------
+    context : ClientContext
+        Network and settings.
+    name : str
+        Of the client; empty for the server.
+    data : Data
+        What the party holds.
+    state : object
+        What it keeps.
+    task, round : int
+        Where the run is.
+    uses : dict[str, int]
+        How often each purpose has drawn randomness in this round, over all of the party's steps.
+    train : Callable[[TrainJob], Fit], optional
+        Carries out local training; by default one job at once.
+    """
 
     def __init__(
-        self, place: ClientContext, name: str, data: Data, state: Any, *, task: int, round: int, uses: dict[str, int]
+        self,
+        context: ClientContext,
+        name: str,
+        data: Data,
+        state: Any,
+        *,
+        task: int,
+        round: int,
+        uses: dict[str, int],
+        train: Callable[[TrainJob], Fit] | None = None,
     ) -> None:
-        self.place = place
+        self.context = context
         self.name = name
         self.data = data
         self.state = state
         self.task = task
         self.round = round
-        self.training, self.format = place.training, place.format
-        self._look_round()
+        self.training, self.format = context.training, context.format
+        self._update_classes()
         self.parameters = context.runner.parameters
-        self.train: Callable[[TrainJob], Fit] = place.train
-        self._uses = uses  # how often each purpose drew randomness in this round, over all of the party's calls
+        self.train = train
+        self._uses = uses
 
-    def _look_round(self) -> None:
-        """Note what a task changes."""
+    def _update_classes(self) -> None:
+        """Read what a task changes."""
         self.classes, self.old, self.initial = self.context.classes, self.context.old, self.context.runner.initial
         self.label_names = self.context.label_names[: self.classes]
 
@@ -61,7 +86,7 @@ class LocalParty(Party[Any]):
         composition: Composition | None = None,
         watch: Watch | None = None,
     ) -> Fit:
-        assignment = self.assignment(
+        job = self.train_job(
             model,
             objective,
             *data,
@@ -71,9 +96,12 @@ class LocalParty(Party[Any]):
             composition=composition,
             watch=watch,
         )
-        return self.train(assignment)
+        if self.train is not None:
+            return self.train(job)
+        with self.context.training_time():
+            return fit(self.context.runner, job, self.context.training)
 
-    def assignment(
+    def train_job(
         self,
         model: Weights,
         objective: Objective,
@@ -84,51 +112,51 @@ class LocalParty(Party[Any]):
         composition: Composition | None = None,
         watch: Watch | None = None,
     ) -> TrainJob:
-        """Return a training as it is carried out, its teachers settled and its generators drawn."""
+        """Return a local training, its teachers cached and its generators drawn; see `fit`."""
         data = data or (self.data,)
         for columns in data:
             self._check(columns)
         if len(batch_sizes) > len(data):
             raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
-        objective = self._sent(self.settle(objective, *data))
+        objective = self._to_device(self.settle(objective, *data))
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
-        sources = [self._source(*given) for given in zip(data, sizes, strict=True)]
+        streams = [self._stream(*given) for given in zip(data, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
         noise = self._derive("network noise")
-        return TrainJob(model, objective, sources, passes, self.round, noise, pass_ends, composition, watch)
+        return TrainJob(model, objective, streams, passes, self.round, noise, pass_ends, composition, watch)
 
-    def _sent(self, objective: Objective) -> Objective:
-        """Return an objective on the device: what a method wrote down on the CPU would be sent anew in every step."""
+    def _to_device(self, objective: Objective) -> Objective:
+        """Return an objective with its tensors on the device; else the CPU's would be sent anew in every step."""
         device = self.context.runner.device
         if device.type == "cpu":
             return objective
-        there: Objective = filled(objective, [tensor.to(device) for tensor, _ in tensors(objective)])
-        return there
+        moved: Objective = filled(objective, [tensor.to(device) for tensor, _ in tensors(objective)])
+        return moved
 
     def settle(self, objective: Objective, *data: Data) -> Objective:
-        with self.context.asking():
+        with self.context.inference_time():
             for number, columns in enumerate(data or (self.data,)):
                 if self.context.augmentation and columns and columns["image"].dtype == torch.uint8:
                     continue  # teachers must see the images that the student sees, which differ from pass to pass
                 if columns and len(columns["image"]):
-                    objective = objective.settle(TeacherOutputs(self.place, columns), columns, number)
+                    objective = objective.settle(TeacherOutputs(self.context, columns), columns, number)
         return objective
 
     def predict(self, model: Weights, data: Data | None = None) -> Tensor:
-        with self.context.asking():
+        with self.context.inference_time():
             return self.context.runner.logits(model, self._images(data))
 
     def features(self, model: Weights, data: Data | None = None) -> Tensor:
-        with self.context.asking():
+        with self.context.inference_time():
             return self.context.runner.features(model, self._images(data))
 
     def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
         with self.context.training_time():
-            return slopes.fisher(self.context.runner.answering, model, *self._some(examples), batch)
+            return fisher(self.context.runner.eval_network, model, *self._some(examples), batch)
 
     def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
         with self.context.training_time():
-            return slopes.sensitivity(self.context.runner.answering, model, *self._some(examples))
+            return sensitivity(self.context.runner.eval_network, model, *self._some(examples))
 
     def _some(self, examples: int | None) -> tuple[Tensor, Tensor]:
         """Return the party's images and labels, or so many of them, drawn at random."""
@@ -159,7 +187,7 @@ class LocalParty(Party[Any]):
         self._uses[purpose] = use + 1
         return seeds.derive(self.context.seed, purpose, task=self.task, round=self.round, client=self.name, use=use)
 
-    def _source(self, data: Data, batch_size: int) -> BatchStream:
+    def _stream(self, data: Data, batch_size: int) -> BatchStream:
         augmentation = self.context.augmentation
         if data["image"].dtype == torch.uint8 and not augmentation:
             data = {**data, "image": self.context.normalise(data["image"])}
@@ -202,30 +230,30 @@ class LocalServer(LocalParty, Server[Any]):
 
     def __init__(
         self,
-        place: ClientContext,
+        context: ClientContext,
         data: Data,
         state: Any,
         model: Weights,
         population: int,
-        place_of: Callable[[str], ClientContext],
+        context_of: Callable[[str], ClientContext],
     ) -> None:
-        super().__init__(place, "", data, state, task=1, round=0, uses={})
+        super().__init__(context, "", data, state, task=1, round=0, uses={})
         self.model = model
         self.population = population
-        self.place_of = place_of
+        self.context_of = context_of
         self.served: Weights = {}
         self.logged: dict[str, float | list[float]] = {}
 
-    def begin(self, task: int, round: int) -> None:
-        """Set the clock of the server to a task's round."""
+    def begin_round(self, task: int, round: int) -> None:
+        """Go to a task's round."""
         self.task, self.round, self._uses = task, round, {}
-        self._look_round()
+        self._update_classes()
 
     def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:
         self._check(data)
-        place = self.context_of(client)  # it may read images in another way than the server does
-        with place.asking():
-            return context.runner.logits(model, place.normalise(data["image"]))
+        context = self.context_of(client)  # it may normalise images in another way than the server does
+        with context.inference_time():
+            return context.runner.logits(model, context.normalise(data["image"]))
 
     def log(self, name: str, value: float | list[float]) -> None:
         self.logged[name] = value

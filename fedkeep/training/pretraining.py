@@ -31,7 +31,7 @@ from fedkeep.models.extractor import (
 from fedkeep.models.training_file import OnStep, check_learned, restore_training, save_training, train_on
 from fedkeep.models.weights import digest, load_into
 from fedkeep.options import Options, as_table, option
-from fedkeep.training.evaluation import tally
+from fedkeep.training.evaluation import count_predictions
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class _Run:
     def write(self, folder: Path) -> None:
         """Write the extractor: the network as `transformers` does, how it reads images, and its card."""
         self.network.eval()
-        counts = tally(self._answer, self.dataset.test, self.dataset.classes)
+        counts = count_predictions(self._predict, self.dataset.test, self.dataset.classes)
         card = {
             "data": self.dataset.name,
             "images": len(self.dataset.train["label"]),
@@ -245,6 +245,6 @@ class _Run:
         return self.augmentation(train["image"][rows], self.reading, rng), train["label"][rows]
 
     @torch.no_grad()
-    def _answer(self, images: Tensor) -> Tensor:
+    def _predict(self, images: Tensor) -> Tensor:
         parts = [self.network(self.reading(part.to(self.device))).logits.cpu() for part in torch.split(images, BATCH)]
         return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""What frozen models say of a data set, asked once."""
+"""Frozen teachers' outputs on a data set, computed once per client and round."""
 
 from __future__ import annotations
 
@@ -10,29 +10,40 @@ from fedkeep.training.context import ClientContext
 
 
 class TeacherOutputs:
-    """TeacherOutputs of frozen models about one data set: images normalised once for all, and a model asked once."""
+    """Outputs of frozen models on one data set: images are normalised once for all, and each model runs once.
 
-    def __init__(self, place: ClientContext, data: Data) -> None:
-        self.place = place
+    Parameters
+    ----------
+    context : ClientContext
+        Normalises images and runs models.
+    data : Data
+        The examples.
+    """
+
+    def __init__(self, context: ClientContext, data: Data) -> None:
+        self.context = context
         self.data = data
-        self.images: Tensor | None = None
-        self.said: list[tuple[Weights, Tensor]] = []
+        self._images: Tensor | None = None
+        self._logits: list[tuple[Weights, Tensor]] = []
 
     def __call__(self, model: Weights) -> Tensor:
-        for asked, answer in self.said:
-            if asked is model:
-                return answer
-        answer = self.context.runner.logits(model, self._normalised())
-        self.said.append((model, answer))
-        return answer
+        """Return a model's logits [n, rows], from the cache if it ran before."""
+        for known, logits in self._logits:
+            if known is model:
+                return logits
+        logits = self.context.runner.logits(model, self._normalised())
+        self._logits.append((model, logits))
+        return logits
 
     def features(self, model: Weights) -> Tensor:
+        """Return the input of a model's classifier, [n, width]."""
         return self.context.runner.features(model, self._normalised())
 
     def about(self, data: Data) -> TeacherOutputs:
-        return TeacherOutputs(self.place, data)
+        """Return the outputs on another data set."""
+        return TeacherOutputs(self.context, data)
 
     def _normalised(self) -> Tensor:
-        if self.images is None:
-            self.images = self.context.normalise(self.data["image"])
-        return self.images
+        if self._images is None:
+            self._images = self.context.normalise(self.data["image"])
+        return self._images

@@ -26,63 +26,63 @@ from fedkeep.training.local_training import ModelView, TrainJob, autocast, fit
 from fedkeep.training.model_runner import ModelRunner
 
 Rows: TypeAlias = slice | Tensor  # all members of a stack, as views; or some, as copies
-KINDS = 100  # of training that are remembered
+MAX_SIGNATURES = 100  # of training that are remembered
 
 
 class VmapTrainer:
     """Trains parties side by side where that is possible, and the others one after another."""
 
-    def __init__(self, networks: ModelRunner, training: Training) -> None:
-        self.networks = networks
+    def __init__(self, runner: ModelRunner, training: Training) -> None:
+        self.runner = runner
         self.training = training
-        self._possible: dict[Hashable, bool] = {}  # by kind of training
+        self._possible: dict[Hashable, bool] = {}  # by signature of training
 
-    def fit(self, assignments: Sequence[TrainJob]) -> list[Fit | Exception]:
+    def fit(self, jobs: Sequence[TrainJob]) -> list[Fit | Exception]:
         """Carry out trainings; return what came of each, in the order given."""
-        kinds: dict[Hashable, list[int]] = defaultdict(list)
-        for number, assignment in enumerate(assignments):
-            kinds[assignment.kind if assignment.examples else number].append(number)
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for number, job in enumerate(jobs):
+            groups[job.signature if job.examples else number].append(number)
         found: dict[int, Fit | Exception] = {}
-        for kind, numbers in kinds.items():
-            group = [assignments[number] for number in numbers]
-            stacked = len(group) > 1 and self._can_stack(kind, group)
+        for signature, numbers in groups.items():
+            group = [jobs[number] for number in numbers]
+            stacked = len(group) > 1 and self._can_stack(signature, group)
             found |= zip(numbers, self._stacked(group) if stacked else map(self._alone, group), strict=True)
-        return [found[number] for number in range(len(assignments))]
+        return [found[number] for number in range(len(jobs))]
 
-    def _alone(self, assignment: TrainJob) -> Fit | Exception:
+    def _alone(self, job: TrainJob) -> Fit | Exception:
         try:
-            return fit(self.networks, assignment, self.training)
+            return fit(self.runner, job, self.training)
         except Exception as error:
             return error
 
     def _stacked(self, group: Sequence[TrainJob]) -> Sequence[Fit | Exception]:
         try:
-            return ModelStack(self.networks, self.training, group).fit()
+            return ModelStack(self.runner, self.training, group).fit()
         except Exception as error:
             error.add_note(
                 f"It was one of {len(group)} trained as one stacked model; --stack 1 trains one after another."
             )
             return [error] * len(group)
 
-    def _can_stack(self, kind: Hashable, group: Sequence[TrainJob]) -> bool:
-        """Tell whether a kind of training can be stacked, by trying one step of the first two on a few rows."""
-        if not self.networks.stackable:
+    def _can_stack(self, signature: Hashable, group: Sequence[TrainJob]) -> bool:
+        """Tell whether a signature of training can be stacked, by trying one step of the first two on a few rows."""
+        if not self.runner.stackable:
             return False
-        if any(same_form(assignment.model, self.networks.initial) for assignment in group):
+        if any(same_form(job.model, self.runner.initial) for job in group):
             return False  # the loop says what is wrong
-        if any(assignment.composition or assignment.watch for assignment in group):
+        if any(job.composition or job.watch for job in group):
             return False  # a stack holds the network's own weights, and everybody's in one
-        if len(self._possible) > KINDS:  # objectives that hold functions made anew are new kinds each time
+        if len(self._possible) > MAX_SIGNATURES:  # objectives that hold functions made anew are new groups each time
             self._possible.clear()
-        if kind not in self._possible:
-            self._possible[kind] = self._succeeds(group[:2])
-        return self._possible[kind]
+        if signature not in self._possible:
+            self._possible[signature] = self._succeeds(group[:2])
+        return self._possible[signature]
 
     def _succeeds(self, group: Sequence[TrainJob]) -> bool:
-        rows = min(2, *(len(source.data["image"]) for assignment in group for source in assignment.sources))
-        batches = [[source.first(rows) for source in assignment.sources] for assignment in group]
+        rows = min(2, *(len(stream.data["image"]) for job in group for stream in job.streams))
+        batches = [[stream.first(rows) for stream in job.streams] for job in group]
         try:
-            stack = ModelStack(self.networks, self.training, group)
+            stack = ModelStack(self.runner, self.training, group)
             everyone = slice(None)
             stack.step(everyone, stack.gradients(everyone, batches)[1])
         except torch.cuda.OutOfMemoryError:
@@ -95,23 +95,23 @@ class VmapTrainer:
 class ModelStack:
     """One group in training: every weight with a leading dimension, the parties."""
 
-    def __init__(self, networks: ModelRunner, training: Training, group: Sequence[TrainJob]) -> None:
-        self.networks = networks
+    def __init__(self, runner: ModelRunner, training: Training, group: Sequence[TrainJob]) -> None:
+        self.runner = runner
         self.training = training
         self.group = group
-        models = [assignment.model for assignment in group]
-        self.weights = {name: torch.stack([model[name] for model in models]) for name in networks.initial}
-        momenta = networks.parameters if training.momentum else ()
+        models = [job.model for job in group]
+        self.weights = {name: torch.stack([model[name] for model in models]) for name in runner.initial}
+        momenta = runner.parameters if training.momentum else ()
         self.momenta = {name: torch.zeros_like(self.weights[name]) for name in momenta}
-        self.laid_out = False
+        self.strides_matched = False
         self.objective = group[0].objective
-        self.constants = together([assignment.objective for assignment in group])
+        self.constants = together([job.objective for job in group])
 
     def fit(self) -> list[Fit]:
         """Take all steps of all parties."""
         count = len(self.group)
-        losses, taken = torch.zeros(count, device=self.networks.device), [0] * count
-        ahead = [assignment.steps(self.training.batch_size, merge_last=False) for assignment in self.group]
+        losses, taken = torch.zeros(count, device=self.runner.device), [0] * count
+        ahead = [job.steps(self.training.batch_size, merge_last=False) for job in self.group]
         for members, batches in _side_by_side(ahead):
             rows = self._rows(members)
             loss, gradients = self.gradients(rows, batches)
@@ -119,30 +119,30 @@ class ModelStack:
             losses[rows] += loss
             for member in members:
                 taken[member] += 1
-        self.networks.read = None  # what the classifier was given holds on to the whole stack
+        self.runner.classifier_input = None  # what the classifier was given holds on to the whole stack
         means = (losses / torch.tensor(taken, device=losses.device).clamp(min=1)).tolist()
         return [
             # A copy of its own for each: a party that keeps its model must not keep everybody's.
             Fit(
                 {name: weight[k].clone(memory_format=torch.contiguous_format) for name, weight in self.weights.items()},
-                assignment.examples,
+                job.examples,
                 taken[k],
                 means[k],
             )
-            for k, assignment in enumerate(self.group)
+            for k, job in enumerate(self.group)
         ]
 
     def _rows(self, members: Sequence[int]) -> Rows:
         """Return what selects members in a stack: a slice gives views of everybody's, an index copies of some."""
-        return slice(None) if len(members) == len(self.group) else sent(torch.tensor(members), self.networks.device)
+        return slice(None) if len(members) == len(self.group) else sent(torch.tensor(members), self.runner.device)
 
     def gradients(self, rows: Rows, batches: Sequence[list[Batch]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the losses [m] of some members on their batches, and the gradients by parameter, [m, ...]."""
         weights = {name: weight[rows] for name, weight in self.weights.items()}
         constants = [constant[rows] for constant in self.constants]
-        parameters = {name: weights[name].requires_grad_() for name in self.networks.parameters}
+        parameters = {name: weights[name].requires_grad_() for name in self.runner.parameters}
         stacked = [_stacked([one[number] for one in batches]) for number in range(len(batches[0]))]
-        with autocast(self.training.precision, self.networks.device):
+        with autocast(self.training.precision, self.runner.device):
             loss = vmap(self._loss)(weights, stacked, constants)
         gradients = torch.autograd.grad(loss.sum(), list(parameters.values()))
         return loss.detach(), dict(zip(parameters, gradients, strict=True))
@@ -154,18 +154,18 @@ class ModelStack:
         constants: list[Tensor],
     ) -> Tensor:
         """Return one party's loss; `vmap` makes it everybody's."""
-        network = self.networks.trained.train()
-        parameters = {name: weights[name] for name in self.networks.parameters}
-        pupil = ModelView(self.networks, parameters, lambda images: functional_call(network, dict(weights), (images,)))
+        network = self.runner.train_network.train()
+        parameters = {name: weights[name] for name in self.runner.parameters}
+        view = ModelView(self.runner, parameters, lambda images: functional_call(network, dict(weights), (images,)))
         objective: Objective = filled(self.objective, constants)
-        return objective(pupil, [Batch(data, index) for data, index in batches])
+        return objective(view, [Batch(data, index) for data, index in batches])
 
     @torch.no_grad()
     def step(self, rows: Rows, gradients: dict[str, Tensor]) -> None:
         """Let some members take a step as torch.optim.SGD takes it."""
         training = self.training
-        if not self.laid_out and isinstance(rows, slice):
-            self._lie_like(gradients)
+        if not self.strides_matched and isinstance(rows, slice):
+            self._match_strides(gradients)
         weights = [self.weights[name][rows] for name in gradients]
         steps = list(gradients.values())
         # Not in place: autograd may give one tensor as the gradient of two weights.
@@ -186,9 +186,9 @@ class ModelStack:
             if training.momentum:
                 self.momenta[name][rows] = step
 
-    def _lie_like(self, gradients: Mapping[str, Tensor]) -> None:
+    def _match_strides(self, gradients: Mapping[str, Tensor]) -> None:
         """Lay the weights out in memory as their gradients come, so that every update reads both in one direction."""
-        self.laid_out = True
+        self.strides_matched = True
         for kept in (self.weights, self.momenta):
             for name, gradient in gradients.items():
                 if name in kept and kept[name].stride() != gradient.stride():

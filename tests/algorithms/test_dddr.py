@@ -36,8 +36,8 @@ def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[S
 
 def assigned(engine: Simulation, client: str) -> TrainJob:
     """Return the training that a client is about to carry out on the server's model."""
-    data, state = engine.federation.data(client), engine.states[client]
-    party = LocalClient(engine.place, client, data, state, task=2, round=9, uses={})
+    data, state = engine.federation.data(client), engine.client_states[client]
+    party = LocalClient(engine.context, client, data, state, task=2, round=9, uses={})
     asked: list[TrainJob] = []
 
     def noted(assignment: TrainJob) -> Fit:
@@ -56,7 +56,7 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
     old, tau = sizes[0], fed.tau
     assignment = assigned(engine, "2")
     examples = engine.federation.data("2")
-    mixed, replayed = assignment.sources
+    mixed, replayed = assignment.streams
     assert len(mixed.data["label"]) == len(examples["label"]) + fed.cur * sizes[1]
     assert replayed.data["label"].tolist() == [c for c in range(old) for _ in range(fed.pre)]
     batches = [mixed.first(len(mixed.data["label"])), replayed.first(len(replayed.data["label"]))]
@@ -83,8 +83,8 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
     network = engine.context.runner.build(engine.server.model)
     load_into(network, engine.server.model)
     networks = engine.context.runner
-    load_into(networks.trained, engine.server.model)
-    pupil = ModelView(networks, dict(networks.trained.named_parameters()), networks.trained)
+    load_into(networks.train_network, engine.server.model)
+    pupil = ModelView(networks, dict(networks.train_network.named_parameters()), networks.train_network)
     loss = assignment.objective(pupil, batches)
     expected = hard + 0.5 * replay + 10 * soft + 1.0 * contrast
     torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
@@ -113,7 +113,7 @@ def test_images_are_shown_once_a_task_beside_the_model() -> None:
     )
     assert [records[2 * task + 1]["down"] for task in (0, 1)] == [5 * size for size in sizes]
     for client in engine.federation.clients:
-        assert torch.equal(engine.states[client].pool["image"], engine.server.state.pool["image"])
+        assert torch.equal(engine.client_states[client].pool["image"], engine.server.state.pool["image"])
 
 
 def test_the_old_model_itself_teaches_what_is_augmented_at_random() -> None:

@@ -32,7 +32,7 @@ def played(cls: type[WithDrawn[Any, Any]], joint: bool, **changes: Any) -> Simul
 
 def learned(engine: Simulation) -> Weights:
     """Return what a client trained: its own model, or everybody's."""
-    model: Weights = getattr(engine.states["2"], "model", engine.server.model)
+    model: Weights = getattr(engine.client_states["2"], "model", engine.server.model)
     return model
 
 
@@ -56,11 +56,11 @@ def normed() -> Any:
 def test_batch_norm_sees_examples_and_made_images_of_old_classes_at_once(cls: type[WithDrawn[Any, Any]]) -> None:
     engine = played(cls, False, factory=normed)
     assert furthest(engine, played(cls, True, factory=normed)) > 1e-4
-    data, state = engine.federation.data("2"), engine.states["2"]
+    data, state = engine.federation.data("2"), engine.client_states["2"]
     start = engine.context.runner.initial
     seen = {}
     for joint in (False, True):
-        client = LocalClient(engine.place, "2", data, state, task=2, round=9, uses={})
+        client = LocalClient(engine.context, "2", data, state, task=2, round=9, uses={})
         fed = cls(**tiny.TOYS[cls.name()], bn_joint=joint)
         fit = fed.practised(client, start, state.pool, NOTHING)
         (counter,) = {int(tensor) for name, tensor in fit.model.items() if "num_batches" in name}

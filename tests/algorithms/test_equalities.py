@@ -91,7 +91,7 @@ def test_first_rounds(method: Method) -> None:
     tiny.played(one, 1)
     tiny.played(two, 1)
     assert tiny.equal(one.server.model, two.server.model)
-    two.states.clear()  # MOON against one that forgets
+    two.client_states.clear()  # MOON against one that forgets
     tiny.played(one, 1)
     tiny.played(two, 1)
     assert not tiny.equal(one.server.model, two.server.model)
@@ -308,7 +308,7 @@ def test_control_variates_are_the_papers(division: Any, momentum: float) -> None
         for name, tensor in engine.server.state.c.items():
             torch.testing.assert_close(tensor.double(), c[name], rtol=1e-4, atol=1e-5)
         for client, expected in own.items():
-            for name, tensor in engine.states[client].c.items():
+            for name, tensor in engine.client_states[client].c.items():
                 torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-4, atol=1e-5)
 
 

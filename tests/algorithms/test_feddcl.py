@@ -78,7 +78,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     fed = method(**options)
     engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort=5)
     tiny.played(engine, 1)
-    before, server_before = copied(engine.states), copied(engine.server.model)
+    before, server_before = copied(engine.client_states), copied(engine.server.model)
     tiny.played(engine, 1)
     old, new, tau = sizes[0], sizes[1], fed.tau
     network = engine.context.runner.build(engine.server.model).double()
@@ -140,7 +140,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     expected = {"": descend(engine, continued(server_before, initial), both, distilled, ("", 0), fed.server_passes)}
     for client in engine.federation.clients:
         expected[client] = descend(engine, own[client], both, distilled, (client, 2), fed.feedback_passes)
-    for name, found in ({"": engine.server.model} | {c: engine.states[c].model for c in own}).items():
+    for name, found in ({"": engine.server.model} | {c: engine.client_states[c].model for c in own}).items():
         for key, tensor in found.items():
             torch.testing.assert_close(tensor.double(), expected[name][key], **CLOSE)
 
@@ -195,7 +195,7 @@ def different(algorithm: FedDCL, **changes: Any) -> Simulation:
         return lambda: architecture("mlp")(hidden=hidden).build(tiny.SHAPE, 2)  # type: ignore[call-arg]
 
     own = {"1": network(5), "3": network(6, 4)}
-    return tiny.engine_with_tasks(algorithm, tasks, rounds=2, cohort=5, own=own, **changes)
+    return tiny.engine_with_tasks(algorithm, tasks, rounds=2, cohort=5, client_factories=own, **changes)
 
 
 def test_a_server_that_holds_the_models_learns_the_same_as_one_that_is_told_predictions() -> None:
@@ -242,8 +242,8 @@ def test_images_made_anew_in_every_round_replace_all() -> None:
         state = engine.server.state
         pools.append(state.pool)
         for client in engine.federation.clients:
-            assert torch.equal(engine.states[client].pool["image"], state.pool["image"])
-            assert torch.equal(engine.states[client].answers, state.answers)
+            assert torch.equal(engine.client_states[client].pool["image"], state.pool["image"])
+            assert torch.equal(engine.client_states[client].answers, state.answers)
         if engine.federation.task == 2:
             replayed = engine.algorithm.server_part(engine.server, 0, 2, 2)
             answers = engine.server.predict(old or engine.server.state.old, replayed)[:, :2]
@@ -288,12 +288,12 @@ def test_inner_counts_may_be_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         fed = method(inner_unit="step", feedback_passes=feedback, **inner)
         engine = tiny.engine_with_tasks(fed, tiny.stream((1, 2), absent=0), rounds=1, cohort=5)
         tiny.played(engine, 1)
-        before = copied(engine.states)
+        before = copied(engine.client_states)
         taken.clear()
         tiny.played(engine, 1)
         local = [(True, engine.training.epochs)] * 5
         assert taken == [*local, (False, fed.server_passes), *[(True, feedback)] * 5]
-        assert not tiny.equal(before["0"].model, engine.states["0"].model)
+        assert not tiny.equal(before["0"].model, engine.client_states["0"].model)
 
 
 def test_counts_may_be_of_a_set_as_a_whole() -> None:
@@ -315,7 +315,9 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     brightening = Augmentation(brightness=1.0)
     engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5, augmentation=brightening)
     tiny.played(engine, 1)
-    client = LocalClient(engine.place, "0", engine.federation.data("0"), engine.states["0"], task=1, round=9, uses={})
+    client = LocalClient(
+        engine.context, "0", engine.federation.data("0"), engine.client_states["0"], task=1, round=9, uses={}
+    )
     asked: list[Any] = []
 
     def noted(assignment: Any) -> Any:
@@ -327,7 +329,7 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     engine.server.train = noted
     fed.distilled(engine.server, engine.server.model, torch.zeros(2 * fed.server_cur, 2), 1)
     for assignment, own in zip(asked, (len(client.data["label"]), 0), strict=True):
-        (source,) = assignment.sources
+        (source,) = assignment.streams
         plain = engine.context.normalise(source.data["image"])
         (batch,) = source.batches(1000, merge_last=False)
         as_they_were = (batch.data["image"] == plain[batch.index]).flatten(1).all(1)
@@ -346,8 +348,8 @@ def test_a_client_that_comes_late_is_shown_all_that_it_missed() -> None:
     tiny.played(engine)
     pool = engine.server.state.pool
     for client in engine.federation.clients:
-        assert torch.equal(engine.states[client].pool["image"], pool["image"])
-        assert torch.equal(engine.states[client].pool["label"], pool["label"])
+        assert torch.equal(engine.client_states[client].pool["image"], pool["image"])
+        assert torch.equal(engine.client_states[client].pool["label"], pool["label"])
 
 
 def test_the_control_learns_the_labels_of_made_images_alone() -> None:
@@ -410,7 +412,7 @@ def test_logits_of_any_size_leave_models_finite(ensemble: str, monkeypatch: pyte
     engine = tiny.engine_with_tasks(method(ensemble=ensemble), tiny.stream((3,), absent=0), rounds=1, cohort=5)
     (record,) = tiny.played(engine)
     assert not record["lost"]
-    for model in (engine.server.model, *(engine.states[client].model for client in engine.federation.clients)):
+    for model in (engine.server.model, *(engine.client_states[client].model for client in engine.federation.clients)):
         assert all(tensor.isfinite().all() for tensor in model.values())
 
 

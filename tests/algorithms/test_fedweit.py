@@ -138,14 +138,16 @@ def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -
     engine, seen = played(monkeypatch)
     given, noise = seen.fits[3, 2, "1"], torch.Generator().manual_seed(3)
     moved = {n: t + torch.randn(t.shape, generator=noise) for n, t in given.model.items()}
-    batch = given.sources[0].first(2)
+    batch = given.streams[0].first(2)
     images, labels = batch.data["image"], batch.data["label"]
     networks = engine.context.runner
 
     def ours(weights: dict[str, Tensor]) -> Tensor:
         assert given.composition is not None
         network = given.composition(weights)
-        pupil = ModelView(networks, weights, lambda batch: functional_call(networks.trained, dict(network), (batch,)))
+        pupil = ModelView(
+            networks, weights, lambda batch: functional_call(networks.train_network, dict(network), (batch,))
+        )
         return given.objective(pupil, [batch])
 
     def theirs(weights: dict[str, Tensor]) -> Tensor:
@@ -245,7 +247,7 @@ def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     left = seen.results[3, 2, "2"].model
     theta = gated(left[LAYER], mask(left)) + adaptive(left)
     theta = theta + sum(a * large(seen.results[2, 2, o].model) for a, o in zip(attention(left), "0123", strict=True))
-    own = engine.algorithm.own_model(engine.states["2"])
+    own = engine.algorithm.own_model(engine.client_states["2"])
     torch.testing.assert_close(own[LAYER], theta)
     assert own.keys() == engine.server.model.keys()
 

@@ -101,7 +101,7 @@ def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> No
     engine, seen, _ = second_task(FLwF2T(per_class=2, ce_slice="all"), monkeypatch)
     own, given, model = seen.results[1, 2, "1"].model, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     held = torch.bincount(engine.federation.at(1).data("1")["label"], minlength=2)
-    labels = given.sources[0].data["label"]
+    labels = given.streams[0].data["label"]
     assert torch.bincount(labels, minlength=3)[:2].tolist() == held.clamp(max=2).tolist() != [0, 0]
     assert int((labels == 2).sum()) == engine.federation.at(2).size("1")
     value, images, batch = loss_of(engine, given, model)
@@ -114,7 +114,7 @@ def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FedEWC(w_penalty=7.0), monkeypatch, rounds=3)
-    kept: Consolidated = engine.states["1"]
+    kept: Consolidated = engine.client_states["1"]
     assert tiny.equal(kept.anchor, {name: old[name] for name in kept.anchor})
     assert 0 < max(float(f.max()) for f in kept.fisher.values()) <= 1e-4
     given, model = seen.fits[2, 1, "1"], seen.results[2, 1, "1"].model
@@ -135,12 +135,12 @@ def test_fedewc_pulls_what_is_trained(compat: Any, pulls: bool, monkeypatch: pyt
     name = "body.full1.weight"
     live = dict(moved) | {name: moved[name].clone().requires_grad_()}
     value, images, labels = loss_of(engine, given, live)
-    network = engine.context.runner.trained
+    network = engine.context.runner.train_network
     labelled = cross_entropy(functional_call(network, live, (images,))[:, 2:], labels - 2)
     pull = torch.autograd.grad(value, live[name])[0] - torch.autograd.grad(labelled, live[name])[0]
     expected = torch.zeros_like(pull)
     if pulls:
-        expected = 1e5 * engine.states["1"].fisher[name] * (moved[name] - old[name])
+        expected = 1e5 * engine.client_states["1"].fisher[name] * (moved[name] - old[name])
         assert float(expected.abs().max()) > 1e-4
     torch.testing.assert_close(pull, expected, rtol=1e-4, atol=1e-6)
 
@@ -148,7 +148,7 @@ def test_fedewc_pulls_what_is_trained(compat: Any, pulls: bool, monkeypatch: pyt
 def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FediCaRL(per_class=2), monkeypatch)
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
-    labels = given.sources[0].data["label"]
+    labels = given.streams[0].data["label"]
     held = engine.federation.at(1).data("1")["label"]
     assert torch.bincount(labels, minlength=3)[:2].tolist() == torch.bincount(held, minlength=2).clamp(max=2).tolist()
     assert int((labels == 2).sum()) == engine.federation.size("1")
@@ -156,13 +156,13 @@ def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPa
     student = logits(engine, model, images)
     expected = cross_entropy(student, batch) + distilled(student, logits(engine, old, images), 2)
     torch.testing.assert_close(value, expected)
-    assert engine.states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.size("1"))
+    assert engine.client_states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.size("1"))
 
 
 def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FediCaRL(loss="glfc", per_class=2), monkeypatch)
     for place, known in (((1, 2, "1"), 0), ((2, 2, "1"), 2)):
-        engine.enter(place[0])
+        engine.set_task(place[0])
         given, model = seen.fits[place], seen.results[place].model
         value, images, labels = loss_of(engine, given, model)
         student = logits(engine, model, images)
@@ -187,9 +187,9 @@ def test_fedicarl_as_in_targets_code_draws_from_all_past_examples_at_every_visit
     again = []
     for client in "0123":
         past, own = engine.federation.at(1).data(client), engine.federation.size(client)
-        images = [seen.fits[2, round, client].sources[0].data["image"][own:] for round in (1, 2)]
+        images = [seen.fits[2, round, client].streams[0].data["image"][own:] for round in (1, 2)]
         assert [len(each) for each in images] == [min(3, len(past["label"]))] * 2, "all, if there are fewer"
-        assert len(engine.states[client].memory["label"]) == len(past["label"]) + own
+        assert len(engine.client_states[client].memory["label"]) == len(past["label"]) + own
         again.append(torch.equal(images[0], images[1]))
     assert not all(again)
     value, images, labels = loss_of(engine, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model)
@@ -206,7 +206,7 @@ def test_what_each_client_keeps_or_all_together(method: Any, scope: Any, most: i
     for client in "0123":
         labels = [engine.federation.at(task).data(client)["label"] for task in (1, 2)]
         had = torch.bincount(torch.cat(labels), minlength=3)
-        held = torch.bincount(engine.states[client].memory["label"], minlength=3)
+        held = torch.bincount(engine.client_states[client].memory["label"], minlength=3)
         assert torch.equal(held, had.clamp(max=most))
 
 
@@ -217,7 +217,7 @@ def test_exemplars_are_herded_or_drawn(method: Any) -> None:
             method(per_class=2, selection=selection), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT
         )
         tiny.played(engine, 1)
-        return torch.cat([state.memory["image"] for state in engine.states.values()])
+        return torch.cat([state.memory["image"] for state in engine.client_states.values()])
 
     assert kept("herding").shape == kept("random").shape
     assert not torch.equal(kept("herding"), kept("random"))
@@ -232,7 +232,7 @@ def test_a_full_memory() -> None:
 def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
     engine = tiny.engine_with_tasks(FediCaRL(classify="nearest_mean", per_class=3), TWO_ONE, cohort=4)
     tiny.played(engine, 3)
-    held = [joined(engine.federation.data(c), engine.states[c].memory) for c in "0123"]
+    held = [joined(engine.federation.data(c), engine.client_states[c].memory) for c in "0123"]
     data = {name: torch.cat([one[name] for one in held]) for name in ("image", "label")}
     rows = normalize(engine.server.features(engine.server.model, data), dim=1)
     means = normalize(torch.stack([rows[data["label"] == each].mean(0) for each in range(3)]), dim=1)
@@ -283,7 +283,7 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
     while engine.finished < engine.rounds:
         before = engine.server.model
         record = engine.run_round().record
-        task, number = engine.schedule.place(record["round"])
+        task, number = engine.schedule.position(record["round"])
         sent[task, number] = engine.server.grown(before)
         assert record["log"]["diagonal"]
         assert all(0 <= share <= 1 for share in record["log"]["diagonal"])
@@ -326,7 +326,9 @@ def test_fedskf_lets_classifiers_follow_the_neurons(monkeypatch: pytest.MonkeyPa
     assert longest > 1
     for client in last:
         moved = last[client][WEIGHT][:, torch.arange(8).roll(behind[client])]
-        assert torch.equal(engine.states[client].old_own[WEIGHT], moved), "its old model reads the last extractor"
+        assert torch.equal(engine.client_states[client].old_own[WEIGHT], moved), (
+            "its old model reads the last extractor"
+        )
 
 
 def test_rows_of_new_classes_follow_the_neurons_already(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +353,7 @@ def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
             FedSKF(w_pull=w_pull, pit="off"), TWO_ONE, rounds=3, cohort=4, training=training
         )
         tiny.played(engine, 3)
-        states: list[Personal] = list(engine.states.values())
+        states: list[Personal] = list(engine.client_states.values())
         heads = torch.stack([state.own[WEIGHT] for state in states])
         return float((heads - heads.mean(0)).abs().max())
 
@@ -447,12 +449,12 @@ def test_nothing_is_taught_without_a_model_or_without_weight() -> None:
 def test_memories_are_cut_short_and_joined() -> None:
     engine = tiny.engine_with_tasks(FediCaRL(), TWO_ONE, cohort=4)
     tiny.played(engine, 2)
-    state = engine.states["0"]
+    state = engine.client_states["0"]
     first = state.memory
     from fedkeep.training.party import LocalClient
 
-    engine.enter(2)
-    client = LocalClient(engine.place, "0", engine.federation.data("0"), state, task=2, round=1, uses={})
+    engine.set_task(2)
+    client = LocalClient(engine.context, "0", engine.federation.data("0"), state, task=2, round=1, uses={})
     later = remembered(client, engine.server.grown(engine.server.model), first, 1, "herding")
     assert int(torch.bincount(later["label"]).max()) == 1
     for c in set(first["label"].tolist()):

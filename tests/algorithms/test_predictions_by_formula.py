@@ -81,7 +81,7 @@ def test_feddf() -> None:
 
 @pytest.mark.parametrize("method", [FTKD(), FTKD(ensemble="logit", tau=1.0), FedMD(), FedGEMS()], ids=repr)
 def test_own_models_and_a_consensus(method: FTKD) -> None:
-    engine = tiny.engine(method, rounds=ROUNDS, own={})
+    engine = tiny.engine(method, rounds=ROUNDS, client_factories={})
     hand = hand_of()
     hand.engine = engine
     kind = {"FedMD": "mse", "FedGEMS": "labelled"}.get(type(method).__name__, "kd")
@@ -109,7 +109,7 @@ def test_own_models_and_a_consensus(method: FTKD) -> None:
         own |= {client: learn(hand, own[client], consensus, (number, client, 1), kind) for client in cohort}
     compare(engine, model)
     for client, expected in own.items():
-        for name, tensor in engine.states[client].model.items():
+        for name, tensor in engine.client_states[client].model.items():
             torch.testing.assert_close(tensor.double(), expected[name], **CLOSE)
 
 
@@ -141,6 +141,6 @@ def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
     records = tiny.played(engine)
     assert [[visit["client"] for visit in record["visits"]] for record in records] == [r["cohort"] for r in records]
     last = records[-1]["visits"][0]
-    model = engine.states[last["client"]].model
+    model = engine.client_states[last["client"]].model
     assert last["correct"] == engine.evaluate(model, last["client"]).correct
     assert last["previous"] is None

@@ -51,15 +51,15 @@ def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) ->
 
 def loss_of(engine: Simulation, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss of a model on the first rows of its two data sets, real images and labels, synthetic images."""
-    real, made = (source.first(4) for source in given.sources)
+    real, made = (source.first(4) for source in given.streams)
     value = given.objective(pupil(engine, model), [real, made])
     return value, real.data["image"], real.data["label"], made.data["image"]
 
 
 def pupil(engine: Simulation, model: Weights) -> ModelView:
     networks = engine.context.runner
-    load_into(networks.trained, model)
-    return ModelView(networks, dict(networks.trained.named_parameters()), networks.trained)
+    load_into(networks.train_network, model)
+    return ModelView(networks, dict(networks.train_network.named_parameters()), networks.train_network)
 
 
 def distilled(student: Tensor, teacher: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any)
         holders += new
         assert made.holders == holders
         for client in new:
-            assert torch.equal(engine.states[client].images["image"], images["image"])
+            assert torch.equal(engine.client_states[client].images["image"], images["image"])
     assert 0 in down
 
 
@@ -135,7 +135,7 @@ def test_a_client_that_missed_its_images_gets_them_with_its_next_visit() -> None
     assert records[-1]["lost"] == {"1": "no answer"}
     assert sorted(engine.server.state.holders) == ["0", "2", "3"]
     assert not tiny.played(engine, 1)[0]["lost"]
-    assert torch.equal(engine.states["1"].images["image"], engine.states["0"].images["image"])
+    assert torch.equal(engine.client_states["1"].images["image"], engine.client_states["0"].images["image"])
 
 
 def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +186,9 @@ def engine_after_first_task(method: Any) -> Weights:
 def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, _ = second_task(lander(), monkeypatch)
     given, model = seen.fits[1, 1, "1"], seen.results[1, 1, "1"].model
-    assert len(given.sources) == 1
-    batch = given.sources[0].first(4)
-    engine.enter(1)
+    assert len(given.streams) == 1
+    batch = given.streams[0].first(4)
+    engine.set_task(1)
     value = given.objective(pupil(engine, model), [batch])
     anchors = read_anchors(ANCHORS, engine.context.label_names[:2])
     images, labels = batch.data["image"], batch.data["label"]

@@ -24,7 +24,7 @@ class Seen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fits: dict[tuple[int, int, str], TrainJob] = {}
         self.results: dict[tuple[int, int, str], Fit] = {}
-        assignment, fit = LocalParty.assignment, LocalParty.fit
+        assignment, fit = LocalParty.train_job, LocalParty.fit
 
         def spy(party: LocalParty, *args: Any, **kwargs: Any) -> TrainJob:
             made = assignment(party, *args, **kwargs)
@@ -36,15 +36,17 @@ class Seen:
             self.results[party.task, party.round, party.name] = done
             return done
 
-        monkeypatch.setattr(LocalParty, "assignment", spy)
+        monkeypatch.setattr(LocalParty, "train_job", spy)
         monkeypatch.setattr(LocalParty, "fit", spy_fit)
 
 
 def loss_of(engine: Any, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss of a model on the first rows of what it was given to train, their images and labels."""
-    batch, networks = given.sources[0].first(4), engine.context.runner
+    batch, networks = given.streams[0].first(4), engine.context.runner
     weights = {name: model[name] for name in networks.parameters}
-    student = ModelView(networks, weights, lambda images: functional_call(networks.trained, dict(model), (images,)))
+    student = ModelView(
+        networks, weights, lambda images: functional_call(networks.train_network, dict(model), (images,))
+    )
     value = given.objective(student, [batch])
     return value, batch.data["image"], batch.data["label"]
 

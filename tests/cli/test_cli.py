@@ -104,7 +104,7 @@ def test_resume_goes_on_and_shows_the_table(cli: Any, run: Path, tmp_path: Path)
     recipe = fedkeep.load_recipe(str(run / "recipe.toml"))
 
     def stop(step: Any) -> None:
-        if (step.cell, step.done) == ("fedseq-seed1", 2):
+        if (step.trial, step.done) == ("fedseq-seed1", 2):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

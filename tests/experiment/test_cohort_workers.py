@@ -1,4 +1,4 @@
-"""Worker processes that share one cell's cohorts: when they are hired, and that nothing else changes."""
+"""Worker processes that share one trial's cohorts: when they are started, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import fedkeep
 from fedkeep.algorithms.fedavg import FedAvg
 from fedkeep.algorithms.fedseq import FedSeq
 from fedkeep.algorithms.sfedkd import SFedKD
-from fedkeep.experiment import cohort_workers as helpers
+from fedkeep.experiment import cohort_workers
+from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
 from fedkeep.experiment.runtime import Machine
 from fedkeep.simulation.process_executor import ProcessExecutor
 
@@ -20,42 +21,37 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def test_who_can_use_how_many() -> None:
-    assert helpers.useful(FedAvg(), cohort=10, spare=16) == 10
-    assert helpers.useful(FedAvg(), cohort=10, spare=2) == 2
-    assert helpers.useful(SFedKD(), cohort=10, spare=16) == 2
-    assert helpers.useful(FedSeq(), cohort=10, spare=16) == 0
+    assert useful_workers(FedAvg(), cohort=10, spare=16) == 10
+    assert useful_workers(FedAvg(), cohort=10, spare=2) == 2
+    assert useful_workers(SFedKD(), cohort=10, spare=16) == 2
+    assert useful_workers(FedSeq(), cohort=10, spare=16) == 0
 
 
-# Four processes for each; that two processes train FedAvg's clients as one does is tests/engine/test_pool.py's too.
+# Processes for each; that two processes train FedAvg's clients as one does is also tested with the executor.
 @pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "sfedkd"])
-def test_helpers_change_nothing_but_the_time(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[ProcessExecutor] = []
+def test_workers_change_nothing_but_the_time(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executors: list[ProcessExecutor] = []
+    on_round_end = CohortWorkers.on_round_end
 
-    class Watched(ProcessExecutor):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            made.append(self)
-
-    consider = helpers.CohortWorkers.consider
-
-    def patient(self: helpers.CohortWorkers, finished: Any) -> None:
-        consider(self, finished)
+    def patient(self: CohortWorkers, state: Any, result: Any) -> None:
+        on_round_end(self, state, result)
         for worker in self.starting:
             assert worker.connection.poll(60)
         if self.starting:
-            consider(self, finished)
+            on_round_end(self, state, result)
+        if isinstance(state.executor, ProcessExecutor):
+            executors.append(state.executor)
 
-    monkeypatch.setattr(helpers, "ProcessExecutor", Watched)
-    monkeypatch.setattr(helpers.CohortWorkers, "consider", patient)
+    monkeypatch.setattr(CohortWorkers, "on_round_end", patient)
     recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path), methods=[method], rounds=4)
     alone = fedkeep.run(recipe, out=tmp_path / "alone", machine=Machine(workers=2))
-    assert not made, "a run of seconds is not worth it"
-    monkeypatch.setattr(helpers, "PAYS", 0.0)
+    assert not executors, "a run of seconds is not worth it"
+    monkeypatch.setattr(cohort_workers, "WORTH", 0.0)
     shared = fedkeep.run(recipe, out=tmp_path / "shared", machine=Machine(workers=2))
-    (pool,) = made
-    assert all(worker.knows for worker in pool.workers), "both have worked"
-    assert len(pool.workers) == 2
-    assert not any(worker.process and worker.process.is_alive() for worker in pool.workers)
+    assert len(executors) == 4
+    assert all(executors[0].known.values()), "both have worked"
+    assert len(executors[0].workers) == 2
+    assert not any(worker.process and worker.process.is_alive() for worker in executors[0].workers)
     for name in ("rounds.jsonl", "model.safetensors"):
         (one,), (two,) = (list((run.path / "trials").glob(f"*/{name}")) for run in (alone, shared))
         assert one.read_bytes() == two.read_bytes()

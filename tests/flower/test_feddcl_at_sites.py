@@ -171,7 +171,7 @@ def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
     assert set(model(one)) == {"classifier.weight", "classifier.bias"}
     assert records(one) == records(many)
     assert len(engines) == 3
-    assert all(context.runner.extractor is None for engine in engines for place in engine.places)
+    assert all(context.runner.extractor is None for engine in engines for context in engine.contexts)
 
 
 def test_a_real_site_cannot_name_an_extractor_yet(recipe: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.reading import load_recipe
-from fedkeep.flower import performer, sites
+from fedkeep.flower import executor, sites
 from fedkeep.flower.journal import Journal
 from fedkeep.flower.line import Kind, Parcel
 from fedkeep.flower.memory import Memory
@@ -232,7 +232,7 @@ def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path, monk
 def test_who_is_not_of_the_run_is_turned_away(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sites, "AGAIN", 0.0)
     line = LocalLine(places(tmp_path / "states"))
-    monkeypatch.setattr(performer, "POLL", 0.0)
+    monkeypatch.setattr(executor, "POLL", 0.0)
     add: Sequence[tuple[int, str]] = ((200, "stranger"), (201, "3"))
 
     def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:

@@ -298,7 +298,7 @@ def test_a_teacher_hears_each_image_alone_and_learns_nothing(played: tuple[Simul
     engine, fits = played
     model = fits["0"].model
     before = {name: tensor.clone() for name, tensor in model.items()}
-    assert engine.context.runner.trained.training, "as the last fit left it"
+    assert engine.context.runner.train_network.training, "as the last fit left it"
     x = images((1, 8, 8), 3)
     for ask in (engine.context.runner.logits, engine.context.runner.features):
         together, alone = ask(model, x), torch.cat([ask(model, image[None]) for image in x])

@@ -21,13 +21,14 @@ from fedkeep.interface.codec import encode
 from fedkeep.models import architecture
 from fedkeep.objectives import CrossEntropy
 from fedkeep.simulation import checkpoint as module
+from fedkeep.simulation.callbacks import Callback, OnRoundEnd
 from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.trial import JsonlWriter, run_trial
 
 
 @dataclass
 class Own:
-    visits: int = 0
+    trainings: int = 0
     model: dict[str, Tensor] | None = None
 
 
@@ -45,7 +46,7 @@ class Remembering(Algorithm[NoState, Own]):
     @on_client
     def train(self, client: Client[Own], model: dict[str, Tensor]) -> Fit:
         fit = client.fit(client.state.model or model, CrossEntropy())
-        client.state.model, client.state.visits = dict(fit.model), client.state.visits + 1
+        client.state.model, client.state.trainings = dict(fit.model), client.state.trainings + 1
         return fit
 
 
@@ -53,22 +54,22 @@ class Killed(BaseException):
     pass
 
 
-def kill(at: int) -> Any:
-    def on_round(finished: Any) -> None:
-        if finished.record["round"] == at:
+def kill(at: int) -> Callback:
+    def strike(state: Any, result: Any) -> None:
+        if result.record["round"] == at:
             raise Killed
 
-    return on_round
+    return OnRoundEnd(strike)
 
 
 def killed(algorithm: Algorithm[Any, Any], folder: Path, at: int = 2) -> Path:
     with pytest.raises(Killed):
-        run_trial(tiny.engine(algorithm), folder, kill(at))
+        run_trial(tiny.engine(algorithm), folder, [kill(at)])
     return folder
 
 
 def states(engine: Any) -> dict[str, bytes]:
-    return {client: encode(state) for client, state in sorted(engine.states.items())}
+    return {client: encode(state) for client, state in sorted(engine.client_states.items())}
 
 
 def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +287,7 @@ def test_killed_after_the_last_round_only_the_result_is_written(tmp_path: Path) 
     (tmp_path / "result.json").unlink()
     (tmp_path / "model.safetensors").unlink()
     engine = tiny.engine(SFedKD())
-    run_trial(engine, tmp_path, lambda finished: pytest.fail("a round was played"))
+    run_trial(engine, tmp_path, [OnRoundEnd(lambda state, result: pytest.fail("a round was run"))])
     assert (tmp_path / "rounds.jsonl").read_bytes() == before
     assert (tmp_path / "model.safetensors").read_bytes() == model
 

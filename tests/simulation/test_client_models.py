@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from test_pool import with_thread
+from test_process_executor import with_thread
 from torch import Tensor, nn
 
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
@@ -62,23 +62,23 @@ class Careless(Algorithm):
 
 
 def engine(method: Algorithm[Any, Any] | None = None, **changes: Any) -> Any:
-    return tiny.engine(method or Alone(), cohort=6, own=OWN, **changes)
+    return tiny.engine(method or Alone(), cohort=6, client_factories=OWN, **changes)
 
 
 def test_each_trains_its_own_network() -> None:
     played = engine()
     tiny.played(played)
-    theirs = {client: state.model for client, state in played.states.items()}
+    theirs = {client: state.model for client, state in played.client_states.items()}
     for client, model in theirs.items():
-        assert same_form(model, played.context_of(client).networks.initial) is None
+        assert same_form(model, played.context_of(client).runner.initial) is None
     assert same_form(theirs["1"], theirs["0"]) is not None
     assert same_form(theirs["1"], theirs["4"]) is None
 
 
 def test_clients_of_one_network_begin_alike_whoever_else_has_which() -> None:
-    both, alone = engine(), tiny.engine(Alone(), own={"1": wide})
+    both, alone = engine(), tiny.engine(Alone(), client_factories={"1": wide})
     assert both.context_of("1") is both.context_of("4")
-    assert tiny.equal(both.context_of("4").networks.initial, alone.context_of("1").networks.initial)
+    assert tiny.equal(both.context_of("4").runner.initial, alone.context_of("1").runner.initial)
     assert tiny.equal(both.server.model, alone.server.model)
 
 
@@ -102,9 +102,9 @@ def test_own_networks_grow_with_the_tasks() -> None:
     def own() -> nn.Module:
         return architecture("mlp")(hidden=(6,)).build(tiny.SHAPE, first.seen[0])  # type: ignore[call-arg]
 
-    played = tiny.engine_with_tasks(Alone(), tasks, own={"2": own})
-    played.enter(3)
-    assert [len(context.runner.initial["classifier.weight"]) for place in played.places] == [3, 3]
+    played = tiny.engine_with_tasks(Alone(), tasks, client_factories={"2": own})
+    played.set_task(3)
+    assert [len(context.runner.initial["classifier.weight"]) for context in played.contexts] == [3, 3]
     assert played.context_of("2").classes == 3
 
 

@@ -46,7 +46,7 @@ def feddcl(extractor: Extractor, method: Algorithm[Any, Any] | None = None, **ch
     own = dict.fromkeys(tasks.federation(1).clients, partial(plain, 2))
     method = method or FedDCL(**tiny.TOYS["feddcl"])
     return tiny.engine_with_tasks(
-        method, tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2), own=own, **changes
+        method, tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2), client_factories=own, **changes
     )
 
 
@@ -58,7 +58,7 @@ def test_feddcl_trains_the_servers_classifier_and_nothing_else(extractor: Extrac
     assert engine.server.model.keys() == HEAD
     assert engine.server.model["classifier.weight"].shape == (3, 8), "it grew with its classes"
     assert not torch.equal(engine.server.model["classifier.weight"][:2], first["classifier.weight"])
-    assert engine.states["0"].model.keys() != HEAD, "clients have networks of their own"
+    assert engine.client_states["0"].model.keys() != HEAD, "clients have networks of their own"
     Checkpoint(tmp_path / "saved").save(engine, {})
     saved = tmp_path / "saved" / f"model-{engine.finished}.safetensors"
     assert saved.stat().st_size < 1000 < (tmp_path / "extractor" / "model.safetensors").stat().st_size

@@ -1,4 +1,4 @@
-"""Values over a line between processes."""
+"""Values between processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 import torch
 
-from fedkeep.simulation import ipc as line
+from fedkeep.simulation import ipc
 
 
 def test_what_is_sent_is_received() -> None:
@@ -19,8 +19,8 @@ def test_what_is_sent_is_received() -> None:
         "count": torch.tensor(7),
         "none": torch.empty(0, 3),
     }
-    line.send(near, ["text", {"a": [1, None, 2.5]}], tensors)
-    structure, received = line.receive(far)
+    ipc.send(near, ["text", {"a": [1, None, 2.5]}], tensors)
+    structure, received = ipc.receive(far)
     assert structure == ["text", {"a": [1, None, 2.5]}]
     assert received.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -28,9 +28,9 @@ def test_what_is_sent_is_received() -> None:
         assert torch.equal(received[name], tensor)
 
 
-def test_a_line_that_ends_in_the_middle_is_an_error() -> None:
+def test_a_connection_that_ends_in_the_middle_is_an_error() -> None:
     near, far = multiprocessing.Pipe()
     near.send_bytes(b'["half a message",[["x","float32",[2]]]]')
     near.close()
     with pytest.raises(EOFError):
-        line.receive(far)
+        ipc.receive(far)

@@ -14,6 +14,7 @@ from fedkeep.algorithms.fedseq import FedSeq
 from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
+from fedkeep.simulation.callbacks import OnRoundEnd
 from fedkeep.simulation.schedule import Schedule
 from fedkeep.simulation.trial import run_trial
 
@@ -82,14 +83,14 @@ def test_an_undone_round_leaves_the_averages() -> None:
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_it_resumes_to_the_same_bytes(at: int, tmp_path: Path) -> None:
-    def stop(finished: Any) -> None:
-        if finished.record["round"] == at:
+    def stop(state: Any, result: Any) -> None:
+        if result.record["round"] == at:
             raise KeyboardInterrupt
 
     serving = {"served": ("moving", "last", "round")}
     run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "cut", stop)
+        run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "cut", [OnRoundEnd(stop)])
     run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "cut")
     for name in ("rounds.jsonl", "model.safetensors"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

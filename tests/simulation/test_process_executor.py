@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
 import pytest
@@ -21,10 +24,22 @@ from fedkeep.algorithms.sfedkd import SFedKD
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.interface import Algorithm, Fit, algorithms, on_client
 from fedkeep.interface.codec import encode
-from fedkeep.simulation import ipc as line
-from fedkeep.simulation.process_executor import ProcessExecutor, Worker, serve
+from fedkeep.models import Weights
+from fedkeep.objectives import CrossEntropy
+from fedkeep.simulation.messages import ClientTask
+from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
 from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.workers import (
+    DONE,
+    Handler,
+    Message,
+    Worker,
+    run_worker,
+    serve,
+    start_workers,
+    stop_workers,
+)
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 
@@ -32,79 +47,101 @@ METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module
 def with_thread(engine: Simulation, twin: Simulation) -> ProcessExecutor:
     """Give an engine one worker that is a thread: the whole protocol, without the seconds that a process takes."""
     near, far = multiprocessing.Pipe()
-    threading.Thread(target=serve, args=(twin, far), daemon=True).start()
-    pool = ProcessExecutor([Worker(near)], engine)
-    engine.executor = pool
-    return pool
+    threading.Thread(target=serve, args=(far, step_handlers(twin)), daemon=True).start()
+    executor = ProcessExecutor([Worker(near)], engine)
+    engine.executor = executor
+    return executor
 
 
-def in_process(methods: Sequence[Algorithm[Any, Any]], connections: Sequence[Any], changes: dict[str, Any]) -> None:
-    """Serve one method after another, each until its connection is closed: a process takes seconds to start."""
+def in_process(connection: Connection, methods: Sequence[Algorithm[Any, Any]], changes: dict[str, Any]) -> None:
+    """Serve one method after another, since a process takes seconds to start."""
     torch.set_num_threads(1)
-    for method, connection in zip(methods, connections, strict=True):
-        serve(tiny.engine(method, **changes), connection)
+    handlers: dict[str, Handler] = {}
+
+    def choose(content: Any, tensors: Any) -> Message:
+        handlers.update(step_handlers(tiny.engine(methods[content], **changes)))
+        return None, {}
+
+    handlers["choose"] = choose
+    run_worker(connection, handlers)
 
 
 @pytest.fixture
-def pools() -> Iterator[Any]:
-    made: list[ProcessExecutor] = []
+def hired() -> Iterator[Any]:
+    started: list[Worker] = []
 
-    def give(*engines: Simulation, workers: int = 2, **changes: Any) -> list[ProcessExecutor]:
-        """Hire processes for engines, which play in this order; each pool is to be closed before the next works."""
-        context = multiprocessing.get_context("spawn")
-        hired: list[list[Worker]] = [[] for _ in engines]
-        for _ in range(workers):
-            lines = [context.Pipe() for _ in engines]
-            far = [end for _, end in lines]
-            process = context.Process(target=in_process, args=([e.algorithm for e in engines], far, changes))
-            process.start()
-            for end in far:
-                end.close()
-            for number, (near, _) in enumerate(lines, start=1):
-                # Only the last to close a line sees the process end.
-                hired[number - 1].append(Worker(near, process if number == len(engines) else None))
-        pools = [ProcessExecutor(workers, engine) for workers, engine in zip(hired, engines, strict=True)]
-        for pool in pools:
-            pool.engine.executor = pool
-        made.append(pools[-1])
-        return pools
+    def give(*methods: Algorithm[Any, Any], workers: int = 2, **changes: Any) -> Iterator[ProcessExecutor]:
+        """Start processes and yield an executor for each method, in this order."""
+        started.extend(start_workers(workers, in_process, methods, changes))
+        for number, method in enumerate(methods):
+            for worker in started:
+                worker.send("choose", number)
+                assert worker.receive()[0] == DONE
+            engine = tiny.engine(method, **changes)
+            engine.executor = executor = ProcessExecutor(started, engine)
+            yield executor
 
     yield give
-    for pool in made:
-        pool.close()
-        assert all(worker.process is not None and not worker.process.is_alive() for worker in pool.workers)
+    stop_workers(started, 10)
+    assert all(worker.process is not None and not worker.process.is_alive() for worker in started)
 
 
 @pytest.mark.parametrize("stack", [1, 2])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], stack: int) -> None:
     alone, pooled = (tiny.engine(method, stack=stack, training=tiny.SHORT) for _ in range(2))
-    pool = with_thread(pooled, tiny.engine(method, training=tiny.SHORT))
+    executor = with_thread(pooled, tiny.engine(method, training=tiny.SHORT))
     try:
         assert tiny.played(pooled) == tiny.played(alone)
     finally:
-        pool.close()
+        executor.stop()
     assert tiny.equal(alone.server.model, pooled.server.model)
     assert encode(alone.server.state) == encode(pooled.server.state)
-    assert {c: encode(s) for c, s in alone.states.items()} == {c: encode(s) for c, s in pooled.states.items()}
-    assert pool.workers[0].knows, "the worker has worked"
+    assert {c: encode(s) for c, s in alone.client_states.items()} == {
+        c: encode(s) for c, s in pooled.client_states.items()
+    }
+    assert all(executor.known.values()), "the worker has worked"
 
 
-def test_two_processes_give_the_same_bits(pools: Any) -> None:
-    methods = (FedAvg(), SFedKD(), MOON())
-    hired = pools(*(tiny.engine(method, cohort=5) for method in methods), cohort=5)
-    for method, pool in zip(methods, hired, strict=True):
-        alone, pooled = tiny.engine(method, cohort=5), pool.engine
-        assert tiny.played(pooled) == tiny.played(alone), method
-        assert tiny.equal(alone.server.model, pooled.server.model), method
-        assert all(worker.knows for worker in pool.workers), "both have worked"
-        if pool is not hired[-1]:
-            pool.close()
-    for worker in pool.workers:
+def test_two_processes_give_the_same_bits(hired: Any) -> None:
+    for executor in hired(FedAvg(), SFedKD(), MOON(), cohort=5):
+        pooled = executor.state
+        alone = tiny.engine(pooled.algorithm, cohort=5)
+        assert tiny.played(pooled) == tiny.played(alone), pooled.algorithm
+        assert tiny.equal(alone.server.model, pooled.server.model), pooled.algorithm
+        assert all(executor.known.values()), "both have worked"
+    for worker in executor.workers:
         worker.connection.close()  # as when this process is killed: nobody says goodbye
-    for worker in pool.workers:
+    for worker in executor.workers:
         worker.process.join(60)
         assert worker.process.exitcode == 0
+
+
+class Sleeping(FedAvg):
+    """Never comes back."""
+
+    title = "sleeping"
+
+    @on_client
+    def train(self, client: Any, model: Weights) -> Fit:
+        time.sleep(600)
+        return client.fit(model, CrossEntropy())
+
+
+def test_a_worker_without_a_parent_ends_in_the_middle_of_a_step(hired: Any) -> None:
+    (executor,) = hired(Sleeping(), workers=1)
+    engine = executor.state
+    task = ClientTask("0", engine.algorithm.train, (engine.server.model,), {}, 1, 1)
+    executor.submit(task)
+    (worker,) = executor.workers
+    worker.process.join(1)
+    assert worker.process.is_alive()
+    os.kill(worker.process.pid, signal.SIGINT)  # as from the keyboard: that is the parent's affair
+    worker.process.join(1)
+    assert worker.process.is_alive()
+    worker.connection.close()
+    worker.process.join(60)
+    assert worker.process.exitcode == 0
 
 
 def test_lost_clients_and_undone_rounds_are_the_same() -> None:
@@ -113,9 +150,9 @@ def test_lost_clients_and_undone_rounds_are_the_same() -> None:
 
     changes = {"fault_injector": lose, "min_clients": 2, "cohort": 5}
     alone, pooled = tiny.engine(SFedKD(), **changes), tiny.engine(SFedKD(), **changes)
-    pool = with_thread(pooled, tiny.engine(SFedKD(), **changes))
+    executor = with_thread(pooled, tiny.engine(SFedKD(), **changes))
     records = tiny.played(pooled)
-    pool.close()
+    executor.stop()
     assert records == tiny.played(alone)
     assert [record["undone"] for record in records] == [False, True, False, False]
     assert tiny.equal(alone.server.model, pooled.server.model)
@@ -175,18 +212,18 @@ def test_an_error_in_what_is_done_ahead_fails_the_round(monkeypatch: pytest.Monk
 
 def test_no_more_than_a_few_clients_are_prepared_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny.engine(SFedKD(), cohort=6, rounds=2)
-    pool = with_thread(engine, tiny.engine(SFedKD(), cohort=6))
+    executor = with_thread(engine, tiny.engine(SFedKD(), cohort=6))
     under_way: list[int] = []
     look_ahead = RoundState._look_ahead
 
-    def watch(flight: RoundState) -> None:
-        look_ahead(flight)
-        under_way.append(len(flight.under_way))
+    def watch(round: RoundState) -> None:
+        look_ahead(round)
+        under_way.append(len(round.under_way))
 
     monkeypatch.setattr(RoundState, "_look_ahead", watch)
     tiny.played(engine)
-    pool.close()
-    assert pool.ahead == 2
+    executor.stop()
+    assert executor.ahead == 2
     assert 2 <= max(under_way) <= 3, "of six; one may be the one that is waited for"
 
 
@@ -214,11 +251,11 @@ def test_an_answer_that_cannot_travel_is_told_with_its_place(said: Any, monkeypa
     assert engine.executor is engine.serial
 
 
-def test_a_death_is_told_and_nothing_waits(pools: Any) -> None:
-    engine = tiny.engine(FedSeq(), cohort=5)
-    (pool,) = pools(engine, workers=1, cohort=5)
+def test_a_death_is_told_and_nothing_waits(hired: Any) -> None:
+    (executor,) = hired(FedSeq(), workers=1, cohort=5)
+    engine = executor.state
     tiny.played(engine, 1)
-    process = pool.workers[0].process
+    process = executor.workers[0].process
     os.kill(process.pid, 9)
     with pytest.raises(RunError, match=r"a worker process died with code -9.*step 'train'"):
         engine.run_round()
@@ -227,24 +264,23 @@ def test_a_death_is_told_and_nothing_waits(pools: Any) -> None:
 
 def test_a_model_travels_to_a_worker_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny.engine(FedAvg(), cohort=6, rounds=2)
-    pool = with_thread(engine, tiny.engine(FedAvg(), cohort=6))
+    executor = with_thread(engine, tiny.engine(FedAvg(), cohort=6))
     models: list[int] = []
-    send = line.send
+    send = Worker.send
 
-    def watch(connection: Any, structure: Any, tensors: dict[str, Any]) -> None:
-        if structure[0] != "done":  # of a request, not of an answer
-            models.append(len(tensors))
-        send(connection, structure, tensors)
+    def watch(self: Worker, kind: str, content: Any, tensors: dict[str, Any]) -> None:
+        models.append(len(tensors))
+        send(self, kind, content, tensors)
 
-    monkeypatch.setattr(line, "send", watch)
+    monkeypatch.setattr(Worker, "send", watch)
     tiny.played(engine)
-    pool.close()
+    executor.stop()
     whole = len(engine.server.model)
     assert models == [whole, 0, 0, 0, 0, 0] * 2
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
-@pytest.mark.parametrize("place", ["_written", "_heard"])
+@pytest.mark.parametrize("place", ["_encode", "_accept"])
 def test_an_exception_while_talking_to_a_worker_never_waits(
     error: BaseException, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +315,7 @@ def test_arguments_arrive_under_their_own_names(monkeypatch: pytest.MonkeyPatch)
             return float(a + b)
 
     engine = tiny.engine(Asks(), rounds=1)
-    pool = with_thread(engine, tiny.engine(Asks(), rounds=1))
+    executor = with_thread(engine, tiny.engine(Asks(), rounds=1))
     tiny.played(engine)
-    pool.close()
+    executor.stop()
     assert told == [[11.0] * 3]

@@ -77,7 +77,7 @@ def probe(script: Callable[[Probe, Server[Kept], Cohort], None], **changes: Any)
 
 
 def diaries(engine: Any) -> dict[str, list[str]]:
-    return {client: state.entries for client, state in engine.states.items() if state.entries}
+    return {client: state.entries for client, state in engine.client_states.items() if state.entries}
 
 
 def test_asking_a_cohort_gives_replies_in_its_order() -> None:

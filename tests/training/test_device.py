@@ -48,13 +48,13 @@ def test_what_a_gpu_does_is_timed_where_it_was_told(monkeypatch: pytest.MonkeyPa
     """It says at once that it was told; what it then does would be counted as what next waits for it."""
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    place, gpu = tiny.engine(FedAvg()).place, torch.device("cuda")
-    for clock in (place.asking, place.training_time):
+    context, gpu = tiny.engine(FedAvg()).context, torch.device("cuda")
+    for clock in (context.inference_time, context.training_time):
         with clock():
             pass
     assert not waited, "a CPU has done it by then"
     context.runner.device = gpu
-    for number, clock in enumerate((place.asking, place.training_time)):
+    for number, clock in enumerate((context.inference_time, context.training_time)):
         with clock():
             assert waited == [gpu] * number
     assert waited == [gpu, gpu]

@@ -46,7 +46,7 @@ def trained(
     networks = ModelRunner(lambda: factory().to(dtype), 0, CPU)
     assert networks.layout == torch.channels_last, "what the engine chooses for convolutions"
     networks.layout = layout
-    networks.trained.to(memory_format=layout)  # type: ignore[call-overload]
+    networks.train_network.to(memory_format=layout)  # type: ignore[call-overload]
     noise = torch.Generator().manual_seed(0)
     data = {"image": torch.randn(9, *shape, generator=noise).to(dtype), "label": torch.arange(9) % 3}
     source = BatchStream(data, lambda images: images, Augmentation(), torch.Generator().manual_seed(1), noise, layout)
@@ -96,7 +96,7 @@ def test_several_rows_for_each_class_and_the_first_is_everybodys() -> None:
     torch.testing.assert_close(wide.logits(wide.initial, images)[:, ::4], expected)
     assert dict(wide.build().named_parameters())["classifier.weight"].shape == (12, 8)
     first = wide.initial
-    wide.enter([3, 5])
+    wide.set_task([3, 5])
     assert wide.initial["classifier.weight"].shape == (20, 8)
     assert torch.equal(wide.initial["classifier.weight"][:12], first["classifier.weight"])
     assert wide.logits(first, images).shape == (2, 12), "an older model answers as it did"
@@ -144,7 +144,7 @@ def test_frozen_models_answer_in_parts(factory: Callable[[], nn.Module], rows: i
     """Parts bound memory and, with convolutions, keep within the cache; nobody's answer depends on who is beside it."""
     networks = ModelRunner(factory, 0, CPU)
     seen: list[int] = []
-    networks.answering.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    networks.eval_network.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     shape = NETWORKS["cnn4"][0] if rows == 128 else (1, 4, 4)
     images = torch.randn(rows + 3, *shape, generator=torch.Generator().manual_seed(0))
     logits = networks.logits(networks.initial, images)

@@ -271,7 +271,7 @@ def test_one_gradient_for_two_weights_is_not_changed_twice(clip: float | None) -
 def test_one_clients_nan_stays_its_own() -> None:
     of = networks()
     made, clean = group(of), group(of)
-    made[2].sources[0].data["image"][0] = torch.nan
+    made[2].streams[0].data["image"][0] = torch.nan
     for number, (one, other) in enumerate(
         zip(ModelStack(of, PLAIN, made).fit(), ModelStack(of, PLAIN, clean).fit(), strict=True)
     ):
@@ -448,7 +448,7 @@ def test_bfloat16_is_stacked() -> None:
     of, training = ModelRunner(tiny.network, 0, CPU), replace(PLAIN, precision="bfloat16")
 
     def made() -> list[TrainJob]:
-        return [replace(one, model=of.initial, sources=[floated(one.sources[0])]) for one in group(of)]
+        return [replace(one, model=of.initial, sources=[floated(one.streams[0])]) for one in group(of)]
 
     stacked = ModelStack(of, training, made()).fit()
     for one, other in zip(stacked, [fit(of, assignment, training) for assignment in made()], strict=True):

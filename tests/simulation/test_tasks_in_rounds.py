@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from test_pool import with_thread
+from test_process_executor import with_thread
 from torch import Tensor
 
 from fedkeep.algorithms.fedavg import FedAvg
@@ -70,7 +70,7 @@ class Watching(Algorithm[NoState, Seen]):
 def test_new_rows_are_the_same_everywhere_and_old_logits_stay() -> None:
     engine = tiny.engine_with_tasks(Watching(), tiny.stream((1, 2), absent=1))
     tiny.played(engine)
-    states: list[Seen] = list(engine.states.values())
+    states: list[Seen] = list(engine.client_states.values())
     assert len(states) == 5
     for state in states:
         received, initial = state.rows[-2:]
@@ -89,13 +89,13 @@ def test_rounds_and_classes_are_counted_by_task() -> None:
     engine = tiny.engine_with_tasks(Watching(), tiny.stream((2, 1), absent=0), cohort=5)
     assert engine.rounds == 4
     tiny.played(engine)
-    for state in engine.states.values():
+    for state in engine.client_states.values():
         assert state.where == [[1, 1, 0, 2], [1, 2, 0, 2], [2, 1, 2, 3], [2, 2, 2, 3]]
 
 
 @pytest.mark.parametrize(("number", "place"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 1)), (9, (3, 3))])
 def test_a_round_of_the_run_has_a_task_and_a_round_in_it(number: int, place: tuple[int, int]) -> None:
-    assert Schedule(rounds=3).place(number) == place
+    assert Schedule(rounds=3).position(number) == place
 
 
 def test_the_last_round_of_every_task_is_evaluated() -> None:
@@ -112,7 +112,7 @@ def test_workers_follow_from_task_to_task(method: Algorithm[Any, Any]) -> None:
     try:
         assert first + tiny.played(pooled) == records
     finally:
-        pool.close()
+        pool.stop()
     assert tiny.equal(alone.server.model, pooled.server.model)
 
 

@@ -566,8 +566,8 @@ def test_made_images_are_not_brightened() -> None:
     engine = tiny.engine(FedAvg(), augmentation=Augmentation(brightness=1.0))
     data = engine.federation.data("0")
     made = torch.arange(len(data["label"])) % 2 == 1
-    client = LocalClient(engine.place, "0", data, None, task=1, round=1, uses={})
-    (source,) = client.assignment(engine.server.model, CrossEntropy(), {**data, "made": made}).sources
+    client = LocalClient(engine.context, "0", data, None, task=1, round=1, uses={})
+    (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "made": made}).sources
     (batch,) = source.batches(1000, merge_last=False)
     assert "made" not in batch.data
     as_they_were = (batch.data["image"] == engine.context.normalise(data["image"])[batch.index]).flatten(1).all(1)
