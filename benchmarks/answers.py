@@ -1,9 +1,9 @@
 """How many images at once a frozen network should answer: milliseconds an image, by rows per forward pass.
 
-Evaluation and teachers ask a network without gradient, in parts (`fedkeep.engine.networks`). Parts that are too small
-pay for the call, parts that are too large for maps that no cache holds and that the system must hand out anew. Here the
-same images pass `Networks.logits` in parts of every size, one thread; the order alternates, and times as fast is the
-median of the ratios within a repetition, to parts of 1,024.
+Evaluation and teachers ask a network without gradient, in parts (`fedkeep.training.model_runner`). Parts that are too
+small pay for the call, parts that are too large for maps that no cache holds and that the system must hand out anew.
+Here the same images pass `ModelRunner.logits` in parts of every size, one thread; the order alternates, and times as
+fast is the median of the ratios within a repetition, to parts of 1,024.
 
     python benchmarks/answers.py [--repetitions 9] [--note "what else ran on the machine"]
 
@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from telling import arguments, beginning
 
-from fedkeep.engine.networks import Networks
 from fedkeep.models import CNN4, MLP, AlexNet8, Architecture, LeNet5, Shape
+from fedkeep.training.model_runner import ModelRunner
 
 ROWS = (32, 64, 128, 256, 512, 1024)
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -58,12 +58,12 @@ def main() -> None:
 
 def measure(case: Case, repetitions: int) -> dict[int, list[float]]:
     """Return milliseconds an image of each repetition, by rows per pass."""
-    networks = Networks(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
+    networks = ModelRunner(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
     images = torch.randn(case.images, *case.shape, generator=torch.Generator().manual_seed(0))
     taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for number in range(repetitions + 1):
         for rows in ROWS if number % 2 else reversed(ROWS):
-            networks.at_once = rows
+            networks.eval_batch_size = rows
             began = time.perf_counter()
             networks.logits(networks.initial, images)
             if number:

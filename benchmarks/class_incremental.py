@@ -25,10 +25,10 @@ from telling import arguments, beginning
 from fedkeep import FedLwF, FedSKF
 from fedkeep.data import DataSet, Federation, Tasks
 from fedkeep.data.partition import IID
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.plan import Plan
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import CNN4, Architecture, LeNet5, ResNet18, Shape
+from fedkeep.simulation.schedule import Schedule
+from fedkeep.simulation.simulation import Simulation
 
 CLIENTS, CLASSES, TASKS, TARGET = 5, 10, 2, 1.25
 METHODS: tuple[Algorithm[Any, Any], ...] = (FedLwF(), FedSKF())
@@ -67,7 +67,7 @@ def main() -> None:
     Path(__file__).with_suffix(".md").write_text(text)
 
 
-def engine(case: Case, method: Algorithm[Any, Any], rounds: int) -> Embedded:
+def engine(case: Case, method: Algorithm[Any, Any], rounds: int) -> Simulation:
     """Return a run on random images, at its beginning."""
     noise, count = torch.Generator().manual_seed(0), CLIENTS * TASKS * case.examples
     images = torch.randint(256, (count, *case.shape), generator=noise, dtype=torch.uint8)
@@ -75,12 +75,12 @@ def engine(case: Case, method: Algorithm[Any, Any], rounds: int) -> Embedded:
     test = {name: column[:CLASSES] for name, column in train.items()}
     middle = (0.5,) * case.shape[0]
     data = DataSet("noise", train, test, tuple(map(str, range(CLASSES))), middle, middle)
-    return Embedded(
+    return Simulation(
         method,
         Federation.from_stream(Tasks(tasks=TASKS).stream(data, IID(CLIENTS), 0), 1),
         lambda: case.architecture.build(case.shape, CLASSES // TASKS),
         Training(epochs=case.epochs, batch_size=50, lr=0.01, momentum=0.9),
-        Plan(rounds=rounds, cohort=CLIENTS),
+        Schedule(rounds=rounds, cohort=CLIENTS),
     )
 
 
@@ -92,7 +92,7 @@ def row(case: Case, rounds: int) -> str:
     for number in range(TASKS * rounds):
         for place in (0, 1) if number % 2 else (1, 0):
             began = time.process_time()
-            timings = engines[place].advance().timings
+            timings = engines[place].run_round().timings
             if number >= (TASKS - 1) * rounds:
                 seconds[place].append(time.process_time() - began)
                 asked[place].append(timings["teachers"])

@@ -31,14 +31,14 @@ from torch import Tensor, nn
 import fedkeep
 from fedkeep._utils import seeds
 from fedkeep.data import DataSet, Federation
-from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import DataError
-from fedkeep.experiment.helpers import Helpers
-from fedkeep.experiment.machine import Machine
+from fedkeep.experiment.build import build_simulation
+from fedkeep.experiment.cohort_workers import CohortWorkers
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import lay_out
-from fedkeep.experiment.setup import engine_for
+from fedkeep.experiment.run import create_run_folder
+from fedkeep.experiment.runtime import Machine
+from fedkeep.simulation.simulation import Simulation
 
 RECIPES = Path(__file__).parent / "peers" / "recipes"
 SHAPES = {"fashion-mnist": ((1, 28, 28), 60_000), "cifar10": ((3, 32, 32), 50_000)}
@@ -66,7 +66,7 @@ def sequence(rounds: int, data_dir: str | None) -> list[str]:
     engines = {name: engine(recipe, name, federation) for name in ("fedseq", "sfedkd")}
     loops = {name: BareLoop(engines["fedseq"], lenet5(), layout) for name, layout in LAYOUTS.items()}
     runners: dict[str, Callable[[], object]] = {name: loop.round for name, loop in loops.items()}
-    runners |= {name: one.advance for name, one in engines.items()}
+    runners |= {name: one.run_round for name, one in engines.items()}
     with tempfile.TemporaryDirectory() as folder:
         helped = None if dataset.name not in SHAPES else Helped(recipe, federation, Path(folder), data_dir)
         if helped is not None:
@@ -91,7 +91,7 @@ def parallel(rounds: int, data_dir: str | None) -> list[str]:
     fedavg = engine(recipe, "fedavg", federation)
     loops = {name: BareLoop(fedavg, cnn4(), layout) for name, layout in LAYOUTS.items()}
     runners: dict[str, Callable[[], object]] = {name: loop.round for name, loop in loops.items()}
-    seconds = measure(runners | {"fedavg": fedavg.advance}, rounds)
+    seconds = measure(runners | {"fedavg": fedavg.run_round}, rounds)
     ratios = [
         ("FedAvg / bare loop, usual layout", ratio(seconds, "fedavg", "bare"), ""),
         ("FedAvg / bare loop, FedKeep's layout", ratio(seconds, "fedavg", "bare, channels last"), "at most 1.03"),
@@ -115,10 +115,10 @@ def setting(recipe: str, data: str, data_dir: str | None) -> tuple[Recipe, DataS
     return loaded, dataset, Federation(dataset, loaded.partition.split(dataset.train, dataset.num_classes, seed=0))
 
 
-def engine(recipe: Recipe, name: str, federation: Federation) -> Embedded:
+def engine(recipe: Recipe, name: str, federation: Federation) -> Simulation:
     """Return a method's engine, in this process and without stacks."""
     method = next(method for method in recipe.methods if method.algorithm.name() == name)
-    return engine_for(recipe, method, 0, federation)
+    return build_simulation(recipe, method, 0, federation)
 
 
 class Helped:
@@ -126,16 +126,16 @@ class Helped:
 
     def __init__(self, recipe: Recipe, federation: Federation, folder: Path, data_dir: str | None) -> None:
         machine = Machine(data_dir=data_dir)
-        run = lay_out(recipe, folder / "run", machine)
+        run = create_run_folder(recipe, folder / "run", machine)
         self.engine = engine(recipe, "sfedkd", federation)
         label = next(method.label for method in recipe.methods if method.algorithm.name() == "sfedkd")
-        self.helpers = Helpers(self.engine, run, label, 0, machine, 2)
+        self.helpers = CohortWorkers(self.engine, run, label, 0, machine, 2)
         while self.helpers.pool is None:
             self.round()
 
     def round(self) -> None:
         """Play the next round."""
-        self.helpers.consider(self.engine.advance())
+        self.helpers.consider(self.engine.run_round())
 
 
 def lenet5() -> nn.Sequential:
@@ -161,13 +161,13 @@ LAYOUTS = {"bare": torch.contiguous_format, "bare, channels last": torch.channel
 class BareLoop:
     """FedSeq or FedAvg as a hand-written loop over the same clients, batches and order."""
 
-    def __init__(self, engine: Embedded, network: nn.Sequential, layout: torch.memory_format) -> None:
+    def __init__(self, engine: Simulation, network: nn.Sequential, layout: torch.memory_format) -> None:
         self.engine = engine
         self.finished = 0
         self.network = network.to(memory_format=layout)  # type: ignore[call-overload]
         self.layout = layout
-        self.names = list(engine.place.networks.initial)
-        self._load(engine.place.networks.initial.values())
+        self.names = list(engine.context.runner.initial)
+        self._load(engine.context.runner.initial.values())
         dataset = engine.federation.dataset
         self.images, self.labels = dataset.normalise(dataset.train["image"]), dataset.train["label"]
 
@@ -215,7 +215,7 @@ class BareLoop:
         return {name: p.detach() for name, p in zip(self.names, self.network.parameters(), strict=True)}
 
 
-def gap(loops: Mapping[str, BareLoop], engine: Embedded) -> str:
+def gap(loops: Mapping[str, BareLoop], engine: Simulation) -> str:
     """Return the largest difference between an engine's weights and those of the loop in its layout."""
     bare = loops["bare, channels last"].weights()
     return f"{max((bare[name] - weight).abs().max().item() for name, weight in engine.server.model.items()):.1e}"

@@ -21,10 +21,10 @@ from telling import arguments, beginning, gain
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.plan import Plan
 from fedkeep.interface import Training
 from fedkeep.models import CNN4, MLP, Architecture, LeNet5, Shape
+from fedkeep.simulation.schedule import Schedule
+from fedkeep.simulation.simulation import Simulation
 
 SIZES = (1, 4, 8, 16, 32)
 CLIENTS, EXAMPLES = 32, 50
@@ -47,7 +47,7 @@ def main() -> None:
     Path(__file__).with_suffix(".md").write_text(text)
 
 
-def engine(architecture: Architecture, shape: Shape, stack: int) -> Embedded:
+def engine(architecture: Architecture, shape: Shape, stack: int) -> Simulation:
     """Return FedAvg with everybody in the cohort, on random images."""
     generator, rows = torch.Generator().manual_seed(0), CLIENTS * EXAMPLES
     train = {
@@ -58,9 +58,9 @@ def engine(architecture: Architecture, shape: Shape, stack: int) -> Embedded:
     dataset = DataSet("random", train, test, tuple("abcdefghij"), (0.5,) * shape[0], (0.3,) * shape[0])
     parts = Partition("equal", {}, 0, 1, torch.arange(rows), torch.arange(0, rows + 1, EXAMPLES))
     training = Training(epochs=1, batch_size=10, lr=0.1)
-    plan = Plan(rounds=10_000, cohort=CLIENTS, evaluate_every=10_000)
+    plan = Schedule(rounds=10_000, cohort=CLIENTS, evaluate_every=10_000)
     federation = Federation(dataset, parts)
-    return Embedded(FedAvg(), federation, lambda: architecture.build(shape, 10), training, plan, stack=stack)
+    return Simulation(FedAvg(), federation, lambda: architecture.build(shape, 10), training, plan, stack=stack)
 
 
 def measure(name: str, architecture: Architecture, shape: Shape, repetitions: int) -> str:
@@ -68,7 +68,7 @@ def measure(name: str, architecture: Architecture, shape: Shape, repetitions: in
     engines = {size: engine(architecture, shape, size) for size in SIZES}
     seconds: dict[int, list[float]] = {size: [] for size in SIZES}
     for one in engines.values():
-        one.advance()
+        one.run_round()
     gap = max(
         (other.server.model[key] - weight).abs().max().item()
         for other in engines.values()
@@ -77,7 +77,7 @@ def measure(name: str, architecture: Architecture, shape: Shape, repetitions: in
     for number in range(repetitions):
         for size in SIZES if number % 2 else reversed(SIZES):
             began = time.perf_counter()
-            engines[size].advance()
+            engines[size].run_round()
             seconds[size].append(time.perf_counter() - began)
     cells = [f"{1e3 * statistics.median(seconds[1]) / CLIENTS:.2f}"]
     for size in SIZES[1:]:

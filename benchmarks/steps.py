@@ -22,12 +22,12 @@ import torch
 from telling import arguments, beginning, gain
 
 from fedkeep.data import Augmentation
-from fedkeep.engine.fit import Assignment, Source, fit
-from fedkeep.engine.networks import Networks
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.training import Precision
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import CNN4, AlexNet8, Architecture, LeNet5, ResNet18, Shape
+from fedkeep.training.local_training import BatchStream, TrainJob, fit
+from fedkeep.training.model_runner import ModelRunner
 
 WAYS: dict[str, tuple[torch.memory_format, Precision]] = {
     "plain": (torch.contiguous_format, "float32"),
@@ -72,17 +72,17 @@ class Trainer:
     def __init__(self, case: Case, layout: torch.memory_format, precision: Precision) -> None:
         self.case = case
         self.training = Training(batch_size=case.batch, lr=0.01, weight_decay=1e-4, precision=precision)
-        self.networks = Networks(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
+        self.networks = ModelRunner(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
         self.networks.layout = layout
-        self.networks.trained.to(memory_format=layout)  # type: ignore[call-overload]
+        self.runner.train_network.to(memory_format=layout)  # type: ignore[call-overload]
         noise, count = torch.Generator().manual_seed(0), case.batch * case.steps
         self.data = {"image": torch.randn(count, *case.shape, generator=noise), "label": torch.arange(count) % 10}
 
     def train(self) -> Fit:
         """Take the case's steps."""
         order = torch.Generator().manual_seed(1)
-        source = Source(self.data, lambda images: images, Augmentation(), order, order, self.networks.layout)
-        todo = Assignment(self.networks.initial, CrossEntropy(), [source], passes=1, round=1, seed=0)
+        source = BatchStream(self.data, lambda images: images, Augmentation(), order, order, self.networks.layout)
+        todo = TrainJob(self.runner.initial, CrossEntropy(), [source], passes=1, round=1, seed=0)
         return fit(self.networks, todo, self.training)
 
 

@@ -21,13 +21,13 @@ import torch
 
 from fedkeep.aggregation.mean import ema
 from fedkeep.algorithms.sequential.fedseq import FedSeq
-from fedkeep.engine.embedded import Embedded
+from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Method
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import engine_for, federate
 from fedkeep.interface import Cohort, Server
 from fedkeep.models import Weights
 from fedkeep.models.weights import mean
+from fedkeep.simulation.simulation import Simulation
 
 DECAYS = (0.5, 0.7, 0.8, 0.9, 0.95)
 VISITS = (0.9, 0.98)
@@ -76,12 +76,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     recipe = load_recipe(options.recipe, rounds=options.rounds)
-    federation = federate(recipe, options.seed, options.data_dir)
-    engine = engine_for(recipe, Method("watched", Watched()), options.seed, federation)
+    federation = build_federation(recipe, options.seed, options.data_dir)
+    engine = build_simulation(recipe, Method("watched", Watched()), options.seed, federation)
     scores: dict[str, dict[int, float]] = {}
     kept: dict[str, Weights] = {}
     while engine.finished < options.rounds:
-        engine.advance()
+        engine.run_round()
         kept = averages(kept, engine.server.model)
         if engine.finished % options.every == 0:
             for name, model in kept.items():
@@ -90,7 +90,7 @@ def main() -> None:
     write(options, recipe.title, scores)
 
 
-def accuracy(engine: Embedded, model: Weights) -> float:
+def accuracy(engine: Simulation, model: Weights) -> float:
     """Return a model's accuracy on the test set."""
     counts = engine.evaluate(model)
     return sum(counts.correct) / sum(counts.total)

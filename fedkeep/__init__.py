@@ -55,16 +55,18 @@ if TYPE_CHECKING:
     from fedkeep.experiment.recipe import Recipe
     from fedkeep.experiment.recipe_index import recipe_names
     from fedkeep.experiment.recipe_loader import load_recipe
-    from fedkeep.experiment.run import Machine
+    from fedkeep.experiment.runtime import Machine
     from fedkeep.interface.algorithm import algorithms
     from fedkeep.models.custom import custom
     from fedkeep.reporting.run_folder import read_run
+    from fedkeep.simulation.callbacks import Callback
 
 _HOMES = {
     "ASD": "fedkeep.algorithms.parallel.asd",
     "AVER": "fedkeep.algorithms.sequential.aver",
     "CAMKD": "fedkeep.algorithms.sequential.aver",
     "CWC": "fedkeep.algorithms.sequential.cwc",
+    "Callback": "fedkeep.simulation.callbacks",
     "DDDR": "fedkeep.algorithms.incremental.dddr",
     "EBKD": "fedkeep.algorithms.sequential.aver",
     "EWCKD": "fedkeep.algorithms.heterogeneous.ewc_kd",
@@ -100,7 +102,7 @@ _HOMES = {
     "Finetune": "fedkeep.algorithms.incremental.finetune",
     "LANDER": "fedkeep.algorithms.incremental.lander",
     "MOON": "fedkeep.algorithms.parallel.moon",
-    "Machine": "fedkeep.experiment.run",
+    "Machine": "fedkeep.experiment.runtime",
     "Recipe": "fedkeep.experiment.recipe",
     "SCAFFOLD": "fedkeep.algorithms.parallel.scaffold",
     "SFedKD": "fedkeep.algorithms.sequential.sfedkd",
@@ -129,6 +131,7 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "TARGET",
+    "Callback",
     "FLwF2T",
     "FedADKD",
     "FedAdam",

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.errors import ConfigError
+from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.recipe import Recipe, with_methods
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import Machine, OnProgress, Progress, begin, carry_out
+from fedkeep.experiment.run import open_run, prepare_run, retry_command
+from fedkeep.experiment.runtime import Machine, OnProgress, Progress
+from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.run_folder import Run
+from fedkeep.simulation.callbacks import Callback
 
 
 def run(
@@ -27,17 +31,31 @@ def run(
     out: str | Path | None = None,
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Run a recipe to its end and return the run, with its report written beside its records.
 
     Parameters
     ----------
-    recipe : a recipe's name, a path to a .toml file, or a `Recipe`.
-    methods : methods to run instead of the recipe's, such as ``[FedSeq(), SFedKD(teachers=3)]``.
-    seeds, rounds, settings : changes to the recipe; settings are written as ``"training.lr=0.05"``.
-    out : the run folder, which must not exist or be empty; default: a new one under ``runs/``.
-    machine : device, threads and workers; default: this process, one thread, on the CPU.
-    on_progress : called after every round.
+    recipe : str or Recipe
+        A recipe's name, a path to a .toml file, or a `Recipe`.
+    methods : Iterable[Algorithm], optional
+        Methods to run instead of the recipe's, such as ``[FedSeq(), SFedKD(teachers=3)]``.
+    seeds : Sequence[int], optional
+        Seeds to run instead of the recipe's.
+    rounds : int, optional
+        Rounds to run instead of the recipe's.
+    settings : Sequence[str]
+        Changes to a recipe given by name, written as ``"training.lr=0.05"``.
+    out : str or Path, optional
+        The run folder, which must not exist or be empty; default: a new one under ``runs/``.
+    machine : Machine, optional
+        Device, threads and workers; default: this process, one thread, on the CPU.
+    on_progress : Callable[[Progress], None], optional
+        Called after every round.
+    callbacks : Sequence[Callback]
+        Called around the rounds of every trial, in this process (see `fedkeep.simulation.callbacks`). Workers then
+        share cohorts, and no whole trials.
 
     Raises
     ------
@@ -59,23 +77,43 @@ def run(
         raise ConfigError(f"settings {addressed} address methods, and methods are given. Set their options there.")
     if methods is not None:
         recipe = with_methods(recipe, methods)
-    machine = machine or Machine(workers=1)
-    folder = begin(recipe, out, machine, ["fedkeep.run", recipe.name])
-    carry_out(folder, machine, _of_rounds(on_progress), recipe)
+    experiment = Experiment(recipe, machine or Machine())
+    folder = prepare_run(experiment, out, ["fedkeep.run", recipe.name])
+    again = retry_command(folder, experiment.machine)
+    run_trials(experiment.trials(folder), again=again, on_progress=_after_rounds(on_progress), callbacks=callbacks)
     return finish(folder)
 
 
-def resume(folder: str | Path, *, machine: Machine | None = None, on_progress: OnProgress | None = None) -> Run:
-    """Continue a run that was stopped, to the same result as if it had not been, and return it."""
-    carry_out(Path(folder), machine or Machine(workers=1), _of_rounds(on_progress))
+def resume(
+    folder: str | Path,
+    *,
+    machine: Machine | None = None,
+    on_progress: OnProgress | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Continue a run that was stopped, to the same result as if it had not been, and return it.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The run folder.
+    machine : Machine, optional
+        Workers and folders; device, threads and stacks are those that the run began with.
+    on_progress, callbacks
+        As of `run`.
+    """
+    folder = Path(folder)
+    experiment = open_run(folder, machine or Machine())
+    again = retry_command(folder, experiment.machine)
+    run_trials(experiment.trials(folder), again=again, on_progress=_after_rounds(on_progress), callbacks=callbacks)
     return finish(folder)
 
 
-def _of_rounds(on_progress: OnProgress | None) -> OnProgress:
-    """Leave out what is told within a long round, which whoever counts calls does not expect."""
+def _after_rounds(on_progress: OnProgress | None) -> OnProgress:
+    """Leave out what is reported within a long round, which whoever counts calls does not expect."""
 
-    def after_rounds(progress: Progress) -> None:
-        if on_progress is not None and not progress.doing:
+    def report(progress: Progress) -> None:
+        if on_progress is not None and not progress.activity:
             on_progress(progress)
 
-    return after_rounds
+    return report

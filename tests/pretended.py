@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedkeep.engine.fit import Assignment
+from fedkeep.training.local_training import TrainJob
 
 DEVICE = torch.device("meta")  # a name that PyTorch knows, and lets anybody answer to
 HERE = torch.device("cpu")
@@ -144,7 +144,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 def pretended() -> Iterator[Pretence]:
     """Pretend that there is the device `DEVICE`, for the block."""
     pretence = Pretence()
-    tensor, autocast, steps = torch.tensor, torch.autocast, Assignment.steps
+    tensor, autocast, steps = torch.tensor, torch.autocast, TrainJob.steps
 
     def made(data: Any, *, device: Any = None, **others: Any) -> Tensor:
         # PyTorch makes it here and moves it, unseen by modes.
@@ -167,5 +167,5 @@ def pretended() -> Iterator[Pretence]:
         patch.setattr(torch, "tensor", made)
         patch.setattr(torch, "autocast", either)
         patch.setattr(Tensor, "pin_memory", _pinned)
-        patch.setattr(Assignment, "steps", watched)
+        patch.setattr(TrainJob, "steps", watched)
         yield pretence

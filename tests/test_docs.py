@@ -71,7 +71,9 @@ def test_the_method_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments = ["run", "--use", str(file), "--methods", "fedavg,prox", "--set", "prox.strength=0.1"]
     assert main([*arguments, "--rounds", "2", "--seeds", "0", "--workers", "1", "--out", str(out)]) == 0
     assert "Prox" in capsys.readouterr().out
-    fedavg, prox = ((out / "cells" / f"{name}-seed0" / "model.safetensors").read_bytes() for name in ("fedavg", "prox"))
+    fedavg, prox = (
+        (out / "trials" / f"{name}-seed0" / "model.safetensors").read_bytes() for name in ("fedavg", "prox")
+    )
     assert fedavg != prox
 
 

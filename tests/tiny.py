@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from fedkeep.data import DataSet, Federation, Tasks, TaskStream
 from fedkeep.data.partition import ClasswiseDirichlet, Partition
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.plan import Plan
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.schedules import NoiseSchedule
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Weights, get_architecture
+from fedkeep.simulation.schedule import Schedule
+from fedkeep.simulation.simulation import Simulation
 
 CLASSES = 3
 SHAPE = (1, 4, 4)
@@ -155,21 +155,21 @@ SHORT = replace(TRAINING, epochs=1, batch_size=8)
 """A step or two, for what does not depend on how long a client trains."""
 
 
-def engine(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort: int = 3, **changes: Any) -> Embedded:
+def engine(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort: int = 3, **changes: Any) -> Simulation:
     """Return an engine at round 0. ``plan`` fields may be given by name."""
-    plan = Plan(rounds=rounds, cohort=cohort)
+    plan = Schedule(rounds=rounds, cohort=cohort)
     named = {name: changes.pop(name) for name in list(changes) if name in plan.__dataclass_fields__}
     settings: dict[str, Any] = {"federation": federation(), "factory": network, "training": TRAINING}
     settings["load_generator"] = lambda task: ToyGenerator()
-    return Embedded(algorithm=algorithm, plan=replace(plan, **named), **(settings | changes))
+    return Simulation(algorithm=algorithm, schedule=replace(plan, **named), **(settings | changes))
 
 
-def played(engine: Embedded, rounds: int | None = None) -> list[dict[str, Any]]:
+def played(engine: Simulation, rounds: int | None = None) -> list[dict[str, Any]]:
     """Play an engine to its end, or some rounds, and return the records."""
     until = engine.rounds if rounds is None else engine.finished + rounds
     records = []
     while engine.finished < until:
-        records.append(engine.advance().record)
+        records.append(engine.run_round().record)
     return records
 
 
@@ -200,7 +200,7 @@ def stream(sizes: Sequence[int] = (1, 1, 1), clients: int = 5, absent: int = 2) 
 
 def engine_with_tasks(
     algorithm: Algorithm[Any, Any], tasks: TaskStream | None = None, *, rounds: int = 2, cohort: int = 3, **changes: Any
-) -> Embedded:
+) -> Simulation:
     """Return an engine at round 0, with ``rounds`` in each task."""
     first = Federation.from_stream(tasks or stream(), 1, dataset(6, seed=3).train)
     hidden = get_architecture("mlp")(hidden=(8,))  # type: ignore[call-arg]

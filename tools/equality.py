@@ -55,10 +55,10 @@ from toys import toy_recipe
 from trial import config
 
 import fedkeep
-from fedkeep.engine.pool import Pool, Worker, serve
 from fedkeep.flower.server import serve as serve_sites
 from fedkeep.models import get_architecture
 from fedkeep.options import as_table
+from fedkeep.simulation.process_executor import ProcessExecutor, Worker, serve
 
 KEYS = """
 asd aver ca-mkd cwc dddr ebkd ewc-kd ewc-kd-on-made-images fedadam fedadkd fedavg fedavgm fedcad fedcurv feddcl feddf
@@ -71,14 +71,17 @@ fedicarl-glfc-target_repo fedskf-icarl fedskf-pass fedpass-global feddcl-models-
 RENAMED: dict[str, str] = {}  # keys, to what their variants are called now
 SITUATIONS = ("plain", "tasks", "networks", "networks-tasks")
 WAYS: dict[str, dict[str, Any]] = {
-    "alone": {"training": tiny.TRAINING, "evaluate_visits": True},
+    "alone": {"training": tiny.TRAINING, "evaluate_local_models": True},
     "stack": {"stack": 4},
     "workers1": {"workers": 1},
     "workers2": {"workers": 2},
     "stack-workers2": {"stack": 2, "workers": 2},
     "codec": {"through_codec": True},
     "dropout": {"dropout": 0.3},
-    "lost": {"min_clients": 2, "lose": lambda number, client, step: "gone" if number == 2 or client == "4" else None},
+    "lost": {
+        "min_clients": 2,
+        "fault_injector": lambda number, client, step: "gone" if number == 2 or client == "4" else None,
+    },
     "averages": {"served": ("last", "round", "moving"), "decay": 0.7},
     "resumed": {"killed": 2, "served": ("moving", "last")},
 }
@@ -88,7 +91,7 @@ FEW = "fedavg fedadam fedseq sfedkd scaffold moon fedweit fedskf feddcl target f
 HELD = {"auxiliary": ["auxiliary.per_class=2"], "public": ["public.name=digits", "public.images=20"]}
 DEMO = "fedavg fedseq sfedkd"
 WHOLE: dict[str, tuple[str, Sequence[str]]] = {  # methods and settings of short runs
-    "averages": (DEMO, ["run.evaluate_visits=true", 'run.served=["moving","round","last"]']),
+    "averages": (DEMO, ["run.evaluate_local_models=true", 'run.served=["moving","round","last"]']),
     "tasks": ("fedavg fedlwf fedskf", ["tasks.tasks=2", "tasks.absent=1", "partition.classes=3"]),
     "auxiliary": ("fedcad", HELD["auxiliary"]),
     "public": ("feddf", HELD["public"]),
@@ -128,14 +131,14 @@ def hands() -> tuple[Listener, list[Connection]]:
     return listener, orders
 
 
-def hire(engine: Any, count: int, *job: str) -> Pool:
+def hire(engine: Any, count: int, *job: str) -> ProcessExecutor:
     """Give an engine workers, which build the same one."""
     listener, orders = hands()
     workers = []
     for line in orders[:count]:
         line.send(job)
         workers.append(Worker(listener.accept()))
-    engine.performer = pool = Pool(workers, engine)
+    engine.executor = pool = ProcessExecutor(workers, engine)
     return pool
 
 
@@ -166,7 +169,7 @@ def in_engine(key: str, situation: str, way: str) -> Digests:
         if pool is not None:
             pool.close()
     for what in changes.get("served", ()):
-        found |= of_model(engine.serves(what), f"{what} weights")
+        found |= of_model(engine.evaluation_model(what), f"{what} weights")
     found |= {"server's state": digest(engine.server.state), "clients' states": digest(engine.states)}
     return of_model(engine.server.model) | of_records(records) | found
 

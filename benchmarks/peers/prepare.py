@@ -16,10 +16,10 @@ from torch import Tensor
 from fedkeep import load, load_recipe
 from fedkeep._utils import seeds
 from fedkeep.data import Federation
-from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import DataError
+from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.setup import engine_for, federate
+from fedkeep.simulation.simulation import Simulation
 
 SYNTHETIC = {"synthetic-28": (50_000, 1, 28), "synthetic-32": (50_000, 1, 32)}
 STAND_INS = {
@@ -52,8 +52,8 @@ def data_for(recipe: Path, data_dir: str | None, cache: Path) -> tuple[Path, str
 def write(recipe_file: Path, method: str, data: Path, rounds: int, folder: Path) -> int:
     """Write the work of the first rounds of a recipe into a folder, and return the steps of a median round."""
     recipe = load_recipe(str(recipe_file), methods=[method])
-    federation = federate(recipe, recipe.seeds[0], data)
-    engine = engine_for(recipe, recipe.methods[0], recipe.seeds[0], federation)
+    federation = build_federation(recipe, recipe.seeds[0], data)
+    engine = build_simulation(recipe, recipe.methods[0], recipe.seeds[0], federation)
     dataset, training = federation.dataset, recipe.training
     cohorts = [engine.draw_cohort(number) for number in range(1, rounds + 1)]
     orders = [
@@ -69,13 +69,13 @@ def write(recipe_file: Path, method: str, data: Path, rounds: int, folder: Path)
     }
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    np.savez(folder / "initial.npz", **{name: w.numpy() for name, w in engine.place.networks.initial.items()})
+    np.savez(folder / "initial.npz", **{name: w.numpy() for name, w in engine.context.runner.initial.items()})
     (folder / "work.json").write_text(json.dumps(_about(recipe, federation), indent=2))
     steps = [training.epochs * -(-(len(one) // training.epochs) // training.batch_size) for one in orders]
     return int(np.median(np.array(steps).reshape(rounds, -1).sum(1)))
 
 
-def order(engine: Embedded, federation: Federation, number: int, client: str) -> Tensor:
+def order(engine: Simulation, federation: Federation, number: int, client: str) -> Tensor:
     """Return the rows, int64 [epochs * examples], that a client trains on in a round, in order."""
     rows = federation.partition[int(client)]
     drawn = seeds.generator(engine.seed, "batches", task=1, round=number, client=client)

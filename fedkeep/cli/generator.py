@@ -20,12 +20,11 @@ from torch import Tensor
 
 from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
-from fedkeep.cli.counter import Counter
+from fedkeep.cli.progress import Counter
 from fedkeep.cli.settings import read_settings
 from fedkeep.data import Data, DataSet
-from fedkeep.engine.classifier import train_classifier
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
-from fedkeep.experiment.setup import checked_device
+from fedkeep.experiment.build import check_device
 from fedkeep.generation.diffusion.generator import REGIMES, Regime
 from fedkeep.generation.diffusion.image_cache import ImageCache
 from fedkeep.generation.diffusion.pixel import ModelCard, PixelGenerator, load_generator
@@ -41,6 +40,7 @@ from fedkeep.models import get_architecture
 from fedkeep.options import as_table
 from fedkeep.reporting.image_grid import image_grid
 from fedkeep.reporting.plots import save_png
+from fedkeep.training.classifier import train_classifier
 
 CLASSIFIER_TRAINING = Training(batch_size=64, lr=0.02, momentum=0.9)
 CLASSIFIER_STEPS = 2000  # for every classifier of the quality check, however many images it has
@@ -53,7 +53,7 @@ def train(options: Namespace, console: Console) -> int:
         raise ConfigError(
             f"there is no regime {options.regime!r}.{did_you_mean(options.regime, map(str, get_args(Regime)))}"
         )
-    device = checked_device(options.device)
+    device = check_device(options.device)
     given = read_settings(options.settings, {"unet": UNet, "schedule": NoiseSchedule, "training": GeneratorTraining})
     settings = cast(GeneratorTraining, given["training"])
     source = load_training_data(options.data, options.regime, options.data_dir)
@@ -181,7 +181,7 @@ def _prepare(options: Namespace, console: Console) -> _Request:
     given = read_settings(
         options.settings, {"sampler": Sampler, "prototypes": PrototypeSearch}, {"prototypes": {"steps": 250}}
     )
-    generator = load_generator(options.folder, checked_device(options.device))
+    generator = load_generator(options.folder, check_device(options.device))
     card = generator.card
     _say_regime(console, card.regime)
     sampler, prototypes = cast(Sampler, given["sampler"]), generator.class_embeddings()

@@ -9,12 +9,12 @@ from typing import cast
 
 from rich.console import Console
 
-from fedkeep.cli.counter import Counter
+from fedkeep.cli.progress import Counter
 from fedkeep.cli.settings import read_settings
 from fedkeep.data import Augmentation, load
-from fedkeep.engine.pretraining import FORMS, Form, Pretraining, pretrain
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
-from fedkeep.experiment.setup import checked_device
+from fedkeep.experiment.build import check_device
+from fedkeep.training.pretraining import FORMS, Form, Pretraining, pretrain
 
 
 def run(options: Namespace, console: Console) -> int:
@@ -23,7 +23,7 @@ def run(options: Namespace, console: Console) -> int:
         raise MissingExtra("fedkeep pretrain", "diffusion")
     if options.network not in FORMS:
         raise ConfigError(f"there is no network {options.network!r} here.{did_you_mean(options.network, FORMS)}")
-    device = checked_device(options.device)
+    device = check_device(options.device)
     sections = {"network": FORMS[options.network], "training": Pretraining, "augmentation": Augmentation}
     given = read_settings(options.settings, sections, {"augmentation": {"crop": 4, "flip": True}})
     settings = cast(Pretraining, given["training"])

@@ -20,10 +20,11 @@ from fedkeep.cli.progress import Display
 from fedkeep.cli.run import machine_of
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
-from fedkeep.experiment.cells import Job, play_all
 from fedkeep.experiment.estimate import NotEstimated, estimate
-from fedkeep.experiment.machine import Machine
+from fedkeep.experiment.experiment import Trial
 from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.comparison import Reproduction, read
 from fedkeep.reporting.finish import finish
@@ -55,8 +56,9 @@ def reproduce(options: Namespace, console: Console) -> int:
         return _dry_run(asked, machine, console)
     plan.note(folder, table)
     prepared = [plan.prepare(column, machine, ["fedkeep", *sys.argv[1:]]) for column in asked]
-    jobs = [job for pair in zip(asked, prepared, strict=True) for job in plan.jobs_of(*pair)]
-    return _play(jobs, options, table, folder, machine, console)
+    pairs = zip(asked, prepared, strict=True)
+    trials = [trial for pair in pairs for trial in plan.trials_of(*pair, machine)]
+    return _play(trials, options, table, folder, machine, console)
 
 
 def _resume(options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console) -> int:
@@ -70,20 +72,22 @@ def _resume(options: Namespace, table: plan.Table, folder: Path, machine: Machin
         raise ConfigError(f"there is nothing of {table.name} in {folder} to resume. Leave out --resume to begin.")
     if options.dry_run:
         return _dry_run(columns, machine, console)
-    return _play([job for c in columns for job in plan.jobs_left(c)], options, table, folder, machine, console)
+    return _play(
+        [trial for c in columns for trial in plan.trials_left(c, machine)], options, table, folder, machine, console
+    )
 
 
 def _play(
-    jobs: Sequence[Job], options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console
+    trials: Sequence[Trial], options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console
 ) -> int:
     again = _again(options)
-    cells = "1 cell" if len(jobs) == 1 else f"{len(jobs)} cells"
-    console.print(f"{cells} to play, into {folder}", highlight=False, markup=False, soft_wrap=True)
-    if jobs:
-        display = None if options.quiet else Display(console, {job.name: job.recipe.rounds for job in jobs})
+    count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
+    console.print(f"{count} to run, into {folder}", highlight=False, markup=False, soft_wrap=True)
+    if trials:
+        display = None if options.quiet else Display(console, {trial.name: trial.rounds for trial in trials})
         try:
             with display or nullcontext():
-                play_all(jobs, machine, display, again)
+                run_trials(trials, again=again, on_progress=display)
         except KeyboardInterrupt:
             console.print(
                 f"\nstopped; the last finished rounds are saved. Continue with: {again}", markup=False, soft_wrap=True
@@ -126,7 +130,7 @@ def _title(table: plan.Table) -> str:
 
 
 def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -> int:
-    """List the cells that would be played, with what each is expected to take on this machine."""
+    """List the trials that would be played, with what each is expected to take on this machine."""
     grid = Grid("column", "method", "seeds", "rounds", "time a seed", "memory", box=box.SIMPLE_HEAD, pad_edge=False)
     total = 0.0
     unknown: list[str] = []
@@ -164,10 +168,10 @@ def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -
 
 
 def _is_done(column: plan.Column, label: str, seed: int) -> bool:
-    from fedkeep.experiment.folders import cell_folder, is_finished
+    from fedkeep.experiment.paths import is_finished, trial_folder
 
     method = next(method for method in column.recipe.methods if method.label == label)
-    return is_finished(cell_folder(column.folder, method, seed))
+    return is_finished(trial_folder(column.folder, method, seed))
 
 
 def duration(seconds: float) -> str:

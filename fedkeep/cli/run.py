@@ -11,11 +11,13 @@ from pathlib import Path
 from rich.console import Console
 
 from fedkeep.cli.progress import Display
-from fedkeep.experiment.folders import cell_name
+from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import Machine, begin, carry_out, pending_cells, resume_command
+from fedkeep.experiment.run import open_run, prepare_run, resume_command, retry_command
+from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting.finish import finish
 from fedkeep.reporting.profile import profile_table, step_table
 from fedkeep.reporting.rows import summary
@@ -27,11 +29,12 @@ def run(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
-    folder = begin(recipe, options.out, machine, ["fedkeep", *sys.argv[1:]])
+    experiment = Experiment(recipe, machine)
+    folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
     console.print(recipe.title, style="bold", highlight=False, markup=False)
     console.print(_what(recipe), highlight=False, markup=False)
     console.print(f"run folder: {folder}", highlight=False, markup=False, soft_wrap=True)
-    return _carry_out(folder, recipe, machine, console, quiet=options.quiet, profile=options.profile)
+    return _finish(folder, experiment, console, quiet=options.quiet, profile=options.profile)
 
 
 def resume(options: Namespace, console: Console) -> int:
@@ -39,19 +42,16 @@ def resume(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     import_user_code(machine.use)
     folder = Path(options.run)
-    if (folder / "recipe.toml").is_file():
-        recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
-        return _carry_out(folder, recipe, machine, console, quiet=options.quiet, profile=options.profile)
-    carry_out(folder, machine)  # says what is wrong with the folder
-    return 1
+    return _finish(folder, open_run(folder, machine), console, quiet=options.quiet, profile=options.profile)
 
 
-def _carry_out(folder: Path, recipe: Recipe, machine: Machine, console: Console, *, quiet: bool, profile: bool) -> int:
-    cells = {cell_name(method, seed): recipe.rounds for method, seed in pending_cells(folder, recipe)}
-    display = None if quiet else Display(console, cells)
+def _finish(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
+    """Run what is not finished, and show the results."""
+    recipe, machine, trials = experiment.recipe, experiment.machine, experiment.trials(folder)
+    display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
         with display or nullcontext():
-            carry_out(folder, machine, display)
+            run_trials(trials, again=retry_command(folder, machine), on_progress=display)
     except KeyboardInterrupt:
         console.print(
             f"\nstopped; the last finished rounds are saved. Continue with: {resume_command(folder, machine)}",
@@ -84,11 +84,10 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
 
 def machine_of(options: Namespace) -> Machine:
     return Machine(
-        # A resumed run keeps the device, the threads, the stacks and the graphs that it began with.
+        # A resumed run keeps the device, the threads and the stacks that it began with.
         device=getattr(options, "device", "cpu"),
         threads=getattr(options, "threads", 1),
         stack=getattr(options, "stack", 0),
-        graphs=getattr(options, "graphs", False),
         workers=options.workers,
         data_dir=options.data_dir,
         allow_code=options.allow_code,
@@ -98,10 +97,10 @@ def machine_of(options: Namespace) -> Machine:
 
 def _what(recipe: Recipe) -> str:
     methods = ", ".join(method.label for method in recipe.methods)
-    plan = recipe.run
+    schedule = recipe.run
     return (
         f"{methods} on {recipe.data}, {recipe.partition.clients} clients ({recipe.partition.name}), "
-        f"{plan.cohort} a round, {plan.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
+        f"{schedule.cohort} a round, {schedule.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
     )
 
 

@@ -31,9 +31,6 @@ def add_device(command: argparse.ArgumentParser) -> None:
         help="train up to N clients of a cohort as one stacked model; 1: none, the same bits every day (default: "
         "what a trial finds quickest; what was begun keeps its own)",
     )
-    command.add_argument(
-        "--graphs", action="store_true", help="on a GPU, record local steps as CUDA graphs and replay them"
-    )
 
 
 def add_profile(command: argparse.ArgumentParser) -> None:

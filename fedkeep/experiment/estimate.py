@@ -1,4 +1,4 @@
-"""How long a cell will take and how much memory, from two small rounds of it."""
+"""How long a trial will take and how much memory, from two small rounds of it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 
 from fedkeep.data import Data, Federation, Tasks
 from fedkeep.data.partition import Partition
-from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import FedKeepError
-from fedkeep.experiment.cells import pinned_threads
-from fedkeep.experiment.machine import Machine
+from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.setup import engine_for, federate
+from fedkeep.experiment.runtime import Machine
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.pytree import num_bytes
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.context import pinned_threads
 
 BASE = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one cell is expected to take: seconds on this machine, and bytes of memory in its process."""
+    """What one trial is expected to take: seconds on this machine, and bytes of memory in its process."""
 
     seconds: float
     memory: float
@@ -54,7 +54,7 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
 
 
 def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
-    federation = federate(recipe, recipe.seeds[0], machine.data_dir)
+    federation = build_federation(recipe, recipe.seeds[0], machine.data_dir)
     tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
     held = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
     visited = recipe.run.cohort * held  # examples of a round, once
@@ -64,48 +64,50 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     if recipe.public.name and more:
         share = recipe.run.cohort / (len(small.clients) * more)
         small = replace(small, server=_part(small.server, share))
-    plan = replace(
+    schedule = replace(
         recipe.run,
         rounds=3,
         cohort=len(small.clients),
         min_clients=1,
         evaluate_every=3,
-        evaluate_visits=False,
+        evaluate_local_models=False,
         served=("last",),
     )
     shortest = replace(recipe.training, epochs=1)
     # A method that draws from a generator is not estimated, and none is left without tasks.
-    brief = replace(recipe, methods=(method,), run=plan, tasks=Tasks(), training=shortest, generator=GeneratorConfig())
-    engine = engine_for(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
-    engine.advance()
-    finished = engine.advance()
+    brief = replace(
+        recipe, methods=(method,), run=schedule, tasks=Tasks(), training=shortest, generator=GeneratorConfig()
+    )
+    simulation = build_simulation(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
+    simulation.run_round()
+    finished = simulation.run_round()
     training = finished.timings["train"] * more
     teaching = finished.timings["teachers"] / shown * visited
     images = sum(len(task.dataset.test["label"]) for task in tasks) / len(tasks)
     evaluations = len(recipe.run.served) / recipe.run.evaluate_every
-    if recipe.run.evaluate_visits:
+    if recipe.run.evaluate_local_models:
         evaluations += recipe.run.cohort / recipe.run.evaluate_every
-    evaluating = _evaluation(engine, min(int(images), 256)) * images * evaluations
-    return Estimate(recipe.rounds * (training + teaching + evaluating), _memory(engine, federation, recipe))
+    evaluating = _evaluation(simulation, min(int(images), 256)) * images * evaluations
+    return Estimate(recipe.rounds * (training + teaching + evaluating), _memory(simulation, federation, recipe))
 
 
-def _evaluation(engine: Embedded, images: int) -> float:
+def _evaluation(simulation: Simulation, images: int) -> float:
     """Return the seconds that evaluating one image takes."""
-    test = engine.federation.dataset.test["image"][:images]
+    test = simulation.federation.dataset.test["image"][:images]
     began = time.perf_counter()
-    engine.place.networks.logits(engine.server.model, engine.place.normalise(test))
+    simulation.context.runner.logits(simulation.server.model, simulation.context.normalise(test))
     return (time.perf_counter() - began) / images
 
 
-def _memory(engine: Embedded, federation: Federation, recipe: Recipe) -> float:
+def _memory(simulation: Simulation, federation: Federation, recipe: Recipe) -> float:
     """Return bytes: data, networks, what a round's clients send, and what server and clients keep."""
     data = sum(
         column.nbytes for split in (federation.dataset.train, federation.dataset.test) for column in split.values()
     )
-    model = sum(tensor.nbytes for tensor in engine.server.model.values())
-    kept = max((num_bytes(state) for state in engine.states.values()), default=0)
+    model = sum(tensor.nbytes for tensor in simulation.server.model.values())
+    kept = max((num_bytes(state) for state in simulation.client_states.values()), default=0)
     clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort)
-    return BASE + data + model * (6 + recipe.run.cohort) + num_bytes(engine.server.state) + kept * clients
+    return BASE + data + model * (6 + recipe.run.cohort) + num_bytes(simulation.server.state) + kept * clients
 
 
 def _part(data: Data, share: float) -> Data:

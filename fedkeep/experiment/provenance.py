@@ -17,7 +17,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": version("numpy")}
 
 
-def player() -> str:
+def describe_version() -> str:
     """Return what plays here, in words: ``FedKeep 0.1.0 (1a2b3c4), PyTorch 2.13.0+cpu``."""
     commit = revision()
     return f"FedKeep {version('fedkeep')}{f' ({commit})' if commit else ''}, PyTorch {torch.__version__}"

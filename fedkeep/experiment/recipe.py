@@ -13,13 +13,13 @@ import tomli_w
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.partition import Scheme
 from fedkeep.data.server_data import Auxiliary, Public
-from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import ClientModel, check_clients, model_to_table
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
+from fedkeep.simulation.schedule import Schedule
 
 MAX_SLUG_LENGTH = 200
 """Of a label's folder name, in characters: file systems take 255 bytes, and a seed is added."""
@@ -77,7 +77,7 @@ class Recipe:
     partition: Scheme
     model: Architecture
     training: Training
-    run: Plan
+    run: Schedule
     methods: tuple[Method, ...]
     seeds: tuple[int, ...] = (0,)
     augmentation: Augmentation = field(default_factory=Augmentation)

@@ -10,7 +10,6 @@ from typing import Any
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.partition import schemes
 from fedkeep.data.server_data import Auxiliary, Public
-from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, did_you_mean, nearest
 from fedkeep.experiment.grid import expand_grids
 from fedkeep.experiment.model_config import read_client_models, read_model
@@ -20,10 +19,11 @@ from fedkeep.experiment.recipe_index import ROOT, paper_tables, recipe_names
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithm, algorithms
 from fedkeep.options import Options, build
+from fedkeep.simulation.schedule import Schedule
 
 OPTIONS: Mapping[str, type[Options]] = {
     "training": Training,
-    "run": Plan,
+    "run": Schedule,
     "augmentation": Augmentation,
     "auxiliary": Auxiliary,
     "public": Public,

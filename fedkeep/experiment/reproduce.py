@@ -15,14 +15,13 @@ from filelock import FileLock
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean
-from fedkeep.experiment.cells import Job
-from fedkeep.experiment.folders import cell_name
-from fedkeep.experiment.machine import Machine
+from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_index import paper_tables
 from fedkeep.experiment.recipe_loader import load_recipe, recipe_text
-from fedkeep.experiment.run import begin, pending_cells
+from fedkeep.experiment.run import prepare_run
+from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table
 
 
@@ -171,7 +170,7 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Co
 def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column:
     asked = {(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds}
     if not (column.folder / "run.json").exists():
-        begin(column.recipe, column.folder, machine, command)
+        prepare_run(Experiment(column.recipe, machine), column.folder, command)
         _ask(column.folder, asked)
         return column
     old = load_recipe(str(column.folder / "recipe.toml"), allow_code=machine.allow_code)
@@ -199,36 +198,33 @@ def _differences(old: Recipe, new: Recipe) -> list[str]:
     return found + [m.label for m in new.methods if options.get(m.label, m.algorithm) != m.algorithm]
 
 
-def jobs_of(asked: Column, prepared: Column) -> list[Job]:
-    """Return the cells of a prepared column that were asked for and are not finished."""
+def trials_of(asked: Column, prepared: Column, machine: Machine) -> list[Trial]:
+    """Return the trials of a prepared column that were asked for and are not finished."""
     labels = {method.label for method in asked.recipe.methods}
-    return _jobs(prepared, {(label, seed) for label in labels for seed in asked.recipe.seeds})
+    return _trials(prepared, machine, [(label, seed) for label in labels for seed in asked.recipe.seeds])
 
 
-def jobs_left(column: Column) -> list[Job]:
-    """Return the cells of a column that were ever asked for and are not finished."""
-    return _jobs(column, _asked(column.folder))
+def trials_left(column: Column, machine: Machine) -> list[Trial]:
+    """Return the trials of a column that were ever asked for and are not finished."""
+    return _trials(column, machine, list(_asked(column.folder)))
 
 
-def _jobs(column: Column, wanted: set[tuple[str, int]]) -> list[Job]:
-    return [
-        Job(column.folder, column.recipe, method, seed, f"{column.name} {cell_name(method, seed)}")
-        for method, seed in pending_cells(column.folder, column.recipe)
-        if (method.label, seed) in wanted
-    ]
+def _trials(column: Column, machine: Machine, wanted: Sequence[tuple[str, int]]) -> list[Trial]:
+    experiment = Experiment(column.recipe, recorded_machine(column.folder, machine))
+    return experiment.trials(column.folder, wanted, f"{column.name} ")
 
 
 def _asked(folder: Path) -> set[tuple[str, int]]:
-    """Return which cells, label and seed, were ever asked for in a column's folder."""
+    """Return which trials, label and seed, were ever asked for in a column's folder."""
     path = folder / "asked.json"
     try:
         return {(str(label), int(seed)) for label, seed in json.loads(path.read_text())} if path.exists() else set()
     except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"cannot read {path}: {error}. Remove it, and ask for the cells again.") from error
+        raise RunError(f"cannot read {path}: {error}. Remove it, and ask for the trials again.") from error
 
 
-def _ask(folder: Path, cells: set[tuple[str, int]]) -> None:
-    atomic_write(folder / "asked.json", json.dumps(sorted(cells | _asked(folder))))
+def _ask(folder: Path, trials: set[tuple[str, int]]) -> None:
+    atomic_write(folder / "asked.json", json.dumps(sorted(trials | _asked(folder))))
 
 
 def begun(folder: Path, *, allow_code: bool = False) -> list[Column]:

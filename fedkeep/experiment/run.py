@@ -1,4 +1,4 @@
-"""Carry out a recipe in a run folder: one cell for each method and seed."""
+"""Run folders: made for a recipe, and continued until every trial is finished."""
 
 from __future__ import annotations
 
@@ -13,50 +13,31 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
-from fedkeep.engine.networks import checked_batches
-from fedkeep.engine.recording import checked_graphs
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.cells import Job, as_begun, play_all
-from fedkeep.experiment.folders import cell_folder, cell_name, is_finished
-from fedkeep.experiment.machine import Machine, OnProgress, Progress
-from fedkeep.experiment.model_config import client_architectures, resolve_pretrained
+from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.provenance import revision, versions
-from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import checked_augmentation, checked_cohort, checked_device, checked_generator, federate
-
-__all__ = ["Machine", "OnProgress", "Progress", "begin", "carry_out", "cell_name", "pending_cells", "resume_command"]
+from fedkeep.experiment.runtime import Machine, recorded_machine
 
 
-def begin(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
-    """Make a run folder for a recipe and return its path; nothing is trained yet.
+def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequence[str] = ()) -> Path:
+    """Make a run folder for an experiment and return its path; nothing is trained yet.
 
     Raises
     ------
     RunError
         If ``out`` exists and holds something.
+    FedKeepError
+        If the experiment cannot be carried out.
     """
-    device = checked_device(machine.device)
-    if machine.graphs:
-        checked_graphs(device)
-    for seed in recipe.seeds:  # what cannot be carried out shows before any training
-        federation = federate(recipe, seed, machine.data_dir)
-        checked_cohort(recipe, federation)
-        checked_augmentation(recipe, federation)
-        checked_generator(recipe, federation, machine.data_dir)
-    for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
-        with seeds.temporary_seed(0):
-            network = resolve_pretrained(model, machine.data_dir).build(
-                federation.dataset.shape, federation.cumulative_classes[0]
-            )
-        checked_batches(network, recipe.training)
-    return lay_out(recipe, out, machine, command)
+    experiment.check()
+    return create_run_folder(experiment.recipe, out, experiment.machine, command)
 
 
-def lay_out(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
-    """Make a run folder for a recipe that was checked, and return its path; raise `RunError` as `begin` does."""
+def create_run_folder(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
+    """Make a run folder for a recipe that was checked, and return its path; raise `RunError` as `prepare_run` does."""
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file. Choose another --out.")
@@ -72,7 +53,6 @@ def lay_out(recipe: Recipe, out: str | Path | None, machine: Machine, command: S
         "device": machine.device,
         "threads": machine.threads,
         "stack": machine.stack,
-        "graphs": machine.graphs,
         "title": recipe.title,
         "recipe": recipe.name,
         "git": revision(),
@@ -89,30 +69,21 @@ def _held(folder: Path) -> list[Path]:
     return held if begun else [path for path in held if path.name != "recipe.toml" and path.suffix != ".tmp"]
 
 
-def carry_out(
-    folder: Path, machine: Machine, on_progress: OnProgress | None = None, recipe: Recipe | None = None
-) -> None:
-    """Play all cells of a run folder that are not finished, each from its checkpoint.
+def open_run(folder: Path, machine: Machine) -> Experiment:
+    """Return the experiment of a run folder, to go on with it.
 
-    Safe to call again after a kill. Device, threads, stacks and graphs are those that the run began with: results
-    depend on them. With ``recipe``, the one that the folder was begun with, nothing needs to be found again by name in
-    this process.
+    Device, threads and stacks are those that the run began with, since results depend on them.
+
+    Raises
+    ------
+    RunError
+        If it is no run folder.
     """
     for name in ("run.json", "recipe.toml"):
         if not (folder / name).is_file():
             raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
-    recipe = recipe or load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
-    machine = as_begun(folder, machine)
-    jobs = [Job(folder, recipe, *cell, cell_name(*cell)) for cell in pending_cells(folder, recipe)]
-    fewer = max(1, (machine.workers or os.cpu_count() or 2) // 2)
-    again = resume_command(folder, replace(machine, workers=fewer))
-    play_all(jobs, machine, on_progress, again)
-
-
-def pending_cells(folder: Path, recipe: Recipe) -> list[tuple[Method, int]]:
-    """Return the cells of a run, method and seed, that are not finished."""
-    cells = [(method, seed) for seed in recipe.seeds for method in recipe.methods]
-    return [cell for cell in cells if not is_finished(cell_folder(folder, *cell))]
+    recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
+    return Experiment(recipe, recorded_machine(folder, machine))
 
 
 def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
@@ -123,6 +94,12 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     words += ["--allow-code"] if machine.allow_code else []
     words += ["--workers", str(machine.workers)] if machine.workers else []
     return shlex.join(words)
+
+
+def retry_command(folder: Path, machine: Machine) -> str:
+    """Return the command that continues a run after a failure, with fewer workers, which take less memory."""
+    fewer = max(1, (machine.workers or os.cpu_count() or 2) // 2)
+    return resume_command(folder, replace(machine, workers=fewer))
 
 
 def _new_folder(recipe: str) -> Path:

@@ -11,15 +11,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.requests import answer_type, read_request
 from fedkeep.errors import ConfigError, FedKeepError
-from fedkeep.experiment.cells import pinned_threads
+from fedkeep.experiment.build import build_simulation, generator_hash, load_data, split_clients, without_seen
 from fedkeep.experiment.model_config import select_client
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
-from fedkeep.experiment.setup import engine_for, generator_hash, load_data, shared_out, without_seen
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
@@ -27,6 +24,9 @@ from fedkeep.flower.views import SiteView, class_schedule, client_view, match_da
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.codec import encode_structure
 from fedkeep.models import Pretrained
+from fedkeep.simulation.messages import decode_task, results_type
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
 
@@ -63,30 +63,31 @@ def perform(parcel: Envelope, place: NodeConfig) -> Envelope:
     head, engine = parcel.head, _engine(parcel, place)
     received = {name: tensor.to(engine.device) for name, tensor in parcel.tensors.items()}
     kept = state_ref_type(engine.client_state)
-    request = read_request(engine.algorithm, head["request"], received, kept)
+    request = decode_task(engine.algorithm, head["request"], received, kept)
     if request.client != place.site:
         raise ConfigError(f"this is site {place.site}, and the server asks {request.client}.")
     memory = StateStore(Path(place.state_dir), str(head["run"]), place.site, engine.device)
     call = str(head["call"])
     with memory.lock():
-        found = memory.answer(call, answer_type([request.step], kept))
+        found = memory.answer(call, results_type([request.step], kept))
         if found is None:
             step, task, round = request.step.__name__, request.task, request.round
             log.info("site %s does %s in round %d of task %d", place.site, step, round, task)
-            engine.enter(task)
-            clock = engine.place.clock
-            clock.restart()
+            engine.set_task(task)
+            timer = engine.context.timer
+            timer.reset()
             state = memory.state(request.state, engine.client_state)
-            outcome = engine.here.perform(replace(request, state=state))
-            left = (outcome.reply, state_ref(call, engine.client_state), outcome.uses)
-            found = ((left,), clock.train, clock.teachers)
-            memory.keep(call, outcome.state, found)
+            (future,) = engine.serial.submit(replace(request, state=state))
+            result = engine.serial.wait(future)
+            left = (result.reply, state_ref(call, engine.client_state), result.uses)
+            found = ((left,), timer.train, timer.teachers)
+            memory.keep(call, result.state, found)
         memory.forget(call, str(head["settled"]))
     tensors: dict[str, Tensor] = {}
     return Envelope({"answer": encode_structure(found, content_namer(tensors, {}))}, tensors)
 
 
-def _engine(parcel: Envelope, place: NodeConfig) -> Embedded:
+def _engine(parcel: Envelope, place: NodeConfig) -> Simulation:
     """Return an engine with the site's own data, on which the run's steps can be performed."""
     theirs, ours = parcel.head["version"], version("fedkeep")
     if theirs != ours:
@@ -95,7 +96,7 @@ def _engine(parcel: Envelope, place: NodeConfig) -> Embedded:
 
 
 @lru_cache(maxsize=4)  # a simulation's processes play many sites
-def _built(text: str, wanted: str, place: NodeConfig) -> Embedded:
+def _built(text: str, wanted: str, place: NodeConfig) -> Simulation:
     import_user_code(filter(None, place.use.split(",")))
     recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
     own = select_client(recipe.client_models, place.site)
@@ -109,7 +110,7 @@ def _built(text: str, wanted: str, place: NodeConfig) -> Embedded:
     run = replace(recipe.run, cohort=1, min_clients=1)
     alone = replace(recipe, run=run, client_models=own, generator=_generator(recipe, place))
     federation = _own(alone, recipe.seeds[0], json.loads(wanted), place)
-    return engine_for(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
+    return build_simulation(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
 
 
 def _generator(recipe: Recipe, place: NodeConfig) -> GeneratorConfig:
@@ -145,7 +146,7 @@ def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: NodeConfig
     if place.partition_id < 0:
         return site_view(place.site, dataset, class_schedule(recipe, seed, dataset))
     left, _ = recipe.auxiliary.split(dataset, seed)
-    federation = shared_out(recipe, seed, left, {})
+    federation = split_clients(recipe, seed, left, {})
     clients = len(federation.clients)
     if place.num_partitions not in (0, clients):
         raise ConfigError(

@@ -12,9 +12,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedkeep.engine.requests import Lost
 from fedkeep.errors import ValueRefused
 from fedkeep.flower.transport import Envelope, MessageKind
+from fedkeep.simulation.messages import ClientFailure
 
 MESSAGES: dict[MessageKind, str] = {"introduce": "query.introduce", "perform": "train.perform"}
 _HEAD, _TENSORS = "head", "tensors"
@@ -96,19 +96,19 @@ class FlowerTransport:
     def nodes(self) -> dict[int, str]:
         return {int(node.node_id): str(node.name) for node in self.grid.get_nodes()}
 
-    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | Lost:
+    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | ClientFailure:
         message = Message(pack(parcel), dst_node_id=node, message_type=MESSAGES[kind], ttl=seconds, group_id=str(round))
         sent = next(iter(self.grid.push_messages([message])), None)
-        return sent or Lost("Flower's SuperLink did not take the message; its log says why")
+        return sent or ClientFailure("Flower's SuperLink did not take the message; its log says why")
 
-    def receive(self, sent: Collection[str]) -> dict[str, Envelope | Lost]:
+    def receive(self, sent: Collection[str]) -> dict[str, Envelope | ClientFailure]:
         replies: Any = self.grid.pull_messages(list(sent)) if sent else []
         return {reply.metadata.reply_to_message_id: self._read(reply) for reply in replies}
 
-    def _read(self, reply: Message) -> Envelope | Lost:
+    def _read(self, reply: Message) -> Envelope | ClientFailure:
         if reply.has_error():
-            return Lost(f"no answer: {reply.error.reason or 'Flower gives no reason'}")
+            return ClientFailure(f"no answer: {reply.error.reason or 'Flower gives no reason'}")
         try:
             return unpack(reply.content, self.limit)
         except ValueRefused as error:
-            return Lost(f"answered with {error}")
+            return ClientFailure(f"answered with {error}")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep._utils.files import atomic_write
-from fedkeep.engine.requests import Lost
 from fedkeep.interface.codec import decode, encode
+from fedkeep.simulation.messages import ClientFailure
 
 
 class ReplyLog:
@@ -29,17 +29,17 @@ class ReplyLog:
 
     def keep(self, call: str, found: Any) -> None:
         """Write down the answer to a call, or why there was none."""
-        if isinstance(found, Lost):
+        if isinstance(found, ClientFailure):
             atomic_write(self.folder / f"{call}.lost", found.reason)
         else:
             atomic_write(self.folder / f"{call}.safetensors", encode(found))
 
     def recall(self, call: str, hint: Any) -> Any:
-        """Return what came of a call, an answer or `Lost`, or None if that is not known."""
+        """Return what came of a call, an answer or `ClientFailure`, or None if that is not known."""
         answered, lost = self.folder / f"{call}.safetensors", self.folder / f"{call}.lost"
         if answered.exists():
             return decode(answered.read_bytes(), hint)
-        return Lost(lost.read_text(encoding="utf-8")) if lost.exists() else None
+        return ClientFailure(lost.read_text(encoding="utf-8")) if lost.exists() else None
 
     def remove(self) -> None:
         """Forget all answers: once the run is over, or where one of them has stopped it and should be asked again."""

@@ -18,26 +18,26 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedkeep._utils.files import atomic_write
-from fedkeep.engine.cell import CellBusy, play
-from fedkeep.engine.embedded import Finished
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment.cells import as_begun, describe_begun, pinned_threads
-from fedkeep.experiment.folders import cell_folder, cell_name
-from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
-from fedkeep.experiment.run import Machine, lay_out, pending_cells
-from fedkeep.experiment.setup import (
-    checked_device,
-    describe_cell,
-    engine_for,
+from fedkeep.experiment.build import (
+    build_simulation,
+    check_device,
+    describe_trial,
     generator_hash,
     held_by_server,
     load_data,
     without_seen,
 )
+from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.paths import trial_name
+from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
+from fedkeep.experiment.run import create_run_folder
+from fedkeep.experiment.runtime import Machine, recorded_machine
+from fedkeep.experiment.trial_runner import write_description
 from fedkeep.flower.config import RunConfig
-from fedkeep.flower.performer import AtSites
+from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.site_registry import SiteRegistry
 from fedkeep.flower.state_store import state_ref_type
@@ -46,6 +46,10 @@ from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.finish import finish, is_reported
 from fedkeep.reporting.run_folder import Run
+from fedkeep.simulation.callbacks import OnRoundEnd
+from fedkeep.simulation.state import RoundResult, SimulationState
+from fedkeep.simulation.trial import TrialBusy, run_trial
+from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
 IN_VAIN = 3  # rounds, all undone from the first on, after which a run stops
@@ -57,14 +61,13 @@ def serve(line: Transport, config: RunConfig) -> Run:
     import_user_code(filter(None, config.use.split(",")))
     recipe = _recipe(config)
     folder = _folder(recipe, config)
-    threads = as_begun(folder, Machine()).threads
+    threads = recorded_machine(folder, Machine()).threads
     with _logged(folder / "server.log"), pinned_threads(threads):
         log.info("run folder: %s", folder.resolve())
         try:
-            for method, seed in pending_cells(folder, recipe):
-                cell = cell_folder(folder, method, seed)
-                with _alone(cell):
-                    _play(line, config, recipe, method, seed, cell)
+            for trial in Experiment(recipe).trials(folder):
+                with _alone(trial.folder):
+                    _run(line, config, recipe, trial.method, trial.seed, trial.folder)
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
             raise
@@ -73,8 +76,8 @@ def serve(line: Transport, config: RunConfig) -> Run:
         return done
 
 
-def _play(line: Transport, config: RunConfig, recipe: Recipe, method: Method, seed: int, cell: Path) -> None:
-    """Play one method with one seed, in the round where it stopped if it was begun before."""
+def _run(line: Transport, config: RunConfig, recipe: Recipe, method: Method, seed: int, folder: Path) -> None:
+    """Run one method with one seed, in the round where it stopped if it was begun before."""
     data_dir = config.data_dir or None
     whole = load_data(config.data or recipe.data, data_dir, recipe.validation)
     kept = without_seen(recipe, whole, data_dir)
@@ -82,7 +85,7 @@ def _play(line: Transport, config: RunConfig, recipe: Recipe, method: Method, se
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
     data = describe_dataset(dataset, kept is not whole, generator_hash(one, data_dir))
     introduction = Envelope({"version": version("fedkeep"), "recipe": one.to_toml(), "data": data})
-    book = cell / "sites.json"  # the run's name at the sites, and who takes part
+    book = folder / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None
     sites = SiteRegistry(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
     if known is None:
@@ -94,32 +97,33 @@ def _play(line: Transport, config: RunConfig, recipe: Recipe, method: Method, se
     else:
         sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
     federation = server_view(recipe, seed, dataset, held, known["examples"])
-    engine = engine_for(recipe, method, seed, federation, config.device, config.data_dir or None)
+    engine = build_simulation(recipe, method, seed, federation, config.device, config.data_dir or None)
     engine.client_state = state_ref_type(engine.client_state)
-    journal = ReplyLog(cell / "journal")
-    engine.performer = AtSites(engine, line, sites, journal, introduction, known["run"], config.deadline)
-    description = describe_cell(recipe, method, seed, federation, config.data_dir or None)
-    if _rounds_in_vain(cell):  # nothing is lost by beginning anew, and rounds are won
-        shutil.rmtree(cell / "checkpoint", ignore_errors=True)
-    describe_begun(cell, description)
-    tell = _telling(cell_name(method, seed), recipe.rounds, description["test_total"])
+    journal = ReplyLog(folder / "journal")
+    engine.executor = FlowerExecutor(engine, line, sites, journal, introduction, known["run"], config.deadline)
+    description = describe_trial(recipe, method, seed, federation, config.data_dir or None)
+    if _rounds_in_vain(folder):  # nothing is lost by beginning anew, and rounds are won
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    write_description(folder, description)
+    tell = _telling(trial_name(method, seed), recipe.rounds, description["test_total"])
 
-    def on_round(finished: Finished) -> None:
-        tell(finished)
-        if finished.record["undone"]:
-            _check_for_success(cell, recipe)
+    def check(state: SimulationState, result: RoundResult) -> None:
+        tell(result)
+        if result.record["undone"]:
+            _check_for_success(folder, recipe)
 
     try:
-        play(engine, cell, on_round, checkpoint_share=math.inf)  # a checkpoint after every round
+        # A checkpoint after every round.
+        run_trial(engine, folder, [OnRoundEnd(check)], checkpoint_share=math.inf)
     except Exception:
         journal.remove()  # an answer may have been the cause: sites give theirs again, without training again
         raise
     journal.remove()
 
 
-def _check_for_success(cell: Path, recipe: Recipe) -> None:
+def _check_for_success(folder: Path, recipe: Recipe) -> None:
     """Raise `RunError` if a run would go on in vain: every round so far was undone, and these were several, or all."""
-    undone = _rounds_in_vain(cell)
+    undone = _rounds_in_vain(folder)
     if undone >= min(IN_VAIN, recipe.rounds):
         raise RunError(
             f"too few sites: fewer than {recipe.run.min_clients} answered in each of {undone} rounds, so that all were "
@@ -128,28 +132,28 @@ def _check_for_success(cell: Path, recipe: Recipe) -> None:
         )
 
 
-def _rounds_in_vain(cell: Path) -> int:
-    """Return how many rounds a cell has if every single one was undone; otherwise 0."""
-    file = cell / "rounds.jsonl"
+def _rounds_in_vain(folder: Path) -> int:
+    """Return how many rounds a trial has if every single one was undone; otherwise 0."""
+    file = folder / "rounds.jsonl"
     whole = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # a kill may have left half a line
     return len(whole) if all(json.loads(line)["undone"] for line in whole) else 0
 
 
 @contextmanager
-def _alone(cell: Path) -> Iterator[None]:
-    """Let no other server app play this cell, nor name its run anew."""
-    cell.mkdir(parents=True, exist_ok=True)
+def _alone(folder: Path) -> Iterator[None]:
+    """Let no other server app run this trial, nor name its run anew."""
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(cell / ".server.lock", timeout=0):
+        with FileLock(folder / ".server.lock", timeout=0):
             yield
     except Timeout:
-        raise CellBusy(f"{cell} is being played by another server app. Wait for it, or end it.") from None
+        raise TrialBusy(f"{folder} is being run by another server app. Wait for it, or end it.") from None
 
 
-def _telling(cell: str, rounds: int, images: Sequence[int]) -> Callable[[Finished], None]:
+def _telling(trial: str, rounds: int, images: Sequence[int]) -> Callable[[RoundResult], None]:
     """Return what tells of each round in the log; ``images`` are the test images of each class."""
 
-    def tell(finished: Finished) -> None:
+    def tell(finished: RoundResult) -> None:
         record = finished.record
         hits = ""
         if "correct" in record:
@@ -157,7 +161,7 @@ def _telling(cell: str, rounds: int, images: Sequence[int]) -> Callable[[Finishe
             hits = f", accuracy {sum(correct) / sum(images[: len(correct)]):.4f}"
         lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
         undone = "; undone, for too few answered" if record["undone"] else ""
-        log.info("%s: round %d of %d%s%s%s", cell, record["round"], rounds, hits, lost, undone)
+        log.info("%s: round %d of %d%s%s%s", trial, record["round"], rounds, hits, lost, undone)
 
     return tell
 
@@ -178,13 +182,15 @@ def _recipe(config: RunConfig) -> Recipe:
         rounds=config.rounds or None,
         allow_code=config.allow_code,
     )
-    if recipe.run.evaluate_visits:
-        raise ConfigError("run.evaluate_visits looks at clients' examples, which the server has not. Set it to false.")
+    if recipe.run.evaluate_local_models:
+        raise ConfigError(
+            "run.evaluate_local_models looks at clients' examples, which the server has not. Set it to false."
+        )
     for method in recipe.methods:
         for name, step in client_steps(type(method.algorithm)).items():
             if not is_annotated(step):
                 raise ConfigError(f"{method.label}: step {name} does not annotate all that it takes and gives.")
-    checked_device(config.device)
+    check_device(config.device)
     return recipe
 
 
@@ -198,11 +204,11 @@ def _folder(recipe: Recipe, config: RunConfig) -> Path:
     """Return the run folder: a new one, or the one that was begun."""
     out = Path(config.out).expanduser() if config.out else None
     if out is None or not (out / "run.json").is_file():
-        return lay_out(recipe, out, Machine(device=config.device), ["flwr", "run"])
+        return create_run_folder(recipe, out, Machine(device=config.device), ["flwr", "run"])
     begun = parse_recipe((out / "recipe.toml").read_text(encoding="utf-8"), str(out), allow_code=config.allow_code)
     if begun.to_toml() != recipe.to_toml():  # as text: an option that an older version did not write has its default
         raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")
-    if not pending_cells(out, recipe) and is_reported(out):
+    if not Experiment(recipe).trials(out) and is_reported(out):
         raise RunError(f"{out} is finished. Choose another out for a new run.")
     return out
 

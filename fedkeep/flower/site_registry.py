@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.flower.transport import Envelope, Transport
+from fedkeep.simulation.messages import ClientFailure
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05  # seconds between looks for an answer
@@ -80,17 +80,17 @@ class SiteRegistry:
             if node in self.names or node in self.asked.values() or (away is not None and now - away < RETRY_SECONDS):
                 continue
             sent = self.line.send(node, "introduce", self.introduction, 0, max(self.patience, RETRY_SECONDS))
-            if isinstance(sent, Lost):
+            if isinstance(sent, ClientFailure):
                 self._heard(node, sent)
             else:
                 self.asked[sent] = node
         for sent, reply in self.line.receive(self.asked).items():
             self._heard(self.asked.pop(sent), reply)
 
-    def _heard(self, node: int, reply: Envelope | Lost) -> None:
+    def _heard(self, node: int, reply: Envelope | ClientFailure) -> None:
         site: Any = None
         examples: Any = None
-        if isinstance(reply, Lost):
+        if isinstance(reply, ClientFailure):
             reason = in_one_line(reply.reason)
         elif "error" in reply.head:
             reason = in_one_line(reply.head["error"])

@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from fedkeep.engine.requests import Lost
 from fedkeep.models.weights import tensor_hash
+from fedkeep.simulation.messages import ClientFailure
 
 MessageKind = Literal["introduce", "perform"]
 """What a site can be asked: who it is, or a client step."""
@@ -47,11 +47,11 @@ class Transport(Protocol):
     def nodes(self) -> dict[int, str]:
         """Return the nodes that are connected, each with the name that it was registered under, empty without."""
 
-    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | Lost:
+    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | ClientFailure:
         """Send a parcel that is worth an answer for some seconds.
 
         Returns what the answer will be known by, or why the parcel was not taken.
         """
 
-    def receive(self, sent: Collection[str]) -> dict[str, Envelope | Lost]:
+    def receive(self, sent: Collection[str]) -> dict[str, Envelope | ClientFailure]:
         """Return those answers that are there, or why there will be none; does not wait."""

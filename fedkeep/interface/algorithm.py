@@ -83,8 +83,8 @@ class Algorithm(Options, ABC, Generic[S, C]):
     def own_model(self, state: C) -> Weights:
         """Return the model that a client itself would use, from its state, if that is another than the server's.
 
-        Where one machine plays all clients it can be evaluated with theirs (``run.evaluate_visits``). Fits that come
-        back are evaluated anyway; this is for models that stay at home.
+        Where one machine plays all clients it can be evaluated with theirs (``run.evaluate_local_models``). Fits that
+        come back are evaluated anyway; this is for models that stay at home.
         """
         return {}
 

@@ -14,7 +14,7 @@ def is_reported(run_path: str | Path) -> bool:
     """Tell whether `finish` came to its end after the last of a run's cells was finished."""
     folder = Path(run_path)
     last = folder / "report.html"  # of what it writes
-    results = [file.stat().st_mtime_ns for file in folder.glob("cells/*/result.json")]
+    results = [file.stat().st_mtime_ns for file in folder.glob("trials/*/result.json")]
     return last.is_file() and last.stat().st_mtime_ns >= max(results, default=0)
 
 

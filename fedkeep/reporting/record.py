@@ -71,7 +71,7 @@ class Record:
 
         At real sites it is the server's.
         """
-        return tuple(map(str, self.info.get("played_by", ())))
+        return tuple(map(str, self.info.get("versions", ())))
 
     @property
     def lost(self) -> list[Lost]:

@@ -18,7 +18,7 @@ from fedkeep.reporting.run_folder import Run
 
 # What of a recipe says nothing about a method's result, or is already in the cell itself.
 NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "data"})
-NO_EFFECT = frozenset({"recipe.run.evaluate_visits", "recipe.run.served"})
+NO_EFFECT = frozenset({"recipe.run.evaluate_local_models", "recipe.run.served"})
 
 
 @dataclass(frozen=True)

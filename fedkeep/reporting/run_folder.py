@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.errors import RunError
-from fedkeep.experiment.folders import is_finished
+from fedkeep.experiment.paths import is_finished
 from fedkeep.reporting.cell import Cell
 
 SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
-KINDS = {"seed": int, "rounds": int, "options": dict, "test_total": list, "played_by": list}  # in a cell's description
+KINDS = {"seed": int, "rounds": int, "options": dict, "test_total": list, "versions": list}  # in a cell's description
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def read_run(path: str | Path) -> Run:
     info = _read_json(path / "run.json")
     recipe_path = path / "recipe.toml"
     recipe = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
-    folders = sorted((path / "cells").iterdir()) if (path / "cells").is_dir() else []
-    cells = [_read_cell(folder) for folder in folders if (folder / "cell.json").is_file()]
+    folders = sorted((path / "trials").iterdir()) if (path / "trials").is_dir() else []
+    cells = [_read_cell(folder) for folder in folders if (folder / "trial.json").is_file()]
     run = Run(path, info, recipe, tuple(served for cell in cells for served in _served(cell)))
     named = [text.casefold() for text in _texts(run.settings)]
 
@@ -86,7 +86,7 @@ def method_of(label: str) -> str:
 
 
 def _read_cell(folder: Path) -> Cell:
-    info = _read_json(folder / "cell.json")
+    info = _read_json(folder / "trial.json")
     missing = [name for name in ("label", "algorithm", "seed", "test_total") if name not in info]
     if missing:
         raise RunError(
@@ -178,7 +178,7 @@ def _texts(table: Any) -> list[str]:
 
 def _not_a_run(path: Path) -> str:
     what = "does not exist" if not path.exists() else "has no run.json"
-    expected = "A run folder is what `fedkeep run` writes: run.json, recipe.toml and cells/."
+    expected = "A run folder is what `fedkeep run` writes: run.json, recipe.toml and trials/."
     found = [place for place in path.parents if (place / "run.json").is_file()]
     for place in (path, path.parent, Path("runs")):
         if place.is_dir():

@@ -16,7 +16,7 @@ from fedkeep.reporting.record import TAIL, Floats, Record
 
 @dataclass(frozen=True)
 class OfVisits(Record):
-    """Measures of models after a client's training; NaN unless the recipe asked for them (``run.evaluate_visits``)."""
+    """Measures of models after a client's training; NaN unless the recipe has ``run.evaluate_local_models``."""
 
     @cached_property
     def visits(self) -> list[dict[str, Any]]:

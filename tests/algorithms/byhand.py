@@ -19,12 +19,12 @@ from torch.func import functional_call
 
 from fedkeep._utils import seeds
 from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.party import LocalParty
 
 Model = dict[str, Tensor]
 BatchLoss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
@@ -38,12 +38,12 @@ Lesson = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Hand:
     """A federation as an engine would have it, to be played by hand."""
 
-    def __init__(self, engine: Embedded) -> None:
+    def __init__(self, engine: Simulation) -> None:
         self.engine = engine
         self.training = engine.training
-        self.network = engine.place.networks.build().double()
-        self.initial = doubled(engine.place.networks.initial)
-        self.classes = engine.place.classes
+        self.network = engine.context.runner.build().double()
+        self.initial = doubled(engine.context.runner.initial)
+        self.classes = engine.context.classes
 
     def cohorts(self, rounds: int) -> list[tuple[int, list[str]]]:
         """Return (round, ordered cohort), rounds counted from 1."""
@@ -52,7 +52,7 @@ class Hand:
     def data(self, client: str) -> tuple[Tensor, Tensor]:
         """Return a client's normalised images, in float64, and its labels."""
         rows = self.engine.federation.data(client)
-        return self.engine.place.normalise(rows["image"]).double(), rows["label"]
+        return self.engine.context.normalise(rows["image"]).double(), rows["label"]
 
     def size(self, client: str) -> int:
         return len(self.data(client)[1])
@@ -211,7 +211,7 @@ def assert_same(
         torch.testing.assert_close(got[name].double(), tensor.double(), rtol=rtol, atol=atol)
 
 
-def played(method: Algorithm[Any, Any], rounds: int, **changes: Any) -> Embedded:
+def played(method: Algorithm[Any, Any], rounds: int, **changes: Any) -> Simulation:
     """Return an engine after some rounds."""
     engine = tiny.engine(method, rounds=rounds, **changes)
     tiny.played(engine)

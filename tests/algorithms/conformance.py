@@ -18,22 +18,22 @@ from typing import Any, get_origin
 import pytest
 import tiny
 import torch
+from fedkeep.simulation.cohort import LocalCohort
 from torch import Tensor, nn
 
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.engine.cell import play
-from fedkeep.engine.checkpoint import Checkpoint
-from fedkeep.engine.cohort import LocalCohort
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.fit import Source
-from fedkeep.engine.round import RoundInFlight
-from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.interface import Algorithm, Cohort, Fit, Server
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.codec import encode
 from fedkeep.models import Network, Weights
 from fedkeep.models.heads import BIAS, WEIGHT
+from fedkeep.simulation.checkpoint import Checkpoint
+from fedkeep.simulation.rounds import RoundState
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.trial import run_trial
+from fedkeep.training.local_training import BatchStream
+from fedkeep.training.party import LocalClient, LocalParty
 
 Method = Algorithm[Any, Any]
 ROUNDS = 4
@@ -57,7 +57,7 @@ class Conformance:
         assert one.records == tiny.played(two)
         assert tiny.equal(one.model, two.server.model)
         assert encode(one.server) == encode(two.server.state)
-        assert not tiny.equal(one.model, two.place.networks.initial), "nothing was learned"
+        assert not tiny.equal(one.model, two.context.runner.initial), "nothing was learned"
 
     def test_another_seed_differs(self, method: Method) -> None:
         one, two = undisturbed(method), tiny.engine(method, seed=1)
@@ -86,7 +86,7 @@ class Conformance:
         assert tiny.equal(often.model, seldom.server.model)
 
     def test_results_do_not_depend_on_whether_visits_are_evaluated(self, method: Method) -> None:
-        without, watched = undisturbed(method), tiny.engine(method, evaluate_visits=True)
+        without, watched = undisturbed(method), tiny.engine(method, evaluate_local_models=True)
         records = tiny.played(watched)
         visits = [record.pop("visits") for record in records]
         assert without.records == records
@@ -141,10 +141,10 @@ class Conformance:
         lines = (whole / "rounds.jsonl").read_bytes().splitlines()
         for at in range(1, ROUNDS + 1):
             with pytest.raises(Killed):
-                play(tiny.engine(method, training=tiny.SHORT), cut, raise_at(at))
+                run_trial(tiny.engine(method, training=tiny.SHORT), cut, raise_at(at))
             assert (cut / "rounds.jsonl").read_bytes().splitlines() == lines[:at]
             assert not (cut / "result.json").exists()
-        play(tiny.engine(method, training=tiny.SHORT), cut)
+        run_trial(tiny.engine(method, training=tiny.SHORT), cut)
         for name in ("rounds.jsonl", "model.safetensors", "result.json"):
             assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
 
@@ -172,7 +172,7 @@ class Conformance:
             victims = dict(reversed(made))  # the first of each round
             for odd in {number % 2 for number in victims}:  # whole rounds between
                 losses = {number: victim for number, victim in victims.items() if number % 2 == odd}
-                engine = tiny.engine(method, lose=failing(losses, step), training=tiny.SHORT)
+                engine = tiny.engine(method, fault_injector=failing(losses, step), training=tiny.SHORT)
                 records = tiny.played(engine)
                 assert [r["lost"] for r in records] == [
                     {losses[r["round"]]: "lost it"} if r["round"] in losses else {} for r in records
@@ -200,7 +200,7 @@ class Conformance:
         self, method: Method, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A client whose training diverged changes nothing anywhere, exactly as one that never came back."""
-        lost = tiny.engine(method, lose=failing({2: "4"}, last_fit(method)), cohort=6, training=tiny.SHORT)
+        lost = tiny.engine(method, fault_injector=failing({2: "4"}, last_fit(method)), cohort=6, training=tiny.SHORT)
         tiny.played(lost)
         diverge(monkeypatch, (2, "4"))
         refused = tiny.engine(method, cohort=6, training=tiny.SHORT)
@@ -212,7 +212,7 @@ class Conformance:
         engine = tiny.engine(
             method,
             min_clients=3,
-            lose=lambda number, client, step: "gone" if number == 2 else None,
+            fault_injector=lambda number, client, step: "gone" if number == 2 else None,
             training=tiny.SHORT,
         )
         tiny.played(engine, 1)
@@ -225,7 +225,9 @@ class Conformance:
 
     def test_an_undone_round_late_in_its_work_is_undone_too(self, method: Method) -> None:
         last = tiny.engine(method).draw_cohort(2)[-1]
-        engine = tiny.engine(method, min_clients=3, lose=failing({2: last}, last_step(method)), training=tiny.SHORT)
+        engine = tiny.engine(
+            method, min_clients=3, fault_injector=failing({2: last}, last_step(method)), training=tiny.SHORT
+        )
         tiny.played(engine, 1)
         before = condition(engine)
         (record,) = tiny.played(engine, 1)
@@ -248,7 +250,7 @@ class Conformance:
             with monkeypatch.context() as patch:
                 patch.setattr(type(method), step, raising(function, number, victim))
                 with pytest.raises(ZeroDivisionError) as caught:
-                    engine.advance()
+                    engine.run_round()
             (note,) = caught.value.__notes__
             assert step in note
             assert f"client {victim}," in note
@@ -262,7 +264,7 @@ class Conformance:
 
         monkeypatch.setattr(type(method), "round", round)
         with pytest.raises(ConfigError, match=r"name is no client step.*@on_client"):
-            tiny.engine(method).advance()
+            tiny.engine(method).run_round()
 
     # Odd federations
 
@@ -292,7 +294,7 @@ class Conformance:
                 method,
                 federation=federation,
                 cohort=3,
-                evaluate_visits=True,
+                evaluate_local_models=True,
                 through_codec=through_codec,
                 rounds=6,
                 training=tiny.SHORT,
@@ -380,14 +382,14 @@ class Undisturbed:
 
 
 @functools.cache
-def undisturbed(method: Method, build: Callable[..., Embedded] = tiny.engine, **changes: Any) -> Undisturbed:
+def undisturbed(method: Method, build: Callable[..., Simulation] = tiny.engine, **changes: Any) -> Undisturbed:
     """Play a method, once for all tests of it; to be called before anything is patched."""
     calls: list[tuple[int, str, str]] = []
 
     def note(number: int, client: str, step: str) -> None:
         calls.append((number, client, step))
 
-    engine = build(method, lose=note, **changes)
+    engine = build(method, fault_injector=note, **changes)
     with torch.random.fork_rng():
         torch.manual_seed(GLOBAL_SEED)
         records = tiny.played(engine)
@@ -408,7 +410,7 @@ def seen(method: Method) -> dict[str, Any]:
     orders: dict[tuple[int, str], list[list[int]]] = defaultdict(list)
     labels: dict[str, list[int]] = {}
     fitting: list[tuple[int, str]] = []
-    fit, batches, init = LocalParty.fit, Source.batches, LocalClient.__init__
+    fit, batches, init = LocalParty.fit, BatchStream.batches, LocalClient.__init__
 
     def spy_fit(self: LocalParty, *args: Any, **kwargs: Any) -> Fit:
         fitting.append((self.round, self.name))
@@ -417,7 +419,7 @@ def seen(method: Method) -> dict[str, Any]:
         finally:
             fitting.pop()
 
-    def spy_batches(self: Source, *args: Any) -> Any:
+    def spy_batches(self: BatchStream, *args: Any) -> Any:
         drawn = list(batches(self, *args))
         if fitting and fitting[-1][1]:
             orders[fitting[-1]].append([row for batch in drawn for row in batch.index.tolist()])
@@ -429,7 +431,7 @@ def seen(method: Method) -> dict[str, Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalParty, "fit", spy_fit)
-        patch.setattr(Source, "batches", spy_batches)
+        patch.setattr(BatchStream, "batches", spy_batches)
         patch.setattr(LocalClient, "__init__", spy_init)
         engine = tiny.engine(method)
         initial = engine.server.model
@@ -445,27 +447,27 @@ def work_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
         replies = original_ask(backwards, step, *args, **kwargs)
         return {client: replies[client] for client in self.clients if client in replies}
 
-    def start(self: RoundInFlight, client: str, call: Any) -> None:
+    def start(self: RoundState, client: str, call: Any) -> None:
         original_start(self, client, call)
         if not asking:
             self.cache_teachers()
 
-    def ask_one(self: RoundInFlight, client: str, call: Any) -> Any:
+    def ask_one(self: RoundState, client: str, call: Any) -> Any:
         asking.append(client)
         try:
             return original_ask_one(self, client, call)
         finally:
             asking.pop()
 
-    def ask_each(self: RoundInFlight, calls: Any) -> dict[str, Any]:
+    def ask_each(self: RoundState, calls: Any) -> dict[str, Any]:
         return {client: self.ask(client, call) for client, call in calls.items()}
 
     asking: list[str] = []
-    original_ask, original_start, original_ask_one = LocalCohort.ask, RoundInFlight.start, RoundInFlight.ask
+    original_ask, original_start, original_ask_one = LocalCohort.ask, RoundState.start, RoundState.ask
     monkeypatch.setattr(LocalCohort, "ask", ask)
-    monkeypatch.setattr(RoundInFlight, "start", start)
-    monkeypatch.setattr(RoundInFlight, "ask", ask_one)
-    monkeypatch.setattr(RoundInFlight, "ask_all", ask_each)
+    monkeypatch.setattr(RoundState, "start", start)
+    monkeypatch.setattr(RoundState, "ask", ask_one)
+    monkeypatch.setattr(RoundState, "ask_all", ask_each)
 
 
 def last_step(method: Method) -> str:
@@ -511,7 +513,7 @@ def played_whole(method: Method, factory: pytest.TempPathFactory) -> Path:
         def on_round(finished: Any) -> None:
             shutil.copytree(folder / "whole", folder / f"killed-in-{finished.record['round']}")
 
-        play(tiny.engine(method, training=tiny.SHORT), folder / "whole", on_round, checkpoint_share=1e-12)
+        run_trial(tiny.engine(method, training=tiny.SHORT), folder / "whole", on_round, checkpoint_share=1e-12)
         _whole[repr(method)] = folder
     return _whole[repr(method)]
 
@@ -526,7 +528,7 @@ def resumes_behind_its_checkpoint(method: Method, at: int, folder: Path, factory
     manifest = json.loads((cut / "checkpoint" / "manifest.json").read_text())
     assert manifest["round"] == 1
     assert len((cut / "rounds.jsonl").read_bytes().splitlines()) == at
-    play(tiny.engine(method, training=tiny.SHORT), cut)
+    run_trial(tiny.engine(method, training=tiny.SHORT), cut)
     for name in ("rounds.jsonl", "model.safetensors"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
 
@@ -595,7 +597,7 @@ def diverge(monkeypatch: pytest.MonkeyPatch, place: tuple[int, str]) -> None:
     monkeypatch.setattr(LocalParty, "fit", diverged)
 
 
-def condition(engine: Embedded) -> dict[str, Any]:
+def condition(engine: Simulation) -> dict[str, Any]:
     """Return all that a later round can depend on, comparable."""
     empty = encode(engine.client_state())
     states = {client: encode(state) for client, state in engine.states.items()}
@@ -613,7 +615,7 @@ def normed() -> Network:
     return Network(nn.Sequential(layers), 8, tiny.CLASSES)
 
 
-def settled(engine: Embedded, rounds: int | None = None) -> None:
+def settled(engine: Simulation, rounds: int | None = None) -> None:
     """Play to the end, or some rounds, and check what is left."""
     check_settled(tiny.played(engine, rounds), engine.server.model)
 

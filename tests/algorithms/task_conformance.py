@@ -18,10 +18,11 @@ from conformance import Killed, Method, about, condition, raise_at, undisturbed,
 from torch import Tensor
 
 from fedkeep.data import TaskStream
-from fedkeep.engine.cell import play
 from fedkeep.errors import DataError
 from fedkeep.interface.codec import encode
 from fedkeep.interface.pytree import keystr, tree_leaves_with_path
+from fedkeep.simulation.callbacks import OnRoundEnd
+from fedkeep.simulation.trial import run_trial
 
 STOPS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
 
@@ -51,7 +52,7 @@ class TaskConformance:
         assert one.records == tiny.played(two)
         assert encode(one.model) == encode(two.server.model)
         assert contents(one.server) == contents(two.server.state)
-        assert contents(one.clients) == contents(two.states)
+        assert contents(one.clients) == contents(two.client_states)
 
     def test_results_do_not_depend_on_the_order_of_work(self, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
         forward = tiny.engine_with_tasks(method, cohort=5, training=tiny.SHORT)
@@ -83,16 +84,17 @@ class TaskConformance:
     def test_stopped_or_killed_it_resumes_to_the_same_bytes(self, method: Method, tmp_path: Path) -> None:
         whole, stopped, killed = (tmp_path / name for name in ("whole", "stopped", "killed"))
 
-        def on_round(finished: Any) -> None:
-            if finished.record["round"] == STOPS[-1]:
+        def copy(state: Any, result: Any) -> None:
+            if result.record["round"] == STOPS[-1]:
                 shutil.copytree(whole, killed)
 
-        play(tiny.engine_with_tasks(method, training=tiny.SHORT), whole, on_round, checkpoint_share=1e-12)
+        engine = tiny.engine_with_tasks(method, training=tiny.SHORT)
+        run_trial(engine, whole, [OnRoundEnd(copy)], checkpoint_share=1e-12)
         for at in STOPS:
             with pytest.raises(Killed):
-                play(tiny.engine_with_tasks(method, training=tiny.SHORT), stopped, raise_at(at))
+                run_trial(tiny.engine_with_tasks(method, training=tiny.SHORT), stopped, [raise_at(at)])
         for folder in (stopped, killed):
-            play(tiny.engine_with_tasks(method, training=tiny.SHORT), folder)
+            run_trial(tiny.engine_with_tasks(method, training=tiny.SHORT), folder)
             for name in ("rounds.jsonl", "model.safetensors"):
                 assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
@@ -109,7 +111,7 @@ class TaskConformance:
         with monkeypatch.context() as patch:
             patch.setattr(type(method), "round", fail)
             with pytest.raises(ZeroDivisionError):
-                engine.advance()
+                engine.run_round()
         assert condition(engine) == before
         assert engine.federation.task == 1
         assert records + tiny.played(engine) == whole.records

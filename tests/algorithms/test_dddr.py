@@ -12,20 +12,20 @@ from torch.nn.functional import normalize
 
 from fedkeep.algorithms.incremental.dddr import DDDR
 from fedkeep.algorithms.incremental.finetune import Finetune
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.fit import Assignment, Pupil
-from fedkeep.engine.toolbox import LocalClient
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.models.weights import load_weights
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.local_training import NetworkView, TrainJob
+from fedkeep.training.party import LocalClient
 
 
 def method(**options: Any) -> DDDR:
     return DDDR(**{**tiny.TOYS["dddr"], **options})
 
 
-def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[Embedded, dict[str, Tensor]]:
+def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[Simulation, dict[str, Tensor]]:
     """Return an engine after the first round of the second task, and the model that the first task left."""
     engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort=5, **changes)
     tiny.played(engine, 1)
@@ -34,13 +34,13 @@ def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[E
     return engine, last
 
 
-def assigned(engine: Embedded, client: str) -> Assignment:
+def assigned(engine: Simulation, client: str) -> TrainJob:
     """Return the training that a client is about to carry out on the server's model."""
-    data, state = engine.federation.data(client), engine.states[client]
-    party = LocalClient(engine.place, client, data, state, task=2, round=9, uses={})
-    asked: list[Assignment] = []
+    data, state = engine.federation.data(client), engine.client_states[client]
+    party = LocalClient(engine.context, client, data, state, task=2, round=9, uses={})
+    asked: list[TrainJob] = []
 
-    def noted(assignment: Assignment) -> Fit:
+    def noted(assignment: TrainJob) -> Fit:
         asked.append(assignment)
         return Fit(assignment.model, 0, 0, 0.0)
 
@@ -56,13 +56,13 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
     old, tau = sizes[0], fed.tau
     assignment = assigned(engine, "2")
     examples = engine.federation.data("2")
-    mixed, replayed = assignment.sources
+    mixed, replayed = assignment.streams
     assert len(mixed.data["label"]) == len(examples["label"]) + fed.cur * sizes[1]
     assert replayed.data["label"].tolist() == [c for c in range(old) for _ in range(fed.pre)]
     batches = [mixed.first(len(mixed.data["label"])), replayed.first(len(replayed.data["label"]))]
 
     def answers(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-        network = engine.place.networks.build(model).double()
+        network = engine.context.runner.build(model).double()
         load_weights(network, {name: tensor.double() for name, tensor in model.items()})
         features = network.features(images.double())
         return features, network.classifier(features)
@@ -80,11 +80,11 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
         alike = [j for j in others if labels[j] == labels[i]]
         everything = likeness[i, others].sum()
         contrast -= sum((likeness[i, j] / everything).log() for j in alike) / max(1, len(alike)) / len(labels)
-    network = engine.place.networks.build(engine.server.model)
+    network = engine.context.runner.build(engine.server.model)
     load_weights(network, engine.server.model)
-    networks = engine.place.networks
-    load_weights(networks.trained, engine.server.model)
-    pupil = Pupil(networks, dict(networks.trained.named_parameters()), networks.trained)
+    networks = engine.context.runner
+    load_weights(networks.train_network, engine.server.model)
+    pupil = NetworkView(networks, dict(networks.train_network.named_parameters()), networks.train_network)
     loss = assignment.objective(pupil, batches)
     expected = hard + 0.5 * replay + 10 * soft + 1.0 * contrast
     torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
@@ -103,7 +103,7 @@ def test_images_are_shown_once_a_task_beside_the_model() -> None:
     fed = method()
     engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
     records = tiny.played(engine)
-    sizes = [sum(t.nbytes for t in engine.place.networks.initial.values()) - 4 * 9 * (1 - task) for task in (0, 1)]
+    sizes = [sum(t.nbytes for t in engine.context.runner.initial.values()) - 4 * 9 * (1 - task) for task in (0, 1)]
     searched = [5 * fed.proto_rounds * n * 16 * 4 for n in (2, 1)]
     image = 16 + 8
     downs = [records[2 * task]["down"] - searched[task] - 5 * sizes[task] for task in (0, 1)]
@@ -113,7 +113,7 @@ def test_images_are_shown_once_a_task_beside_the_model() -> None:
     )
     assert [records[2 * task + 1]["down"] for task in (0, 1)] == [5 * size for size in sizes]
     for client in engine.federation.clients:
-        assert torch.equal(engine.states[client].pool["image"], engine.server.state.pool["image"])
+        assert torch.equal(engine.client_states[client].pool["image"], engine.server.state.pool["image"])
 
 
 def test_the_old_model_itself_teaches_what_is_augmented_at_random() -> None:

@@ -27,12 +27,12 @@ from fedkeep.algorithms.sequential.aver import AVER, CAMKD, EBKD
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Augmentation
-from fedkeep.engine.fit import Pupil
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.losses import FullKL, PerTeacher, WeightRule
 from fedkeep.losses.decoupled import decoupled_loss, log_split, merge
 from fedkeep.models import Weights
+from fedkeep.training.local_training import NetworkView
+from fedkeep.training.party import LocalParty
 
 Method = Algorithm[Any, Any]
 EVEN = tiny.federation((10,) * 6)
@@ -89,7 +89,7 @@ def test_first_rounds(method: Method) -> None:
     tiny.played(one, 1)
     tiny.played(two, 1)
     assert tiny.equal(one.server.model, two.server.model)
-    two.states.clear()  # MOON against one that forgets
+    two.client_states.clear()  # MOON against one that forgets
     tiny.played(one, 1)
     tiny.played(two, 1)
     assert not tiny.equal(one.server.model, two.server.model)
@@ -292,7 +292,7 @@ def test_control_variates_are_the_papers(momentum: float) -> None:
         for name, tensor in engine.server.state.c.items():
             torch.testing.assert_close(tensor.double(), c[name], rtol=1e-4, atol=1e-5)
         for client, expected in own.items():
-            for name, tensor in engine.states[client].c.items():
+            for name, tensor in engine.client_states[client].c.items():
                 torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-4, atol=1e-5)
 
 
@@ -388,8 +388,8 @@ def test_teachers_asked_in_every_batch_teach_the_same(method: Method, monkeypatc
     settled = final(method, rounds=2)
     asked: list[str] = []
     for name in ("teacher_logits", "teacher_features"):
-        ask = getattr(Pupil, name)
-        monkeypatch.setattr(Pupil, name, lambda *a, ask=ask, name=name: asked.append(name) or ask(*a))
+        ask = getattr(NetworkView, name)
+        monkeypatch.setattr(NetworkView, name, lambda *a, ask=ask, name=name: asked.append(name) or ask(*a))
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     unsettled = final(method, rounds=2, augmentation=Augmentation(flip=True), through_codec=True)
     assert asked

@@ -17,8 +17,6 @@ from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
 from fedkeep.algorithms.heterogeneous.logit_exchange import LogitReply, mean_logits
 from fedkeep.algorithms.incremental.prototype_generation import PrototypeReply
 from fedkeep.data import Augmentation
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prototypes
@@ -26,6 +24,8 @@ from fedkeep.interface import Fit
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.models import get_architecture
 from fedkeep.models.heads import expand_like
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.party import LocalClient, LocalParty
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 Set = tuple[Tensor, Tensor]  # normalised images in float64, and labels
@@ -49,7 +49,7 @@ def batches(data: Set, rng: torch.Generator, size: int, passes: int | None) -> I
 
 
 def descend(
-    engine: Embedded, start: Mapping[str, Tensor], sets: Sequence[Set], loss: Any, place: Any, passes: int
+    engine: Simulation, start: Mapping[str, Tensor], sets: Sequence[Set], loss: Any, place: Any, passes: int
 ) -> Any:
     """Return a model after SGD with momentum and decay; ``place`` is (client, first use of the batch orders)."""
     settings, (client, use) = engine.training, place
@@ -97,12 +97,12 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     before, server_before = copy_containers(engine.states), copy_containers(engine.server.model)
     tiny.played(engine, 1)
     old, new, tau = sizes[0], sizes[1], fed.tau
-    network = engine.place.networks.build(engine.server.model).double()
-    initial = engine.place.networks.initial
+    network = engine.context.runner.build(engine.server.model).double()
+    initial = engine.context.runner.initial
     kept = engine.server.state
 
     def images(columns: Mapping[str, Tensor]) -> Set:
-        return engine.place.normalise(columns["image"]).double(), columns["label"]
+        return engine.context.normalise(columns["image"]).double(), columns["label"]
 
     def made(start: int, stop: int, count: int) -> Set:
         rows = [k for k, c in enumerate(kept.pool["label"].tolist()) if start <= c < stop]
@@ -183,7 +183,7 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
     engine = tiny.engine_with_tasks(fed, tiny.stream((3,), absent=0), rounds=1, cohort=5)
     federation = engine.federation
     tiny.played(engine, 1)
-    rows = engine.place.load_generator(1).initial_prototypes(3)
+    rows = engine.context.load_generator(1).initial_prototypes(3)
     settings = PrototypeSearch(fed.proto_steps, fed.proto_batch, "adamw")
     for use in range(fed.proto_rounds):
         found = []
@@ -220,7 +220,7 @@ def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
     ]
 
 
-def different(algorithm: FedDCL, **changes: Any) -> Embedded:
+def different(algorithm: FedDCL, **changes: Any) -> Simulation:
     """Return an engine whose clients 1 and 3 have networks of their own."""
     tasks = tiny.stream((2, 1), absent=0)
 
@@ -276,7 +276,7 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     fed.distill_into(engine.server, engine.server.model, torch.zeros(2 * fed.server_cur, 2), 1)
     for assignment, own in zip(asked, (len(client.data["label"]), 0), strict=True):
         (source,) = assignment.sources
-        plain = engine.place.normalise(source.data["image"])
+        plain = engine.context.normalise(source.data["image"])
         (batch,) = source.batches(1000, merge_last=False)
         as_they_were = (batch.data["image"] == plain[batch.index]).flatten(1).all(1)
         assert bool(as_they_were[batch.index >= own].all())
@@ -289,7 +289,7 @@ def test_a_client_that_comes_late_is_shown_all_that_it_missed() -> None:
         tiny.stream((1, 2), absent=0),
         rounds=1,
         cohort=5,
-        lose=lambda number, client, step: "away" if (number, client) == (1, "3") else None,
+        fault_injector=lambda number, client, step: "away" if (number, client) == (1, "3") else None,
     )
     tiny.played(engine)
     pool = engine.server.state.pool
@@ -305,7 +305,7 @@ def test_the_control_learns_the_labels_of_made_images_alone() -> None:
         tiny.stream((3,), absent=0),
         rounds=1,
         cohort=5,
-        lose=lambda number, client, step: "away" if (client, step) == ("2", "train") else None,
+        fault_injector=lambda number, client, step: "away" if (client, step) == ("2", "train") else None,
     )
     tiny.played(engine), tiny.played(other)
     assert tiny.equal(engine.server.model, other.server.model)
@@ -351,7 +351,7 @@ def test_nobody_with_a_prototype_stops_the_run() -> None:
         tiny.stream((3,), absent=0),
         rounds=1,
         cohort=5,
-        lose=lambda number, client, step: "away" if step == "search" else None,
+        fault_injector=lambda number, client, step: "away" if step == "search" else None,
     )
     with pytest.raises(RunError, match="no client found a prototype"):
         tiny.played(engine)
@@ -365,7 +365,7 @@ def test_a_class_whose_only_holder_is_away_keeps_its_first_row() -> None:
         federation=tiny.by_hand(data, rows),
         cohort=2,
         rounds=1,
-        lose=lambda number, client, step: "away" if (client, step) == ("1", "search") else None,
+        fault_injector=lambda number, client, step: "away" if (client, step) == ("1", "search") else None,
     )
     tiny.played(engine)
     assert not engine.server.state.prototypes[0][2].any()

@@ -23,12 +23,12 @@ from torch import Tensor
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.fedntd import FedNTD
 from fedkeep.data import DataSet
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.fit import Source
 from fedkeep.interface import Algorithm, Training
 from fedkeep.losses import Batch
 from fedkeep.models import Weights
 from fedkeep.models.cnn import CNN4
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.local_training import BatchStream
 
 CLASSES = 10
 SHAPE = (3, 32, 32)
@@ -70,7 +70,7 @@ def dataset() -> DataSet:
     return DataSet("patterns", draw(train), draw(test), names, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
-def engine(method: Algorithm[Any, Any]) -> Embedded:
+def engine(method: Algorithm[Any, Any]) -> Simulation:
     ends = list(itertools.accumulate(SIZES))
     federation = tiny.by_hand(dataset(), [range(end - n, end) for end, n in zip(ends, SIZES, strict=True)])
     factory = partial(CNN4().build, SHAPE, CLASSES)
@@ -80,10 +80,10 @@ def engine(method: Algorithm[Any, Any]) -> Embedded:
 def play(method: Algorithm[Any, Any]) -> Play:
     """Play the three rounds and note what was drawn."""
     playing = engine(method)
-    seen = Play(playing.place.networks.initial)
-    batches = Source.batches
+    seen = Play(playing.context.runner.initial)
+    batches = BatchStream.batches
 
-    def noted(self: Source, size: int, merge_last: bool) -> Iterator[Batch]:
+    def noted(self: BatchStream, size: int, merge_last: bool) -> Iterator[Batch]:
         drawn = list(batches(self, size, merge_last))
         seen.passes.append([batch.index.tolist() for batch in drawn])
         return iter(drawn)
@@ -91,11 +91,11 @@ def play(method: Algorithm[Any, Any]) -> Play:
     test = playing.federation.dataset
     images = test.normalise(test.test["image"][:SHOWN])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Source, "batches", noted)
+        patch.setattr(BatchStream, "batches", noted)
         for _ in range(ROUNDS):
-            seen.cohorts.append(playing.advance().record["cohort"])
+            seen.cohorts.append(playing.run_round().record["cohort"])
             seen.models.append(playing.server.model)
-            seen.logits.append(playing.place.networks.logits(playing.server.model, images))
+            seen.logits.append(playing.context.runner.logits(playing.server.model, images))
     return seen
 
 

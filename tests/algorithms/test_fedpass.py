@@ -27,7 +27,7 @@ def turned(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def distance(engine: Any, model: Weights, old: Weights, images: Tensor) -> Tensor:
-    return (engine.place.networks.features(model, images) - engine.place.networks.features(old, images)).norm()
+    return (engine.context.runner.features(model, images) - engine.context.runner.features(old, images)).norm()
 
 
 def terms(objective: Any) -> list[Any]:
@@ -51,11 +51,11 @@ def test_fedpass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FedPASS(scale=0.5), monkeypatch)
     assert old[WEIGHT].shape == (8, 8), "four rows for each of two classes"
     given, model = seen.fits[1, 2, "1"], seen.results[1, 2, "1"].model
-    engine.enter(1)
+    engine.set_task(1)
     value, images, labels = loss_of(engine, given, model)
     images, labels = turned(images, labels)
     torch.testing.assert_close(value, 0.5 * cross_entropy(logits(engine, model, images) / 0.1, labels))
-    engine.enter(2)
+    engine.set_task(2)
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     value, images, labels = loss_of(engine, given, model)
     images, labels = turned(images, labels)
@@ -70,8 +70,8 @@ def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.Mo
     first = engine.federation.for_task(1)
     for client in "0123":
         data = first.data(client)
-        known: Prototypes = engine.states[client].prototypes
-        features = engine.place.networks.features(old, engine.place.normalise(data["image"]))
+        known: Prototypes = engine.client_states[client].prototypes
+        features = engine.context.runner.features(old, engine.context.normalise(data["image"]))
         held = sorted(set(data["label"].tolist()))
         assert known.classes.tolist() == [*held, 2] if engine.federation.num_examples(client) else held
         for place, c in enumerate(held):
@@ -90,9 +90,9 @@ def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.M
     first = engine.federation.for_task(1)
     parts = [first.data(client) for client in "0123"]
     data = {name: torch.cat([part[name] for part in parts]) for name in ("image", "label")}
-    features = engine.place.networks.features(old, engine.place.normalise(data["image"]))
+    features = engine.context.runner.features(old, engine.context.normalise(data["image"]))
     for client in "0123":
-        known: Prototypes = engine.states[client].prototypes
+        known: Prototypes = engine.client_states[client].prototypes
         assert known.classes.tolist() == [0, 1]
         for c in (0, 1):
             torch.testing.assert_close(known.means[c], features[data["label"] == c].mean(0))
@@ -107,7 +107,7 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: p
     tiny.played(engine)
     assert engine.federation.num_examples(absent), "it has something to learn in the second task"
     assert not any(isinstance(term, PrototypeCrossEntropy) for term in terms(seen.fits[2, 1, absent].objective))
-    assert engine.states[absent].prototypes.classes.tolist() == [2]
+    assert engine.client_states[absent].prototypes.classes.tolist() == [2]
 
 
 def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +126,10 @@ def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_evaluated_is_the_first_row_of_each_class() -> None:
-    engine = tiny.engine_with_tasks(FedPASS(), TWO_ONE, cohort=4, evaluate_visits=True)
+    engine = tiny.engine_with_tasks(FedPASS(), TWO_ONE, cohort=4, evaluate_local_models=True)
     records = tiny.played(engine)
     test = engine.federation.dataset.test
-    said = logits(engine, engine.server.model, engine.place.normalise(test["image"]))
+    said = logits(engine, engine.server.model, engine.context.normalise(test["image"]))
     assert said.shape == (len(test["label"]), 12)
     hits = said[:, [0, 4, 8]].argmax(1) == test["label"]
     assert sum(records[-1]["correct"]) == int(hits.sum())
@@ -154,8 +154,8 @@ def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
     data = engine.federation.for_task(1).data("1")
-    features = engine.place.networks.features(own, engine.place.normalise(data["image"]))
-    known = engine.states["1"].prototypes
+    features = engine.context.runner.features(own, engine.context.normalise(data["image"]))
+    known = engine.client_states["1"].prototypes
     torch.testing.assert_close(known.means[0], features[data["label"] == known.classes[0]].mean(0))
 
 

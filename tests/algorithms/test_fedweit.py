@@ -20,11 +20,11 @@ from watched import Seen
 from fedkeep._utils import seeds
 from fedkeep.algorithms.incremental.fedweit import FedWeIT, WeITTaskReport, WeITUpdate
 from fedkeep.data import TaskStream
-from fedkeep.engine.fit import Pupil
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
 from fedkeep.models.fedweit_layers import SparseTensors
 from fedkeep.models.heads import BIAS, WEIGHT
+from fedkeep.training.local_training import NetworkView
 
 LAYER = "body.full1.weight"  # the only one that is decomposed
 THREE = tiny.stream((1, 1, 1), clients=4, absent=0)
@@ -105,7 +105,7 @@ def visited(engine: Any, seen: Seen, task: int, round: int, client: str) -> dict
     weights = {name: tensor.double() for name, tensor in given.model.items()}
     others, past = known(seen, task, client)
     data, training = engine.federation.for_task(task).data(client), engine.training
-    images, labels = engine.place.normalise(data["image"]).double(), data["label"]
+    images, labels = engine.context.normalise(data["image"]).double(), data["label"]
     order = seeds.generator(engine.seed, "batches", task=task, round=round, client=client)
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     for _ in range(training.epochs):
@@ -138,14 +138,16 @@ def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -
     engine, seen = played(monkeypatch)
     given, noise = seen.fits[3, 2, "1"], torch.Generator().manual_seed(3)
     moved = {n: t + torch.randn(t.shape, generator=noise) for n, t in given.model.items()}
-    batch = given.sources[0].first(2)
+    batch = given.streams[0].first(2)
     images, labels = batch.data["image"], batch.data["label"]
-    networks = engine.place.networks
+    networks = engine.context.runner
 
     def ours(weights: dict[str, Tensor]) -> Tensor:
         assert given.composition is not None
         network = given.composition(weights)
-        pupil = Pupil(networks, weights, lambda batch: functional_call(networks.trained, dict(network), (batch,)))
+        pupil = NetworkView(
+            networks, weights, lambda batch: functional_call(networks.train_network, dict(network), (batch,))
+        )
         return given.objective(pupil, [batch])
 
     def theirs(weights: dict[str, Tensor]) -> Tensor:
@@ -164,7 +166,7 @@ def test_parts_begin_anew_in_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen = played(monkeypatch, FedWeIT(start=0.25))
     for task, heard in ((1, 0), (2, 4), (3, 4)):
         begun = seen.fits[task, 1, "1"].model
-        assert torch.equal(adaptive(begun), 0.25 * engine.place.networks.initial[LAYER])
+        assert torch.equal(adaptive(begun), 0.25 * engine.context.runner.initial[LAYER])
         assert (len(mask(begun)), len(attention(begun))) == (8, heard)
     assert not torch.equal(mask(seen.fits[1, 1, "1"].model), mask(seen.fits[2, 1, "1"].model))
     assert torch.equal(mask(seen.fits[2, 2, "1"].model), mask(seen.results[2, 1, "1"].model)), "and go on within it"
@@ -234,8 +236,8 @@ def test_each_tasks_rows_are_asked_with_the_mean_of_the_clients_layers(monkeypat
             thetas.append(theta + sum(a * other for a, other in zip(attention(left), others, strict=True)))
         bias = torch.stack([seen.results[task, 2, client].model["body.full1.bias"] for client in "0123"]).mean(0)
         weights = {**served, LAYER: torch.stack(thetas).mean(0), "body.full1.bias": bias}
-        normalised = engine.place.normalise(images)
-        columns.append(engine.place.networks.logits(weights, normalised)[:, task - 1 : task])
+        normalised = engine.context.normalise(images)
+        columns.append(engine.context.runner.logits(weights, normalised)[:, task - 1 : task])
     got = engine.algorithm.predict(engine.server, served, images)
     torch.testing.assert_close(got, torch.cat(columns, 1), rtol=1e-4, atol=1e-5)
 
@@ -245,7 +247,7 @@ def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     left = seen.results[3, 2, "2"].model
     theta = gated(left[LAYER], mask(left)) + adaptive(left)
     theta = theta + sum(a * large(seen.results[2, 2, o].model) for a, o in zip(attention(left), "0123", strict=True))
-    own = engine.algorithm.own_model(engine.states["2"])
+    own = engine.algorithm.own_model(engine.client_states["2"])
     torch.testing.assert_close(own[LAYER], theta)
     assert own.keys() == engine.server.model.keys()
 
@@ -256,7 +258,7 @@ def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_missed_what_others_told_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
     lose = lambda number, client, step: "lost it" if (client, step, number) == ("1", "receive", 3) else None  # noqa: E731
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4, lose=lose)
+    engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4, fault_injector=lose)
     records = tiny.played(engine, 4)
     assert [record["lost"] for record in records] == [{}, {}, {"1": "lost it"}, {}]
     assert len(attention(seen.fits[2, 1, "1"].model)) == 0
@@ -272,7 +274,7 @@ def test_who_missed_what_others_told_goes_on_without(monkeypatch: pytest.MonkeyP
 def test_a_network_needs_a_layer_before_its_classifier() -> None:
     flat = lambda: nn.Sequential(OrderedDict(flatten=nn.Flatten(), classifier=nn.Linear(16, 3)))  # noqa: E731
     with pytest.raises(ConfigError, match="before the classifier"):
-        tiny.engine(FedWeIT(), factory=flat).advance()
+        tiny.engine(FedWeIT(), factory=flat).run_round()
 
 
 def test_a_network_whose_classifier_is_not_known_is_decomposed_whole() -> None:

@@ -22,7 +22,6 @@ from fedkeep.algorithms.incremental.finetune import Finetune
 from fedkeep.algorithms.incremental.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
@@ -32,6 +31,7 @@ from fedkeep.losses.prototypes import nearest_mean_scores
 from fedkeep.models import Network, Weights
 from fedkeep.models.heads import WEIGHT, classifier_tensors
 from fedkeep.models.weights import mean
+from fedkeep.training.model_runner import ModelRunner
 
 
 def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
@@ -77,7 +77,7 @@ def test_fedlwf_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = seen.results[2, round, "1"].model
     value, images, labels = loss_of(engine, given, model)
     student = logits(engine, model, images)
-    pull = sum((model[n] - given.model[n]).square().sum() for n in engine.place.networks.parameters)
+    pull = sum((model[n] - given.model[n]).square().sum() for n in engine.context.runner.parameters)
     expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(student, logits(engine, old, images), 2)
     torch.testing.assert_close(value, expected + 0.25 * pull)
 
@@ -132,7 +132,7 @@ def test_fedewc_pulls_what_is_trained(compat: Any, pulls: bool, monkeypatch: pyt
     name = "body.full1.weight"
     live = dict(moved) | {name: moved[name].clone().requires_grad_()}
     value, images, labels = loss_of(engine, given, live)
-    network = engine.place.networks.trained
+    network = engine.context.runner.trained
     labelled = cross_entropy(functional_call(network, live, (images,))[:, 2:], labels - 2)
     pull = torch.autograd.grad(value, live[name])[0] - torch.autograd.grad(labelled, live[name])[0]
     expected = torch.zeros_like(pull)
@@ -225,7 +225,7 @@ def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
     scores = nearest_mean_scores(engine.server.features(engine.server.model, test), means)
     found = engine.algorithm.predict(engine.server, engine.server.model, test["image"])
     torch.testing.assert_close(found, scores, rtol=1e-4, atol=1e-5)
-    record = engine.advance().record
+    record = engine.run_round().record
     hits = engine.algorithm.predict(engine.server, engine.server.model, test["image"]).argmax(-1) == test["label"]
     assert sum(record["correct"]) == int(hits.sum())
     linear = tiny.engine_with_tasks(FediCaRL(per_class=3), TWO_ONE, cohort=4)
@@ -269,8 +269,8 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
     sent: dict[tuple[int, int], Weights] = {}
     while engine.finished < engine.rounds:
         before = engine.server.model
-        record = engine.advance().record
-        task, number = engine.plan.place(record["round"])
+        record = engine.run_round().record
+        task, number = engine.schedule.place(record["round"])
         sent[task, number] = engine.server.grown(before)
         assert record["log"]["diagonal"]
         assert all(0 <= share <= 1 for share in record["log"]["diagonal"])
@@ -312,7 +312,7 @@ def test_the_bases_turn_goes_on_from_task_to_task() -> None:
     engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort=4, training=tiny.SHORT)
     turns = []
     while engine.finished < engine.rounds:
-        engine.advance()
+        engine.run_round()
         turns.append(engine.server.state.base)
     assert turns == list("012301")
 
@@ -321,7 +321,7 @@ def test_by_lot_each_client_is_the_base_once_a_turn_and_no_round_is_somebodys() 
     engine = tiny.engine_with_tasks(FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort=4, training=tiny.SHORT)
     turns = []
     while engine.finished < engine.rounds:
-        engine.advance()
+        engine.run_round()
         turns.append(engine.server.state.base)
     cycles = [turns[k : k + 4] for k in range(0, 16, 4)]
     assert all(sorted(cycle) == list("0123") for cycle in cycles)
@@ -346,7 +346,7 @@ def test_lots_are_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
         engine = tiny.engine_with_tasks(
             FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort=4, training=tiny.SHORT, seed=seed
         )
-        return [engine.advance() and engine.server.state.base for _ in range(16)]  # type: ignore[func-returns-value]
+        return [engine.run_round() and engine.server.state.base for _ in range(16)]  # type: ignore[func-returns-value]
 
     assert turns(0) == turns(0) != turns(1)
 
@@ -355,7 +355,7 @@ def test_fedskfs_projection_is_its_fusion(monkeypatch: pytest.MonkeyPatch) -> No
     """Where no neuron moves, fused with eta 1/2 is the mean of the mean and the base."""
     seen = Seen(monkeypatch)
     engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, cohort=4)
-    record = engine.advance().record
+    record = engine.run_round().record
     assert set(record["log"]["diagonal"]) == {1.0}, "as after any first round from one start"
     models = [seen.results[1, 1, client].model for client in record["cohort"]]
     expected = mean([mean(models), seen.results[1, 1, "0"].model])
@@ -369,18 +369,18 @@ def test_a_network_that_cannot_be_projected_is_refused_before_anybody_trains(mon
 
     seen = Seen(monkeypatch)
     with pytest.raises(ConfigError, match=r"through body\.1, a LayerNorm.*or another fusion"):
-        tiny.engine(FedSKF(), factory=network).advance()
+        tiny.engine(FedSKF(), factory=network).run_round()
     assert not seen.results
-    tiny.engine(FedSKF(pit="off"), factory=network).advance()
+    tiny.engine(FedSKF(pit="off"), factory=network).run_round()
     assert seen.results
 
 
 def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
-    cache_teachers = Networks.logits
+    cache_teachers = ModelRunner.logits
     places: list[tuple[int, int]] = []
 
-    def spy(self: Networks, model: Weights, images: torch.Tensor) -> torch.Tensor:
+    def spy(self: ModelRunner, model: Weights, images: torch.Tensor) -> torch.Tensor:
         if places:
             asked.append(places[-1])
         return cache_teachers(self, model, images)
@@ -396,7 +396,7 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
 
     noting._fedkeep_client_step = True  # type: ignore[attr-defined]
     noting.__annotations__ = train.__annotations__
-    monkeypatch.setattr(Networks, "logits", spy)
+    monkeypatch.setattr(ModelRunner, "logits", spy)
     monkeypatch.setattr(FedSKF, "train", noting)
     tiny.played(tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort=4))
     assert asked == [(2, 1)] * 8, "of four clients each the own old model, for two terms, and the global one"
@@ -412,7 +412,7 @@ def test_memories_are_shortened_and_joined() -> None:
     tiny.played(engine, 2)
     state = engine.states["0"]
     first = state.memory
-    from fedkeep.engine.toolbox import LocalClient
+    from fedkeep.training.party import LocalClient
 
     engine.enter(2)
     client = LocalClient(engine.place, "0", engine.federation.data("0"), state, task=2, round=1, uses={})

@@ -16,15 +16,15 @@ from watched import Seen
 from fedkeep.algorithms.incremental.lander import LANDER
 from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.data import Augmentation
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.fit import Assignment, Pupil
-from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.generation.inversion import read_anchors
 from fedkeep.interface.pytree import num_bytes
 from fedkeep.losses import ClassSubset
 from fedkeep.models import Weights
 from fedkeep.models.weights import load_weights
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.local_training import NetworkView, TrainJob
+from fedkeep.training.model_runner import ModelRunner
 
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 TOY = {**tiny.INVERSION, "nums": 11}
@@ -39,7 +39,7 @@ def lander(**changes: Any) -> LANDER:
     return LANDER(**(TOY | {"anchors": ANCHORS, "syn_batch_size": 3} | changes))
 
 
-def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Embedded, Seen, Weights]:
+def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Simulation, Seen, Weights]:
     """Play two tasks of two rounds; return the engine, what was trained, and the last model of the first task."""
     seen = Seen(monkeypatch)
     engine = tiny.engine_with_tasks(method, TWO_ONE, **{"cohort": 4, **changes})
@@ -49,17 +49,17 @@ def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) ->
     return engine, seen, old
 
 
-def loss_of(engine: Embedded, given: Assignment, model: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def loss_of(engine: Simulation, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss of a model on the first rows of its two data sets, real images and labels, synthetic images."""
-    real, made = (source.first(4) for source in given.sources)
+    real, made = (source.first(4) for source in given.streams)
     value = given.objective(pupil(engine, model), [real, made])
     return value, real.data["image"], real.data["label"], made.data["image"]
 
 
-def pupil(engine: Embedded, model: Weights) -> Pupil:
-    networks = engine.place.networks
-    load_weights(networks.trained, model)
-    return Pupil(networks, dict(networks.trained.named_parameters()), networks.trained)
+def pupil(engine: Simulation, model: Weights) -> NetworkView:
+    networks = engine.context.runner
+    load_weights(networks.train_network, model)
+    return NetworkView(networks, dict(networks.train_network.named_parameters()), networks.train_network)
 
 
 def distilled(student: Tensor, teacher: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def test_target_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(target(), monkeypatch)
     model = seen.results[2, round, "1"].model
     value, images, labels, made = loss_of(engine, seen.fits[2, round, "1"], model)
-    ask = engine.place.networks.logits
+    ask = engine.context.runner.logits
     expected = cross_entropy(ask(model, images)[:, 2:], labels - 2)
     torch.testing.assert_close(value, expected + 25 * distilled(ask(model, made), ask(old, made)))
 
@@ -110,7 +110,7 @@ def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any)
     down = []
     images = None
     for _ in range(6):
-        record = engine.advance().record
+        record = engine.run_round().record
         made = engine.server.state
         images = made.replay.images if images is None else images
         assert made.replay.images is images
@@ -120,7 +120,7 @@ def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any)
         holders += new
         assert made.holders == holders
         for client in new:
-            assert torch.equal(engine.states[client].images["image"], images["image"])
+            assert torch.equal(engine.client_states[client].images["image"], images["image"])
     assert 0 in down
 
 
@@ -128,25 +128,25 @@ def test_a_client_that_missed_its_images_gets_them_with_its_next_visit() -> None
     def lose(number: int, client: str, step: str) -> str | None:
         return "no answer" if (number, client, step) == (3, "1", "receive") else None
 
-    engine = tiny.engine_with_tasks(target(), TWO_ONE, cohort=4, lose=lose)
+    engine = tiny.engine_with_tasks(target(), TWO_ONE, cohort=4, fault_injector=lose)
     records = tiny.played(engine, 3)
     assert records[-1]["lost"] == {"1": "no answer"}
     assert sorted(engine.server.state.holders) == ["0", "2", "3"]
     assert not tiny.played(engine, 1)[0]["lost"]
-    assert torch.equal(engine.states["1"].images["image"], engine.states["0"].images["image"])
+    assert torch.equal(engine.client_states["1"].images["image"], engine.client_states["0"].images["image"])
 
 
 def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    logits = Networks.logits
+    logits = ModelRunner.logits
 
-    def spy(self: Networks, model: Weights, images: Tensor) -> Tensor:
+    def spy(self: ModelRunner, model: Weights, images: Tensor) -> Tensor:
         asked.append(len(images))
         return logits(self, model, images)
 
     engine = tiny.engine_with_tasks(target(), TWO_ONE, rounds=4, cohort=4, evaluate_every=4)
     tiny.played(engine, 4)
-    monkeypatch.setattr(Networks, "logits", spy)
+    monkeypatch.setattr(ModelRunner, "logits", spy)
     tiny.played(engine, 3)
     assert asked == [11]
     sent = num_bytes(engine.server.state.replay)
@@ -167,7 +167,7 @@ def test_lander_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     anchors = read_anchors(ANCHORS, engine.server.label_names)
     model = seen.results[2, 2, "1"].model
     value, images, labels, made = loss_of(engine, seen.fits[2, 2, "1"], model)
-    ask, read = engine.place.networks.logits, engine.place.networks.features
+    ask, read = engine.context.runner.logits, engine.context.runner.features
     bound = (mse_loss(read(model, images), anchors[labels]) - 0.015).clamp(min=0)
     own = cross_entropy(ask(model, images)[:, 2:], labels - 2) + 5 * bound
     taught = distilled(ask(model, made), ask(old, made)) + mse_loss(read(model, made), read(old, made))
@@ -184,14 +184,14 @@ def engine_after_first_task(method: Any) -> Weights:
 def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, _ = second_task(lander(), monkeypatch)
     given, model = seen.fits[1, 1, "1"], seen.results[1, 1, "1"].model
-    assert len(given.sources) == 1
-    batch = given.sources[0].first(4)
-    engine.enter(1)
+    assert len(given.streams) == 1
+    batch = given.streams[0].first(4)
+    engine.set_task(1)
     value = given.objective(pupil(engine, model), [batch])
-    anchors = read_anchors(ANCHORS, engine.place.label_names[:2])
+    anchors = read_anchors(ANCHORS, engine.context.label_names[:2])
     images, labels = batch.data["image"], batch.data["label"]
-    distance = mse_loss(engine.place.networks.features(model, images), anchors[labels])
-    expected = cross_entropy(engine.place.networks.logits(model, images), labels) + 5 * (distance - 0.015).clamp(min=0)
+    distance = mse_loss(engine.context.runner.features(model, images), anchors[labels])
+    expected = cross_entropy(engine.context.runner.logits(model, images), labels) + 5 * (distance - 0.015).clamp(min=0)
     torch.testing.assert_close(value, expected)
 
 
@@ -202,7 +202,7 @@ def test_lander_goes_back_to_its_best_model(monkeypatch: pytest.MonkeyPatch) -> 
     sent = []
     for _ in range(6):
         sent.append(engine.server.model)
-        engine.advance()
+        engine.run_round()
     losses = []
     for number in range(1, 7):
         fits = [seen.results[1, number, client] for client in "0123"]
@@ -210,7 +210,7 @@ def test_lander_goes_back_to_its_best_model(monkeypatch: pytest.MonkeyPatch) -> 
     best = min(range(1, 6), key=lambda number: losses[number])
     assert best < 5, "not the last"
     assert tiny.equal(engine.server.model, sent[best])
-    engine.advance()
+    engine.run_round()
     assert engine.server.state.lowest_loss == float("inf"), "of each task its own"
 
 
@@ -226,11 +226,11 @@ def test_lander_says_what_it_lacks() -> None:
         LANDER()
     engine = tiny.engine_with_tasks(lander(anchors="nowhere.csv"), TWO_ONE)
     with pytest.raises(ConfigError, match=r"nowhere\.csv"):
-        engine.advance()
+        engine.run_round()
 
 
 def test_anchors_of_another_width_are_refused(tmp_path: Any) -> None:
     path = tmp_path / "narrow.csv"
     path.write_text("a,1\nb,2\nc,3\n")
     with pytest.raises(ConfigError, match=r"features are 8 wide.*have 1 numbers"):
-        tiny.engine_with_tasks(lander(anchors=str(path)), TWO_ONE).advance()
+        tiny.engine_with_tasks(lander(anchors=str(path)), TWO_ONE).run_round()

@@ -25,9 +25,9 @@ from fedkeep.algorithms.parallel.fedcurv import FedCurv
 from fedkeep.algorithms.parallel.fedprox import FedProx
 from fedkeep.algorithms.sequential.cwc import CWC
 from fedkeep.algorithms.sequential.fedseq import FedSeq
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Weights
+from fedkeep.training.party import LocalParty
 
 ROUNDS = 4
 
@@ -308,7 +308,7 @@ def test_cwc_is_capped_before_it_overshoots() -> None:
     """lr w_penalty O stays at 1 at most, so that a thousandfold penalty keeps parameters near, and finite."""
     engine = byhand.played(CWC(w_penalty=1e6, attenuation=1.0), 6)
     assert tiny.finite(engine.server.model)
-    assert byhand.distance(engine.server.model, engine.place.networks.initial) < 10
+    assert byhand.distance(engine.server.model, engine.context.runner.initial) < 10
 
 
 @pytest.mark.parametrize("options", [{}, {"attenuation": 1.0}, {"importance": "mas"}, {"importance": "si"}], ids=str)

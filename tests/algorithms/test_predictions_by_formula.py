@@ -20,10 +20,10 @@ from fedkeep.algorithms.heterogeneous.logit_exchange import LogitReply
 from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Fit
 from fedkeep.losses import ClassSubset, CrossEntropy
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.party import LocalParty
 
 ROUNDS = 2
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
@@ -31,7 +31,7 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 
 def public(hand: Hand) -> tuple[Tensor, Tensor]:
     server = hand.engine.federation.server
-    return hand.engine.place.normalise(server["image"]).double(), server["label"]
+    return hand.engine.context.normalise(server["image"]).double(), server["label"]
 
 
 def learn(
@@ -66,7 +66,7 @@ def learn(
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
-def compare(engine: Embedded, model: Model) -> None:
+def compare(engine: Simulation, model: Model) -> None:
     tiny.played(engine)
     for name, tensor in engine.server.model.items():
         torch.testing.assert_close(tensor.double(), model[name], **CLOSE)
@@ -87,7 +87,7 @@ def test_feddf() -> None:
 
 @pytest.mark.parametrize("method", [FTKD(), FTKD(ensemble="logit", tau=1.0), FedMD(), FedGEMS()], ids=repr)
 def test_own_models_and_a_consensus(method: FTKD) -> None:
-    engine = tiny.engine(method, rounds=ROUNDS, own={})
+    engine = tiny.engine(method, rounds=ROUNDS, client_factories={})
     hand = hand_of()
     hand.engine = engine
     kind = {"FedMD": "mse", "FedGEMS": "labelled"}.get(type(method).__name__, "kd")
@@ -115,7 +115,7 @@ def test_own_models_and_a_consensus(method: FTKD) -> None:
         own |= {client: learn(hand, own[client], consensus, (number, client, 1), kind) for client in cohort}
     compare(engine, model)
     for client, expected in own.items():
-        for name, tensor in engine.states[client].model.items():
+        for name, tensor in engine.client_states[client].model.items():
             torch.testing.assert_close(tensor.double(), expected[name], **CLOSE)
 
 
@@ -143,11 +143,11 @@ def test_a_client_that_says_too_little_is_lost_by_name() -> None:
 
 
 def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
-    engine = tiny.engine(FTKD(), rounds=2, evaluate_visits=True)
+    engine = tiny.engine(FTKD(), rounds=2, evaluate_local_models=True)
     records = tiny.played(engine)
     assert [[visit["client"] for visit in record["visits"]] for record in records] == [r["cohort"] for r in records]
     last = records[-1]["visits"][0]
-    model = engine.states[last["client"]].model
+    model = engine.client_states[last["client"]].model
     assert last["correct"] == engine.evaluate(model, last["client"]).correct
     assert last["previous"] is None
 

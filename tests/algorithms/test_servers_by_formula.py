@@ -13,14 +13,7 @@ import byhand
 import pytest
 import tiny
 import torch
-from byhand import (
-    Hand,
-    Model,
-    average,
-    combined,
-    hand_of,
-    zeros,
-)
+from byhand import Hand, Model, average, combined, hand_of, zeros
 from torch import Tensor, nn
 
 from fedkeep.algorithms.parallel.asd import ASD, FedNTDASD
@@ -38,8 +31,8 @@ from fedkeep.algorithms.parallel.moon import MOON
 from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
 from fedkeep.algorithms.sequential.cwc import CWC
 from fedkeep.algorithms.sequential.fedseq import FedSeq
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Fit
+from fedkeep.training.party import LocalParty
 
 ROUNDS = 4
 
@@ -173,7 +166,7 @@ def test_buffers_follow_the_mean(adam: bool, monkeypatch: pytest.MonkeyPatch) ->
     method = FedAdam(server_lr=0.05, tau=0.01) if adam else FedAvgM(server_lr=0.5, momentum=0.8)
     engine = tiny.engine(method, factory=normed, rounds=3)
     model = byhand.doubled(engine.server.model)
-    parameters = set(engine.place.networks.parameters)
+    parameters = set(engine.context.runner.parameters)
     assert set(model) - parameters == {"2.running_mean", "2.running_var", "2.num_batches_tracked"}
     m = {n: torch.zeros_like(model[n]) for n in parameters}
     v = {n: torch.full_like(model[n], 0.01**2) for n in parameters}

@@ -15,11 +15,11 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.algorithms.sequential.teachers import PreviousRound
 from fedkeep.data import Augmentation
-from fedkeep.engine.fit import Pupil
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Fit
 from fedkeep.losses import PerTeacher
 from fedkeep.models import Weights
+from fedkeep.training.local_training import NetworkView
+from fedkeep.training.party import LocalParty
 
 MODEL = 4 * (16 * 8 + 8 + 8 * 3 + 3)  # bytes of `tiny.network`
 FIT = 3 * 8  # examples, steps and loss of a reply
@@ -113,7 +113,7 @@ def test_lost_clients_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
     victim = tiny.engine(SFedKD(), cohort=4).draw_cohort(1)[1]
     lose = lambda number, client, step: "gone" if (number, client, step) == (1, victim, "train") else None  # noqa: E731
-    engine = tiny.engine(SFedKD(teachers=9), cohort=4, lose=lose)
+    engine = tiny.engine(SFedKD(teachers=9), cohort=4, fault_injector=lose)
     tiny.played(engine, 2)
     taught = names_of(spy.teachers[2, engine.draw_cohort(2)[0]], spy.left, 1)
     assert len(taught) == 3
@@ -137,7 +137,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
     assert target.sum().item() == pytest.approx(3)
     assert nontarget.sum().item() == pytest.approx(1)
     data = engine.federation.data(student)
-    images, labels = engine.place.normalise(data["image"]), data["label"]
+    images, labels = engine.context.normalise(data["image"]), data["label"]
 
     def parts(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return (ln [p_y, q_y], ln p~), of float64 logits."""
@@ -158,7 +158,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
             total = total + method.tau**2 * (h * tc + g * nt)
         return total
 
-    network, answering = engine.place.networks.build().train(), engine.place.networks.build()
+    network, answering = engine.context.runner.build().train(), engine.context.runner.build()
     network.load_state_dict(dict(spy.incoming[2, student]))
     training = tiny.TRAINING
     optimiser = torch.optim.SGD(
@@ -182,8 +182,8 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
 
 def logits_of(engine: Any, spy: Spy, student: str) -> Tensor:
     """Return what the model that came in says: far from what the trained one says."""
-    return engine.place.networks.logits(
-        spy.incoming[2, student], engine.place.normalise(engine.federation.data(student)["image"])
+    return engine.context.runner.logits(
+        spy.incoming[2, student], engine.context.normalise(engine.federation.data(student)["image"])
     )
 
 
@@ -264,8 +264,8 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
     tiny.played(settled, 2)
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     asked: list[int] = []
-    frozen = Pupil.teacher_logits
-    monkeypatch.setattr(Pupil, "teacher_logits", lambda *arguments: asked.append(1) or frozen(*arguments))
+    frozen = NetworkView.teacher_logits
+    monkeypatch.setattr(NetworkView, "teacher_logits", lambda *arguments: asked.append(1) or frozen(*arguments))
     unsettled = tiny.engine(SFedKD(teachers=2), augmentation=Augmentation(flip=True))
     tiny.played(unsettled, 2)
     assert asked, "the teachers answered in every batch"

@@ -9,10 +9,10 @@ import tiny
 from torch import Tensor
 from torch.func import functional_call
 
-from fedkeep.engine.fit import Assignment, Pupil
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.models import Weights
+from fedkeep.training.local_training import NetworkView, TrainJob
+from fedkeep.training.party import LocalParty
 
 Method = Algorithm[Any, Any]
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
@@ -22,11 +22,11 @@ class Seen:
     """What clients were given to train, by (task, round, client): in this order of names."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fits: dict[tuple[int, int, str], Assignment] = {}
+        self.fits: dict[tuple[int, int, str], TrainJob] = {}
         self.results: dict[tuple[int, int, str], Fit] = {}
-        assignment, fit = LocalParty.assignment, LocalParty.fit
+        assignment, fit = LocalParty.train_job, LocalParty.fit
 
-        def spy(party: LocalParty, *args: Any, **kwargs: Any) -> Assignment:
+        def spy(party: LocalParty, *args: Any, **kwargs: Any) -> TrainJob:
             made = assignment(party, *args, **kwargs)
             self.fits[party.task, party.round, party.name] = made
             return made
@@ -36,21 +36,23 @@ class Seen:
             self.results[party.task, party.round, party.name] = done
             return done
 
-        monkeypatch.setattr(LocalParty, "assignment", spy)
+        monkeypatch.setattr(LocalParty, "train_job", spy)
         monkeypatch.setattr(LocalParty, "fit", spy_fit)
 
 
-def loss_of(engine: Any, given: Assignment, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
+def loss_of(engine: Any, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss of a model on the first rows of what it was given to train, their images and labels."""
-    batch, networks = given.sources[0].first(4), engine.place.networks
+    batch, networks = given.streams[0].first(4), engine.context.runner
     weights = {name: model[name] for name in networks.parameters}
-    student = Pupil(networks, weights, lambda images: functional_call(networks.trained, dict(model), (images,)))
+    student = NetworkView(
+        networks, weights, lambda images: functional_call(networks.train_network, dict(model), (images,))
+    )
     value = given.objective(student, [batch])
     return value, batch.data["image"], batch.data["label"]
 
 
 def logits(engine: Any, model: Weights, images: Tensor) -> Tensor:
-    return engine.place.networks.logits(model, images)  # type: ignore[no-any-return]
+    return engine.context.runner.logits(model, images)  # type: ignore[no-any-return]
 
 
 def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) -> Tensor:

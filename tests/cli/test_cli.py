@@ -79,7 +79,7 @@ def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -
     ):
         assert expected in told.out, expected
     assert "FedAvg" not in told.out
-    cells = tmp_path / "run" / "cells"
+    cells = tmp_path / "run" / "trials"
     assert sorted(path.name for path in cells.iterdir()) == [
         "fedseq-seed3",
         "fedseq-seed5",
@@ -87,7 +87,7 @@ def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -
         "sfedkd-seed5",
     ]
     assert ["correct" in record for record in records(cells / "sfedkd-seed3")] == [False, False, True]
-    assert json.loads((cells / "sfedkd-seed3" / "cell.json").read_text())["options"]["tau"] == 2.0
+    assert json.loads((cells / "sfedkd-seed3" / "trial.json").read_text())["options"]["tau"] == 2.0
     assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["seeds"] == [3, 5]
 
 
@@ -104,7 +104,7 @@ def test_resume_goes_on_and_shows_the_table(cli: Any, run: Path, tmp_path: Path)
     recipe = fedkeep.load_recipe(str(run / "recipe.toml"))
 
     def stop(step: Any) -> None:
-        if (step.cell, step.done) == ("fedseq-seed1", 2):
+        if (step.trial, step.done) == ("fedseq-seed1", 2):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -113,8 +113,8 @@ def test_resume_goes_on_and_shows_the_table(cli: Any, run: Path, tmp_path: Path)
     assert (told.code, told.err) == (0, "")
     assert "SFedKD" in told.out
     assert "forgetting" in told.out
-    for cell in (run / "cells").iterdir():
-        assert (tmp_path / "run" / "cells" / cell.name / "rounds.jsonl").read_bytes() == (
+    for cell in (run / "trials").iterdir():
+        assert (tmp_path / "run" / "trials" / cell.name / "rounds.jsonl").read_bytes() == (
             cell / "rounds.jsonl"
         ).read_bytes()
 

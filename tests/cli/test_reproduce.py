@@ -18,7 +18,7 @@ from filelock import FileLock
 from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
-from fedkeep.experiment.machine import Machine
+from fedkeep.experiment.runtime import Machine
 from fedkeep.reporting.comparison import read
 from fedkeep.reporting.reproduction import further_heads, further_texts
 
@@ -74,7 +74,7 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
     out = tmp_path / "out"
     assert run(table, out, "--columns", "first", "--methods", "fedavg", "--seeds", "0") == 0
     assert "1 cell to play" in capsys.readouterr().out
-    cell = out / "toy" / "first" / "cells" / "fedavg-seed0"
+    cell = out / "toy" / "first" / "trials" / "fedavg-seed0"
     before = {name: (cell / name).stat().st_mtime_ns for name in ("rounds.jsonl", "result.json")}
     assert not (out / "toy" / "second").exists()
     assert run(table, out) == 0
@@ -102,7 +102,7 @@ def test_a_table_names_the_frozen_networks_that_it_rests_on(
 ) -> None:
     words = ["--columns", "first", "--methods", "fedavg", "--seeds", "0"]
     assert run(table, tmp_path, *words) == 0
-    cell = tmp_path / "toy" / "first" / "cells" / "fedavg-seed0" / "cell.json"
+    cell = tmp_path / "toy" / "first" / "trials" / "fedavg-seed0" / "trial.json"
     rested = {"generator": "g (paper): it has seen them all", "extractor": "e: vit"}
     cell.write_text(json.dumps(json.loads(cell.read_text()) | rested))
     assert run(table, tmp_path, *words) == 0
@@ -124,7 +124,7 @@ def test_a_share_of_the_rounds_has_a_folder_of_its_own(table: str, tmp_path: Pat
     assert run(table, tmp_path, "--columns", "first", "--methods", "fedseq", "--seeds", "1", "--rounds", "0.5") == 0
     folder = tmp_path / "toy-rounds-0.5"
     assert "1 of 2 rounds; finished seed 1" in (folder / "table.md").read_text()
-    result = json.loads((folder / "first" / "cells" / "fedseq-seed1" / "result.json").read_text())
+    result = json.loads((folder / "first" / "trials" / "fedseq-seed1" / "result.json").read_text())
     assert result == {"rounds": 1}
 
 
@@ -184,7 +184,7 @@ def test_killed_it_goes_on_where_it_was(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path / "whole", *words) == 0
     command = [sys.executable, "-m", "fedkeep", "reproduce", table, "--out", str(tmp_path / "cut"), "--workers", "2"]
     process = subprocess.Popen([*command, *words], start_new_session=True, stdout=subprocess.DEVNULL)
-    records = tmp_path / "cut" / "toy" / "first" / "cells" / "fedavg-seed0" / "rounds.jsonl"
+    records = tmp_path / "cut" / "toy" / "first" / "trials" / "fedavg-seed0" / "rounds.jsonl"
     until = time.monotonic() + 300
     while not (records.exists() and len(records.read_bytes().splitlines()) > 3) and time.monotonic() < until:
         time.sleep(0.02)
@@ -194,12 +194,12 @@ def test_killed_it_goes_on_where_it_was(table: str, tmp_path: Path) -> None:
         with FileLock(lock, timeout=60):  # workers that were killed let go a moment later
             pass
     assert main(["reproduce", table, "--out", str(tmp_path / "cut"), "--resume", "--quiet", "--workers", "1"]) == 0
-    cells = tmp_path / "whole" / "toy" / "first" / "cells"
+    cells = tmp_path / "whole" / "toy" / "first" / "trials"
     names = sorted(cell.name for cell in cells.iterdir())
     assert len(names) == 4
     for name in names:
         for file in ("rounds.jsonl", "model.safetensors", "result.json"):
-            other = tmp_path / "cut" / "toy" / "first" / "cells" / name / file
+            other = tmp_path / "cut" / "toy" / "first" / "trials" / name / file
             assert other.read_bytes() == (cells / name / file).read_bytes(), (name, file)
 
 
@@ -321,13 +321,13 @@ def test_resume_plays_what_was_asked_and_no_other_combination(
 ) -> None:
     assert run(table, tmp_path, "--columns", "first", "--methods", "fedavg", "--seeds", "0,1") == 0
     assert run(table, tmp_path, "--columns", "first", "--methods", "fedseq", "--seeds", "0") == 0
-    lost = tmp_path / "toy" / "first" / "cells" / "fedavg-seed1" / "result.json"
+    lost = tmp_path / "toy" / "first" / "trials" / "fedavg-seed1" / "result.json"
     lost.unlink()
     capsys.readouterr()
     assert run(table, tmp_path, "--resume") == 0
     assert "1 cell to play" in capsys.readouterr().out
     assert lost.exists()
-    assert not (tmp_path / "toy" / "first" / "cells" / "fedseq-seed1").exists()
+    assert not (tmp_path / "toy" / "first" / "trials" / "fedseq-seed1").exists()
     assert run(table, tmp_path, "--resume", "--seeds", "3") == 1
     assert "--seeds cannot be given with it" in " ".join(capsys.readouterr().err.split())
 

@@ -19,9 +19,9 @@ from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.data import DataSet
 from fedkeep.data.server_data import Auxiliary
 from fedkeep.errors import ConfigError, DataError
+from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Recipe, with_methods
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import engine_for, federate
 
 SOURCES = ("train_holdout", "train_shared", "test_subset")
 DRAWN = ("train_holdout", "test_subset")
@@ -146,7 +146,7 @@ def pictures(data: Mapping[str, Tensor]) -> Counter[bytes]:
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_partition_covers_exactly_what_remains(source: str, seed: int, tmp_path: Path) -> None:
     digits = fedkeep.load("digits")
-    federation = federate(recipe_with(tmp_path, source), seed)
+    federation = build_federation(recipe_with(tmp_path, source), seed)
     clients = Counter[bytes]()
     for client in federation.clients:
         clients += pictures(federation.data(client))
@@ -166,8 +166,8 @@ def test_the_partition_covers_exactly_what_remains(source: str, seed: int, tmp_p
 
 
 def test_a_shared_set_changes_no_partition(tmp_path: Path) -> None:
-    plain = federate(load_recipe(tiny.write_recipe(tmp_path)), 0)
-    shared = federate(recipe_with(tmp_path, "train_shared"), 0)
+    plain = build_federation(load_recipe(tiny.write_recipe(tmp_path)), 0)
+    shared = build_federation(recipe_with(tmp_path, "train_shared"), 0)
     assert torch.equal(plain.partition.rows, shared.partition.rows)
     assert torch.equal(plain.partition.offsets, shared.partition.offsets)
 
@@ -187,11 +187,11 @@ def test_only_who_asks_for_the_set_learns_of_it(tmp_path: Path) -> None:
     recipe = with_methods(recipe_with(tmp_path), [FedCAD(low=0.0, high=1.0), FedAvg()])
     ends = {}
     for seed in (0, 1):
-        federation = federate(recipe, 0)
-        federation = replace(federation, server=federate(recipe, seed).server)
+        federation = build_federation(recipe, 0)
+        federation = replace(federation, server=build_federation(recipe, seed).server)
         for method in recipe.methods:
-            engine = engine_for(recipe, method, 0, federation)
-            engine.advance()
+            engine = build_simulation(recipe, method, 0, federation)
+            engine.run_round()
             ends[seed, method.label] = engine.server.model
     assert tiny.equal(ends[0, "FedAvg"], ends[1, "FedAvg"])
     assert not tiny.equal(ends[0, "FedCAD"], ends[1, "FedCAD"])

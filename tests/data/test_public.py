@@ -14,8 +14,8 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
 from fedkeep.data.server_data import Public
 from fedkeep.errors import ConfigError, DataError
+from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import engine_for, federate
 
 
 def test_images_of_some_classes_are_drawn_by_the_seed_and_lose_their_labels() -> None:
@@ -61,9 +61,9 @@ def test_a_recipe_names_it_and_methods_ask_for_it(tmp_path: Path) -> None:
     recipe = load_recipe(path, methods=["feddf"])
     assert recipe.public == Public(name="digits", images=20)
     assert isinstance(recipe.methods[0].algorithm, FedDF)
-    federation = federate(recipe, 0)
+    federation = build_federation(recipe, 0)
     assert len(federation.server["label"]) == 20
-    assert tiny.played(engine_for(recipe, recipe.methods[0], 0, federation), 1)[0]["lost"] == {}
+    assert tiny.played(build_simulation(recipe, recipe.methods[0], 0, federation), 1)[0]["lost"] == {}
     with pytest.raises(ConfigError, match=r"Leave out \[auxiliary\] or \[public\]"):
         load_recipe(path, methods=["feddf"], settings=["auxiliary.per_class=2"])
 
@@ -71,14 +71,14 @@ def test_a_recipe_names_it_and_methods_ask_for_it(tmp_path: Path) -> None:
 def test_with_tasks_the_server_has_it_in_each(tmp_path: Path) -> None:
     text = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\n', 'scheme = "dirichlet"\nclients = 8\n')
     path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nimages = 9\n[tasks]\ntasks = 2\n')
-    federation = federate(load_recipe(path), 0)
+    federation = build_federation(load_recipe(path), 0)
     assert [len(federation.for_task(task).server["label"]) for task in (1, 2)] == [9, 9]
 
 
 def test_methods_without_a_use_for_it_are_not_disturbed(tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path, tiny.RECIPE + '\n[public]\nname = "digits"\n'), methods=["fedavg"])
-    with_public = engine_for(recipe, recipe.methods[0], 0, federate(recipe, 0))
+    with_public = build_simulation(recipe, recipe.methods[0], 0, build_federation(recipe, 0))
     without: Any = replace(recipe, public=Public())
-    plain = engine_for(without, without.methods[0], 0, federate(without, 0))
+    plain = build_simulation(without, without.methods[0], 0, build_federation(without, 0))
     assert isinstance(with_public.algorithm, FedAvg)
     assert tiny.played(with_public) == tiny.played(plain)

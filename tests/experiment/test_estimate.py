@@ -1,34 +1,45 @@
-"""What a cell is expected to take, beside what it takes; a second stands for an image that was trained on."""
+"""What a trial is expected to take, beside what it takes; a second stands for an image that was trained on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 
-from fedkeep.engine.fit import Assignment
-from fedkeep.engine.workplace import Workplace
+from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.estimate import NotEstimated, estimate
-from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import engine_for, federate
-from fedkeep.interface import Fit
+from fedkeep.experiment.runtime import Machine
+from fedkeep.interface import Fit, Training
+from fedkeep.training import party
+from fedkeep.training.context import ClientContext
+from fedkeep.training.local_training import TrainJob
+from fedkeep.training.model_runner import ModelRunner
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = Workplace.train
+    fit = party.fit
 
-    def counting(self: Workplace, assignment: Assignment) -> Fit:
-        before = self.clock.train
-        found = train(self, assignment)
-        self.clock.train = before + found.examples * assignment.passes
+    def counting(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
+        found = fit(runner, job, training)
+        trained.append(found.examples * job.passes)
         return found
 
-    monkeypatch.setattr(Workplace, "train", counting)
+    @contextmanager
+    def training_time(self: ClientContext) -> Iterator[None]:
+        trained.clear()
+        yield
+        self.timer.train += sum(trained)
+
+    trained: list[int] = []
+    monkeypatch.setattr(party, "fit", counting)
+    monkeypatch.setattr(ClientContext, "training_time", training_time)
 
 
 def recipe(folder: Path, *settings: str) -> Recipe:
@@ -40,8 +51,8 @@ def recipe(folder: Path, *settings: str) -> Recipe:
 
 def taken(recipe: Recipe, method: Any) -> float:
     """Return what its rounds take, the first of each task as the second."""
-    engine = engine_for(recipe, method, 0, federate(recipe, 0))
-    timings = [engine.advance().timings["train"] for _ in range(recipe.rounds)]
+    simulation = build_simulation(recipe, method, 0, build_federation(recipe, 0))
+    timings = [simulation.run_round().timings["train"] for _ in range(recipe.rounds)]
     return float(sum(timings))
 
 

@@ -16,11 +16,11 @@ from fedkeep.cli import main
 from fedkeep.data import DataSet, load
 from fedkeep.data.dedup import image_hashes
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
-from fedkeep.experiment import setup
-from fedkeep.experiment.cells import describe_begun
+from fedkeep.experiment import build as setup
+from fedkeep.experiment.build import build_federation, check_generator
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import checked_generator, federate
+from fedkeep.experiment.trial_runner import write_description
 from fedkeep.generation.diffusion.pixel import CARD, FINGERPRINTS, read_card, read_fingerprints
 from fedkeep.generation.diffusion.training_data import HELD_OUT, load_training_data
 
@@ -56,7 +56,7 @@ def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: 
     assert torch.equal(seen, image_hashes(drawn.seen["image"]).unique())
     assert read_card(same_classes).held_out == HELD_OUT
     for settings in ((), ("tasks.tasks=2",)):
-        federation = federate(recipe(same_classes, settings=settings), 0)
+        federation = build_federation(recipe(same_classes, settings=settings), 0)
         held = []
         for task in range(1, federation.num_tasks + 1):
             there = federation.for_task(task)
@@ -68,12 +68,12 @@ def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: 
 
 
 def test_methods_without_a_generator_hold_the_same_and_need_no_folder(same_classes: Path, tmp_path: Path) -> None:
-    both, one = (federate(recipe(same_classes, *methods), 0) for methods in (("feddcl", "fedavg"), ("fedavg",)))
+    both, one = (build_federation(recipe(same_classes, *methods), 0) for methods in (("feddcl", "fedavg"), ("fedavg",)))
     assert torch.equal(both.partition.rows, one.partition.rows)
-    all_images = federate(recipe(tmp_path / "nowhere", "fedavg"), 0)
+    all_images = build_federation(recipe(tmp_path / "nowhere", "fedavg"), 0)
     assert len(all_images.partition.rows) == len(load("digits").train["label"])
     with pytest.raises(RunError, match="there is no generator in"):
-        federate(recipe(tmp_path / "nowhere", "feddcl"), 0)
+        build_federation(recipe(tmp_path / "nowhere", "feddcl"), 0)
 
 
 def test_a_resume_finds_what_the_run_began_with_or_is_refused(
@@ -91,11 +91,11 @@ def test_a_resume_finds_what_the_run_began_with_or_is_refused(
     assert again.rounds == cell.rounds
     drawing = recipe(folder).methods[0]
     first, *_, last = (
-        setup.describe_cell(recipe(name), drawing, 0, federate(recipe(name), 0)) for name in (folder, disjoint)
+        setup.describe_trial(recipe(name), drawing, 0, build_federation(recipe(name), 0)) for name in (folder, disjoint)
     )
-    describe_begun(cell.path, first)
+    write_description(cell.path, first)
     with pytest.raises(RunError, match="begun with another training data and generator than"):
-        describe_begun(cell.path, last)
+        write_description(cell.path, last)
 
 
 def test_other_data_than_the_generator_learned_from_are_refused(
@@ -107,22 +107,22 @@ def test_other_data_than_the_generator_learned_from_are_refused(
 
     monkeypatch.setattr(setup, "load_data", others)
     with pytest.raises(DataError, match="none of those images is in digits"):
-        federate(recipe(same_classes), 0)
+        build_federation(recipe(same_classes), 0)
 
 
 def test_a_folder_that_does_not_say_what_it_saw_is_refused(same_classes: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(same_classes, tmp_path / "copy")
     (folder / FINGERPRINTS).write_bytes((folder / FINGERPRINTS).read_bytes()[:-1] + b"?")
     with pytest.raises(RunError, match=r"is not what generator\.json says"):
-        federate(recipe(folder), 0)
+        build_federation(recipe(folder), 0)
     (folder / FINGERPRINTS).unlink()
     with pytest.raises(RunError, match="Copy the whole folder again"):
-        federate(recipe(folder), 0)
+        build_federation(recipe(folder), 0)
     card = json.loads((folder / CARD).read_text())
     del card["seen"], card["held_out"]  # as an earlier version wrote it
     (folder / CARD).write_text(json.dumps(card))
     with pytest.raises(RunError, match="does not say which images it learned from"):
-        federate(recipe(folder), 0)
+        build_federation(recipe(folder), 0)
 
 
 def test_a_disjoint_generator_must_not_know_a_class_of_the_run(disjoint: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_disjoint_generator_must_not_know_a_class_of_the_run(disjoint: Path, t
         fedkeep.run(recipe(disjoint), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     plain = recipe(disjoint, "fedavg")
-    checked_generator(plain, federate(plain, 0))  # no method asks it for anything
+    check_generator(plain, build_federation(plain, 0))  # no method asks it for anything
 
 
 @pytest.mark.parametrize("name", ["", "ldm"])
@@ -176,4 +176,4 @@ def test_classes_that_never_arrive_may_be_known(disjoint: Path, tmp_path: Path) 
     card["label_names"] = list("56789")
     (folder / CARD).write_text(json.dumps(card))
     first = recipe(folder, settings=("tasks.tasks=2", "tasks.classes=4"))
-    checked_generator(first, federate(first, 0))
+    check_generator(first, build_federation(first, 0))

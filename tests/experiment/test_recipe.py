@@ -18,13 +18,13 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data.partition import ClientwiseDirichlet, ExDir
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.machine import Machine
+from fedkeep.experiment.build import build_federation, describe_trial
 from fedkeep.experiment.model_config import ClientModel, client_architectures, select_client
 from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe import Method, Recipe, with_methods
 from fedkeep.experiment.recipe_index import recipe_names
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import describe_cell, federate
+from fedkeep.experiment.runtime import Machine
 from fedkeep.models.mlp import MLP
 
 
@@ -67,7 +67,7 @@ def test_every_option_is_written_out(load: Any) -> None:
     changes = [
         "training.clip=5.0",
         "augmentation.flip=true",
-        "run.evaluate_visits=true",
+        "run.evaluate_local_models=true",
         "sfedkd.selection=random",
         "model.hidden=[]",
         "sfedkd.label=Ours (x)",
@@ -88,7 +88,7 @@ def test_every_option_is_written_out(load: Any) -> None:
         ("training.lr=0.5", lambda r: r.training.lr, 0.5),
         ("training.lr=1", lambda r: r.training.lr, 1.0),
         ("training.lr = 1e-3", lambda r: r.training.lr, 1e-3),
-        ("run.evaluate_visits=true", lambda r: r.run.evaluate_visits, True),
+        ("run.evaluate_local_models=true", lambda r: r.run.evaluate_local_models, True),
         ("model.hidden=[3, 4]", lambda r: r.model.hidden, (3, 4)),
         ("data.name=mnist", lambda r: r.data, "mnist"),
         ('data.name="a=b"', lambda r: r.data, "a=b"),
@@ -162,9 +162,7 @@ def test_a_recipe_changed_in_python_is_checked_as_one_that_was_read(load: Any) -
     assert replace(recipe, seeds=[2, 1]).seeds == (2, 1), "a list will do"
 
 
-@pytest.mark.parametrize(
-    "options", [{"workers": -1}, {"stack": -1}, {"threads": 0}, {"device": 3}, {"use": [3]}, {"graphs": "yes"}]
-)
+@pytest.mark.parametrize("options", [{"workers": -1}, {"stack": -1}, {"threads": 0}, {"device": 3}, {"use": [3]}])
 def test_a_machine_that_cannot_be(options: Any) -> None:
     with pytest.raises(ConfigError, match=rf"Machine\.{next(iter(options))} must be"):
         Machine(**options)
@@ -269,7 +267,7 @@ SETTING_ERRORS = [
     ("run.cohort=9", "a cohort of 9 cannot be drawn from 8 clients"),
     ("run.cohort=0", "at least 1"),
     ("run.min_clients=3", "min_clients 3 exceeds run.cohort 2"),
-    ("run.evaluate_visits=1", "true or false"),
+    ("run.evaluate_local_models=1", "true or false"),
     ("sfedkd.selection=gredy", "cannot be 'gredy'.*'greedy'"),
     ("sfedkd.g=fra", "cannot be 'fra'.*'far'"),
     ("training.lr", "cannot read --set 'training.lr'"),
@@ -484,11 +482,11 @@ def test_a_share_for_validation_is_a_share(load: Any, share: str) -> None:
 
 
 def test_validation_images_are_the_test_set_of_a_federation(load: Any) -> None:
-    whole, part = (federate(load(settings=s), 0) for s in ([], ["data.validation=0.1"]))
+    whole, part = (build_federation(load(settings=s), 0) for s in ([], ["data.validation=0.1"]))
     train, test = part.dataset.train["label"], part.dataset.test["label"]
     assert len(train) + len(test) == len(whole.dataset.train["label"])
     assert sum(part.size(client) for client in part.clients) == len(train)
-    assert torch.equal(federate(load(settings=["data.validation=0.1"]), 1).dataset.test["label"], test)
-    described = describe_cell(load(), load().methods[0], 0, part)
+    assert torch.equal(build_federation(load(settings=["data.validation=0.1"]), 1).dataset.test["label"], test)
+    described = describe_trial(load(), load().methods[0], 0, part)
     assert "held out; the test images are not used" in described["dataset_note"]
     assert sum(described["test_total"]) == len(test)

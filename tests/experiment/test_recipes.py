@@ -22,7 +22,6 @@ from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Hybrid, Sharding
 from fedkeep.data.server_data import Auxiliary
-from fedkeep.engine.plan import Plan
 from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.overrides import merge_tables
 from fedkeep.experiment.recipe import Recipe
@@ -31,6 +30,7 @@ from fedkeep.experiment.recipe_loader import _read, load_recipe
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
 from fedkeep.reporting.rows import METRICS as SHOWN
+from fedkeep.simulation.schedule import Schedule
 
 COLUMNS = {
     "sfedkd/table1": 8,
@@ -235,14 +235,14 @@ TRAINING = {
     **{f"fedcad/table4/epochs-{n}": replace(FEDCAD, epochs=n) for n in (1, 20, 50)},
 }
 RUN = {
-    **{f"sfedkd/figure5/cohort-{n}": Plan(rounds=1000, cohort=n, evaluate_every=5) for n in (5, 15, 20)},
-    **{f"fedcad/table3/cohort-{n}": Plan(rounds=100, cohort=n) for n in (10, 30, 50)},
-    "fedcad/table1/femnist": Plan(rounds=50),
-    "sfedkd/figure1": Plan(rounds=10, evaluate_visits=True),
-    "fedcad/figure1": Plan(rounds=11, evaluate_visits=True),
-    "fedcad/figure4": Plan(rounds=100, evaluate_visits=True),
-    "fedadkd/figure6": Plan(rounds=200, evaluate_visits=True),
-    "feddcl/table2": Plan(rounds=40, cohort=5, evaluate_every=10, evaluate_visits=True),
+    **{f"sfedkd/figure5/cohort-{n}": Schedule(rounds=1000, cohort=n, evaluate_every=5) for n in (5, 15, 20)},
+    **{f"fedcad/table3/cohort-{n}": Schedule(rounds=100, cohort=n) for n in (10, 30, 50)},
+    "fedcad/table1/femnist": Schedule(rounds=50),
+    "sfedkd/figure1": Schedule(rounds=10, evaluate_local_models=True),
+    "fedcad/figure1": Schedule(rounds=11, evaluate_local_models=True),
+    "fedcad/figure4": Schedule(rounds=100, evaluate_local_models=True),
+    "fedadkd/figure6": Schedule(rounds=200, evaluate_local_models=True),
+    "feddcl/table2": Schedule(rounds=40, cohort=5, evaluate_every=10, evaluate_local_models=True),
 }
 
 
@@ -254,16 +254,16 @@ def test_training_rounds_and_seeds(name: str) -> None:
     recipe = load_recipe(name)
     paper, table, _ = name.split("/")
     training, run, seeds = {
-        "sfedkd": (SFEDKD, Plan(rounds=1000, evaluate_every=5), 5),
-        "fedcad": (FEDCAD, Plan(rounds=100), 3),
-        "fedadkd": (FEDADKD, Plan(rounds=200), 3),
-        "fedskf": (FEDSKF, Plan(rounds=100, cohort=5, evaluate_every=10), (2021, 2022, 2023)),
-        "feddcl": (replace(FEDSKF, lr=0.01), Plan(rounds=40, cohort=5, evaluate_every=10), (2023, 2024, 2025)),
+        "sfedkd": (SFEDKD, Schedule(rounds=1000, evaluate_every=5), 5),
+        "fedcad": (FEDCAD, Schedule(rounds=100), 3),
+        "fedadkd": (FEDADKD, Schedule(rounds=200), 3),
+        "fedskf": (FEDSKF, Schedule(rounds=100, cohort=5, evaluate_every=10), (2021, 2022, 2023)),
+        "feddcl": (replace(FEDSKF, lr=0.01), Schedule(rounds=40, cohort=5, evaluate_every=10), (2023, 2024, 2025)),
     }[paper]
     if name in TIMES:
         seeds = seeds[:1]
     if "gray" in name:
-        training, run = replace(training, epochs=1), Plan(rounds=5, cohort=5, evaluate_every=5)
+        training, run = replace(training, epochs=1), Schedule(rounds=5, cohort=5, evaluate_every=5)
     assert recipe.training == TRAINING.get(name, training)
     assert recipe.run == RUN.get(name, RUN.get(f"{paper}/{table}", run))
     assert recipe.seeds == (tuple(range(seeds)) if isinstance(seeds, int) else seeds)
@@ -487,7 +487,7 @@ def test_methods_of_fedadkd() -> None:
 )
 def test_one_setting_in_two_places_is_one_setting(name: str, same: str) -> None:
     recipe, other = load_recipe(name), load_recipe(same)
-    run = replace(recipe.run, evaluate_visits=other.run.evaluate_visits)
+    run = replace(recipe.run, evaluate_local_models=other.run.evaluate_local_models)
     assert setting(replace(recipe, run=run, methods=other.methods)) == setting(other)
     shared = {method.label: method.algorithm for method in other.methods}
     assert all(shared.get(m.label, m.algorithm) == m.algorithm for m in recipe.methods)

@@ -18,10 +18,10 @@ import fedkeep
 from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.data import Augmentation, DataSet, Tasks
 from fedkeep.data.partition import ByColumn, ExDir, Scheme
+from fedkeep.experiment.build import build_simulation, held_by_server, split_clients
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_index import paper_tables
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import engine_for, held_by_server, shared_out
 from fedkeep.models import get_architecture
 
 
@@ -83,13 +83,13 @@ def test_every_recipe_can_be_carried_out(paper: str) -> None:
     assert len(played) > 10
     for name, (recipe, method) in played.items():
         recipe = small(recipe)
-        federation = shared_out(recipe, 0, *held_by_server(recipe, 0, digits()))
-        engine = engine_for(recipe, method, 0, federation)
+        federation = split_clients(recipe, 0, *held_by_server(recipe, 0, digits()))
+        engine = build_simulation(recipe, method, 0, federation)
         for record in tiny.played(engine):
             assert record["lost"] == {}, name
             assert sum(record["correct"]) > 0, name
         assert tiny.finite(engine.server.model), name
-        assert not tiny.equal(engine.server.model, engine.place.networks.initial), name
+        assert not tiny.equal(engine.server.model, engine.context.runner.initial), name
 
 
 @pytest.mark.parametrize(("table", "methods"), [("fedskf", 12), ("feddcl/table1", 4)])
@@ -100,7 +100,7 @@ def test_every_recipe_with_tasks_can_be_carried_out(table: str, methods: int) ->
         recipe = small_in_tasks(recipe)
         if isinstance(method.algorithm, TARGET):
             method = replace(method, algorithm=replace(method.algorithm, **tiny.INVERSION))
-        engine = engine_for(recipe, method, 0, shared_out(recipe, 0, digits(), {}))
+        engine = build_simulation(recipe, method, 0, split_clients(recipe, 0, digits(), {}))
         records = tiny.played(engine)
         assert [len(record["correct"]) for record in records] == [5, 10], name
         for record in records:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -22,13 +21,15 @@ from safetensors.torch import load_file
 
 import fedkeep
 from fedkeep._utils import progress
-from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import ConfigError, FedKeepError, RunError
-from fedkeep.experiment import cells, plugins, provenance
-from fedkeep.experiment import run as module
-from fedkeep.experiment.machine import Progress
+from fedkeep.experiment import experiment as module
+from fedkeep.experiment import plugins, provenance, trial_runner
+from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import Machine, begin, carry_out, lay_out
+from fedkeep.experiment.run import open_run, prepare_run
+from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.trial_runner import run_trials
+from fedkeep.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 ONE = Machine(workers=1)
@@ -100,10 +101,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(run: Path, *names: str) -> dict[str, bytes]:
-    names = names or ("rounds.jsonl", "model.safetensors", "partition.json", "cell.json", "result.json")
+    names = names or ("rounds.jsonl", "model.safetensors", "partition.json", "trial.json", "result.json")
     return {
         f"{cell.name}/{name}": (cell / name).read_bytes()
-        for cell in sorted((run / "cells").iterdir())
+        for cell in sorted((run / "trials").iterdir())
         for name in names
     }
 
@@ -138,19 +139,19 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
     assert {path.name for path in whole.iterdir()} == {
         "run.json",
         "recipe.toml",
-        "cells",
+        "trials",
         "results.csv",
         "table.md",
         "report.html",
     }
     cells = [f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd") for seed in (0, 1)]
-    assert sorted(path.name for path in (whole / "cells").iterdir()) == cells
+    assert sorted(path.name for path in (whole / "trials").iterdir()) == cells
     told = json.loads((whole / "run.json").read_text())
     assert {"fedkeep", "versions", "command", "started", "device", "threads", "title", "recipe", "git"} <= told.keys()
-    for cell in (whole / "cells").iterdir():
+    for cell in (whole / "trials").iterdir():
         files = {path.name for path in cell.iterdir()} - {".lock"}
         assert files == {
-            "cell.json",
+            "trial.json",
             "partition.json",
             "rounds.jsonl",
             "timings.jsonl",
@@ -164,7 +165,7 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
         timings = [json.loads(line) for line in (cell / "timings.jsonl").read_text().splitlines()]
         assert [timing["round"] for timing in timings] == [1, 2, 3]
         assert {"train", "teachers", "evaluate", "checkpoint", "round_seconds"} <= timings[0].keys()
-        described = json.loads((cell / "cell.json").read_text())
+        described = json.loads((cell / "trial.json").read_text())
         assert (described["clients"], described["cohort"], described["rounds"], described["classes"]) == (8, 2, 3, 10)
         assert sum(described["test_total"]) == 359
         partition = json.loads((cell / "partition.json").read_text())
@@ -175,7 +176,7 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
 
 def test_the_methods_share_partition_and_cohorts_and_the_seeds_do_not(whole: Path) -> None:
     for seed in (0, 1):
-        cells = [whole / "cells" / f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd")]
+        cells = [whole / "trials" / f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd")]
         assert len({(cell / "partition.json").read_bytes() for cell in cells}) == 1
         cohorts = [
             [json.loads(line)["cohort"] for line in (cell / "rounds.jsonl").read_text().splitlines()] for cell in cells
@@ -196,16 +197,19 @@ def test_two_workers_give_the_same_bytes(whole: Path, tmp_path: Path) -> None:
     recipe = load_recipe(str(whole / "recipe.toml"))
     fedkeep.run(recipe, out=tmp_path / "run", machine=Machine(workers=2), on_progress=told.append)
     assert contents(tmp_path / "run") == contents(whole)
-    last = {step.cell: step for step in told}
-    assert len(last) == 6
-    assert all(step.done == step.rounds == 3 and "correct" in step.record for step in last.values())
+    rounds: dict[str, list[int]] = {}
+    for step in told:
+        assert step.rounds == 3
+        assert "correct" in step.record
+        rounds.setdefault(step.trial, []).append(step.done)
+    assert rounds == {path.name: [1, 2, 3] for path in (whole / "trials").iterdir()}
 
 
 def test_progress_is_told_after_every_round(tmp_path: Path) -> None:
     told: list[Any] = []
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.evaluate_every=2"], rounds=3)
     fedkeep.run(recipe, out=tmp_path / "run", on_progress=told.append)
-    assert [(step.cell, step.done, step.rounds) for step in told] == [("fedavg-seed0", n, 3) for n in (1, 2, 3)]
+    assert [(step.trial, step.done, step.rounds) for step in told] == [("fedavg-seed0", n, 3) for n in (1, 2, 3)]
     assert [step.record and step.record["round"] for step in told] == [None, 2, 3]
 
 
@@ -215,30 +219,17 @@ def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     told: list[Any] = []
     monkeypatch.setattr(progress, "EVERY", 0.0)
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=2)
-    carry_out(begin(recipe, tmp_path / "run", ONE, ["test"]), ONE, told.append, recipe)
+    experiment = Experiment(recipe)
+    folder = prepare_run(experiment, tmp_path / "run", ["test"])
+    run_trials(experiment.trials(folder), again="", on_progress=told.append)
     many = recipe.run.cohort
     words = [*(f"train {n}/{many}" for n in range(many)), ""]
-    assert [(step.done, step.doing) for step in told] == [
+    assert [(step.done, step.activity) for step in told] == [
         (round + (not word), word) for round in (0, 1) for word in words
     ]
     told.clear()
     fedkeep.run(recipe, out=tmp_path / "again", on_progress=told.append)
-    assert [(step.done, step.doing) for step in told] == [(1, ""), (2, "")]
-
-
-def test_a_worker_leaves_word_of_a_long_round_for_the_process_that_shows_it(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(whole, tmp_path / "run")
-    recipe = load_recipe(str(whole / "recipe.toml"))
-    job = cells.Job(tmp_path / "run", recipe, recipe.methods[0], recipe.seeds[0], "cell")
-    watcher = cells._Watcher(job)
-    told: list[Progress] = []
-    monkeypatch.setattr(cells, "_stop", multiprocessing.get_context("spawn").RawValue("b", 0))
-    for done, word in ((3, "images drawn 5/9"), (2, "of a round that is over")):
-        cells._tell_or_stop(job.cell, Progress(job.name, done, 3, None, doing=word))
-        watcher.tell(told.append)
-    assert [(step.done, step.doing) for step in told] == [(3, "images drawn 5/9"), (3, "")]
+    assert [(step.done, step.activity) for step in told] == [(1, ""), (2, "")]
 
 
 @pytest.mark.parametrize("kind", ["file", "full folder", "run folder"])
@@ -253,7 +244,7 @@ def test_a_folder_that_is_taken_is_refused(kind: str, tmp_path: Path) -> None:
             (out / "run.json").write_text("{}")
     said = {"file": "is a file", "full folder": "not empty.*--out", "run folder": "not empty.*--out.*fedkeep resume"}
     with pytest.raises(RunError, match=said[kind]):
-        begin(load_recipe(tiny.write_recipe(tmp_path)), out, ONE)
+        prepare_run(Experiment(load_recipe(tiny.write_recipe(tmp_path))), out)
     assert (out if kind == "file" else out / "thesis.txt").read_text() == "mine"
 
 
@@ -261,10 +252,10 @@ def test_an_empty_folder_is_fine_and_names_are_made_up_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
-    recipe = load_recipe(tiny.write_recipe(tmp_path))
-    assert begin(recipe, tmp_path / "run", ONE) == tmp_path / "run"
+    experiment = Experiment(load_recipe(tiny.write_recipe(tmp_path)))
+    assert prepare_run(experiment, tmp_path / "run") == tmp_path / "run"
     monkeypatch.chdir(tmp_path)
-    folders = [begin(recipe, None, ONE) for _ in range(3)]
+    folders = [prepare_run(experiment, None) for _ in range(3)]
     assert len(set(folders)) == 3
     assert all(folder.parent == Path("runs") and folder.name.startswith("recipe-") for folder in folders)
 
@@ -280,7 +271,7 @@ def test_what_cannot_be_carried_out_shows_before_a_folder_is_made(tmp_path: Path
         (["augmentation.crop=8"], ONE),
     ):
         with pytest.raises(FedKeepError):
-            begin(load_recipe(path, settings=settings), tmp_path / "run", machine)
+            prepare_run(Experiment(load_recipe(path, settings=settings), machine), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
@@ -288,9 +279,9 @@ def test_a_cohort_larger_than_the_natural_clients_shows_before_a_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path))
-    monkeypatch.setattr(module, "federate", lambda *args: tiny.federation((5,)))
+    monkeypatch.setattr(module, "build_federation", lambda *args: tiny.federation((5,)))
     with pytest.raises(ConfigError, match="a cohort of 2 cannot be drawn from 1"):
-        begin(recipe, tmp_path / "run", ONE)
+        prepare_run(Experiment(recipe), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -309,10 +300,10 @@ def own_network(shape: tuple[int, int, int], classes: int) -> Any:
 
 
 def test_resuming_a_finished_run_does_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (whole / "cells").rglob("*") if path.is_file()}
-    monkeypatch.setattr(Embedded, "advance", lambda self: pytest.fail("a round was played"))
+    before = {path: path.stat().st_mtime_ns for path in (whole / "trials").rglob("*") if path.is_file()}
+    monkeypatch.setattr(Simulation, "run_round", lambda self: pytest.fail("a round was played"))
     fedkeep.resume(whole)
-    assert {path: path.stat().st_mtime_ns for path in (whole / "cells").rglob("*") if path.is_file()} == before
+    assert {path: path.stat().st_mtime_ns for path in (whole / "trials").rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("files", [[], ["recipe.toml"], ["run.json"]])
@@ -320,12 +311,12 @@ def test_what_is_no_run_folder_is_refused(files: list[str], tmp_path: Path) -> N
     for name in files:
         (tmp_path / name).write_text("{}")
     with pytest.raises(RunError, match="no run folder"):
-        carry_out(tmp_path, ONE)
+        open_run(tmp_path, ONE)
 
 
-def test_one_interrupted_cell_resumes_and_finished_ones_stay(whole: Path, tmp_path: Path) -> None:
+def test_one_interrupted_trial_resumes_and_finished_ones_stay(whole: Path, tmp_path: Path) -> None:
     def on_progress(step: Any) -> None:
-        if (step.cell, step.done) == ("sfedkd-seed0", 2):
+        if (step.trial, step.done) == ("sfedkd-seed0", 2):
             raise KeyboardInterrupt
 
     recipe = load_recipe(str(whole / "recipe.toml"))
@@ -337,7 +328,7 @@ def test_one_interrupted_cell_resumes_and_finished_ones_stay(whole: Path, tmp_pa
     assert contents(tmp_path / "run") == contents(whole)
 
 
-def test_a_cell_tells_which_versions_played_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_tells_which_versions_ran_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(step: Any) -> None:
         if step.done == 2:
             raise KeyboardInterrupt
@@ -345,32 +336,31 @@ def test_a_cell_tells_which_versions_played_it(tmp_path: Path, monkeypatch: pyte
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])
     with pytest.raises(KeyboardInterrupt):
         fedkeep.run(recipe, out=tmp_path / "run", on_progress=stop)
-    here = provenance.player()
+    here = provenance.describe_version()
     assert here.startswith("FedKeep ")
     assert f"PyTorch {torch.__version__}" in here
-    monkeypatch.setattr(cells, "player", lambda: "FedKeep 9")
+    monkeypatch.setattr(trial_runner, "describe_version", lambda: "FedKeep 9")
     (cell,) = fedkeep.resume(tmp_path / "run").cells
-    assert cell.played_by == (here, "FedKeep 9")
+    assert cell.versions == (here, "FedKeep 9")
     assert (
         "Cells that another version went on with, which report.html names: 1 of 1."
         in (tmp_path / "run" / "table.md").read_text()
     )
-    told = json.loads((cell.path / "cell.json").read_text())
-    (cell.path / "cell.json").write_text(json.dumps({key: told[key] for key in told if key != "played_by"}))
-    cells.describe_begun(cell.path, told)
-    assert json.loads((cell.path / "cell.json").read_text())["played_by"] == ["a version that did not say", "FedKeep 9"]
+    told = json.loads((cell.path / "trial.json").read_text())
+    (cell.path / "trial.json").write_text(json.dumps({key: told[key] for key in told if key != "versions"}))
+    trial_runner.write_description(cell.path, told)
+    assert json.loads((cell.path / "trial.json").read_text())["versions"] == ["a version that did not say", "FedKeep 9"]
     assert f"fedavg-seed0 was played by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_damaged_checkpoint_is_a_clear_error(whole: Path, tmp_path: Path) -> None:
-    test_one_interrupted_cell_resumes_and_finished_ones_stay(whole, tmp_path)
-    cell = tmp_path / "run" / "cells" / "sfedkd-seed0"
+    test_one_interrupted_trial_resumes_and_finished_ones_stay(whole, tmp_path)
+    cell = tmp_path / "run" / "trials" / "sfedkd-seed0"
     (cell / "result.json").unlink()
     model = next((cell / "checkpoint").glob("model-*.safetensors"))
     model.write_bytes(model.read_bytes()[:100])
     with pytest.raises(RunError, match=r"cannot read the checkpoint file model-3.*sfedkd-seed0.*Remove that folder"):
         fedkeep.resume(tmp_path / "run")
-    import shutil
 
     shutil.rmtree(cell / "checkpoint")  # as the error says
     fedkeep.resume(tmp_path / "run")
@@ -380,9 +370,11 @@ def test_a_damaged_checkpoint_is_a_clear_error(whole: Path, tmp_path: Path) -> N
 def test_a_resume_uses_the_threads_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results depend on the number of threads, and a resume promises the identical ones."""
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])
-    folder = begin(recipe, tmp_path / "run", Machine(threads=2, workers=1))
+    folder = prepare_run(Experiment(recipe, Machine(threads=2)), tmp_path / "run")
     used: list[int] = []
-    monkeypatch.setattr(cells, "pinned_threads", lambda threads: used.append(threads) or pytest.MonkeyPatch.context())
+    monkeypatch.setattr(
+        trial_runner, "pinned_threads", lambda threads: used.append(threads) or pytest.MonkeyPatch.context()
+    )
     fedkeep.resume(folder)
     assert used == [2]
 
@@ -391,7 +383,7 @@ def test_threads_are_given_back() -> None:
     import torch
 
     before = torch.get_num_threads()
-    with cells.pinned_threads(before + 1):
+    with trial_runner.pinned_threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 
@@ -421,7 +413,7 @@ def test_killed_in_the_middle_it_resumes_to_the_same_bytes(how: signal.Signals, 
     (held / "open").unlink(missing_ok=True)
     use = ["--use", str(held / "held_method.py"), "--workers", "1", "--quiet"]
     process = start(["run", str(held / "recipe.toml"), "--rounds", "12", *use, "--out", str(tmp_path / "cut")])
-    cell = tmp_path / "cut" / "cells" / "held-seed0"
+    cell = tmp_path / "cut" / "trials" / "held-seed0"
     try:
         until(lambda: lines(cell / "rounds.jsonl") == 8, process)
         process.send_signal(how)
@@ -449,7 +441,7 @@ def test_workers_stop_on_an_interrupt(group: bool, tmp_path: Path) -> None:
     recipe = tiny.write_recipe(tmp_path, text)
     use = ["--use", str(tmp_path / "slow_method.py"), "--workers", "2", "--quiet"]
     process = start(["run", recipe, "--seeds", "0,1,2", "--rounds", "6000", "--out", str(tmp_path / "run"), *use])
-    cells = tmp_path / "run" / "cells"
+    cells = tmp_path / "run" / "trials"
     try:
         until(lambda: all(lines(cells / f"slow-seed{seed}" / "rounds.jsonl") >= 2 for seed in (0, 1)), process)
         os.killpg(process.pid, signal.SIGINT) if group else process.send_signal(signal.SIGINT)
@@ -501,9 +493,9 @@ def test_a_crash_in_a_worker_is_reported_and_does_not_hang(method: str, said: st
 
 @pytest.mark.parametrize("asked", [0, 3])
 def test_a_resume_repeats_the_stacks_of_the_run(asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stacks change rounding, so what a user or a trial chose stays with the cell."""
+    """Stacks change rounding, so what a user or a trial chose stays with the trial."""
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.cohort=6", "run.rounds=4"])
-    monkeypatch.setattr(cells, "choose_stack", lambda engine, workers: 3)
+    monkeypatch.setattr(trial_runner, "choose_stack_size", lambda state, workers: 3)
     machine = Machine(workers=1, stack=asked)
     whole = fedkeep.run(recipe, out=tmp_path / "whole", machine=machine)
     folder, seen = tmp_path / "cut", []
@@ -515,10 +507,10 @@ def test_a_resume_repeats_the_stacks_of_the_run(asked: int, tmp_path: Path, monk
 
     with pytest.raises(KeyboardInterrupt):
         fedkeep.run(recipe, out=folder, machine=machine, on_progress=stop)
-    monkeypatch.setattr(cells, "choose_stack", lambda engine, workers: pytest.fail("chosen twice"))
+    monkeypatch.setattr(trial_runner, "choose_stack_size", lambda state, workers: pytest.fail("chosen twice"))
     fedkeep.resume(folder)
-    cell = Path("cells") / "fedavg-seed0"
-    assert json.loads((folder / cell / "cell.json").read_text())["stack"] == 3
+    cell = Path("trials") / "fedavg-seed0"
+    assert json.loads((folder / cell / "trial.json").read_text())["stack"] == 3
     for name in ("rounds.jsonl", "model.safetensors"):
         assert (folder / cell / name).read_bytes() == (tmp_path / "whole" / cell / name).read_bytes()
     assert whole.cells[0].rounds_planned == 4
@@ -527,31 +519,22 @@ def test_a_resume_repeats_the_stacks_of_the_run(asked: int, tmp_path: Path, monk
 def test_a_sequence_has_no_stacks_whatever_is_asked(tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], settings=["run.rounds=1"])
     fedkeep.run(recipe, out=tmp_path / "run", machine=Machine(stack=2))
-    cells_of = {name: tmp_path / "run" / "cells" / f"{name}-seed0" / "cell.json" for name in ("fedavg", "fedseq")}
+    cells_of = {name: tmp_path / "run" / "trials" / f"{name}-seed0" / "trial.json" for name in ("fedavg", "fedseq")}
     assert {n: json.loads(path.read_text())["stack"] for n, path in cells_of.items()} == {"fedavg": 2, "fedseq": 1}
-
-
-def test_graphs_are_refused_where_there_is_no_gpu_and_kept_by_a_resume(tmp_path: Path) -> None:
-    recipe = load_recipe(tiny.write_recipe(tmp_path))
-    with pytest.raises(ConfigError, match="graphs need a GPU"):
-        begin(recipe, tmp_path / "run", Machine(graphs=True))
-    assert not (tmp_path / "run").exists()
-    folder = lay_out(recipe, tmp_path / "run", Machine(graphs=True))
-    assert cells.as_begun(folder, Machine()).graphs
 
 
 def test_runs_of_versions_without_stacks_go_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])
-    folder = begin(recipe, tmp_path / "run", Machine())
+    folder = prepare_run(Experiment(recipe), tmp_path / "run")
     info = json.loads((folder / "run.json").read_text())
     del info["stack"]
     (folder / "run.json").write_text(json.dumps(info))
-    monkeypatch.setattr(cells, "choose_stack", lambda engine, workers: pytest.fail("a trial"))
+    monkeypatch.setattr(trial_runner, "choose_stack_size", lambda state, workers: pytest.fail("a trial"))
     fedkeep.resume(folder)
-    assert json.loads((folder / "cells" / "fedavg-seed0" / "cell.json").read_text())["stack"] == 1
+    assert json.loads((folder / "trials" / "fedavg-seed0" / "trial.json").read_text())["stack"] == 1
 
 
-def test_a_damaged_description_of_a_cell_is_named(tmp_path: Path) -> None:
+def test_a_damaged_description_of_a_trial_is_named(tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.rounds=3"])
 
     def stop(progress: Any) -> None:
@@ -559,7 +542,7 @@ def test_a_damaged_description_of_a_cell_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         fedkeep.run(recipe, out=tmp_path / "run", on_progress=stop)
-    described = tmp_path / "run" / "cells" / "fedavg-seed0" / "cell.json"
+    described = tmp_path / "run" / "trials" / "fedavg-seed0" / "trial.json"
     described.write_text(described.read_text()[:20])
-    with pytest.raises(RunError, match=r"cannot read .*cell\.json.*Remove the folder"):
+    with pytest.raises(RunError, match=r"cannot read .*trial\.json.*Remove the folder"):
         fedkeep.resume(tmp_path / "run")

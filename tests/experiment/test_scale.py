@@ -10,8 +10,8 @@ import torch
 from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
-from fedkeep.experiment import setup
-from fedkeep.experiment.setup import describe_partition
+from fedkeep.experiment import build as setup
+from fedkeep.experiment.build import describe_partition
 
 MANY = 1_000_000
 
@@ -29,8 +29,8 @@ def test_of_a_million_clients_only_the_asked_exist() -> None:
     before = sys.getallocatedblocks()
     records = tiny.played(engine)
     assert sys.getallocatedblocks() - before < 10_000, "nothing was made for each client"
-    assert set(engine.states) == set(engine.draw_cohort(1)) | {c for record in records for c in record["cohort"]}
-    assert len(engine.states) == 9
+    assert set(engine.client_states) == set(engine.draw_cohort(1)) | {c for record in records for c in record["cohort"]}
+    assert len(engine.client_states) == 9
 
 
 def test_who_holds_what_is_told_of_a_population_that_can_be_read() -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import fedkeep
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -22,6 +21,7 @@ from fedkeep.interface import Fit
 from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.rows import METRICS, Row, summary
 from fedkeep.reporting.run_folder import Run
+from fedkeep.training.party import LocalParty
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ("fedavg", "fedseq")
@@ -62,7 +62,7 @@ def same(one: Row, other: Row) -> None:
 
 
 def exported(run: Run, title: str) -> dict[str, Tensor]:
-    (cell,) = (cell for cell in run.path.joinpath("cells").iterdir() if title.lower() in cell.name)
+    (cell,) = (cell for cell in run.path.joinpath("trials").iterdir() if title.lower() in cell.name)
     return load_file(cell / "model.safetensors")
 
 

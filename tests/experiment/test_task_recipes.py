@@ -15,9 +15,9 @@ import fedkeep
 from fedkeep.cli.main import main
 from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.machine import Progress
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine
+from fedkeep.experiment.runtime import Progress
 from fedkeep.reporting.table import markdown, rows_csv, summary
 
 RECIPE = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\nalpha = 0.5', 'scheme = "iid"\nclients = 4')
@@ -47,7 +47,7 @@ def test_a_run_says_what_arrived_when_and_its_tables_what_was_kept(tmp_path: Pat
     assert cell.incremental == pytest.approx(float(np.mean(after)))
     assert cell.accuracies[1] == pytest.approx(cell.task_matrix[0, 0]), "among the images of the classes seen"
     assert bool(np.isnan(cell.class_history[0, 2:]).all())
-    partition = json.loads((tmp_path / "run/cells/fedavg-seed0/partition.json").read_text())
+    partition = json.loads((tmp_path / "run/trials/fedavg-seed0/partition.json").read_text())
     assert [len(task["classes"]) for task in partition["tasks"]] == [2, 2, 2]
     assert np.asarray(partition["counts"]).shape == (4, 6)
     assert [step.done for step in seen] == [1, 2, 3, 4, 5, 6]

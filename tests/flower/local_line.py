@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from fedkeep.engine.requests import Lost
 from fedkeep.flower.client_handler import handle_message
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.transport import Envelope, MessageKind
+from fedkeep.simulation.messages import ClientFailure
 
-Tamper = Callable[[NodeConfig, MessageKind, Envelope, Envelope], Envelope | Lost | None]
+Tamper = Callable[[NodeConfig, MessageKind, Envelope, Envelope], Envelope | ClientFailure | None]
 """May change what a site answers, given what it was asked; None: no answer ever."""
 
 
@@ -23,19 +23,19 @@ class LocalLine:
         self.places = places
         self.registered: dict[int, str] = {}
         self.tamper = tamper
-        self.waiting: dict[str, Envelope | Lost] = {}
+        self.waiting: dict[str, Envelope | ClientFailure] = {}
         self.sent: list[tuple[str, MessageKind, Envelope]] = []
 
     def nodes(self) -> dict[int, str]:
         return {node: self.registered.get(node, "") for node in self.places}
 
-    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | Lost:
+    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | ClientFailure:
         if node not in self.places:
-            return Lost("the node is gone")
+            return ClientFailure("the node is gone")
         self.sent.append((self.places[node].site, kind, parcel))
         arrived = Envelope(json.loads(json.dumps(parcel.head)), parcel.tensors)
         said = handle_message(kind, arrived, self.places[node])
-        reply: Envelope | Lost | None = Envelope(json.loads(json.dumps(said.head)), said.tensors)
+        reply: Envelope | ClientFailure | None = Envelope(json.loads(json.dumps(said.head)), said.tensors)
         if self.tamper is not None:
             assert isinstance(reply, Envelope)
             reply = self.tamper(self.places[node], kind, arrived, reply)
@@ -43,7 +43,7 @@ class LocalLine:
             self.waiting[str(len(self.sent))] = reply
         return str(len(self.sent))
 
-    def receive(self, sent: Collection[str]) -> dict[str, Envelope | Lost]:
+    def receive(self, sent: Collection[str]) -> dict[str, Envelope | ClientFailure]:
         return {number: self.waiting.pop(number) for number in list(sent) if number in self.waiting}
 
 

@@ -60,7 +60,7 @@ def test_sites_hold_no_image_that_the_generator_learned_from(tmp_path: Path) -> 
     own = places(tmp_path / "own", 3, **there)
     line = LocalLine(own)
     serve(line, config(recipe, tmp_path / "real", (), methods="feddcl", rounds=1))
-    book = json.loads(next((tmp_path / "real" / "cells").rglob("sites.json")).read_text())
+    book = json.loads(next((tmp_path / "real" / "trials").rglob("sites.json")).read_text())
     left = load_training_data("digits", "same_classes").unseen["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
@@ -73,7 +73,7 @@ def test_methods_that_draw_nothing_leave_the_same_images_out(tmp_path: Path) -> 
     with pytest.raises(FedKeepError, match=r"keeps what its generator learned from out.*node-config: generator="):
         serve(LocalLine(places(tmp_path / "sites", 3, **own)), wanted)
     serve(LocalLine(places(tmp_path / "own", 3, **own, generator=str(tmp_path / "generator"))), wanted)
-    book = json.loads(next((tmp_path / "real" / "cells").rglob("sites.json")).read_text())
+    book = json.loads(next((tmp_path / "real" / "trials").rglob("sites.json")).read_text())
     left = load_training_data("digits", "same_classes").unseen["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
@@ -171,7 +171,7 @@ def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
     assert set(model(one)) == {"classifier.weight", "classifier.bias"}
     assert records(one) == records(many)
     assert len(engines) == 3
-    assert all(place.networks.extractor is None for engine in engines for place in engine.places)
+    assert all(context.runner.extractor is None for engine in engines for context in engine.contexts)
 
 
 def test_a_real_site_cannot_name_an_extractor_yet(recipe: str, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def compare(app: Path, out: Path, said: str) -> None:
     assert len(run.cells) >= 2
     for cell in run.cells:
         mine, theirs = (
-            load_file(folder / "model.safetensors") for folder in (cell.path, out / "cells" / cell.path.name)
+            load_file(folder / "model.safetensors") for folder in (cell.path, out / "trials" / cell.path.name)
         )
         assert mine.keys() == theirs.keys()
         assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-6) for name in mine)

@@ -13,17 +13,17 @@ import torch
 from local_line import LocalLine, Tamper, places
 from trial import Killed, config, embedded, embedded_once, killing, model, records
 
-from fedkeep.engine.cell import CellBusy
-from fedkeep.engine.requests import Lost
 from fedkeep.errors import ConfigError, FedKeepError, RunError
-from fedkeep.experiment.folders import cell_name
+from fedkeep.experiment.build import load_data
+from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import load_data
-from fedkeep.flower import performer, site_registry
+from fedkeep.flower import executor, site_registry
 from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.transport import Envelope, MessageKind
+from fedkeep.simulation.messages import ClientFailure
+from fedkeep.simulation.trial import TrialBusy
 
 METHODS = ("fedavg", "sfedkd", "fedcad", "fedadkd", "scaffold", "moon")
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -125,7 +125,7 @@ def test_a_message_that_comes_late_removes_nothing_that_is_needed(recipe: str, t
 def spoiling(hows: Mapping[int, str], victims: Mapping[int, str]) -> Tamper:
     """Let one site answer badly in some rounds, each time in another way."""
 
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | Lost | None:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | ClientFailure | None:
         request = asked.head.get("request", {})
         round = request.get("round")
         if round not in hows or (place.site, request.get("step")) != (victims[round], "train"):
@@ -134,7 +134,7 @@ def spoiling(hows: Mapping[int, str], victims: Mapping[int, str]) -> Tamper:
         bad = {
             "error": Envelope({"error": "ZeroDivisionError: on purpose"}),
             "silence": None,
-            "gone": Lost("no answer: the node is gone"),
+            "gone": ClientFailure("no answer: the node is gone"),
             "nan": Envelope(said.head, {**said.tensors, first: said.tensors[first] * torch.nan}),
             "shape": Envelope(said.head, {**said.tensors, first: torch.zeros(3, 5)}),
             "type": Envelope(said.head, {**said.tensors, first: said.tensors[first].double()}),
@@ -232,7 +232,7 @@ def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path, monk
 def test_who_is_not_of_the_run_is_turned_away(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_registry, "AGAIN", 0.0)
     line = LocalLine(places(tmp_path / "states"))
-    monkeypatch.setattr(performer, "POLL", 0.0)
+    monkeypatch.setattr(executor, "POLL", 0.0)
     add: Sequence[tuple[int, str]] = ((200, "stranger"), (201, "3"))
 
     def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
@@ -288,7 +288,7 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"settings": ["run.evaluate_visits=true"]}, "evaluate_visits"),
+        ({"settings": ["run.evaluate_local_models=true"]}, "evaluate_local_models"),
         ({"methods": "fedavgg"}, "fedavg"),
         ({"seeds": "a"}, "seeds must be integers"),
         ({"device": "tpu"}, "cannot use device"),
@@ -315,7 +315,7 @@ def test_a_folder_is_continued_or_refused_with_a_reason(recipe: str, tmp_path: P
         serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
     with pytest.raises(RunError, match="another recipe"):
         serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=5))
-    assert cell_name(load_recipe(recipe, methods=["fedavg"]).methods[0], 0) == "fedavg-seed0"
+    assert trial_name(load_recipe(recipe, methods=["fedavg"]).methods[0], 0) == "fedavg-seed0"
 
 
 def test_sites_that_wait_for_their_turn_work_ahead(recipe: str, tmp_path: Path) -> None:
@@ -360,8 +360,8 @@ def test_what_a_kill_left_half_written_in_the_journal_is_dropped(tmp_path: Path)
     journal = ReplyLog(tmp_path)
     journal.begin(2)
     (tmp_path / ".000002-abc.safetensors.77.tmp").write_text("half")
-    journal.keep("000001-old", Lost("gone"))
-    journal.keep("000002-new", Lost("gone"))
+    journal.keep("000001-old", ClientFailure("gone"))
+    journal.keep("000002-new", ClientFailure("gone"))
     journal.begin(2)
     assert [file.name for file in tmp_path.iterdir()] == ["000002-new.lost"]
 
@@ -372,7 +372,7 @@ def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> No
     def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         if kind == "perform" and not again:
             again.append(1)
-            with pytest.raises(CellBusy, match="another server app"):
+            with pytest.raises(TrialBusy, match="another server app"):
                 serve(LocalLine(places(tmp_path / "others")), begun)
         return said
 
@@ -425,7 +425,7 @@ def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, cohorts: list[lis
     """Neither with an error, nor with the name of a tensor that is no model's, nor as it comes in again."""
     victims = cohorts[1][:2]
 
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | Lost:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | ClientFailure:
         if asked.head.get("request", {}).get("round") != 2 or place.site not in victims:
             return said
         if place.site == victims[0]:
@@ -446,12 +446,12 @@ def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, cohorts: list[lis
 
 @pytest.mark.parametrize("how", ["error", "lost", "name"])
 def test_a_newcomer_forges_no_line_of_a_log(how: str, recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | Lost:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | ClientFailure:
         if place.site != "3":
             return said
         bad = {
             "error": Envelope({"error": FORGED}),
-            "lost": Lost(FORGED),
+            "lost": ClientFailure(FORGED),
             "name": Envelope({**said.head, "site": "3\n4"}),
         }
         return bad[how]

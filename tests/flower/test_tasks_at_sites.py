@@ -15,9 +15,9 @@ from trial import Killed, config, embedded_once, killing, model, records
 
 from fedkeep.data import DataSet
 from fedkeep.errors import RunError
+from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import federate
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore
@@ -65,7 +65,7 @@ def test_sites_give_the_same_as_one_machine(
 
 def as_held(recipe: Recipe, site: str) -> DataSet:
     """Return what a client of the recipe holds, in any task, as a data set with no more classes than these."""
-    first = federate(recipe, recipe.seeds[0])
+    first = build_federation(recipe, recipe.seeds[0])
     stream = first.stream
     assert stream is not None
     rows = torch.cat([task.partition[int(site)] for task in stream.tasks])

@@ -16,14 +16,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fedkeep
-from fedkeep.engine.toolbox import LocalParty
+from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import federate
 from fedkeep.interface import Fit
 from fedkeep.metrics import kold, rounds_to
 from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.rows import LOCAL
+from fedkeep.training.party import LocalParty
 
 NAN = float("nan")
 few = settings(max_examples=80, deadline=None)
@@ -141,7 +141,7 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     }[request.param]
     recipe = load_recipe(
         tiny.write_recipe(folder),
-        settings=[*skewed, "run.evaluate_visits=true", "run.cohort=4", "training.lr=0.3", "training.epochs=3"],
+        settings=[*skewed, "run.evaluate_local_models=true", "run.cohort=4", "training.lr=0.3", "training.epochs=3"],
         methods=["fedavg"],
         rounds=3,
     )
@@ -149,7 +149,7 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         warnings.simplefilter("error")
         patch.setattr(LocalParty, "fit", spy)
         run = fedkeep.run(recipe, out=folder / "run")
-    federation, digits = federate(recipe, 0), fedkeep.load("digits")
+    federation, digits = build_federation(recipe, 0), fedkeep.load("digits")
     network = get_architecture("mlp")(hidden=(8,)).build(digits.shape, 10)  # type: ignore[call-arg]
     seen = []
     for (number, client), model in left.items():
@@ -216,7 +216,7 @@ def test_both_definitions_are_columns_of_the_report(watched: tuple[Cell, list[An
 
 
 def test_a_cohort_of_one_does_not_differ(tmp_path: Path) -> None:
-    settings = ["run.evaluate_visits=true", "run.cohort=1"]
+    settings = ["run.evaluate_local_models=true", "run.cohort=1"]
     recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedavg"], rounds=2)
     (cell,) = fedkeep.run(recipe, out=tmp_path / "run").cells
     assert all(map(math.isnan, cell.kold_spread()))

@@ -14,14 +14,14 @@ from torch.nn.functional import batch_norm, conv2d, group_norm, linear
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import DataSet, Federation
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.toolbox import LocalParty
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit, Training
 from fedkeep.models import Network, ResNet18, ResNet32, ResNet34, ResNet50, Shape, Weights
 from fedkeep.models.resnet import Norm
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.party import LocalParty
 
 FORMS = {"resnet18": ResNet18, "resnet34": ResNet34, "resnet50": ResNet50}
 NORMS: tuple[Norm, ...] = ("batch", "group")
@@ -242,7 +242,7 @@ def squares(sizes: tuple[int, ...]) -> Federation:
     return replace(small, dataset=replace(data, train=grown(data.train), test=grown(data.test)))
 
 
-def engine(norm: Norm, sizes: tuple[int, ...], batch_size: int) -> Embedded:
+def engine(norm: Norm, sizes: tuple[int, ...], batch_size: int) -> Simulation:
     return tiny.engine(
         FedAvg(),
         factory=lambda: ResNet18(norm=norm).build((1, 8, 8), tiny.CLASSES),
@@ -253,7 +253,7 @@ def engine(norm: Norm, sizes: tuple[int, ...], batch_size: int) -> Embedded:
 
 
 @pytest.fixture(scope="module")
-def played() -> tuple[Embedded, dict[str, Fit]]:
+def played() -> tuple[Simulation, dict[str, Fit]]:
     """An engine after one round with batch norm, and what its clients sent: 5, 2 and 1 examples, in batches of 2."""
     fits: dict[str, Fit] = {}
     fit = LocalParty.fit
@@ -270,7 +270,7 @@ def played() -> tuple[Embedded, dict[str, Fit]]:
     return played, fits
 
 
-def test_no_batch_is_of_one_example(played: tuple[Embedded, dict[str, Fit]]) -> None:
+def test_no_batch_is_of_one_example(played: tuple[Simulation, dict[str, Fit]]) -> None:
     _, fits = played
     assert {name: fit.steps for name, fit in fits.items()} == {"0": 2, "1": 1, "2": 0}, "2 and 3, 2, none"
     counters = {name: fit.model["body.norm.num_batches_tracked"].item() for name, fit in fits.items()}
@@ -278,7 +278,7 @@ def test_no_batch_is_of_one_example(played: tuple[Embedded, dict[str, Fit]]) -> 
 
 
 def test_running_statistics_are_averaged_by_examples_and_counters_kept(
-    played: tuple[Embedded, dict[str, Fit]],
+    played: tuple[Simulation, dict[str, Fit]],
 ) -> None:
     engine, fits = played
     model, first = engine.server.model, next(iter(fits.values()))
@@ -287,20 +287,20 @@ def test_running_statistics_are_averaged_by_examples_and_counters_kept(
     for name in statistics:
         expected = sum(n * fits[client].model[name].double() for client, n in (("0", 5), ("1", 2), ("2", 1))) / 8
         torch.testing.assert_close(model[name].double(), expected, rtol=1e-5, atol=1e-6)
-        assert not torch.equal(model[name], engine.place.networks.initial[name])
+        assert not torch.equal(model[name], engine.context.runner.initial[name])
     for name in model:
         if name.endswith("num_batches_tracked"):
             assert model[name].dtype == torch.int64
             assert torch.equal(model[name], first.model[name])
 
 
-def test_a_teacher_hears_each_image_alone_and_learns_nothing(played: tuple[Embedded, dict[str, Fit]]) -> None:
+def test_a_teacher_hears_each_image_alone_and_learns_nothing(played: tuple[Simulation, dict[str, Fit]]) -> None:
     engine, fits = played
     model = fits["0"].model
     before = {name: tensor.clone() for name, tensor in model.items()}
-    assert engine.place.networks.trained.training, "as the last fit left it"
+    assert engine.context.runner.train_network.training, "as the last fit left it"
     x = images((1, 8, 8), 3)
-    for ask in (engine.place.networks.logits, engine.place.networks.features):
+    for ask in (engine.context.runner.logits, engine.context.runner.features):
         together, alone = ask(model, x), torch.cat([ask(model, image[None]) for image in x])
         # Beside the largest: after two steps the statistics lag far behind, and let numbers grow from layer to layer.
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-5 * float(together.abs().max()))
@@ -312,4 +312,4 @@ def test_group_norm_learns_from_a_single_example() -> None:
     (record,) = tiny.played(single)
     assert not record["lost"]
     assert tiny.finite(single.server.model)
-    assert not torch.equal(single.server.model["classifier.weight"], single.place.networks.initial["classifier.weight"])
+    assert not torch.equal(single.server.model["classifier.weight"], single.context.runner.initial["classifier.weight"])

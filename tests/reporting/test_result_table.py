@@ -113,7 +113,7 @@ def test_different_recipes_rounds_and_partitions_stay_apart(tmp_path: Path) -> N
     write_cell(two, "FedAvg", 1, [[2, 2]])
     labels = [row.label for row in summary([read_run(one), read_run(two)])]
     assert labels == ["FedAvg (lr=0.1)", "FedAvg (lr=0.5)"]
-    other = RECIPE.replace('"mlp"', '"lenet5"').replace("evaluate_visits = false", "evaluate_visits = true")
+    other = RECIPE.replace('"mlp"', '"lenet5"').replace("evaluate_local_models = false", "evaluate_local_models = true")
     four = write_run(tmp_path / "d", recipe=other)
     write_cell(four, "FedAvg", 3, [[1, 1]])
     labels = [row.label for row in summary([read_run(one), read_run(four)])]

@@ -10,11 +10,11 @@ from turns import Turns
 import fedkeep
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import IID
-from fedkeep.engine.choose import choose_stack
-from fedkeep.engine.embedded import Embedded
-from fedkeep.engine.plan import Plan
 from fedkeep.interface import Training
 from fedkeep.models import MLP
+from fedkeep.simulation.autotune import choose_stack_size
+from fedkeep.simulation.schedule import Schedule
+from fedkeep.simulation.simulation import Simulation
 
 
 def main() -> None:
@@ -22,17 +22,17 @@ def main() -> None:
     turns, clients = Turns(), int(sys.argv[1])
     torch.set_num_threads(1)
     dataset = synthetic(10 * clients)
-    engine = Embedded(
+    engine = Simulation(
         fedkeep.FedAvg(),
         Federation(dataset, IID(clients=clients).split(dataset.train, dataset.num_classes, seed=0)),
         lambda: MLP().build(dataset.shape, dataset.num_classes),
         Training(epochs=1, batch_size=10, lr=0.1),
-        Plan(rounds=10**6, cohort=50, evaluate_every=10**6),
+        Schedule(rounds=10**6, cohort=50, evaluate_every=10**6),
     )
-    engine.stack = choose_stack(engine)  # as a run does
+    engine.stack = choose_stack_size(engine)  # as a run does
     going = turns.begin("fedkeep", "torch")
     while going:
-        engine.advance()
+        engine.run_round()
         going = turns.done()
 
 

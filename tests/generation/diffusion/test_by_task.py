@@ -15,9 +15,9 @@ import fedkeep
 from fedkeep.data import load
 from fedkeep.data.dedup import image_hashes
 from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.experiment.build import build_federation, build_simulation, check_generator, generator_hash
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.setup import checked_generator, engine_for, federate, generator_hash
 from fedkeep.generation.diffusion.generator import REGIMES
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.generation.diffusion.pixel import write_fingerprints
@@ -69,8 +69,8 @@ def test_a_run_draws_each_task_by_its_own_and_tells_so(tmp_path: Path, monkeypat
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
     first, second = saved(tmp_path / "first", "01234"), saved(tmp_path / "second", "56789x", seed=1)
     chosen = recipe(first, second, settings=("generator.space=code",))
-    engine = engine_for(chosen, chosen.methods[0], 0, federate(chosen, 0))
-    one, two, again = (engine.place.load_generator(task) for task in (1, 2, 1))
+    engine = build_simulation(chosen, chosen.methods[0], 0, build_federation(chosen, 0))
+    one, two, again = (engine.context.load_generator(task) for task in (1, 2, 1))
     assert one is again
     assert one.hash() != two.hash()
     assert generator_hash(chosen) == f"{one.hash()} {two.hash()}"
@@ -107,7 +107,7 @@ def test_what_any_of_them_learned_from_is_kept_from_clients(tmp_path: Path) -> N
     seen = torch.cat([GeneratorConfig(name=str(folder)).image_hashes() for folder in (first, second)])
     assert len(seen) == 10
     for methods in (("feddcl",), ("fedavg",)):
-        federation = federate(recipe(first, second, methods=methods), 0)
+        federation = build_federation(recipe(first, second, methods=methods), 0)
         held = [image_hashes(federation.for_task(task).data(c)["image"]) for task in (1, 2) for c in federation.clients]
         assert not torch.isin(torch.cat(held), seen).any()
         assert len(torch.cat(held)) == len(train["label"]) - torch.isin(image_hashes(train["image"]), seen).sum()
@@ -115,7 +115,7 @@ def test_what_any_of_them_learned_from_is_kept_from_clients(tmp_path: Path) -> N
         label_names=tuple("56789"), regime="same_classes", seen=write_fingerprints(second, torch.arange(3))
     ).save(second)
     with pytest.raises(DataError, match=f"the generator {second} says that it learned from a part.*none of those"):
-        federate(recipe(first, second), 0)
+        build_federation(recipe(first, second), 0)
 
 
 def test_each_must_have_learned_its_own_tasks_classes(tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_each_must_have_learned_its_own_tasks_classes(tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError, match=rf"{folders[0]} to task 1, of whose classes it did not learn '[05]', .*order"
         ):
-            checked_generator(swapped, federate(swapped, 0))
+            check_generator(swapped, build_federation(swapped, 0))
     other = saved(tmp_path / "other", "ab", regime="disjoint")
     fair = recipe(other, other)
-    checked_generator(fair, federate(fair, 0))
+    check_generator(fair, build_federation(fair, 0))
     known = recipe(other, saved(tmp_path / "known", "ab3", regime="disjoint"))
     with pytest.raises(ConfigError, match="known is of the regime 'disjoint', and yet it learned"):
-        checked_generator(known, federate(known, 0))
+        check_generator(known, build_federation(known, 0))
 
 
 def test_there_must_be_one_for_each_task(tmp_path: Path) -> None:
@@ -140,5 +140,5 @@ def test_there_must_be_one_for_each_task(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"names 2 generators for 1 tasks"):
         recipe(tmp_path / "one", tmp_path / "two", settings=("tasks.tasks=1",))
     with pytest.raises(RunError, match=r"there is no generator in .*two"):
-        federate(recipe(saved(tmp_path / "one", "01234"), tmp_path / "two"), 0)
-    assert federate(recipe(tmp_path / "one", tmp_path / "two", methods=("fedavg",)), 0).clients
+        build_federation(recipe(saved(tmp_path / "one", "01234"), tmp_path / "two"), 0)
+    assert build_federation(recipe(tmp_path / "one", tmp_path / "two", methods=("fedavg",)), 0).clients

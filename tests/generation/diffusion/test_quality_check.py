@@ -10,7 +10,6 @@ import toy
 from torch import Tensor
 
 from fedkeep.data import Data
-from fedkeep.engine.classifier import train_classifier
 from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prototypes
 from fedkeep.generation.diffusion.quality_check import class_accuracies, quality_check
 from fedkeep.generation.diffusion.sampling import sample
@@ -18,6 +17,7 @@ from fedkeep.generation.diffusion.schedules import Sampler
 from fedkeep.generation.diffusion.training import GeneratorTraining, train_generator
 from fedkeep.interface import Training
 from fedkeep.models import MLP
+from fedkeep.training.classifier import train_classifier
 
 
 def brightest(images: Tensor) -> Tensor:

@@ -1,0 +1,187 @@
+"""Client steps in worker processes, each with its own network and the same data.
+
+What travels is what would travel to a client: values, through the codec, never pickle. A tensor goes to a worker once a
+round, however many clients receive it. Work goes to whoever is idle, so a round's result must not depend on who did
+what: every step draws from generators that are named by the client, and replies are put in the cohort's order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedkeep.errors import RunError, ValueRefused
+from fedkeep.interface.codec import from_structure, to_structure
+from fedkeep.simulation.executor import Executor, Future
+from fedkeep.simulation.messages import ClientTask, TaskResult, decode_task, encode_task, results_type
+from fedkeep.simulation.state import SimulationState
+from fedkeep.simulation.workers import DONE, REFUSED, Handler, Message, Worker, stop_workers, wait_for_any
+
+STEPS = "steps"
+"""The kind of the requests: client steps, carried out together."""
+PATIENCE = 10.0  # seconds that a worker has to end
+
+
+@dataclass(eq=False)
+class _Job:
+    """Tasks that one worker carries out together, and what came of them."""
+
+    tasks: Sequence[ClientTask]
+    results: list[TaskResult] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def __str__(self) -> str:
+        """Say which steps these are, for errors."""
+        if len(self.tasks) == 1:
+            return str(self.tasks[0])
+        clients = ", ".join(task.client for task in self.tasks)
+        return f"{self.tasks[0]} It was trained together with clients {clients}."
+
+
+class ProcessExecutor(Executor):
+    """Carries steps out in worker processes.
+
+    Parameters
+    ----------
+    workers : Sequence[Worker]
+        At least one, each of which answers requests with `StepHandler` for a simulation like this one.
+    state : SimulationState
+        Whose steps are carried out; gives types, and the timer that the seconds are added to.
+    """
+
+    def __init__(self, workers: Sequence[Worker], state: SimulationState) -> None:
+        self.workers = list(workers)
+        self.state = state
+        self.ahead = 2 * len(self.workers)
+        self.under_way: dict[Worker, _Job] = {}
+        self.known: dict[Worker, set[str]] = {worker: set() for worker in self.workers}  # tensors that each has
+        self._backlog: deque[_Job] = deque()
+        self._round = 0, 0  # and its task
+        self._names: dict[int, tuple[str, Tensor]] = {}  # by identity; holds the tensor, so that none takes its place
+
+    def submit(self, *tasks: ClientTask) -> list[Future]:
+        round = tasks[0].task, tasks[0].round
+        if round != self._round:
+            self._round, self._names = round, {}
+            for known in self.known.values():
+                known.clear()
+        job = _Job(tasks)
+        self._backlog.append(job)
+        self._hand_out()
+        return [(job, number) for number in range(len(tasks))]
+
+    def wait(self, future: Future) -> TaskResult:
+        job: _Job = future[0]
+        if job in self._backlog:  # somebody waits for it: before what is only done ahead
+            self._backlog.remove(job)
+            self._backlog.appendleft(job)
+        while not job.results and job.error is None:
+            self._hand_out()
+            self._receive()
+        if job.error is not None:
+            raise job.error
+        result: TaskResult = job.results[future[1]]
+        return result
+
+    def drain(self) -> None:
+        self._backlog.clear()
+        while self.under_way:
+            self._receive()
+
+    def stop(self) -> None:
+        """Let all workers end, in the middle of a step if need be; later rounds are carried out in this process."""
+        self._backlog.clear()
+        self.under_way.clear()
+        self.state.executor = self.state.serial
+        stop_workers(self.workers, PATIENCE)
+
+    def _hand_out(self) -> None:
+        for worker in self.workers:
+            if worker not in self.under_way and self._backlog:
+                encoded, fresh = self._encode(self._backlog[0].tasks, self.known[worker])
+                job = self.under_way[worker] = self._backlog.popleft()
+                try:
+                    worker.send(STEPS, encoded, fresh)
+                except RunError as death:
+                    raise RunError(f"{death} {job}") from None
+                self.known[worker] |= set(fresh)
+
+    def _receive(self) -> None:
+        """Wait until a worker that was given work has something to say, or dies."""
+        messages = []
+        try:
+            for worker in wait_for_any(self.under_way):
+                messages.append((self.under_way[worker], *worker.receive()))
+                del self.under_way[worker]
+        except RunError as death:
+            where = " ".join(map(str, self.under_way.values()))
+            raise RunError(f"{death} {where}") from None
+        self._hand_out()  # nobody idles while results are read
+        for job, kind, content, tensors in messages:
+            self._accept(job, kind, content, tensors)
+
+    def _accept(self, job: _Job, kind: str, content: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Read what came of a job."""
+        if kind != DONE:
+            job.error = RunError(content if kind == REFUSED else f"{job} The worker's error:\n{content}")
+            return
+        hint = results_type([task.step for task in job.tasks], self.state.client_state)
+        moved = {name: tensor.to(self.state.device) for name, tensor in tensors.items()}
+        try:
+            results, train, teachers = from_structure(content, moved, hint)
+        except ValueRefused as error:
+            job.error = RunError(f"a worker's reply is not what its step says that it returns: {error} {job}")
+            return
+        self.state.context.timer.add(train, teachers)
+        job.results = [TaskResult(*result) for result in results]
+
+    def _encode(self, tasks: Sequence[ClientTask], known: set[str]) -> tuple[list[Any], dict[str, Tensor]]:
+        """Return tasks as JSON can hold them, and those of their tensors that a worker does not have yet."""
+        fresh: dict[str, Tensor] = {}
+
+        def name(tensor: Tensor) -> str:
+            if id(tensor) not in self._names:
+                self._names[id(tensor)] = (str(len(self._names)), tensor)
+            found = self._names[id(tensor)][0]
+            if found not in known and found not in fresh:
+                fresh[found] = tensor
+            return found
+
+        return [encode_task(task, name) for task in tasks], fresh
+
+
+class StepHandler:
+    """The worker's half: carries client steps out and returns what they left.
+
+    Parameters
+    ----------
+    state : SimulationState
+        Like the parent's.
+    """
+
+    def __init__(self, state: SimulationState) -> None:
+        self.state = state
+        self._known: dict[str, Tensor] = {}  # tensors of this round
+        self._round = 0, 0  # and its task
+
+    def __call__(self, content: Any, tensors: dict[str, Tensor]) -> Message:
+        state, round = self.state, (content[0]["task"], content[0]["round"])
+        if round != self._round:
+            self._round, self._known = round, {}
+            state.set_task(content[0]["task"])
+        self._known |= {name: tensor.to(state.device) for name, tensor in tensors.items()}
+        tasks = [decode_task(state.algorithm, task, self._known, state.client_state) for task in content]
+        timer = state.context.timer
+        timer.reset()
+        results = [state.serial.wait(future) for future in state.serial.submit(*tasks)]
+        left = tuple((result.reply, result.state, result.uses) for result in results)
+        return to_structure((left, timer.train, timer.teachers))
+
+
+def step_handlers(state: SimulationState) -> dict[str, Handler]:
+    """Return the handlers of a worker that only carries out client steps."""
+    return {STEPS: StepHandler(state)}

@@ -1,0 +1,395 @@
+"""A round under way: who is asked, who was lost, what travels, and client states that stand only if the round does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import ceil
+from typing import Any, Final
+
+import torch
+
+from fedkeep._utils import progress, seeds
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.errors import ConfigError, in_one_line
+from fedkeep.interface import Cohort, Copy, Fit, Remote
+from fedkeep.interface.algorithm import function_of, is_client_step, sent
+from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.cohort import Each
+from fedkeep.interface.pytree import copy_containers, find_nonfinite, iter_instances, num_bytes
+from fedkeep.interface.steps import label_counts, not_counts
+from fedkeep.models import Weights
+from fedkeep.models.weights import find_mismatch
+from fedkeep.simulation.executor import Future
+from fedkeep.simulation.messages import ClientFailure, ClientTask
+from fedkeep.simulation.state import SimulationState
+from fedkeep.training.model_runner import ModelRunner
+
+Step = Callable[..., Any]
+LOST: Final = object()
+
+
+class TooFewClients(BaseException):  # not an Exception: a method that catches those must not swallow it
+    """Fewer clients answered than the schedule's minimum; the round is undone."""
+
+
+class RoundState:
+    """Asks clients for one round and keeps its records.
+
+    Parameters
+    ----------
+    state : SimulationState
+        What the round starts from. Its client states are replaced only once the round is over.
+    number : int
+        The round, counted over the whole run.
+    cohort : list[str]
+        Clients of the round, in order.
+    """
+
+    def __init__(self, state: SimulationState, number: int, cohort: list[str]) -> None:
+        self.state = state
+        self.number = number
+        self.task, self.round = state.schedule.position(number)
+        self.cohort = cohort
+        self.lost: dict[str, str] = {}
+        self.lost_outside: dict[str, str] = {}  # at a task's beginning or end, but not for the round
+        self.is_counting = True  # whether losses count towards the minimum
+        self.client_states: dict[str, Any] = {}
+        self.uses: dict[str, dict[str, int]] = {}
+        self.waiting: dict[str, list[ClientTask]] = {}
+        self.under_way: dict[str, tuple[ClientTask, Future | ClientFailure]] = {}
+        self.down = self.up = 0
+        self.fits: list[tuple[str, Fit]] = []
+        self.local_models: list[dict[str, Any]] = []
+        self.evaluation_seconds = 0.0
+        self.waiting_seconds = 0.0  # in which the method's server half waited for clients
+        self.client_seconds = 0.0  # of training and teachers in these
+        self.step_seconds: dict[str, float] = {}  # spent waiting for each step, by its name
+        self.replies: dict[str, int] = {}  # how often each step was waited for
+
+    def start(self, tasks: Sequence[ClientTask]) -> None:
+        """Queue tasks; each is carried out before its client's next one, with the same result as at once."""
+        with self._timed():
+            self._queue(tasks)
+            self._look_ahead()
+
+    def queue(self, tasks: Sequence[ClientTask]) -> list[str]:
+        """Queue tasks that are waited for next, and return their clients."""
+        with self._timed():
+            self._queue(tasks)
+        return [task.client for task in tasks]
+
+    def collect(self, clients: Sequence[str], *, one_by_one: bool = False) -> dict[str, Any]:
+        """Carry out all tasks of clients that wait, and return each client's last reply, or LOST.
+
+        Parameters
+        ----------
+        clients : Sequence[str]
+            In the order of the replies.
+        one_by_one : bool
+            Finish each client before the next; otherwise they go on side by side where there are workers or stacks.
+        """
+        replies: dict[str, Any] = dict.fromkeys(clients, LOST)
+        together = not one_by_one and (self.state.executor.ahead or self.state.stack > 1)
+        with self._timed():
+            for group in [clients] if together else [[client] for client in clients]:
+                while unfinished := [client for client in group if self._is_unfinished(client)]:
+                    self._launch_together(unfinished)
+                    self._look_ahead()
+                    for client in unfinished:
+                        if client not in self.under_way:
+                            continue  # it was lost before
+                        task, future = self.under_way[client]
+                        with self._step_timed(task.step.__name__, client):
+                            failed = isinstance(future, ClientFailure)
+                            result = future if failed else self.state.executor.wait(future)
+                        replies[client] = self._accept(task, result)
+            for client in clients:
+                self.waiting.pop(client, None)
+                if client in self.lost:
+                    replies[client] = LOST
+        return replies
+
+    def finish(self) -> None:
+        """Carry out what still waits: every step that was asked for is done by the end of the round."""
+        self.collect(list(self.waiting), one_by_one=True)
+
+    def abandon(self) -> None:
+        """Drop all that waits or is under way."""
+        with self._timed():
+            self.waiting.clear()
+            self.under_way.clear()
+            self.state.executor.drain()
+
+    def ordered_fits(self) -> list[tuple[str, Fit]]:
+        """Return the fits in the cohort's order, so that no sum depends on who was quicker."""
+        order = {client: number for number, client in enumerate(self.cohort)}
+        return sorted(self.fits, key=lambda item: order.get(item[0], len(order)))
+
+    def record(self) -> dict[str, Any]:
+        """Return the round's record, as far as the round itself knows it."""
+        fits = [fit for _, fit in self.ordered_fits()]
+        examples = sum(fit.examples for fit in fits)
+        loss = sum(fit.loss * fit.examples for fit in fits) / examples if examples else None
+        record: dict[str, Any] = {
+            "task": self.task,
+            "round": self.number,
+            "cohort": self.cohort,
+            "lost": self.lost_outside | self.lost,
+            "loss": loss,
+            "examples": examples,
+            "down": self.down,
+            "up": self.up,
+        }
+        return record | ({"visits": self.local_models} if self._evaluates_local_models else {})
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        timer = self.state.context.timer
+        began, before = time.perf_counter(), timer.total
+        try:
+            yield
+        finally:
+            self.waiting_seconds += time.perf_counter() - began
+            self.client_seconds += timer.total - before
+
+    @contextmanager
+    def _step_timed(self, step: str, client: str) -> Iterator[None]:
+        """Wait for a client's step in this block: report it, time it, and take it from those under way."""
+        self._report(step)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            del self.under_way[client]
+            self.step_seconds[step] = self.step_seconds.get(step, 0.0) + time.perf_counter() - began
+
+    def _queue(self, tasks: Sequence[ClientTask]) -> None:
+        for task in tasks:
+            if task.client not in self.lost:
+                self.down += num_bytes([task.args, task.kwargs])
+                self.waiting.setdefault(task.client, []).append(self._delivered(task))
+
+    def _is_unfinished(self, client: str) -> bool:
+        return client not in self.lost and (client in self.under_way or bool(self.waiting.get(client)))
+
+    def _look_ahead(self) -> None:
+        """Let idle workers begin with tasks that nobody waits for yet, in the order in which they were asked for."""
+        if self.state.stack > 1:  # else who is trained with whom would depend on who was idle
+            return
+        free = self.state.executor.ahead - len(self.under_way)
+        if free > 0:
+            idle = [client for client in self.waiting if self.waiting[client] and client not in self.under_way]
+            for client in idle[:free]:
+                self._launch(client)
+
+    def _launch_together(self, clients: Sequence[str]) -> None:
+        """Begin the next task of clients: those with most to do first, in groups of about the same size.
+
+        Who is trained with whom follows from the cohort alone, not from the workers, since it may change rounding.
+        """
+        asked = [client for client in clients if self.waiting.get(client) and client not in self.under_way]
+        if len(asked) > 1:
+            asked.sort(key=self.state.federation.num_examples, reverse=True)
+        groups = ceil(len(asked) / self.state.stack)
+        for number in range(groups):
+            self._launch(*asked[len(asked) * number // groups : len(asked) * (number + 1) // groups])
+
+    def _launch(self, *clients: str) -> None:
+        """Begin the next task of clients, as one group."""
+        tasks: list[ClientTask] = []
+        for client in clients:
+            waiting = self.waiting[client].pop(0)
+            state = self.client_states.get(client, self.state.client_states.get(client))
+            task = replace(waiting, state=state, uses=dict(self.uses.get(client, {})))
+            reason = self._injected_fault(client, task.step.__name__)
+            if reason is None:
+                tasks.append(task)
+            else:
+                self.under_way[client] = task, ClientFailure(reason)
+        if tasks:
+            for task, future in zip(tasks, self.state.executor.submit(*tasks), strict=True):
+                self.under_way[task.client] = task, future
+
+    def _accept(self, task: ClientTask, result: Any) -> Any:
+        """Return a client's reply as it arrives, or LOST."""
+        state, client = self.state, task.client
+        if not isinstance(result, ClientFailure):
+            reason = self._refused(client, task.step, result.reply)
+            result = result if reason is None else ClientFailure(reason)
+        if isinstance(result, ClientFailure):
+            self._lose(client, result.reason)
+            return LOST
+        self.client_states[client], self.uses[client] = result.state, result.uses
+        self.up += num_bytes(result.reply)
+        if state.through_codec:
+            self.client_states[client] = decode(encode(result.state), state.client_state, state.device)
+            reply = decode(encode(result.reply), annotations_of(function_of(task.step))["return"], state.device)
+        else:
+            reply = copy_containers(result.reply)
+        if isinstance(reply, Fit):
+            if self._evaluates_local_models:
+                self._evaluate_local_model(client, reply.model, self.fits[-1][0] if self.fits else None)
+            self.fits.append((client, reply))
+        return reply
+
+    def _report(self, step: str) -> None:
+        """Report how many replies to a step there were before the next one is waited for.
+
+        Of how many, only the method knows that asks everybody, or the same clients again.
+        """
+        done = self.replies.get(step, 0)
+        self.replies[step] = done + 1
+        progress.report(step, done, len(self.cohort) if self.is_counting and done < len(self.cohort) else None)
+
+    def _injected_fault(self, client: str, step: str) -> str | None:
+        dropout, state = self.state.schedule.dropout, self.state
+        if dropout:
+            luck = torch.rand((), generator=seeds.generator(state.seed, "dropout", round=self.number, client=client))
+            if luck < dropout:
+                return "dropped out"
+        return state.fault_injector(self.number, client, step) if state.fault_injector else None
+
+    def _refused(self, client: str, step: Step, reply: Any) -> str | None:
+        """Return why a reply is refused, or None."""
+        state = self.state
+        where = find_nonfinite(reply)
+        if where is not None:
+            return f"answered with a {where} that is not finite"
+        if function_of(step) is label_counts:
+            fault = not_counts(reply, state.context.classes, state.federation.num_examples(client))
+            return fault and f"answered with {fault}"
+        runner = state.context_of(client).runner
+        mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit | Copy) else []
+        mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
+        if mismatch := next(filter(None, mismatches), None):
+            return f"answered with another model: {mismatch}"
+        try:
+            fault = state.algorithm.fault(state.server, reply, state.federation.num_examples(client))
+        except Exception as error:  # a reply that cannot even be looked at must not stop everybody
+            fault = f"what cannot be checked ({type(error).__name__}: {error})"
+        return fault and f"answered with {fault}"
+
+    def _lose(self, client: str, reason: str) -> None:
+        self.lost[client] = in_one_line(reason)  # it may hold names and words that came from the client
+        self.waiting.pop(client, None)
+        answering = sum(name not in self.lost for name in self.cohort)
+        if self.is_counting and answering < min(self.state.schedule.min_clients, len(self.cohort)):
+            raise TooFewClients
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Ask clients at a task's beginning or end: none is out yet, and no loss undoes a round."""
+        lost, self.lost, self.is_counting = self.lost, {}, False
+        yield
+        self.lost_outside |= self.lost
+        self.lost, self.is_counting = lost, True
+
+    def evaluate_own_models(self) -> None:
+        """Evaluate the models that the round's clients keep for themselves, if they should be."""
+        for client in self.cohort if self._evaluates_local_models else ():
+            if client in self.client_states and (model := self.state.algorithm.own_model(self.client_states[client])):
+                self._evaluate_local_model(client, model, None)
+
+    @property
+    def _evaluates_local_models(self) -> bool:
+        return self.state.schedule.evaluate_local_models and self.state.schedule.is_due(self.round)
+
+    def _evaluate_local_model(self, client: str, model: Weights, previous: str | None) -> None:
+        """Evaluate a client's model, on the examples of the client that trained before it too."""
+        began = time.perf_counter()
+        self.local_models.append(
+            {
+                "client": client,
+                "correct": self.state.evaluate(model, client).correct,
+                "own": self.state.evaluate_on(client, model, client),
+                "previous": None if previous is None else self.state.evaluate_on(previous, model, client),
+            }
+        )
+        self.evaluation_seconds += time.perf_counter() - began
+
+    def _delivered(self, task: ClientTask) -> ClientTask:
+        """Return a task as it arrives at its client."""
+        if not self.state.through_codec:
+            return replace(task, args=copy_containers(task.args), kwargs=copy_containers(task.kwargs))
+        hints, device = annotations_of(function_of(task.step)), self.state.device
+        names = sent(task.step)
+        args = tuple(decode(encode(arg), hints[name], device) for name, arg in zip(names, task.args, strict=False))
+        kwargs = {name: decode(encode(arg), hints[name], device) for name, arg in task.kwargs.items()}
+        return replace(task, args=args, kwargs=kwargs)
+
+
+class LocalRemote(Remote):
+    """One client, as a method sees it in a round."""
+
+    def __init__(self, round: RoundState, client: str) -> None:
+        self.round = round
+        self.id = client
+
+    def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
+        asked = self.round.queue(_tasks(step, self.round, [self.id], args, kwargs))
+        reply = self.round.collect(asked).get(self.id, LOST)
+        return None if reply is LOST else reply
+
+
+class LocalCohort(Cohort):
+    """The clients of a round, as a method sees them."""
+
+    def __init__(self, round: RoundState, clients: Sequence[str]) -> None:
+        self.round = round
+        self.clients = clients
+
+    def __iter__(self) -> Iterator[Remote]:
+        return (LocalRemote(self.round, client) for client in self.clients)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+        asked = self.round.queue(_tasks(step, self.round, self.clients, args, kwargs))
+        replies = self.round.collect(asked)
+        return {client: reply for client, reply in replies.items() if reply is not LOST}
+
+    def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
+        self.round.start(_tasks(step, self.round, self.clients, args, kwargs))
+
+    def without(self, known: Container[str]) -> Cohort:
+        return LocalCohort(self.round, [client for client in self.clients if client not in known])
+
+
+def _tasks(
+    step: Step, round: RoundState, clients: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[ClientTask]:
+    """Return each client's task: `each` arguments unpacked, and only clients that all of them name."""
+    if not is_client_step(step):
+        name = getattr(step, "__qualname__", repr(step))
+        raise ConfigError(f"{name} is no client step: only methods marked with @on_client can be asked of a client.")
+    named = [value.values for value in (*args, *kwargs.values()) if isinstance(value, Each)]
+    population = round.state.federation.clients
+    for stranger in (name for values in named for name in values if name not in population):
+        raise ConfigError(
+            f"each(...) names {stranger!r}, which is no client. Its keys are client ids, such as {population[0]!r}."
+        )
+    return [
+        ClientTask(
+            client,
+            step,
+            tuple(arg.values[client] if isinstance(arg, Each) else arg for arg in args),
+            {name: arg.values[client] if isinstance(arg, Each) else arg for name, arg in kwargs.items()},
+            round.task,
+            round.round,
+        )
+        for client in clients
+        if all(client in values for values in named)
+    ]
+
+
+def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:
+    """Return why what stands under a model's names is not of the model's form; parameters alone are enough."""
+    if weights.keys().isdisjoint(runner.initial):
+        return None
+    whole = weights.keys() != set(runner.parameters)
+    expected = runner.initial if whole else {name: runner.initial[name] for name in runner.parameters}
+    return find_mismatch(weights, expected)

@@ -1,0 +1,40 @@
+"""The schedule of a run: rounds, cohorts, and what is evaluated when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedkeep.errors import ConfigError
+from fedkeep.options import Options, option
+from fedkeep.simulation.model_averaging import EvaluationModel
+
+
+@dataclass(frozen=True)
+class Schedule(Options):
+    """Rounds, cohorts and evaluation of a run: the section ``[run]`` of a recipe."""
+
+    rounds: int = option(100, "communication rounds; with tasks, of each", low=1)
+    cohort: int = option(10, "clients drawn for each round, without replacement", low=1)
+    min_clients: int = option(1, "a round with fewer answering clients is undone", low=1)
+    dropout: float = option(0.0, "share of clients that fail to answer in a round, at random", low=0.0, high=1.0)
+    evaluate_every: int = option(1, "rounds between evaluations; the last round is always evaluated", low=1)
+    evaluate_local_models: bool = option(
+        False, "in evaluated rounds, also evaluate every client's model as it comes back (slow)"
+    )
+    served: tuple[EvaluationModel, ...] = option(
+        ("last",), "models that are evaluated, each in its own row; the first is exported"
+    )
+    decay: float = option(0.8, "what the moving average that is served keeps of itself each round", low=0.0, high=1.0)
+
+    def check(self) -> None:
+        if not self.served or len(set(self.served)) < len(self.served):
+            raise ConfigError(f"run.served must name last, round or moving, each once, not {list(self.served)}.")
+
+    def position(self, number: int) -> tuple[int, int]:
+        """Return the task and its round, both counted from 1, of a round counted over the whole run."""
+        task, round = divmod(number - 1, self.rounds)
+        return task + 1, round + 1
+
+    def is_due(self, round: int) -> bool:
+        """Tell whether the model is evaluated after this round of a task; after its last it always is."""
+        return round % self.evaluate_every == 0 or round == self.rounds

@@ -1,0 +1,107 @@
+"""A simulation: one method with one seed, round after round, on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fedkeep.aggregation.mean import ema
+from fedkeep.interface import NoState
+from fedkeep.interface.algorithm import knows_tasks, state_types
+from fedkeep.interface.pytree import copy_containers
+from fedkeep.simulation.callbacks import Callback, Evaluation
+from fedkeep.simulation.model_averaging import round_mean
+from fedkeep.simulation.rounds import LocalCohort, RoundState, TooFewClients
+from fedkeep.simulation.state import RoundResult, SimulationState
+
+
+@dataclass
+class Simulation(SimulationState):
+    """One method with one seed on one federation; `run_round` carries out the next round.
+
+    Parameters are those of `SimulationState`, and ``callbacks``, which are called at the end of every round. A trial
+    adds its own (`fedkeep.simulation.trial.run_trial`).
+    """
+
+    callbacks: Sequence[Callback] = field(default_factory=lambda: [Evaluation()])
+
+    def run_round(self) -> RoundResult:
+        """Carry out the next round, and the task's beginning and end where they fall.
+
+        An exception leaves everything as after the last round.
+        """
+        began = time.perf_counter()
+        number = self.finished + 1
+        before = self.server.model, self.server.served, copy_containers(self.server.state)
+        averages, task = (self.round_average, self.moving_average), self.federation.task
+        self.context.timer.reset()
+        self.server.logged = {}
+        round = RoundState(self, number, self.draw_cohort(number))
+        undone = False
+        try:
+            self.set_task(round.task)
+            self.executor.begin_round(number, round.cohort)
+            started = time.perf_counter()
+            self.server.begin_round(round.task, round.round)
+            if round.round == 1:
+                self._begin_task(round)
+            # What a task's beginning left stands even if its first round does not: it is done once.
+            kept = self.server.model, self.server.served, copy_containers(self.server.state), dict(round.client_states)
+            try:
+                self.algorithm.round(self.server, LocalCohort(round, round.cohort))
+                round.finish()
+            except TooFewClients:
+                undone = True
+                round.abandon()
+                self.server.model, self.server.served, self.server.state, round.client_states = kept
+            if round.round == self.schedule.rounds:
+                with round.outside():
+                    self.algorithm.end_task(self.server, LocalCohort(round, self.federation.clients))
+                    round.finish()
+            self.context.synchronize()
+            server_work = self.context.timer.total - round.client_seconds
+            server_seconds = time.perf_counter() - started - round.waiting_seconds - server_work
+            round.evaluate_own_models()
+            self.finished = number
+        except BaseException:
+            self.server.model, self.server.served, self.server.state = before
+            self.round_average, self.moving_average = averages
+            self.set_task(task)
+            self.executor.stop()
+            raise
+        if self.client_state is not NoState:
+            self.client_states |= round.client_states
+            self.changed |= set(round.client_states)
+        if not undone:
+            self._average(round)
+        timings = {"round": number, "train": self.context.timer.train, "teachers": self.context.timer.teachers}
+        timings["server"] = server_seconds
+        timings |= {f"step {name}": seconds for name, seconds in round.step_seconds.items()}
+        timings["evaluate"] = round.evaluation_seconds
+        result = RoundResult(round.record() | {"undone": undone, "log": self.server.logged}, timings)
+        for callback in self.callbacks:
+            callback.on_round_end(self, result)
+        timings["round_seconds"] = time.perf_counter() - began
+        return result
+
+    def _begin_task(self, round: RoundState) -> None:
+        """Let the method prepare for a task; one that knows nothing of tasks begins afresh, from its model."""
+        if round.task > 1:
+            self.server.served = {}
+            self.round_average = self.server.grown(self.round_average)
+            self.moving_average = self.server.grown(self.moving_average)
+            if not knows_tasks(type(self.algorithm)):
+                self.server.state = state_types(type(self.algorithm))[0]()
+                round.client_states |= {client: self.client_state() for client in self.client_states}
+        with round.outside():
+            self.algorithm.begin_task(self.server, LocalCohort(round, self.federation.clients))
+            round.finish()
+
+    def _average(self, round: RoundState) -> None:
+        """Take a finished round into the averages that are evaluated."""
+        if set(self.schedule.served) != {"last"}:
+            sequential = self.algorithm.schedule == "sequential"
+            self.round_average = round_mean(self.server.model, round.ordered_fits(), sequential)
+        if "moving" in self.schedule.served:
+            self.moving_average = ema(self.moving_average, self.round_average, self.schedule.decay)

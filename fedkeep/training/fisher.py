@@ -1,0 +1,64 @@
+"""Gradients of a model by parameter: its diagonal Fisher information, and the sensitivity of its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import log_softmax
+
+from fedkeep.models import Weights
+
+VECTORISED = 64  # gradients of single examples at a time
+
+
+def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, batch: int) -> Weights:
+    """Return the mean over batches of the squared gradient of the mean ln p(label | image)."""
+    return _mean_gradients(network, model, images, labels, batch, _log_likelihood, torch.square)
+
+
+def sensitivity(network: nn.Module, model: Weights, images: Tensor, labels: Tensor) -> Weights:
+    """Return the mean over examples of the absolute gradient of the logits' squared length."""
+    return _mean_gradients(network, model, images, labels, 1, _squared_length, torch.abs)
+
+
+def _mean_gradients(
+    network: nn.Module,
+    model: Weights,
+    images: Tensor,
+    labels: Tensor,
+    batch: int,
+    value: Callable[[Tensor, Tensor], Tensor],
+    size: Callable[[Tensor], Tensor],
+) -> Weights:
+    """Return the mean over batches of the ``size`` of the gradient of a batch's ``value``, of logits and labels."""
+    parameters = {name: model[name] for name, _ in network.named_parameters()}
+    buffers = {name: model[name] for name, _ in network.named_buffers()}
+
+    def of_batch(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
+        return value(functional_call(network, {**weights, **buffers}, (images,), tie_weights=False), labels)
+
+    gradient = grad(of_batch)
+    if batch == 1:
+        images, labels = images.unsqueeze(1), labels.unsqueeze(1)  # vectorised over batches of one
+        gradients, rows = vmap(gradient, (None, 0, 0)), VECTORISED
+    else:
+        gradients, rows = gradient, batch
+    total = {name: torch.zeros_like(weight) for name, weight in parameters.items()}
+    if not len(labels):
+        return total
+    for some_images, some_labels in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
+        for name, gradient_of in gradients(parameters, some_images, some_labels).items():
+            total[name] += size(gradient_of).sum(0) if batch == 1 else size(gradient_of)
+    return {name: summed / ceil(len(labels) / batch) for name, summed in total.items()}
+
+
+def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    return log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).mean()
+
+
+def _squared_length(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.square().sum(-1).mean()

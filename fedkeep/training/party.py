@@ -1,0 +1,258 @@
+"""Clients and the server in this process: `fedkeep.interface.Party`, implemented once for all executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep._utils import seeds
+from fedkeep.errors import ConfigError
+from fedkeep.generation.diffusion.generator import Generator
+from fedkeep.interface import Client, Data, Fit, Server
+from fedkeep.interface.party import Party
+from fedkeep.interface.pytree import replace_tensors, tree_tensors
+from fedkeep.interface.training import Composition, PassEnds, Watch
+from fedkeep.losses import Loss
+from fedkeep.models import Weights
+from fedkeep.models.heads import expand_like
+from fedkeep.models.weights import load_weights
+from fedkeep.training.context import ClientContext
+from fedkeep.training.fisher import fisher, sensitivity
+from fedkeep.training.local_training import BatchStream, TrainJob, fit
+from fedkeep.training.teacher_cache import TeacherCache
+
+
+class LocalParty(Party[Any]):
+    """A party that computes in this process.
+
+    Parameters
+    ----------
+    context : ClientContext
+        Network and settings.
+    name : str
+        Of the client; empty for the server.
+    data : Data
+        What the party holds.
+    state : object
+        What it keeps.
+    task, round : int
+        Where the run is.
+    uses : dict[str, int]
+        How often each purpose has drawn randomness in this round, over all of the party's steps.
+    train : Callable[[TrainJob], Fit], optional
+        Carries out local training; by default one job at once.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        name: str,
+        data: Data,
+        state: Any,
+        *,
+        task: int,
+        round: int,
+        uses: dict[str, int],
+        train: Callable[[TrainJob], Fit] | None = None,
+    ) -> None:
+        self.context = context
+        self.name = name
+        self.data = data
+        self.state = state
+        self.task = task
+        self.round = round
+        self.training, self.format = context.training, context.format
+        self._update_classes()
+        self.parameters = context.runner.parameters
+        self.train = train
+        self._uses = uses
+
+    def _update_classes(self) -> None:
+        """Read what a task changes."""
+        self.classes, self.old, self.initial = self.context.classes, self.context.old, self.context.runner.initial
+        self.label_names = self.context.label_names[: self.classes]
+
+    def fit(
+        self,
+        model: Weights,
+        objective: Loss,
+        *data: Data,
+        passes: int | None = None,
+        batch_sizes: Sequence[int] = (),
+        pass_ends: PassEnds = "first",
+        composition: Composition | None = None,
+        watch: Watch | None = None,
+    ) -> Fit:
+        job = self.train_job(
+            model,
+            objective,
+            *data,
+            passes=passes,
+            batch_sizes=batch_sizes,
+            pass_ends=pass_ends,
+            composition=composition,
+            watch=watch,
+        )
+        if self.train is not None:
+            return self.train(job)
+        with self.context.training_time():
+            return fit(self.context.runner, job, self.context.training)
+
+    def train_job(
+        self,
+        model: Weights,
+        objective: Loss,
+        *data: Data,
+        passes: int | None = None,
+        batch_sizes: Sequence[int] = (),
+        pass_ends: PassEnds = "first",
+        composition: Composition | None = None,
+        watch: Watch | None = None,
+    ) -> TrainJob:
+        """Return a local training, its teachers cached and its generators drawn; see `fit`."""
+        data = data or (self.data,)
+        for columns in data:
+            self._check(columns)
+        if len(batch_sizes) > len(data):
+            raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
+        objective = self._to_device(self.cache_teachers(objective, *data))
+        sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
+        streams = [self._stream(*given) for given in zip(data, sizes, strict=True)]
+        passes = self.training.epochs if passes is None else passes
+        noise = self._derive("network noise")
+        return TrainJob(model, objective, streams, passes, self.round, noise, pass_ends, composition, watch)
+
+    def _to_device(self, objective: Loss) -> Loss:
+        """Return an objective with its tensors on the device; else the CPU's would be sent anew in every step."""
+        device = self.context.runner.device
+        if device.type == "cpu":
+            return objective
+        return replace_tensors(objective, [tensor.to(device) for tensor, _ in tree_tensors(objective)])
+
+    def cache_teachers(self, objective: Loss, *data: Data) -> Loss:
+        with self.context.inference_time():
+            for number, columns in enumerate(data or (self.data,)):
+                if self.context.augmentation and columns and columns["image"].dtype == torch.uint8:
+                    continue  # teachers must see the images that the student sees, which differ from pass to pass
+                if columns and len(columns["image"]):
+                    objective = objective.cache_teachers(TeacherCache(self.context, columns), columns, number)
+        return objective
+
+    def predict(self, model: Weights, data: Data | None = None) -> Tensor:
+        with self.context.inference_time():
+            return self.context.runner.logits(model, self._images(data))
+
+    def features(self, model: Weights, data: Data | None = None) -> Tensor:
+        with self.context.inference_time():
+            return self.context.runner.features(model, self._images(data))
+
+    def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
+        with self.context.training_time():
+            return fisher(self.context.runner.eval_network, model, *self._some(examples), batch)
+
+    def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
+        with self.context.training_time():
+            return sensitivity(self.context.runner.eval_network, model, *self._some(examples))
+
+    def _some(self, examples: int | None) -> tuple[Tensor, Tensor]:
+        """Return the party's images and labels, or so many of them, drawn at random."""
+        images, labels = self._images(None), self.data["label"]
+        if examples is None or examples >= len(labels):
+            return images, labels
+        chosen = torch.randperm(len(labels), generator=self.rng("fisher"))[:examples].to(labels.device)
+        return images[chosen], labels[chosen]
+
+    def grown(self, model: Weights) -> Weights:
+        return expand_like(model, self.initial)
+
+    def generator_of(self, task: int) -> Generator:
+        return self.context.load_generator(task)
+
+    def network(self, model: Weights) -> nn.Module:
+        network = self.context.runner.build(model)
+        load_weights(network, model)
+        return network
+
+    def rng(self, purpose: str) -> torch.Generator:
+        named = torch.Generator()
+        named.manual_seed(self._derive(purpose))
+        return named
+
+    def _derive(self, purpose: str) -> int:
+        use = self._uses.get(purpose, 0)
+        self._uses[purpose] = use + 1
+        return seeds.derive(self.context.seed, purpose, task=self.task, round=self.round, client=self.name, use=use)
+
+    def _stream(self, data: Data, batch_size: int) -> BatchStream:
+        augmentation = self.context.augmentation
+        if data["image"].dtype == torch.uint8 and not augmentation:
+            data = {**data, "image": self.context.normalise(data["image"])}
+        return BatchStream(
+            data,
+            self.context.normalise,
+            augmentation,
+            self.rng("batches"),
+            self.rng("augmentation"),
+            self.context.runner.layout,
+            batch_size,
+        )
+
+    def _images(self, data: Data | None) -> Tensor:
+        columns = self.data if data is None else data
+        self._check(columns)
+        return self.context.normalise(columns["image"])
+
+    def _check(self, data: Data) -> None:
+        if "image" not in data:
+            whose = f"client {self.name}" if self.name else "the server"
+            raise ConfigError(
+                f"{whose} has no images here, only {sorted(data) or 'nothing'}. Give it data, or pass some."
+            )
+        lengths = {name: len(column) for name, column in data.items()}
+        if len(set(lengths.values())) > 1:
+            raise ConfigError(f"the columns of a data set must be of one length, not {lengths}.")
+
+
+class LocalClient(LocalParty, Client[Any]):
+    """A client in this process."""
+
+    @property
+    def id(self) -> str:  # type: ignore[override]
+        return self.name
+
+
+class LocalServer(LocalParty, Server[Any]):
+    """The server in this process."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        data: Data,
+        state: Any,
+        model: Weights,
+        population: int,
+        context_of: Callable[[str], ClientContext],
+    ) -> None:
+        super().__init__(context, "", data, state, task=1, round=0, uses={})
+        self.model = model
+        self.population = population
+        self.context_of = context_of
+        self.served: Weights = {}
+        self.logged: dict[str, float | list[float]] = {}
+
+    def begin_round(self, task: int, round: int) -> None:
+        """Go to a task's round."""
+        self.task, self.round, self._uses = task, round, {}
+        self._update_classes()
+
+    def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:
+        self._check(data)
+        context = self.context_of(client)  # it may normalise images in another way than the server does
+        with context.inference_time():
+            return context.runner.logits(model, context.normalise(data["image"]))
+
+    def log(self, name: str, value: float | list[float]) -> None:
+        self.logged[name] = value

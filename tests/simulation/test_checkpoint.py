@@ -1,0 +1,329 @@
+"""Checkpoints and cell folders: whole or not there, whatever strikes in between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from torch import Tensor
+
+from fedkeep._utils.files import atomic_write
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
+from fedkeep.errors import RunError
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.interface.codec import encode
+from fedkeep.losses import CrossEntropy
+from fedkeep.models import get_architecture
+from fedkeep.simulation import checkpoint as module
+from fedkeep.simulation.callbacks import Callback, OnRoundEnd
+from fedkeep.simulation.checkpoint import Checkpoint
+from fedkeep.simulation.trial import JsonlWriter, run_trial
+
+
+@dataclass
+class Own:
+    trainings: int = 0
+    model: dict[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Remembering(Algorithm[NoState, Own]):
+    """Sequential training in which each client keeps its last model."""
+
+    title = "checkpoint probe"
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        for client in cohort:
+            if reply := client.ask(self.train, server.model):
+                server.model = reply.model
+
+    @on_client
+    def train(self, client: Client[Own], model: dict[str, Tensor]) -> Fit:
+        fit = client.fit(client.state.model or model, CrossEntropy())
+        client.state.model, client.state.trainings = dict(fit.model), client.state.trainings + 1
+        return fit
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill(at: int) -> Callback:
+    def strike(state: Any, result: Any) -> None:
+        if result.record["round"] == at:
+            raise Killed
+
+    return OnRoundEnd(strike)
+
+
+def killed(algorithm: Algorithm[Any, Any], folder: Path, at: int = 2) -> Path:
+    with pytest.raises(Killed):
+        run_trial(tiny.engine(algorithm), folder, [kill(at)])
+    return folder
+
+
+def states(engine: Any) -> dict[str, bytes]:
+    return {client: encode(state) for client, state in sorted(engine.client_states.items())}
+
+
+def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, written = tiny.engine(Remembering(), cohort=2, rounds=9), []
+    monkeypatch.setattr(
+        module, "atomic_write", lambda path, content: written.append(path.name) or atomic_write(path, content)
+    )
+    checkpoint = Checkpoint(tmp_path)
+    for number in range(1, 6):
+        cohort = tiny.played(engine, 1)[0]["cohort"]
+        written.clear()
+        checkpoint.save(engine, {})
+        clients = [f"client-{client}-{number}.safetensors" for client in sorted(cohort)]
+        assert written == [*clients, f"server-{number}.safetensors", f"model-{number}.safetensors", "manifest.json"]
+        named = json.loads((tmp_path / "manifest.json").read_text())
+        on_disk = {path.name for path in tmp_path.iterdir()}
+        assert on_disk == {"manifest.json", named["server"], named["model"], *named["clients"].values()}
+    fresh = tiny.engine(Remembering(), cohort=2, rounds=9)
+    checkpoint.restore(fresh)
+    assert states(fresh) == states(engine)
+    assert fresh.finished == 5
+
+
+@pytest.mark.parametrize("algorithm", [Remembering(), SFedKD()], ids=["remembering", "sfedkd"])
+def test_a_save_that_is_cut_short_at_any_write_loses_nothing(
+    algorithm: Algorithm[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint of round 1 stands until that of round 2 is whole; and saving once more works."""
+    for cut in range(1, 9):
+        folder = tmp_path / str(cut)
+        engine = tiny.engine(algorithm)
+        checkpoint = Checkpoint(folder)
+        tiny.played(engine, 1)
+        checkpoint.save(engine, {"at": 1})
+        reference = states(engine)
+        tiny.played(engine, 1)
+        writes: list[str] = []
+
+        def failing(path: Path, content: Any, cut: int = cut, writes: list[str] = writes) -> None:
+            writes.append(path.name)
+            if len(writes) == cut:
+                raise KeyboardInterrupt
+            atomic_write(path, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "atomic_write", failing)
+            try:
+                checkpoint.save(engine, {"at": 2})
+            except KeyboardInterrupt:
+                fresh = tiny.engine(algorithm)
+                assert Checkpoint(folder).restore(fresh) == {"at": 1}
+                assert states(fresh) == reference
+        checkpoint.save(engine, {"at": 3})
+        fresh = tiny.engine(algorithm)
+        assert Checkpoint(folder).restore(fresh) == {"at": 3}
+        assert states(fresh) == states(engine)
+
+
+def test_an_interrupt_while_saving_still_saves_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    interrupted = []
+
+    def once(path: Path, content: Any) -> None:
+        if not interrupted and path.name.startswith("server-2"):
+            interrupted.append(path)
+            raise KeyboardInterrupt
+        atomic_write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "atomic_write", once)
+        with pytest.raises(KeyboardInterrupt):
+            run_trial(tiny.engine(SFedKD()), tmp_path / "cut", checkpoint_share=1e9)  # due after every round
+    assert json.loads((tmp_path / "cut" / "checkpoint" / "manifest.json").read_text())["round"] == 2
+    run_trial(tiny.engine(SFedKD()), tmp_path / "cut")
+    assert (tmp_path / "cut" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("file", ["rounds.jsonl", "timings.jsonl"])
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interrupt_between_a_round_and_its_records_loses_nothing(
+    file: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    write, interrupted = JsonlWriter.write, []
+
+    def once(log: JsonlWriter, line: dict[str, Any]) -> None:
+        strikes = not interrupted and line["round"] == 2 and Path(log.file.name).name == file
+        interrupted.extend([file] if strikes else [])
+        if not (strikes and before):
+            write(log, line)
+        if strikes:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonlWriter, "write", once)
+        with pytest.raises(KeyboardInterrupt):
+            run_trial(tiny.engine(SFedKD()), tmp_path / "cut")
+    assert json.loads((tmp_path / "cut" / "checkpoint" / "manifest.json").read_text())["round"] == 2
+    run_trial(tiny.engine(SFedKD()), tmp_path / "cut")
+    assert (tmp_path / "cut" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "cut" / "timings.jsonl").read_text().splitlines()]
+    assert rounds == sorted(set(rounds))
+
+
+def test_leftovers_of_a_kill_while_writing_are_cleared(tmp_path: Path) -> None:
+    engine = tiny.engine(SFedKD())
+    tiny.played(engine, 1)
+    tmp_path.joinpath(".model-7.safetensors.12345.tmp").write_bytes(b"half")
+    tmp_path.joinpath("model-7.safetensors").write_bytes(b"never named")
+    Checkpoint(tmp_path).save(engine, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "manifest.json",
+        "model-1.safetensors",
+        "server-1.safetensors",
+    ]
+
+
+def test_restoring_into_a_used_engine_forgets_what_it_was(tmp_path: Path) -> None:
+    engine = tiny.engine(Remembering())
+    tiny.played(engine, 1)
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save(engine, {})
+    tiny.played(engine, 2)
+    checkpoint.restore(engine)
+    checkpoint.save(engine, {})  # must not look for clients that changed in a future now forgotten
+    fresh = tiny.engine(Remembering())
+    Checkpoint(tmp_path).restore(fresh)
+    assert tiny.played(fresh) == tiny.played(tiny.engine(Remembering()))[1:]
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "3", "null", '{"format": 1}', '{"format": 99}', "\0" * 20])
+def test_a_damaged_manifest_is_a_clear_error(content: str, tmp_path: Path) -> None:
+    folder = killed(SFedKD(), tmp_path / "cell")
+    (folder / "checkpoint" / "manifest.json").write_text(content)
+    with pytest.raises(RunError, match="manifest"):
+        run_trial(tiny.engine(SFedKD()), folder)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "swap"])
+@pytest.mark.parametrize("name", ["server", "model", "client"])
+def test_a_damaged_checkpoint_file_is_a_clear_error(damage: str, name: str, tmp_path: Path) -> None:
+    folder = killed(Remembering(), tmp_path / "cell")
+    path = next((folder / "checkpoint").glob(f"{name}-*.safetensors"))
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "swap":
+        path.write_bytes(encode({"x": 1}))
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"\xff" * 9 + content[9:])
+    with pytest.raises(RunError, match=r"checkpoint.*" + (path.name if damage != "swap" else "")):
+        run_trial(tiny.engine(Remembering()), folder)
+
+
+def test_a_checkpoint_of_another_model_or_method_is_refused(tmp_path: Path) -> None:
+    folder = killed(SFedKD(), tmp_path / "cell")
+    other = lambda: get_architecture("mlp")(hidden=(9,)).build(tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]  # noqa: E731
+    with pytest.raises(RunError, match=r"another model.*shape"):
+        run_trial(tiny.engine(SFedKD(), factory=other), folder)
+    with pytest.raises(RunError, match="NoState"):
+        run_trial(tiny.engine(FedAvg()), folder)
+
+
+def test_records_shorter_than_the_checkpoint_are_a_clear_error(tmp_path: Path) -> None:
+    """As after a power failure: the checkpoint was forced to disk. Padding the file with NULs would hide the loss."""
+    for name in ("rounds.jsonl", "timings.jsonl"):
+        folder = killed(SFedKD(), tmp_path / name)
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(RunError, match=name):
+            run_trial(tiny.engine(SFedKD()), folder)
+        assert b"\0" not in (folder / name).read_bytes()
+
+
+def test_records_are_on_disk_before_the_checkpoint_that_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    forced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        forced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    run_trial(tiny.engine(FedAvg(), rounds=1), tmp_path)
+    manifest = next(place for place, name in enumerate(forced) if "manifest" in name)
+    assert "rounds.jsonl" in forced[:manifest]
+
+
+def test_a_broken_last_line_is_cut_off(tmp_path: Path) -> None:
+    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    folder = killed(SFedKD(), tmp_path / "cell")
+    with (folder / "rounds.jsonl").open("ab") as file:
+        file.write(b'{"task":1,"rou')
+    run_trial(tiny.engine(SFedKD()), folder)
+    assert (folder / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+
+
+def test_killed_before_the_first_checkpoint_it_starts_again(tmp_path: Path) -> None:
+    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    folder = tmp_path / "cell"
+    folder.mkdir()
+    (folder / "rounds.jsonl").write_bytes((tmp_path / "whole" / "rounds.jsonl").read_bytes()[:300])
+    run_trial(tiny.engine(SFedKD()), folder)
+    assert (folder / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+
+
+def test_killed_after_the_last_round_only_the_result_is_written(tmp_path: Path) -> None:
+    run_trial(tiny.engine(SFedKD()), tmp_path)
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    model = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "model.safetensors").unlink()
+    engine = tiny.engine(SFedKD())
+    run_trial(engine, tmp_path, [OnRoundEnd(lambda state, result: pytest.fail("a round was run"))])
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+    assert (tmp_path / "model.safetensors").read_bytes() == model
+
+
+def test_a_moved_folder_resumes(tmp_path: Path) -> None:
+    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    killed(SFedKD(), tmp_path / "here")
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    run_trial(tiny.engine(SFedKD()), tmp_path / "there")
+    assert (tmp_path / "there" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+
+
+def test_saving_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    checkpoint = Checkpoint(tmp_path, share=0.05, _saved_at=now[0])
+    monkeypatch.setattr(
+        module, "atomic_write", lambda path, content: now.__setitem__(0, now[0] + 0.5) or atomic_write(path, content)
+    )
+    engine = tiny.engine(FedAvg())
+    assert checkpoint.due(), "the first is free"
+    checkpoint.save(engine, {})
+    assert checkpoint.cost == pytest.approx(1.5)
+    now[0] += 29.9
+    assert not checkpoint.due()
+    now[0] += 0.2
+    assert checkpoint.due()
+
+
+@pytest.mark.parametrize(("cost", "after"), [(1.5, 30.0), (3.0, 60.0), (20.0, 60.0), (90.0, 90.0)])
+def test_a_kill_costs_no_more_than_a_minute(cost: float, after: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However dear saving is, beside rounds that are longer; but no more time goes into saving than into rounds."""
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    checkpoint = Checkpoint(Path(), share=0.05, cost=cost, _saved_at=now[0])
+    now[0] += after - 0.1
+    assert not checkpoint.due()
+    now[0] += 0.2
+    assert checkpoint.due()

@@ -1,0 +1,127 @@
+"""Clients whose network is another than the server's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from test_process_executor import with_thread
+from torch import Tensor, nn
+
+from fedkeep.data import Federation
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.losses import CrossEntropy
+from fedkeep.models import Weights, get_architecture
+from fedkeep.models.weights import find_mismatch
+
+
+def wide() -> nn.Module:
+    return get_architecture("mlp")(hidden=(11, 5)).build(tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]
+
+
+OWN = {"1": wide, "4": wide}
+
+
+@dataclass
+class Own:
+    model: Weights = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Alone(Algorithm[NoState, Own]):
+    """Everybody trains a model of its own and tells the mean of its logits."""
+
+    title = "alone for a test"
+    networks = "any"
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        said = cohort.ask(self.learn)
+        server.log("said", [float(tensor.sum()) for tensor in said.values()])
+
+    @on_client
+    def learn(self, client: Client[Own]) -> Tensor:
+        model = client.state.model or client.initial
+        client.state.model = client.fit(model, CrossEntropy()).model
+        return client.predict(client.state.model).mean(0)
+
+
+@dataclass(frozen=True)
+class Careless(Algorithm):
+    """Sends the server what a client trained, whatever its form."""
+
+    title = "careless for a test"
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        cohort.ask(self.learn)
+
+    @on_client
+    def learn(self, client: Client) -> Fit:
+        return client.fit(client.initial, CrossEntropy())
+
+
+def engine(method: Algorithm[Any, Any] | None = None, **changes: Any) -> Any:
+    return tiny.engine(method or Alone(), cohort=6, client_factories=OWN, **changes)
+
+
+def test_each_trains_its_own_network() -> None:
+    played = engine()
+    tiny.played(played)
+    theirs = {client: state.model for client, state in played.client_states.items()}
+    for client, model in theirs.items():
+        assert find_mismatch(model, played.context_of(client).runner.initial) is None
+    assert find_mismatch(theirs["1"], theirs["0"]) is not None
+    assert find_mismatch(theirs["1"], theirs["4"]) is None
+
+
+def test_clients_of_one_network_begin_alike_whoever_else_has_which() -> None:
+    both, alone = engine(), tiny.engine(Alone(), client_factories={"1": wide})
+    assert both.context_of("1") is both.context_of("4")
+    assert tiny.equal(both.context_of("4").runner.initial, alone.context_of("1").runner.initial)
+    assert tiny.equal(both.server.model, alone.server.model)
+
+
+@pytest.mark.parametrize("stack", [1, 4])
+def test_workers_codec_and_stacks_change_nothing(stack: int) -> None:
+    reference = tiny.played(engine())
+    records = tiny.played(engine(stack=stack))
+    for one, other in zip(reference, records, strict=True):
+        assert one["log"]["said"] == pytest.approx(other["log"]["said"], rel=1e-4, abs=1e-5)
+    assert tiny.played(engine(through_codec=True)) == reference
+    pooled = engine()
+    pool = with_thread(pooled, engine())
+    assert tiny.played(pooled) == reference
+    pool.stop()
+
+
+def test_own_networks_grow_with_the_tasks() -> None:
+    tasks = tiny.stream()
+    first = Federation.from_stream(tasks, 1)
+
+    def own() -> nn.Module:
+        return get_architecture("mlp")(hidden=(6,)).build(tiny.SHAPE, first.cumulative_classes[0])  # type: ignore[call-arg]
+
+    played = tiny.engine_with_tasks(Alone(), tasks, client_factories={"2": own})
+    played.set_task(3)
+    assert [len(context.runner.initial["classifier.weight"]) for context in played.contexts] == [3, 3]
+    assert played.context_of("2").classes == 3
+
+
+def test_a_model_is_held_to_its_own_clients_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = engine(Careless(), rounds=1)
+    assert tiny.played(played)[0]["lost"] == {}
+    swapped = {"model": played.server.model}  # a client of the other network answers with the server's form
+    monkeypatch.setattr(Careless, "learn", on_client(lambda self, client: Fit(swapped["model"], 1, 1, 0.0)))
+    lost = tiny.played(engine(Careless(), rounds=1))[0]["lost"]
+    assert set(lost) == {"1", "4"}
+    assert "another model" in lost["1"]
+
+
+def test_visits_are_evaluated_with_the_clients_network() -> None:
+    played = engine(Careless(), rounds=1, evaluate_local_models=True)
+    (record,) = tiny.played(played)
+    assert {visit["client"] for visit in record["visits"]} == set("012345")
+    assert all(len(visit["correct"]) == tiny.CLASSES for visit in record["visits"])
+    assert torch.isfinite(torch.tensor(record["loss"]))

@@ -1,0 +1,36 @@
+"""Values between processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+import torch
+
+from fedkeep.simulation import ipc
+
+
+def test_what_is_sent_is_received() -> None:
+    near, far = multiprocessing.Pipe()
+    tensors = {
+        "matrix": torch.arange(6.0).view(2, 3).t(),  # not contiguous
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "flags": torch.tensor([True, False]),
+        "count": torch.tensor(7),
+        "none": torch.empty(0, 3),
+    }
+    ipc.send(near, ["text", {"a": [1, None, 2.5]}], tensors)
+    structure, received = ipc.receive(far)
+    assert structure == ["text", {"a": [1, None, 2.5]}]
+    assert received.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert received[name].dtype == tensor.dtype
+        assert torch.equal(received[name], tensor)
+
+
+def test_a_connection_that_ends_in_the_middle_is_an_error() -> None:
+    near, far = multiprocessing.Pipe()
+    near.send_bytes(b'["half a message",[["x","float32",[2]]]]')
+    near.close()
+    with pytest.raises(EOFError):
+        ipc.receive(far)

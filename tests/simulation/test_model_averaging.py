@@ -1,0 +1,102 @@
+"""What is served: averages of models that were trained anyway, which change nothing that is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
+from fedkeep.errors import ConfigError
+from fedkeep.models import Weights
+from fedkeep.simulation.callbacks import OnRoundEnd
+from fedkeep.simulation.schedule import Schedule
+from fedkeep.simulation.trial import run_trial
+
+ALL = ("last", "round", "moving")
+
+
+@pytest.mark.parametrize("method", [FedSeq(), SFedKD(), FedAvg()], ids=repr)
+def test_serving_changes_nothing_that_is_trained(method: Any) -> None:
+    plain, served = tiny.engine(method), tiny.engine(method, served=ALL)
+    without, records = tiny.played(plain), tiny.played(served)
+    assert tiny.equal(plain.server.model, served.server.model)
+    for record in records:
+        assert record.pop("served").keys() == {"round", "moving"}
+    assert without == records
+
+
+def test_the_averages_are_those_of_the_formulas() -> None:
+    engine = tiny.engine(FedSeq(), served=ALL, rounds=3, decay=0.7)
+    own: list[Weights] = []
+    train = FedSeq.train
+    moving: dict[str, torch.Tensor] = {}
+    for _ in range(3):
+        own.clear()
+
+        def keep(self: FedSeq, client: Any, model: Weights) -> Any:
+            fit = train(self, client, model)
+            own.append(fit.model)
+            return fit
+
+        keep._fedkeep_client_step = True  # type: ignore[attr-defined]
+        FedSeq.train = keep  # type: ignore[method-assign]
+        try:
+            record = engine.run_round().record
+        finally:
+            FedSeq.train = train  # type: ignore[method-assign]
+        assert len(own) == 3
+        mean = {name: torch.stack([m[name].double() for m in own]).mean(0) for name in own[0]}
+        moving = {name: 0.7 * moving[name] + 0.3 * mean[name] for name in mean} if moving else mean
+        assert tiny.equal(engine.evaluation_model("last"), own[-1])
+        for what, expected in (("round", mean), ("moving", moving)):
+            got = engine.evaluation_model(what)  # type: ignore[arg-type]
+            for name in expected:
+                torch.testing.assert_close(got[name].double(), expected[name], rtol=1e-5, atol=1e-6)
+            assert record["served"][what]["correct"] == engine.evaluate(got).correct
+        assert not tiny.equal(engine.evaluation_model("round"), engine.evaluation_model("last"))
+
+
+def test_the_mean_of_a_parallel_round_is_what_the_server_made() -> None:
+    engine = tiny.engine(FedAvg(), served=("round", "last"))
+    for record in tiny.played(engine):
+        assert record["served"]["last"]["correct"] == record["correct"]
+    assert tiny.equal(engine.evaluation_model("round"), engine.server.model)
+
+
+def test_an_undone_round_leaves_the_averages() -> None:
+    engine = tiny.engine(
+        FedSeq(), served=ALL, min_clients=3, fault_injector=lambda number, client, step: "gone" if number == 2 else None
+    )
+    tiny.played(engine, 1)
+    before = [engine.evaluation_model(what) for what in ("round", "moving")]  # type: ignore[arg-type]
+    (record,) = tiny.played(engine, 1)
+    assert record["undone"]
+    for what, model in zip(("round", "moving"), before, strict=True):
+        assert tiny.equal(engine.evaluation_model(what), model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_it_resumes_to_the_same_bytes(at: int, tmp_path: Path) -> None:
+    def stop(state: Any, result: Any) -> None:
+        if result.record["round"] == at:
+            raise KeyboardInterrupt
+
+    serving = {"served": ("moving", "last", "round")}
+    run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "cut", [OnRoundEnd(stop)])
+    run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "cut")
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("served", [(), ("last", "last")])
+def test_what_is_served_is_named_once(served: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match="each once"):
+        Schedule(served=served)

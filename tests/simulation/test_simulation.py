@@ -1,0 +1,343 @@
+"""The embedded engine: verbs, lost clients, tasks, cohorts and what is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
+from fedkeep.losses import CrossEntropy
+
+Weights = dict[str, Tensor]
+
+
+@dataclass
+class Kept:
+    began: int = 0
+    ended: int = 0
+    replies: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Diary:
+    entries: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Probe(Algorithm[Kept, Diary]):
+    """Does what ``script`` says; its steps write a diary."""
+
+    title = "engine probe"
+    script: Callable[[Probe, Server[Kept], Cohort], None] | None = None
+
+    def begin_task(self, server: Server[Kept], clients: Cohort) -> None:
+        server.state.began += len(clients.ask(self.hello))
+
+    def end_task(self, server: Server[Kept], clients: Cohort) -> None:
+        server.state.ended += 1
+
+    def round(self, server: Server[Kept], cohort: Cohort) -> None:
+        if self.script:
+            self.script(self, server, cohort)
+
+    @on_client
+    def hello(self, client: Client[Diary]) -> int:
+        return 1
+
+    @on_client
+    def write(self, client: Client[Diary], word: str, more: str = "") -> str:
+        client.state.entries.append(word + more)
+        return client.id + word + more
+
+    @on_client
+    def note(self, client: Client[Diary], word: str) -> None:
+        client.state.entries.append(word)
+
+    @on_client
+    def poison(self, client: Client[Diary], word: str) -> float:
+        client.state.entries.append(word)
+        return float("nan")
+
+    @on_client
+    def train(self, client: Client[Diary], model: Weights) -> Fit:
+        return client.fit(model, CrossEntropy())
+
+
+def probe(script: Callable[[Probe, Server[Kept], Cohort], None], **changes: Any) -> Any:
+    return tiny.engine(Probe(script=script), **changes)
+
+
+def diaries(engine: Any) -> dict[str, list[str]]:
+    return {client: state.entries for client, state in engine.client_states.items() if state.entries}
+
+
+def test_asking_a_cohort_gives_replies_in_its_order() -> None:
+    got: dict[str, str] = {}
+
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        got.update(cohort.ask(method.write, "a", more="b"))
+        assert [client.id for client in cohort] == list(got)
+        assert len(cohort) == 3
+
+    engine = probe(script)
+    (record,) = tiny.played(engine, 1)
+    assert list(got) == record["cohort"]
+    assert got == {client: f"{client}ab" for client in record["cohort"]}
+    assert diaries(engine) == {client: ["ab"] for client in record["cohort"]}
+
+
+@pytest.mark.parametrize("through_codec", [False, True])
+def test_each_reaches_only_those_it_names(through_codec: bool) -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        a, b, c = (client.id for client in cohort)
+        assert cohort.ask(method.write, each({b: "x"})) == {b: f"{b}x"}
+        with pytest.raises(ConfigError, match="'nobody', which is no client"):
+            cohort.ask(method.write, each({b: "x", "nobody": "y"}))
+        assert cohort.ask(method.write, each({a: "x", b: "y"}), more=each({b: "1", c: "2"})) == {b: f"{b}y1"}
+        cohort.start(method.note, each({c: "z"}))
+        first, *_ = cohort
+        assert first.ask(method.write, each({b: "x"})) is None
+
+    engine = probe(script, through_codec=through_codec)
+    (record,) = tiny.played(engine, 1)
+    _, b, c = record["cohort"]
+    assert diaries(engine) == {b: ["x", "y1"], c: ["z"]}
+    assert record["lost"] == {}, "not to be named is not to be lost"
+
+
+def test_a_cohort_without_some() -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        a, b, c = (client.id for client in cohort)
+        assert [client.id for client in cohort.without({b: 1})] == [a, c]
+        assert list(cohort.without([a]).without([c]).ask(method.write, "w")) == [b]
+        assert cohort.without([a, b, c]).ask(method.write, "w") == {}
+
+    tiny.played(probe(script), 1)
+
+
+def test_steps_are_done_in_the_order_asked_and_by_the_rounds_end() -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        cohort.start(method.note, "1")
+        cohort.start(method.note, "2")
+        first, *_ = cohort
+        first.ask(method.write, "3")
+        cohort.start(method.note, "4")
+
+    engine = probe(script)
+    (record,) = tiny.played(engine, 1)
+    a, b, c = record["cohort"]
+    assert diaries(engine) == {a: ["1", "2", "3", "4"], b: ["1", "2", "4"], c: ["1", "2", "4"]}
+
+
+def test_a_lost_client_is_out_for_the_round_with_its_state_as_before_that_call() -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        victim = next(iter(cohort))
+        assert victim.ask(method.write, "kept") is not None
+        assert victim.ask(method.poison, "gone") is None
+        assert victim.ask(method.write, "ignored") is None
+        assert victim.id not in cohort.ask(method.write, "all")
+        cohort.start(method.note, "later")
+
+    engine = probe(script, rounds=1)
+    (record,) = tiny.played(engine)
+    a, b, c = record["cohort"]
+    assert record["lost"] == {a: "answered with a the value that is not finite"} or "not finite" in record["lost"][a]
+    assert diaries(engine) == {a: ["kept"], b: ["all", "later"], c: ["all", "later"]}
+
+
+def test_a_call_that_waits_is_dropped_with_its_client() -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        cohort.start(method.poison, "x")  # type: ignore[arg-type]
+        assert cohort.ask(method.write, "y") == {}
+
+    engine = probe(script, min_clients=1)
+    (record,) = tiny.played(engine, 1)
+    assert record["undone"]
+    assert diaries(engine) == {}
+
+
+def test_an_undone_round_keeps_the_clients_states() -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        cohort.ask(method.write, str(server.round))
+        if server.round == 2:
+            cohort.ask(method.poison, "x")
+
+    engine = probe(script, cohort=6, min_clients=6)
+    tiny.played(engine, 1)
+    before = {client: list(entries) for client, entries in diaries(engine).items()}
+    assert tiny.played(engine, 1)[0]["undone"]
+    assert diaries(engine) == before
+    assert set(before) == set("012345")
+
+
+def test_a_state_lives_from_round_to_round() -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        cohort.ask(method.write, str(server.round))
+
+    engine = probe(script, cohort=2, rounds=6)
+    records = tiny.played(engine)
+    for client in set().union(*(record["cohort"] for record in records)):
+        assert diaries(engine)[client] == [str(r["round"]) for r in records if client in r["cohort"]]
+
+
+def test_what_a_method_logs_is_in_its_rounds_record_only() -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        if server.round == 2:
+            server.log("x", 1.5)
+            server.log("y", [1.0, 2.0])
+
+    assert [record["log"] for record in tiny.played(probe(script))] == [{}, {"x": 1.5, "y": [1.0, 2.0]}, {}, {}]
+
+
+def test_bytes_are_counted_for_every_call_that_reached_a_client() -> None:
+    def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        cohort.ask(method.write, "abc")
+        cohort.start(method.note, "de")
+
+    engine = probe(script)
+    tiny.played(engine, 1)
+    (record,) = tiny.played(engine, 1)
+    assert (record["down"], record["up"]) == (3 * 3 + 3 * 2, 3 * 4)
+
+
+# Tasks
+
+
+def nothing(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+    pass
+
+
+def train(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
+    for client in cohort:
+        if reply := client.ask(method.train, server.model):
+            server.model = reply.model
+
+
+def test_a_task_begins_and_ends_once() -> None:
+    engine = probe(nothing)
+    for expected in ((6, 0), (6, 0), (6, 0), (6, 1)):
+        tiny.played(engine, 1)
+        assert (engine.server.state.began, engine.server.state.ended) == expected
+
+
+def test_an_undone_first_round_does_not_undo_the_beginning_of_the_task() -> None:
+    engine = probe(
+        train, fault_injector=lambda number, client, step: "gone" if (number, step) == (1, "train") else None
+    )
+    records = tiny.played(engine)
+    assert [record["undone"] for record in records] == [True, False, False, False]
+    assert engine.server.state.began == 6
+
+
+def test_an_undone_last_round_does_not_undo_the_end_of_the_task() -> None:
+    engine = probe(
+        train, fault_injector=lambda number, client, step: "gone" if (number, step) == (4, "train") else None
+    )
+    assert [record["undone"] for record in tiny.played(engine)] == [False, False, False, True]
+    assert engine.server.state.ended == 1
+
+
+def test_clients_outside_the_cohort_do_not_count_towards_its_minimum() -> None:
+    cohort = probe(train, cohort=2).draw_cohort(1)
+    engine = probe(train, cohort=2, fault_injector=lambda number, client, step: None if client in cohort else "asleep")
+    (record,) = tiny.played(engine, 1)
+    assert not record["undone"]
+    assert engine.server.state.began == 2
+    assert not tiny.equal(engine.server.model, engine.context.runner.initial)
+
+
+# Cohorts
+
+
+def test_cohorts_are_drawn_without_replacement_from_seed_and_round_alone() -> None:
+    engine = tiny.engine(FedAvg(), cohort=4, rounds=50)
+    drawn = [engine.draw_cohort(number) for number in range(1, 51)]
+    assert all(len(set(cohort)) == 4 for cohort in drawn)
+    assert drawn == [tiny.engine(FedSeq(), cohort=4).draw_cohort(number) for number in range(1, 51)]
+    assert len({tuple(cohort) for cohort in drawn}) > 30
+    counts = [sum(client in cohort for cohort in drawn) for client in engine.federation.clients]
+    assert all(18 <= count <= 48 for count in counts), "33 expected, deviation 3.3"
+    assert drawn != [tiny.engine(FedAvg(), cohort=4, seed=1).draw_cohort(number) for number in range(1, 51)]
+    assert len(tiny.engine(FedAvg(), cohort=99).draw_cohort(1)) == 6
+
+
+def test_a_cohort_of_millions_is_drawn_without_a_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny.dataset(9)
+    federation = tiny.by_hand(data, [[0, 1, 2]])
+    offsets = torch.cat([torch.tensor([0]), torch.full((3_000_000,), 3)])
+    object.__setattr__(federation.partition, "offsets", offsets)
+    engine = tiny.engine(FedAvg(), federation=federation, cohort=50)
+    monkeypatch.setattr(torch, "randperm", lambda *args, **kwargs: pytest.fail("a permutation"))
+    drawn = engine.draw_cohort(1)
+    assert len(set(drawn)) == 50
+    assert drawn == engine.draw_cohort(1) != engine.draw_cohort(2)
+    assert max(map(int, drawn)) > 1_000_000
+
+
+# Evaluation
+
+
+def test_counts_of_a_record_are_those_of_the_model() -> None:
+    engine = tiny.engine(FedSeq(), evaluate_every=3, rounds=5)
+    records = tiny.played(engine)
+    assert [record["round"] for record in records if "correct" in record] == [3, 5]
+    test = engine.federation.dataset.test
+    network = engine.context.runner.build()
+    network.load_state_dict(dict(engine.server.model))
+    logits = network(engine.context.normalise(test["image"])).detach()
+    hits = [int(((logits.argmax(1) == c) & (test["label"] == c)).sum()) for c in range(tiny.CLASSES)]
+    assert records[-1]["correct"] == hits
+    assert records[-1]["test_loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, test["label"]).item(), rel=1e-5
+    )
+    assert sum(hits) > len(test["label"]) / 2, "it learned"
+
+
+def test_visits_tell_what_each_client_left_and_what_became_of_the_one_before() -> None:
+    engine = tiny.engine(FedSeq(), evaluate_local_models=True, rounds=1)
+    (record,) = tiny.played(engine)
+    sizes = [engine.federation.num_examples(client) for client in record["cohort"]]
+    assert [visit["client"] for visit in record["visits"]] == record["cohort"]
+    assert record["visits"][-1]["correct"] == record["correct"]
+    assert [visit["own"][1] for visit in record["visits"]] == sizes
+    assert [visit["previous"] and visit["previous"][1] for visit in record["visits"]] == [None, *sizes[:-1]]
+
+
+def test_the_loss_of_a_round_weighs_clients_by_examples() -> None:
+    engine = tiny.engine(FedAvg(), rounds=1)
+    (record,) = tiny.played(engine)
+    losses = {}
+    for client in record["cohort"]:
+        alone = tiny.by_hand(
+            engine.federation.dataset, [[]] * int(client) + [engine.federation.partition[int(client)].tolist()]
+        )
+        single = tiny.engine(FedAvg(), federation=alone, rounds=1, cohort=99)
+        losses[client] = tiny.played(single)[0]["loss"]
+    weights = {client: engine.federation.num_examples(client) for client in losses}
+    expected = sum(losses[c] * weights[c] for c in losses) / sum(weights.values())
+    assert record["loss"] == pytest.approx(expected)
+    assert record["examples"] == sum(weights.values())
+
+
+def test_fedavg_is_the_weighted_mean_of_the_graduates(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedkeep.training.party import LocalParty
+
+    fits: list[Fit] = []
+    fit = LocalParty.fit
+    monkeypatch.setattr(LocalParty, "fit", lambda *args, **kwargs: fits.append(fit(*args, **kwargs)) or fits[-1])
+    engine = tiny.engine(FedAvg(), rounds=1)
+    tiny.played(engine)
+    total = sum(reply.examples for reply in fits)
+    assert len(fits) == 3
+    for name, tensor in engine.server.model.items():
+        mean = sum(reply.model[name].double() * reply.examples for reply in fits) / total
+        torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-7)

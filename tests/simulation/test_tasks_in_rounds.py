@@ -1,0 +1,149 @@
+"""The engine task after task: heads that grow alike everywhere, workers that follow, and what a record says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from test_process_executor import with_thread
+from torch import Tensor
+
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.data import Federation
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.losses import CrossEntropy
+from fedkeep.models import Weights
+from fedkeep.models.heads import BIAS, WEIGHT
+from fedkeep.simulation.schedule import Schedule
+
+
+@dataclass
+class Seen:
+    """What a client kept of each task's beginning."""
+
+    rows: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+    model: Weights = field(default_factory=dict)
+    where: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Watching(Algorithm[NoState, Seen]):
+    """FedAvg whose clients look at what they get as a task begins, and keep its last model."""
+
+    title = "test watching"
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        replies = cohort.ask(self.train, server.model)
+        server.model = next(iter(replies.values())).model
+
+    def begin_task(self, server: Server, clients: Cohort) -> None:
+        super().begin_task(server, clients)
+        clients.ask(self.look, server.model)
+
+    def end_task(self, server: Server, clients: Cohort) -> None:
+        clients.ask(self.keep, server.model)
+
+    @on_client
+    def train(self, client: Client[Seen], model: Weights) -> Fit:
+        client.state.where = [*client.state.where, [client.task, client.round, client.old, client.classes]]
+        return client.fit(model, CrossEntropy())
+
+    @on_client
+    def look(self, client: Client[Seen], model: Weights) -> None:
+        kept = client.state
+        kept.rows = [*kept.rows, model[WEIGHT][client.old :], client.initial[WEIGHT][client.old :]]
+        if kept.model:
+            images = {"image": torch.full((2, *tiny.SHAPE), 100, dtype=torch.uint8)}
+            older, grown = kept.model, client.grown(kept.model)
+            assert client.network(older)(torch.zeros(1, *tiny.SHAPE)).shape == (1, client.old)
+            kept.logits = [*kept.logits, *(client.predict(m, images) for m in (older, grown, model))]
+
+    @on_client
+    def keep(self, client: Client[Seen], model: Weights) -> None:
+        client.state.model = model
+
+
+def test_new_rows_are_the_same_everywhere_and_old_logits_stay() -> None:
+    engine = tiny.engine_with_tasks(Watching(), tiny.stream((1, 2), absent=1))
+    tiny.played(engine)
+    states: list[Seen] = list(engine.client_states.values())
+    assert len(states) == 5
+    for state in states:
+        received, initial = state.rows[-2:]
+        assert received.shape == (2, 8)
+        assert torch.equal(received, initial), "what the server added is what every party's initial model has"
+        assert torch.equal(received, states[0].rows[-2])
+        older, grown, model = state.logits
+        assert older.shape == (2, 1)
+        assert grown.shape == model.shape == (2, 3)
+        assert torch.equal(grown[:, :1], model[:, :1])
+        torch.testing.assert_close(grown[:, :1], older, rtol=0, atol=1e-6)
+    assert bool((engine.context.runner.initial[BIAS][1:] == 0).all())
+
+
+def test_rounds_and_classes_are_counted_by_task() -> None:
+    engine = tiny.engine_with_tasks(Watching(), tiny.stream((2, 1), absent=0), cohort=5)
+    assert engine.rounds == 4
+    tiny.played(engine)
+    for state in engine.client_states.values():
+        assert state.where == [[1, 1, 0, 2], [1, 2, 0, 2], [2, 1, 2, 3], [2, 2, 2, 3]]
+
+
+@pytest.mark.parametrize(("number", "place"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 1)), (9, (3, 3))])
+def test_a_round_of_the_run_has_a_task_and_a_round_in_it(number: int, place: tuple[int, int]) -> None:
+    assert Schedule(rounds=3).position(number) == place
+
+
+def test_the_last_round_of_every_task_is_evaluated() -> None:
+    engine = tiny.engine_with_tasks(FedAvg(), rounds=3, evaluate_every=2)
+    assert [record["round"] for record in tiny.played(engine) if "correct" in record] == [2, 3, 5, 6, 8, 9]
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Watching()], ids=repr)
+def test_workers_follow_from_task_to_task(method: Algorithm[Any, Any]) -> None:
+    alone, pooled = tiny.engine_with_tasks(method, rounds=1), tiny.engine_with_tasks(method, rounds=1)
+    records = tiny.played(alone)
+    first = tiny.played(pooled, 1)
+    pool = with_thread(pooled, tiny.engine_with_tasks(method, rounds=1))  # hired late: its first task is the second
+    try:
+        assert first + tiny.played(pooled) == records
+    finally:
+        pool.stop()
+    assert tiny.equal(alone.server.model, pooled.server.model)
+
+
+def test_served_averages_grow_too() -> None:
+    engine = tiny.engine_with_tasks(FedAvg(), served=("last", "moving", "round"))
+    records = tiny.played(engine)
+    assert [len(record["served"]["moving"]["correct"]) for record in records] == [1, 1, 2, 2, 3, 3]
+
+
+def test_one_task_is_the_run_without_tasks() -> None:
+    plain = tiny.engine(FedAvg())
+    assert plain.federation.num_tasks == 1
+    assert plain.server.classes == tiny.CLASSES
+    assert plain.server.old == 0
+    before = plain.server.model
+    assert plain.server.grown(before) is before
+
+
+def test_a_network_without_a_linear_classifier_is_told_so() -> None:
+    engine = tiny.engine_with_tasks(
+        FedAvg(), factory=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 1))
+    )
+    with pytest.raises(ConfigError, match=r"needs a torch.nn.Linear named classifier"):
+        tiny.played(engine)
+
+
+def test_a_federation_leads_to_every_task() -> None:
+    first = Federation.from_stream(tiny.stream((1, 2)), 1)
+    assert first.to("cpu") is first
+    second = first.for_task(2)
+    assert [f.cumulative_classes for f in (first, second, second.for_task(1))] == [(1,), (1, 3), (1,)]
+    assert second.dataset.train["image"] is first.dataset.train["image"], "no image is copied"
+    assert second.for_task(1).dataset.test["label"].unique().tolist() == [0]

@@ -1,0 +1,77 @@
+"""Every method on a device that is not the CPU, pretended: nothing meets that may not, and no step waits for it."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from pretended import DEVICE, There, pretended
+from torch import nn
+
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.data import Augmentation
+from fedkeep.interface import Algorithm, algorithms
+from fedkeep.interface.algorithm import knows_tasks
+from fedkeep.models import Network
+from fedkeep.simulation.simulation import Simulation
+
+METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
+MOVING = Augmentation(crop=1, flip=True, rotation=10.0, brightness=0.2, cutout=2)
+CASES: dict[str, dict[str, Any]] = {"plain": {}, "augmented": {"augmentation": MOVING}, "stacked": {"stack": 2}}
+
+
+def engine(method: Algorithm[Any, Any], **changes: Any) -> Simulation:
+    in_tasks = knows_tasks(type(method)) and "auxiliary" not in method.needs
+    play = tiny.engine_with_tasks if in_tasks else tiny.engine
+    return play(method, rounds=2, training=tiny.SHORT, **changes)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name())
+def test_a_method_plays_on_another_device_and_its_steps_do_not_wait(method: Algorithm[Any, Any], case: str) -> None:
+    here = engine(method, **CASES[case])
+    records = tiny.played(here)
+    with pretended() as pretence:
+        other = engine(method, device=DEVICE, load_generator=lambda task: tiny.ToyGenerator(DEVICE), **CASES[case])
+        assert tiny.played(other) == records
+    assert all(isinstance(tensor, There) for tensor in other.server.model.values())
+    assert pretence.trainings, "trainings were watched"
+    assert not pretence.waits, Counter(pretence.waits)
+
+
+def test_what_a_gpu_does_is_timed_where_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says at once that it was told; what it then does would be counted as what next waits for it."""
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    context, gpu = tiny.engine(FedAvg()).context, torch.device("cuda")
+    for clock in (context.inference_time, context.training_time):
+        with clock():
+            pass
+    assert not waited, "a CPU has done it by then"
+    context.runner.device = gpu
+    for number, clock in enumerate((context.inference_time, context.training_time)):
+        with clock():
+            assert waited == [gpu] * number
+    assert waited == [gpu, gpu]
+
+
+CONVOLVED: tuple[nn.Module, ...] = (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
+
+
+def test_convolutions_batch_norm_dropout_and_clipping_do_not_wait() -> None:
+    training = replace(tiny.SHORT, clip=0.5)
+    with pretended() as pretence:
+        engine = tiny.engine(FedAvg(), factory=convolved, training=training, device=DEVICE, evaluate_local_models=True)
+        (record,) = tiny.played(engine, 1)
+    assert 0 < record["loss"] < 10
+    assert pretence.trainings == 3
+    assert not pretence.waits, Counter(pretence.waits)
+
+
+def convolved() -> nn.Module:
+    return Network(nn.Sequential(*copy.deepcopy(CONVOLVED)), 8, tiny.CLASSES)

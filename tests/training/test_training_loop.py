@@ -1,0 +1,574 @@
+"""The one training loop against loops written by hand, and the rest of the toolbox against the slow way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy, log_softmax
+
+from fedkeep._utils import seeds
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.data import Augmentation
+from fedkeep.errors import FedKeepError, ValueRefused
+from fedkeep.interface import Fit, Training
+from fedkeep.interface.training import Composition
+from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
+from fedkeep.models import Weights
+from fedkeep.training.local_training import BatchStream, TrainJob, fit
+from fedkeep.training.model_runner import ModelRunner
+from fedkeep.training.party import LocalClient
+from fedkeep.training.vmap_training import VmapTrainer
+
+CPU = torch.device("cpu")
+
+
+class Normed(nn.Module):
+    """Batch norm, and a dropout that the other tests switch off."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(8, tiny.CLASSES)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.dropout(torch.relu(self.norm(self.first(images.flatten(1)))))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.features(images))
+
+
+class Forgetful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, tiny.CLASSES))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)
+
+
+@dataclass(frozen=True, eq=False)
+class Watching(Loss):
+    """Cross-entropy on all data sets that notes what it was given."""
+
+    seen: list[list[list[int]]] = field(default_factory=list)
+
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
+        self.seen.append([batch.index.tolist() for batch in batches])
+        return sum((CrossEntropy(on)(student, batches) for on in range(len(batches))), torch.zeros(()))
+
+
+@dataclass(frozen=True)
+class OfFeatures(Loss):
+    """Cross-entropy on batches whose first label is even; of others the features' size alone, without classifier."""
+
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
+        if int(batches[0].data["label"][0]) % 2 == 0:
+            return CrossEntropy()(student, batches)
+        return student.features(batches[0]).square().mean()
+
+
+def columns(count: int, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "image": torch.randn(count, *tiny.SHAPE, generator=generator),
+        "label": torch.randint(tiny.CLASSES, (count,), generator=generator),
+    }
+
+
+def source(data: dict[str, Tensor], order: int = 1) -> BatchStream:
+    return BatchStream(
+        data, lambda images: images, Augmentation(), torch.Generator().manual_seed(order), torch.Generator()
+    )
+
+
+def trained(
+    networks: ModelRunner,
+    training: Training,
+    *data: dict[str, Tensor],
+    objective: Loss | None = None,
+    round: int = 1,
+    seed: int = 0,
+    composition: Composition | None = None,
+    model: Weights | None = None,
+) -> Fit:
+    sources = [source(d, order) for order, d in enumerate(data, start=1)]
+    objective, model = objective or CrossEntropy(), model or networks.initial
+    made = TrainJob(model, objective, sources, training.epochs, round, seed, composition=composition)
+    return fit(networks, made, training)
+
+
+def by_hand(
+    networks: ModelRunner, training: Training, data: dict[str, Tensor], *, round: int = 1, fused: bool = False
+) -> dict[str, Tensor]:
+    """Train as a PyTorch tutorial would, on batches in the same order."""
+    network = networks.build()
+    network.load_state_dict(dict(networks.initial))
+    network.train()
+    lr = training.lr * training.lr_decay ** (round - 1)
+    optimiser = torch.optim.SGD(
+        network.parameters(), lr=lr, momentum=training.momentum, weight_decay=training.weight_decay, fused=fused
+    )
+    order = torch.Generator().manual_seed(1)
+    for _ in range(training.epochs):
+        rows = torch.randperm(len(data["label"]), generator=order)
+        for start in range(0, len(rows), training.batch_size):
+            batch = rows[start : start + training.batch_size]
+            optimiser.zero_grad()
+            cross_entropy(network(data["image"][batch]), data["label"][batch]).backward()
+            if training.clip is not None:
+                nn.utils.clip_grad_norm_(network.parameters(), training.clip)
+            optimiser.step()
+    return network.state_dict()
+
+
+def joined(parts: Sequence[list[int]]) -> list[int]:
+    return [row for part in parts for row in part]
+
+
+SETTINGS = {
+    "plain": Training(epochs=3, batch_size=4, lr=0.1),
+    "momentum": Training(epochs=3, batch_size=4, lr=0.1, momentum=0.9),
+    "weight decay": Training(epochs=3, batch_size=4, lr=0.1, weight_decay=0.1),
+    "clipping": Training(epochs=3, batch_size=4, lr=0.1, clip=0.2),
+    "decay by round": Training(epochs=3, batch_size=4, lr=0.1, lr_decay=0.5),
+    "everything": Training(epochs=3, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.1, clip=0.2, lr_decay=0.9),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("count", [11, 12, 3, 1])
+def test_fit_is_a_plain_loop(name: str, count: int) -> None:
+    networks, training, data = ModelRunner(tiny.network, 0, CPU), SETTINGS[name], columns(count)
+    result = trained(networks, training, data, round=3)
+    assert tiny.equal(result.model, by_hand(networks, training, data, round=3, fused=True))
+    for tensor, expected in zip(
+        result.model.values(), by_hand(networks, training, data, round=3).values(), strict=True
+    ):
+        torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-7)
+    assert result.examples == count
+    assert result.steps == 3 * -(-count // 4)
+
+
+@pytest.mark.parametrize("name", ["momentum", "weight decay", "everything"])
+def test_what_an_objective_does_not_use_stays_as_it_is_with_its_momentum(name: str) -> None:
+    networks, training, data = ModelRunner(tiny.network, 0, CPU), SETTINGS[name], columns(11)
+    result = trained(networks, training, data, objective=OfFeatures())
+    network = networks.build()
+    network.load_state_dict(dict(networks.initial))
+    optimiser = torch.optim.SGD(
+        network.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+    order, used = torch.Generator().manual_seed(1), []
+    for _ in range(training.epochs):
+        for rows in torch.randperm(11, generator=order).split(training.batch_size):
+            optimiser.zero_grad()  # to None, so that SGD leaves out what got no gradient
+            used.append(int(data["label"][rows[0]]) % 2 == 0)
+            features = network.features(data["image"][rows])
+            loss = cross_entropy(network.classifier(features), data["label"][rows]) if used[-1] else None
+            (features.square().mean() if loss is None else loss).backward()
+            if training.clip is not None:
+                nn.utils.clip_grad_norm_(network.parameters(), training.clip)
+            optimiser.step()
+    assert any(used)
+    assert not all(used[used.index(True) :]), "a classifier with momentum is left out"
+    for n, expected in network.state_dict().items():
+        torch.testing.assert_close(result.model[n], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("factory", [tiny.network, Normed])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_weights_that_are_computed_as_they_are_are_trained_as_they_are(name: str, factory: Any) -> None:
+    networks, data = ModelRunner(factory, 0, CPU), columns(11)
+    plain = trained(networks, SETTINGS[name], data, round=3)
+    computed = trained(networks, SETTINGS[name], data, round=3, composition=dict)
+    assert (computed.steps, computed.examples, computed.loss) == (plain.steps, plain.examples, plain.loss)
+    assert tiny.equal(computed.model, plain.model), "batch norm's statistics too"
+
+
+def test_what_is_trained_may_be_something_else() -> None:
+    """A network of weights 2 v + u of its classifier learns v and u, and nobody trains them as its own weights."""
+    networks, data, training = ModelRunner(tiny.network, 0, CPU), columns(11), SETTINGS["momentum"]
+    head, given = "classifier.weight", dict(networks.initial) | {"u": torch.ones(tiny.CLASSES, 8)}
+
+    def composition(held: Weights) -> dict[str, Tensor]:
+        return {n: 2 * t + held["u"] if n == head else t for n, t in held.items() if n != "u"}
+
+    result = trained(networks, training, data, composition=composition, model=given).model
+    network, live = networks.build(), {n: t.clone().requires_grad_() for n, t in given.items()}
+    optimiser = torch.optim.SGD(live.values(), lr=training.lr, momentum=training.momentum)
+    order = torch.Generator().manual_seed(1)
+    for _ in range(training.epochs):
+        for rows in torch.randperm(11, generator=order).split(training.batch_size):
+            optimiser.zero_grad()
+            cross_entropy(
+                functional_call(network, composition(live), (data["image"][rows],)), data["label"][rows]
+            ).backward()
+            optimiser.step()
+    assert result.keys() == live.keys()
+    for n, tensor in live.items():
+        torch.testing.assert_close(result[n], tensor.detach(), rtol=1e-5, atol=1e-7)
+        assert not result[n].requires_grad
+    assert torch.equal(given["u"], torch.ones(tiny.CLASSES, 8)), "the given model stays as it was"
+
+
+def test_computed_weights_that_are_not_the_networks_are_refused() -> None:
+    networks = ModelRunner(tiny.network, 0, CPU)
+    with pytest.raises(ValueRefused, match="it lacks"):
+        trained(
+            networks,
+            SETTINGS["plain"],
+            columns(11),
+            composition=lambda held: {n: t for n, t in held.items() if n != "classifier.bias"},
+        )
+
+
+def test_computed_weights_are_not_stacked() -> None:
+    networks, training = ModelRunner(tiny.network, 0, CPU), SETTINGS["plain"]
+    doubled = {"composition": lambda held: {n: 2 * t for n, t in held.items()}}
+    alone = [trained(networks, training, columns(11, k), **doubled) for k in (1, 2)]
+    group = [
+        TrainJob(networks.initial, CrossEntropy(), [source(columns(11, k))], training.epochs, 1, 0, **doubled)
+        for k in (1, 2)
+    ]
+    together = VmapTrainer(networks, training).fit(group)
+    for one, other in zip(together, alone, strict=True):
+        assert isinstance(one, Fit)
+        assert tiny.equal(one.model, other.model)
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "plain"])
+def test_every_setting_matters(name: str) -> None:
+    networks, data = ModelRunner(tiny.network, 0, CPU), columns(11)
+    plain, changed = (trained(networks, SETTINGS[n], data, round=3).model for n in ("plain", name))
+    assert not tiny.equal(plain, changed)
+
+
+def test_the_loss_is_the_mean_over_steps() -> None:
+    networks, data = ModelRunner(tiny.network, 0, CPU), columns(6)
+    one = trained(networks, Training(epochs=1, batch_size=6, lr=0.1), data)
+    assert one.loss == pytest.approx(
+        cross_entropy(networks.logits(networks.initial, data["image"]), data["label"]).item()
+    )
+    still = trained(networks, Training(epochs=1, batch_size=4, lr=0.0), data)
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
+    said = networks.logits(networks.initial, data["image"])
+    steps = [cross_entropy(said[rows], data["label"][rows]).item() for rows in order.split(4)]
+    assert still.loss == pytest.approx(sum(steps) / 2)
+
+
+def test_the_given_model_and_data_stay_as_they_were() -> None:
+    networks, data = ModelRunner(tiny.network, 0, CPU), columns(9)
+    before = {name: tensor.clone() for name, tensor in networks.initial.items()}
+    pixels = data["image"].clone()
+    first = trained(networks, SETTINGS["everything"], data)
+    kept = {name: tensor.clone() for name, tensor in first.model.items()}
+    trained(networks, SETTINGS["plain"], columns(9, seed=4))
+    assert tiny.equal(networks.initial, before)
+    assert torch.equal(data["image"], pixels)
+    assert tiny.equal(first.model, kept), "the next training reuses the network, not the result"
+
+
+def test_every_pass_sees_each_example_once_in_a_new_order_and_the_short_batch_is_kept() -> None:
+    networks, watching = ModelRunner(tiny.network, 0, CPU), Watching()
+    trained(networks, Training(epochs=2, batch_size=4, lr=0.1), columns(9), objective=watching)
+    seen = [step[0] for step in watching.seen]
+    assert [len(rows) for rows in seen] == [4, 4, 1, 4, 4, 1]
+    passes = [joined(seen[:3]), joined(seen[3:])]
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(9))
+    assert passes[0] != passes[1] != sorted(passes[1])
+
+
+def test_several_data_sets_are_drawn_side_by_side() -> None:
+    networks, watching = ModelRunner(tiny.network, 0, CPU), Watching()
+    training = Training(epochs=2, batch_size=4, lr=0.1)
+    trained(networks, training, columns(10), columns(6, seed=3), columns(50, seed=4), objective=watching)
+    first, short, long = zip(*watching.seen, strict=True)
+    assert [len(rows) for rows in first] == [4, 4, 2] * 2, "a pass ends with the first"
+    assert [len(rows) for rows in short] == [4, 2] * 3, "the others start over, in a new order"
+    assert sorted(joined(short[:2])) == sorted(joined(short[2:4])) == list(range(6))
+    assert joined(short[:2]) != joined(short[2:4])
+    assert [len(rows) for rows in long] == [4] * 6
+    assert len(set(joined(long))) == 24, "a long one goes on where it stopped"
+
+
+def test_a_pass_may_end_with_the_shortest_and_batches_have_sizes_of_their_own() -> None:
+    watching, training = Watching(), Training(epochs=2, batch_size=4, lr=0.1)
+    engine = tiny.engine(FedAvg(), training=training)
+    sets = columns(10), columns(6, seed=3), columns(50, seed=4)
+    assert engine.server.fit(engine.server.model, watching, *sets, batch_sizes=(0, 3), pass_ends="shortest").steps == 4
+    first, short, long = zip(*watching.seen, strict=True)
+    assert [len(rows) for rows in first] == [4, 4] * 2
+    assert [len(rows) for rows in short] == [3, 3] * 2
+    assert sorted(joined(short[:2])) == sorted(joined(short[2:])) == list(range(6))
+    assert [len(rows) for rows in long] == [4] * 4, "the recipe's, where no size is given"
+    assert set(joined(long[:2])) != set(joined(long[2:])), "all begin anew, in a new order"
+    assert engine.server.fit(engine.server.model, Watching(), *sets[:2], batch_sizes=(3,)).steps == 8
+    with pytest.raises(ValueError, match="2 batch sizes for 1 data sets"):
+        engine.server.fit(engine.server.model, watching, sets[0], batch_sizes=(1, 2))
+
+
+def test_a_second_data_set_changes_nothing_about_the_first() -> None:
+    networks = ModelRunner(tiny.network, 0, CPU)
+    alone, beside = (
+        trained(networks, SETTINGS["plain"], columns(10)),
+        trained(networks, SETTINGS["plain"], columns(10), columns(6)),
+    )
+    assert tiny.equal(alone.model, beside.model), "cross-entropy reads the first only"
+
+
+def test_an_empty_second_data_set_is_refused_in_words() -> None:
+    networks = ModelRunner(tiny.network, 0, CPU)
+    with pytest.raises((FedKeepError, ValueError), match=r"data set 2.*no examples"):
+        trained(networks, SETTINGS["plain"], columns(10), columns(0))
+
+
+def test_no_examples_no_steps() -> None:
+    networks = ModelRunner(tiny.network, 0, CPU)
+    result = trained(networks, SETTINGS["plain"], columns(0))
+    assert (result.examples, result.steps, result.loss) == (0, 0, 0.0)
+    assert tiny.equal(result.model, networks.initial)
+
+
+def test_batch_norm_never_sees_a_batch_of_one() -> None:
+    networks, watching = ModelRunner(Normed, 0, CPU), Watching()
+    training = Training(epochs=2, batch_size=4, lr=0.1)
+    result = trained(networks, training, columns(9), columns(5), objective=watching)
+    assert [[len(rows) for rows in step] for step in watching.seen] == [[4, 5]] * 1 + [[5, 5]] + [[4, 5]] + [[5, 5]]
+    assert result.steps == 4
+    assert result.model["norm.num_batches_tracked"].item() == 8, "two data sets, four steps"
+    assert not torch.equal(result.model["norm.running_mean"], networks.initial["norm.running_mean"])
+    alone = trained(networks, training, columns(1))
+    assert alone.steps == 0
+    assert tiny.equal(alone.model, networks.initial)
+
+
+def test_batch_norm_state_starts_from_the_model_that_came_in() -> None:
+    networks, training = ModelRunner(Normed, 0, CPU), Training(epochs=1, batch_size=4, lr=0.1)
+    first = trained(networks, training, columns(8))
+    assert tiny.equal(trained(networks, training, columns(8)).model, first.model)
+
+
+def test_dropout_is_deterministic_by_seed() -> None:
+    networks, training = ModelRunner(Forgetful, 0, CPU), SETTINGS["plain"]
+    one, again, other = (trained(networks, training, columns(9), seed=seed).model for seed in (5, 5, 6))
+    assert tiny.equal(one, again)
+    assert not tiny.equal(one, other)
+
+
+def test_dropout_differs_between_rounds_and_clients_but_not_between_runs() -> None:
+    noise: list[int] = []
+
+    class Noted(Forgetful):
+        def forward(self, images: Tensor) -> Tensor:
+            if self.training:
+                noise.append(torch.default_generator.initial_seed())
+            return super().forward(images)
+
+    federation = tiny.federation((4, 4, 4))
+    first = tiny.played(tiny.engine(FedAvg(), factory=Noted, federation=federation, rounds=2))
+    run, noise = noise, []
+    assert len(set(run)) == 6, "three clients, two rounds"
+    assert tiny.played(tiny.engine(FedAvg(), factory=Forgetful, federation=federation, rounds=2)) == first
+
+
+@pytest.mark.parametrize("augmentation", [Augmentation(), Augmentation(flip=True, crop=1, cutout=1, rotation=5)])
+def test_a_whole_run_leaves_every_global_generator_alone(augmentation: Augmentation) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    tiny.played(
+        tiny.engine(FedAvg(), factory=lambda: Normed(0.5), augmentation=augmentation, evaluate_local_models=True)
+    )
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[1], strict=True))  # noqa: NPY002
+    assert random.getstate() == before[2]
+
+
+def test_an_exception_in_training_gives_the_global_generator_back() -> None:
+    @dataclass(frozen=True, eq=False)
+    class Failing(Loss):
+        def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
+            torch.rand(3)
+            raise ZeroDivisionError
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError):
+        trained(ModelRunner(tiny.network, 0, CPU), SETTINGS["plain"], columns(4), objective=Failing())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# The rest of the toolbox, on the server, which has the same one as a client
+
+
+def server(factory: Callable[[], nn.Module] = tiny.network, count: int = 70) -> Any:
+    party = tiny.engine(FedAvg(), factory=factory).server
+    party.begin(task=1, round=2)
+    party.data = columns(count)
+    return party
+
+
+@pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
+def test_fisher_is_the_mean_of_squared_gradients_one_by_one(factory: Callable[[], nn.Module]) -> None:
+    party = server(factory)
+    got = party.fisher(party.model)
+    network = party.network(party.model).double()
+    expected = {name: torch.zeros_like(weight) for name, weight in network.named_parameters()}
+    for image, label in zip(party.data["image"].double(), party.data["label"], strict=True):
+        network.zero_grad()
+        log_softmax(network(image[None]), -1)[0, label].backward()
+        for name, weight in network.named_parameters():
+            expected[name] += weight.grad**2 / len(party.data["label"])
+    assert got.keys() == expected.keys()
+    for name, value in got.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-4, atol=1e-8)
+
+
+def test_fisher_of_some_examples_draws_them_by_name() -> None:
+    party = server()
+    got = party.fisher(party.model, 5)
+    chosen = torch.randperm(70, generator=seeds.generator(0, "fisher", task=1, round=2))[:5]
+    other = server()
+    other.data = {name: column[chosen] for name, column in other.data.items()}
+    for name, value in other.fisher(party.model, 99).items():
+        torch.testing.assert_close(got[name], value)
+    assert not torch.equal(party.fisher(party.model, 5)["classifier.bias"], got["classifier.bias"]), "the next five"
+
+
+def test_fisher_without_examples_is_zero() -> None:
+    party = server(count=0)
+    assert not any(value.any() for value in party.fisher(party.model).values())
+
+
+@pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
+def test_sensitivity_is_the_mean_size_of_the_answers_gradients(factory: Callable[[], nn.Module]) -> None:
+    party = server(factory)
+    got = party.sensitivity(party.model)
+    network = party.network(party.model).double()
+    expected = {name: torch.zeros_like(weight) for name, weight in network.named_parameters()}
+    for image in party.data["image"].double():
+        network.zero_grad()
+        (network(image[None]) ** 2).sum().backward()
+        for name, weight in network.named_parameters():
+            expected[name] += weight.grad.abs() / len(party.data["label"])
+    assert got.keys() == expected.keys()
+    for name, value in got.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-4, atol=1e-8)
+    some, all_of_them = party.sensitivity(party.model, 5), server(factory)
+    chosen = torch.randperm(70, generator=seeds.generator(0, "fisher", task=1, round=2))[:5]
+    all_of_them.data = {name: column[chosen] for name, column in all_of_them.data.items()}
+    for name, value in all_of_them.sensitivity(all_of_them.model, 99).items():
+        torch.testing.assert_close(some[name], value)
+    nobody = server(factory, count=0)
+    assert not any(value.any() for value in nobody.sensitivity(nobody.model).values())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_who_watches_sees_every_step_and_changes_nothing(name: str) -> None:
+    networks, training, data = ModelRunner(tiny.network, 0, CPU), SETTINGS[name], columns(11)
+    seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+
+    def watch(weights: Any) -> None:
+        seen.append(
+            ({n: w.detach().clone() for n, w in weights.items()}, {n: w.grad.clone() for n, w in weights.items()})
+        )
+
+    made = TrainJob(networks.initial, CrossEntropy(), [source(data)], training.epochs, 1, 0, watch=watch)
+    watched = fit(networks, made, training)
+    plain = trained(networks, training, data)
+    assert tiny.equal(watched.model, plain.model)
+    assert len(seen) == plain.steps
+    assert tiny.equal(seen[0][0], networks.initial)
+    # The gradients of the objective itself: without weight decay, momentum or clipping.
+    network = networks.build()
+    network.load_state_dict(dict(networks.initial))
+    rows = torch.randperm(11, generator=torch.Generator().manual_seed(1))[: training.batch_size]
+    cross_entropy(network(data["image"][rows]), data["label"][rows]).backward()
+    for key, weight in network.named_parameters():
+        torch.testing.assert_close(seen[0][1][key], weight.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
+def test_predicting_in_parts_is_predicting_the_whole(
+    factory: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    party = server(factory)
+    logits, features = party.predict(party.model), party.features(party.model)
+    network = party.network(party.model)
+    assert not network.training
+    torch.testing.assert_close(logits, network(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(features, network.features(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr(party.context.runner, "at_once", 7)
+    torch.testing.assert_close(party.predict(party.model), logits, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(party.features(party.model), features, rtol=1e-6, atol=1e-6)
+    assert not logits.requires_grad
+    assert party.predict(party.model, columns(0)).shape == (0, tiny.CLASSES)
+    assert party.features(party.model, columns(0)).shape == (0, 8)
+
+
+def test_predicting_moves_no_running_statistics() -> None:
+    party = server(Normed)
+    before = {name: tensor.clone() for name, tensor in party.model.items()}
+    party.predict(party.model)
+    party.features(party.model)
+    party.fisher(party.model)
+    assert tiny.equal(party.model, before)
+
+
+def test_a_network_with_tied_weights_can_be_evaluated() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, tiny.CLASSES)
+            self.b.weight = self.a.weight
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.c(self.b(torch.relu(self.a(images.flatten(1)))))
+
+    engine = tiny.engine(FedAvg(), factory=Tied)
+    assert not any(record["lost"] for record in tiny.played(engine))
+    assert torch.equal(engine.server.model["a.weight"], engine.server.model["b.weight"])
+
+
+def test_randomness_of_a_party_is_named() -> None:
+    party = server()
+    first, second = party.rng("x").initial_seed(), party.rng("x").initial_seed()
+    assert first == seeds.derive(0, "x", task=1, round=2)
+    assert second == seeds.derive(0, "x", task=1, round=2, use=1)
+    party.begin(task=1, round=2)
+    assert party.rng("x").initial_seed() == first
+
+
+def test_bfloat16_trains_the_same_weights_a_little_coarser() -> None:
+    networks, data = ModelRunner(tiny.network, 0, CPU), columns(24)
+    fine, coarse = (
+        trained(networks, Training(epochs=3, batch_size=4, lr=0.1, precision=precision), data)
+        for precision in ("float32", "bfloat16")
+    )
+    assert coarse.loss == pytest.approx(fine.loss, rel=0.02)
+    for name, tensor in coarse.model.items():
+        assert tensor.dtype == torch.float32
+        assert not torch.equal(tensor, fine.model[name]), "it was computed otherwise"
+        torch.testing.assert_close(tensor, fine.model[name], rtol=0.1, atol=0.02)
+
+
+def test_made_images_are_not_brightened() -> None:
+    engine = tiny.engine(FedAvg(), augmentation=Augmentation(brightness=1.0))
+    data = engine.federation.data("0")
+    made = torch.arange(len(data["label"])) % 2 == 1
+    client = LocalClient(engine.context, "0", data, None, task=1, round=1, uses={})
+    (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "made": made}).sources
+    (batch,) = source.batches(1000, merge_last=False)
+    assert "made" not in batch.data
+    as_they_were = (batch.data["image"] == engine.context.normalise(data["image"])[batch.index]).flatten(1).all(1)
+    assert torch.equal(as_they_were, made[batch.index])

@@ -1,0 +1,465 @@
+"""Clients trained as one stacked model against the loop: the same steps, up to rounding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedntd import FedNTD
+from fedkeep.data import Augmentation
+from fedkeep.errors import ConfigError, ValueRefused
+from fedkeep.interface import Client, Cohort, Fit, Server, Training, on_client
+from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
+from fedkeep.losses.decoupled import MergedTeachers
+from fedkeep.losses.distillation import CachedDistillation
+from fedkeep.losses.penalties import QuadraticPenalty
+from fedkeep.models import LeNet5, Network, Weights
+from fedkeep.simulation import autotune as choose
+from fedkeep.simulation.autotune import choose_stack_size
+from fedkeep.training import vmap_training as stack
+from fedkeep.training.local_training import BatchStream, TrainJob, fit
+from fedkeep.training.model_runner import ModelRunner
+from fedkeep.training.vmap_training import ModelStack, VmapTrainer
+
+CPU = torch.device("cpu")
+SIZES = (11, 4, 12, 11, 1)
+
+
+def mlp() -> nn.Module:
+    return tiny.network().double()
+
+
+def networks(factory: Callable[[], nn.Module] = mlp) -> ModelRunner:
+    """Return networks in float64, in which a difference is a fault and not rounding."""
+    return ModelRunner(lambda: factory().double(), 0, CPU)
+
+
+def columns(count: int, seed: int, shape: tuple[int, ...] = tiny.SHAPE) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "image": torch.randn(count, *shape, generator=generator, dtype=torch.float64),
+        "label": torch.randint(tiny.CLASSES, (count,), generator=generator),
+    }
+
+
+def source(data: dict[str, Tensor], seed: int, augmentation: Augmentation | None = None) -> BatchStream:
+    order, noise = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    return BatchStream(data, lambda images: images.double() / 255, augmentation or Augmentation(), order, noise)
+
+
+def group(
+    of: ModelRunner,
+    objective: Callable[[int, int], Loss] = lambda number, count: CrossEntropy(),
+    sizes: Sequence[int] = SIZES,
+    shape: tuple[int, ...] = tiny.SHAPE,
+    passes: int = 3,
+) -> list[TrainJob]:
+    """Return trainings of clients of these sizes, each from weights of its own."""
+    made = []
+    for number, count in enumerate(sizes):
+        noise = torch.Generator().manual_seed(100 + number)
+        model = {
+            name: tensor + 0.01 * torch.randn(tensor.shape, generator=noise, dtype=torch.float64)
+            for name, tensor in of.initial.items()
+            if tensor.is_floating_point()
+        }
+        model = dict(of.initial) | model
+        data = source(columns(count, number, shape), number)
+        made.append(TrainJob(model, objective(number, count), [data], passes, round=2, seed=0))
+    return made
+
+
+def agree(stacked: Sequence[Fit], looped: Sequence[Fit]) -> None:
+    for one, other in zip(stacked, looped, strict=True):
+        assert (one.examples, one.steps) == (other.examples, other.steps)
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)  # summed in float32
+        assert one.model.keys() == other.model.keys()
+        for name in one.model:
+            torch.testing.assert_close(one.model[name], other.model[name], rtol=1e-9, atol=1e-12)
+
+
+PLAIN = Training(epochs=3, batch_size=4, lr=0.1)
+SETTINGS = {
+    "plain": PLAIN,
+    "momentum": replace(PLAIN, momentum=0.9),
+    "weight decay": replace(PLAIN, weight_decay=0.1),
+    "clipping": replace(PLAIN, clip=0.2),
+    "everything": replace(PLAIN, momentum=0.9, weight_decay=0.1, clip=0.2, lr_decay=0.5),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_stack_takes_the_steps_of_the_loop(name: str) -> None:
+    of, training = networks(), SETTINGS[name]
+    stacked = ModelStack(of, training, group(of)).fit()
+    agree(stacked, [fit(of, assignment, training) for assignment in group(of)])
+    assert [done.steps for done in stacked] == [9, 3, 9, 9, 3]
+
+
+def test_convolutions_are_stacked() -> None:
+    of = networks(lambda: LeNet5().build((1, 16, 16), tiny.CLASSES))
+    made = [group(of, sizes=(9, 8, 8), shape=(1, 16, 16), passes=2) for _ in range(2)]
+    agree(
+        ModelStack(of, SETTINGS["everything"], made[0]).fit(), [fit(of, one, SETTINGS["everything"]) for one in made[1]]
+    )
+
+
+def test_augmented_images_and_further_data_sets_are_stacked() -> None:
+    of = networks()
+
+    def made() -> list[TrainJob]:
+        both = []
+        for number, count in enumerate((9, 6, 6)):
+            raw = {"image": (columns(count, number)["image"] * 40 + 120).clamp(0, 255).to(torch.uint8)}
+            raw["label"] = columns(count, number)["label"]
+            sources = [source(raw, number, Augmentation(flip=True, crop=1)), source(columns(5, 50 + number), number)]
+            both.append(TrainJob(of.initial, CrossEntropy() + CrossEntropy(dataset=1), sources, 2, round=1, seed=0))
+        return both
+
+    agree(ModelStack(of, PLAIN, made()).fit(), [fit(of, one, PLAIN) for one in made()])
+
+
+def test_columns_of_different_lengths_and_shared_tensors() -> None:
+    """A teacher's answers are a row for each example; the model that a penalty pulls towards is one for all."""
+    of = networks()
+    anchor = {name: tensor + 0.1 for name, tensor in of.initial.items()}
+
+    def objective(number: int, count: int) -> Loss:
+        noise = torch.Generator().manual_seed(200 + number)
+        said = torch.rand(count, 2 + tiny.CLASSES + 1, generator=noise, dtype=torch.float64)
+        lesson = CachedDistillation(
+            MergedTeachers(said[:, :2], said[:, 2:-1], said[:, -1]), tau=2.0, factor=0.5, log_weights=said[:, -1]
+        )
+        return CrossEntropy() + lesson + QuadraticPenalty(anchor, 0.3)
+
+    made = group(of, objective)
+    agree(ModelStack(of, PLAIN, made).fit(), [fit(of, assignment, PLAIN) for assignment in group(of, objective)])
+
+
+@dataclass(frozen=True, eq=False)
+class Branching(Loss):
+    """A loss that looks at its value, which no stack can."""
+
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
+        loss = CrossEntropy()(student, batches)
+        return loss if loss.item() > 0 else 2 * loss
+
+
+def body(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: Network(nn.Sequential(nn.Flatten(), *copy.deepcopy(layers), nn.Linear(16, 8)), 8, tiny.CLASSES)
+
+
+def frozen() -> nn.Module:
+    network = body()()
+    network.body[1].weight.requires_grad_(False)
+    return network
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(Loss):
+    """What a user might write: it counts how often it was made, and is scaled by what is no field."""
+
+    made: ClassVar[list[int]] = []
+    inner: Loss
+
+    def __init__(self, inner: Loss, factor: float = 1.0) -> None:
+        object.__setattr__(self, "inner", inner)
+        object.__setattr__(self, "factor", factor)
+        self.made.append(1)
+
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
+        return self.factor * self.inner(student, batches)
+
+
+@pytest.mark.parametrize(
+    ("factory", "objective"),
+    [
+        (body(nn.Dropout(0.5)), CrossEntropy()),
+        (body(nn.BatchNorm1d(16)), CrossEntropy()),
+        (frozen, CrossEntropy()),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, tiny.CLASSES)), CrossEntropy()),
+        (mlp, Branching()),
+        (mlp, Scaled(CrossEntropy(), 2.0)),
+    ],
+    ids=["dropout", "batch norm", "frozen weights", "a user's own", "a loss that branches", "hidden attributes"],
+)
+def test_what_cannot_be_stacked_is_trained_in_the_loop(factory: Callable[[], nn.Module], objective: Loss) -> None:
+    of = networks(factory)
+    found = VmapTrainer(of, PLAIN).fit(group(of, lambda number, count: objective))
+    looped = [fit(of, one, PLAIN) for one in group(of, lambda number, count: objective)]
+    for one, other in zip(found, looped, strict=True):
+        assert isinstance(one, Fit)
+        assert tiny.equal(one.model, other.model), "not a step may be taken, nor a number drawn, before the refusal"
+
+
+def test_what_is_watched_is_trained_in_the_loop() -> None:
+    of, seen = networks(), []
+    made = [replace(one, watch=lambda weights: seen.append(len(weights))) for one in group(of)]
+    for one, other in zip(VmapTrainer(of, PLAIN).fit(made), [fit(of, a, PLAIN) for a in group(of)], strict=True):
+        assert isinstance(one, Fit)
+        assert tiny.equal(one.model, other.model)
+    assert seen == [len(of.parameters)] * (9 + 3 + 9 + 9 + 3)
+
+
+def test_only_trainings_of_one_kind_are_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, sizes = networks(), []
+    monkeypatch.setattr(stack, "ModelStack", lambda n, t, group: sizes.append(len(group)) or ModelStack(n, t, group))
+    objectives = [
+        CrossEntropy(),
+        QuadraticPenalty(of.initial, 0.5) + CrossEntropy(),
+        CrossEntropy(),
+        QuadraticPenalty(of.initial, 0.25) + CrossEntropy(),
+        QuadraticPenalty(of.initial, 0.5) + CrossEntropy(),
+    ]
+    made = group(of, lambda number, count: objectives[number])
+    found = VmapTrainer(of, PLAIN).fit(made)
+    assert sizes == [2, 2, 2, 2], "a trial of two and a stack of two, for each of the kinds that occur twice"
+    agree(found, [fit(of, one, PLAIN) for one in group(of, lambda number, count: objectives[number])])
+
+
+def test_a_client_without_examples_keeps_its_model() -> None:
+    of = networks()
+    found = VmapTrainer(of, PLAIN).fit(group(of, sizes=(4, 0, 4)))
+    assert [done.steps for done in found] == [3, 0, 3]
+
+
+def test_no_model_holds_on_to_the_others() -> None:
+    of = networks()
+    for done in ModelStack(of, PLAIN, group(of)).fit():
+        for tensor in done.model.values():
+            assert tensor.is_contiguous()
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_groups_follow_from_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About equal groups, the largest clients first, whoever drops out."""
+    engine = tiny.engine(
+        FedAvg(), cohort=6, stack=4, rounds=1, fault_injector=lambda round, client, step: "x" if client == "3" else None
+    )
+    groups: list[list[str]] = []
+    submit = engine.serial.submit
+    monkeypatch.setattr(engine.serial, "submit", lambda *r: groups.append([one.client for one in r]) or submit(*r))
+    tiny.played(engine)
+    assert groups == [["4", "2", "5"], ["1", "0"]]  # of sizes 17, 12, 10 and 9, 7; client 3 is lost
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_one_gradient_for_two_weights_is_not_changed_twice(clip: float | None) -> None:
+    """Autograd gives the biases of a sum one tensor between them."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 8, bias=False)
+            self.one, self.other = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+            self.scale = nn.Parameter(torch.tensor(1.5))  # of no dimension
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.scale * (self.layer(images.flatten(1)) + self.one + self.other)
+
+    of = networks(lambda: Network(Twice(), 8, tiny.CLASSES))
+    training = replace(PLAIN, weight_decay=0.1, clip=clip)
+    agree(ModelStack(of, training, group(of)).fit(), [fit(of, assignment, training) for assignment in group(of)])
+
+
+def test_one_clients_nan_stays_its_own() -> None:
+    of = networks()
+    made, clean = group(of), group(of)
+    made[2].streams[0].data["image"][0] = torch.nan
+    for number, (one, other) in enumerate(
+        zip(ModelStack(of, PLAIN, made).fit(), ModelStack(of, PLAIN, clean).fit(), strict=True)
+    ):
+        assert tiny.finite(one.model) == (number != 2)
+        assert number == 2 or tiny.equal(one.model, other.model)
+
+
+def test_a_model_of_another_form_is_refused_as_in_the_loop() -> None:
+    of = networks()
+    made = [replace(one, model={**one.model, "stranger": torch.zeros(1)}) for one in group(of)]
+    assert all(isinstance(error, ValueRefused) for error in VmapTrainer(of, PLAIN).fit(made))
+
+
+@dataclass(frozen=True, eq=False)
+class Failing(CrossEntropy):
+    """Fails once the trial is over."""
+
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
+        if len(batches[0].index) > 2:
+            raise ZeroDivisionError("in training")
+        return super().__call__(student, batches)
+
+
+class Stubborn(FedAvg):
+    """Fails in its training, or after it, at one client."""
+
+    where = "after"
+
+    @on_client
+    def train(self, client: Client[Any], model: Weights) -> Fit:
+        fails = client.id == "4"
+        done = client.fit(model, Failing() if fails and self.where == "in" else CrossEntropy())
+        if fails:
+            raise ZeroDivisionError("after training")
+        return done
+
+
+@pytest.mark.parametrize("where", ["in", "after"])
+def test_an_error_in_a_group_says_whose_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stubborn, "where", where)
+    with pytest.raises(ZeroDivisionError, match=where) as caught:
+        tiny.engine(Stubborn(), cohort=6, stack=3).run_round()
+    assert "client 4, round 1" in caught.value.__notes__[-1]
+
+
+class Forgiving(FedAvg):
+    """Catches what its training raises."""
+
+    @on_client
+    def train(self, client: Client[Any], model: Weights) -> Fit:
+        try:
+            return client.fit(model, Failing())
+        except ZeroDivisionError:
+            return client.fit(model, CrossEntropy())
+
+
+def test_a_step_may_catch_the_error_of_its_own_training() -> None:
+    looped, stacked = tiny.engine(Forgiving(), cohort=6), tiny.engine(Forgiving(), cohort=6, stack=3)
+    tiny.played(looped, 1)
+    tiny.played(stacked, 1)
+    for name, tensor in looped.server.model.items():
+        torch.testing.assert_close(stacked.server.model[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+class Two(FedAvg):
+    """Asks for something ahead of its training."""
+
+    @on_client
+    def warm(self, client: Client[Any]) -> None:
+        client.predict(client.initial)
+
+    def round(self, server: Server[Any], cohort: Cohort) -> None:
+        cohort.start(self.warm)
+        super().round(server, cohort)
+
+
+def test_calls_that_wait_change_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine(Two(), cohort=6, stack=3, rounds=1)
+    groups: list[tuple[str, int]] = []
+    submit = engine.serial.submit
+    monkeypatch.setattr(engine.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r))
+    engine.serial.ahead = 4  # as if workers were idle
+    tiny.played(engine)
+    assert groups == [("warm", 3), ("warm", 3), ("train", 3), ("train", 3)]
+
+
+class OneFirst(Two):
+    """Waits for one client before it asks all."""
+
+    def round(self, server: Server[Any], cohort: Cohort) -> None:
+        cohort.start(self.train, server.model)
+        next(iter(cohort)).ask(self.warm)
+        FedAvg.round(self, server, cohort)
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_waiting_for_one_client_changes_no_group(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine(OneFirst(), cohort=6, stack=3, rounds=1)
+    groups: list[tuple[str, int]] = []
+    submit = engine.serial.submit
+    monkeypatch.setattr(engine.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r))
+    engine.serial.ahead = ahead
+    tiny.played(engine)
+    assert groups == [("train", 1), ("warm", 1), ("train", 3), ("train", 3), ("train", 2), ("train", 3)]
+
+
+def test_a_stack_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one client"):
+        tiny.engine(FedAvg(), stack=0)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, alone: float, together: Callable[[int], float]) -> None:
+    monkeypatch.setattr(choose, "_alone", lambda engine, clients: alone)
+    monkeypatch.setattr(choose, "_together", lambda engine, clients: together(len(clients)))
+
+
+def populous(cohort: int = 48, rounds: int = 1000, **changes: Any) -> Any:
+    return tiny.engine(FedAvg(), federation=tiny.federation((2,) * 60), cohort=cohort, rounds=rounds, **changes)
+
+
+def test_stacks_are_chosen_where_they_are_clearly_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch, 1.0, lambda clients: 0.5 * clients + 1)
+    assert choose_stack_size(populous()) == 32  # 24 s of training and 2 groups: 26 s; with stacks of 16: 27 s
+    assert choose_stack_size(populous(), workers=3) == 16  # 3 groups of 16 side by side: 9 s; 2 of 24: 13 s
+    assert choose_stack_size(populous(cohort=4)) == 16  # one group of all four: 3 s instead of 4
+    assert choose_stack_size(populous(cohort=4), workers=2) == 1  # 2 s one by one on two workers, 3 s as one
+    timed(monkeypatch, 1.0, lambda clients: 0.9 * clients)
+    assert choose_stack_size(populous()) == 1, "a tenth is not worth another rounding"
+    timed(monkeypatch, 1.0, lambda clients: 1.5 * clients)
+    assert choose_stack_size(populous()) == 1
+
+
+def test_a_first_stack_that_is_slower_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    timed(monkeypatch, 1.0, lambda clients: tried.append(clients) or 2.0 * clients)
+    assert choose_stack_size(populous()) == 1
+    assert tried == [16]
+
+
+def test_a_gpu_is_warm_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [9.0, 1.0]  # the first training loads libraries
+    timed(monkeypatch, 1.0, lambda clients: 2.0 * clients)
+    monkeypatch.setattr(choose, "_alone", lambda engine, clients: seconds.pop(0))
+    engine = populous()
+    engine.device = torch.device("cuda")
+    assert choose_stack_size(engine) == 1
+    assert not seconds
+
+
+def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_alone", lambda engine, clients: pytest.fail("measured"))
+    assert choose_stack_size(populous(rounds=20)) == 1, "a short run is over before a choice pays"
+    assert choose_stack_size(populous(factory=body(nn.BatchNorm1d(16)))) == 1
+
+
+def test_measuring_changes_nothing() -> None:
+    measured, untouched = populous(rounds=25), populous(rounds=25)
+    assert choose_stack_size(measured) in (1, *choose.SIZES)
+    tiny.played(measured, 2)
+    tiny.played(untouched, 2)
+    assert tiny.equal(measured.server.model, untouched.server.model)
+
+
+def test_distillation_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The methods that the house is for must be among those that gain."""
+    trained: list[int] = []
+    whole = ModelStack.fit
+    monkeypatch.setattr(ModelStack, "fit", lambda self: trained.append(len(self.group)) or whole(self))
+    tiny.played(tiny.engine(FedNTD(), cohort=6, stack=6))
+    assert trained == [6, 6, 6, 6]
+
+
+def test_bfloat16_is_stacked() -> None:
+    of, training = ModelRunner(tiny.network, 0, CPU), replace(PLAIN, precision="bfloat16")
+
+    def made() -> list[TrainJob]:
+        return [replace(one, model=of.initial, sources=[floated(one.streams[0])]) for one in group(of)]
+
+    stacked = ModelStack(of, training, made()).fit()
+    for one, other in zip(stacked, [fit(of, assignment, training) for assignment in made()], strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=0.02)
+        for name in one.model:
+            torch.testing.assert_close(one.model[name], other.model[name], rtol=0.1, atol=0.02)
+    fine = ModelStack(of, PLAIN, made()).fit()
+    assert not tiny.equal(fine[0].model, stacked[0].model), "it was computed otherwise"
+
+
+def floated(of: BatchStream) -> BatchStream:
+    return replace(of, data={name: column.float() if name == "image" else column for name, column in of.data.items()})
