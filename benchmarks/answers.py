@@ -2,8 +2,8 @@
 
 Evaluation and teachers ask a network without gradient, in parts (`fedkeep.training.model_runner`). Parts that are too
 small pay for the call, parts that are too large for maps that no cache holds and that the system must hand out anew.
-Here the same images pass `ModelRunner.logits` in parts of every size, one thread; the order alternates, and times as fast is the
-median of the ratios within a repetition, to parts of 1,024.
+Here the same images pass `ModelRunner.logits` in parts of every size, one thread; the order alternates, and times as
+fast is the median of the ratios within a repetition, to parts of 1,024.
 
     python benchmarks/answers.py [--repetitions 9] [--note "what else ran on the machine"]
 
