@@ -97,7 +97,8 @@ class RoundState:
             for group in [clients] if together else [[client] for client in clients]:
                 while unfinished := [client for client in group if self._is_unfinished(client)]:
                     self._launch_together(unfinished)
-                    self._look_ahead()
+                    if len(group) == 1:  # a cohort that is asked at once keeps all workers busy as it is
+                        self._look_ahead()
                     for client in unfinished:
                         if client not in self.under_way:
                             continue  # it was lost before

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import tiny
+
+import fedkeep
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-
-import fedkeep
 from fedkeep.experiment import cohort_workers
 from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
 from fedkeep.experiment.runtime import Machine

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import tiny
-from fedkeep.algorithms.parallel.fedavg import FedAvg
 from torch import Tensor
 
 import fedkeep
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.experiment import experiment
 from fedkeep.experiment.runtime import Machine
 from fedkeep.losses import Batch, CrossEntropy, ModelView

@@ -104,7 +104,7 @@ def test_it_reads_images_as_they_are_while_other_networks_augment_them(extractor
     engine = feddcl(extractor, augmentation=Augmentation(flip=True))
     assert engine.context.augmentation == Augmentation()
     assert {place.augmentation for place in engine.own_contexts.values()} == {Augmentation(flip=True)}
-    assert all(place.clock is engine.context.clock for place in engine.own_contexts.values())
+    assert all(context.timer is engine.context.timer for context in engine.own_contexts.values())
     tiny.played(engine)
     same = feddcl(extractor)
     with torch.no_grad():

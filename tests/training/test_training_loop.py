@@ -413,7 +413,7 @@ def test_an_exception_in_training_gives_the_global_generator_back() -> None:
 
 def server(factory: Callable[[], nn.Module] = tiny.network, count: int = 70) -> Any:
     party = tiny.engine(FedAvg(), factory=factory).server
-    party.begin(task=1, round=2)
+    party.begin_round(task=1, round=2)
     party.data = columns(count)
     return party
 
@@ -508,7 +508,7 @@ def test_predicting_in_parts_is_predicting_the_whole(
     assert not network.training
     torch.testing.assert_close(logits, network(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(features, network.features(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr(party.context.runner, "at_once", 7)
+    monkeypatch.setattr(party.context.runner, "eval_batch_size", 7)
     torch.testing.assert_close(party.predict(party.model), logits, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(party.features(party.model), features, rtol=1e-6, atol=1e-6)
     assert not logits.requires_grad
@@ -545,7 +545,7 @@ def test_randomness_of_a_party_is_named() -> None:
     first, second = party.rng("x").initial_seed(), party.rng("x").initial_seed()
     assert first == seeds.derive(0, "x", task=1, round=2)
     assert second == seeds.derive(0, "x", task=1, round=2, use=1)
-    party.begin(task=1, round=2)
+    party.begin_round(task=1, round=2)
     assert party.rng("x").initial_seed() == first
 
 
@@ -567,7 +567,7 @@ def test_made_images_are_not_brightened() -> None:
     data = engine.federation.data("0")
     made = torch.arange(len(data["label"])) % 2 == 1
     client = LocalClient(engine.context, "0", data, None, task=1, round=1, uses={})
-    (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "made": made}).sources
+    (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "made": made}).streams
     (batch,) = source.batches(1000, merge_last=False)
     assert "made" not in batch.data
     as_they_were = (batch.data["image"] == engine.context.normalise(data["image"])[batch.index]).flatten(1).all(1)

@@ -450,7 +450,7 @@ def test_bfloat16_is_stacked() -> None:
     of, training = ModelRunner(tiny.network, 0, CPU), replace(PLAIN, precision="bfloat16")
 
     def made() -> list[TrainJob]:
-        return [replace(one, model=of.initial, sources=[floated(one.streams[0])]) for one in group(of)]
+        return [replace(one, model=of.initial, streams=[floated(one.streams[0])]) for one in group(of)]
 
     stacked = ModelStack(of, training, made()).fit()
     for one, other in zip(stacked, [fit(of, assignment, training) for assignment in made()], strict=True):
