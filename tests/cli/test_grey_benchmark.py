@@ -62,7 +62,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(command, "JUDGE_STEPS", 3)
+    monkeypatch.setattr(command, "CLASSIFIER_STEPS", 3)
     folder, out = tmp_path / "grey-same", tmp_path / "run"
 
     def call(*words: object) -> str:
