@@ -17,9 +17,9 @@ from telling import arguments, beginning
 
 import fedkeep
 from fedkeep.experiment.run import Machine
-from fedkeep.reporting.cell import Cell
+from fedkeep.reporting.trial import Trial
 
-Found = dict[tuple[str, int], Cell]
+Found = dict[tuple[str, int], Trial]
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
                 out=Path(folder) / model / precision,
                 machine=Machine(workers=0, stack=1, data_dir=options.data_dir),
             )
-            found[model, precision] = {(cell.label, cell.seed): cell for cell in run.cells}
+            found[model, precision] = {(cell.label, cell.seed): cell for cell in run.trials}
     text = report(found, options.recipe, models, seeds)
     print(text)
     Path(__file__).with_suffix(".md").write_text(text)

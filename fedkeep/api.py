@@ -13,7 +13,7 @@ from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe, with_methods
 from fedkeep.experiment.run import Machine, OnProgress, Progress, begin, carry_out
 from fedkeep.interface import Algorithm
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.outputs import write_all
 from fedkeep.reporting.run_folder import Run
 
 
@@ -62,13 +62,13 @@ def run(
     machine = machine or Machine(workers=1)
     folder = begin(recipe, out, machine, ["fedkeep.run", recipe.name])
     carry_out(folder, machine, _of_rounds(on_progress), recipe)
-    return finish(folder)
+    return write_all(folder)
 
 
 def resume(folder: str | Path, *, machine: Machine | None = None, on_progress: OnProgress | None = None) -> Run:
     """Continue a run that was stopped, to the same result as if it had not been, and return it."""
     carry_out(Path(folder), machine or Machine(workers=1), _of_rounds(on_progress))
-    return finish(folder)
+    return write_all(folder)
 
 
 def _of_rounds(on_progress: OnProgress | None) -> OnProgress:

@@ -20,8 +20,8 @@ from fedkeep.experiment.networks import own_models
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
-from fedkeep.reporting.rows import summary
 from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.summary import summary
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,7 +58,7 @@ def test_any_parallel_method_can_fuse_by_transport(tmp_path: Path) -> None:
     file.write_text(code)
     arguments = ["run", "--use", str(file), "--methods", "fedprox,fedprox-pit", "--rounds", "2", "--seeds", "0"]
     assert main([*arguments, "--workers", "1", "--quiet", "--out", str(out)]) == 0
-    plain, fused = (read_run(out).cells[place].rounds for place in (0, 1))
+    plain, fused = (read_run(out).trials[place].rounds for place in (0, 1))
     assert plain[0]["loss"] == fused[0]["loss"], "as long as nothing was fused"
     assert plain[-1]["correct"] != fused[-1]["correct"]
 
@@ -71,7 +71,9 @@ def test_the_method_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments = ["run", "--use", str(file), "--methods", "fedavg,prox", "--set", "prox.strength=0.1"]
     assert main([*arguments, "--rounds", "2", "--seeds", "0", "--workers", "1", "--out", str(out)]) == 0
     assert "Prox" in capsys.readouterr().out
-    fedavg, prox = ((out / "cells" / f"{name}-seed0" / "model.safetensors").read_bytes() for name in ("fedavg", "prox"))
+    fedavg, prox = (
+        (out / "trials" / f"{name}-seed0" / "model.safetensors").read_bytes() for name in ("fedavg", "prox")
+    )
     assert fedavg != prox
 
 
@@ -146,7 +148,7 @@ def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
 
 def test_the_published_result_is_its_records() -> None:
     published = (ROOT / "docs" / "results.md").read_text()
-    for row in summary(read_run(ROOT / "docs" / "results" / "fashion-mnist-200")):
+    for row in summary(read_run(ROOT / "results" / "fashion-mnist-200.zip")):
         tail = row.value("tail")
         assert f"{100 * tail.mean:.2f} ±{100 * tail.std:.2f}" in published
 

@@ -21,12 +21,13 @@ from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.cells import Job, play_all
 from fedkeep.experiment.estimate import NotEstimated, estimate
+from fedkeep.experiment.folders import ARCHIVE_SUFFIX, cell_folder, is_finished
 from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.plugins import use
 from fedkeep.files import write_whole
 from fedkeep.reporting import reproduction as report
-from fedkeep.reporting.comparison import Reproduction, read
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.comparison import Reproduction, read_reproduction
+from fedkeep.reporting.outputs import write_all
 
 
 def reproduce(options: Namespace, console: Console) -> int:
@@ -91,8 +92,8 @@ def _play(
             return 130
     columns = plan.begun(folder, allow_code=machine.allow_code)
     for column in columns:
-        finish(column.folder)
-    done = read(table.name, {column.name: column.folder for column in columns})
+        write_all(column.folder)
+    done = read_reproduction(folder)
     report.write(done, folder)
     _show(done, console)
     page = (folder / "table.html").resolve()
@@ -164,8 +165,6 @@ def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -
 
 
 def _is_done(column: plan.Column, label: str, seed: int) -> bool:
-    from fedkeep.experiment.folders import cell_folder, is_finished
-
     method = next(method for method in column.recipe.methods if method.label == label)
     return is_finished(cell_folder(column.folder, method, seed))
 
@@ -193,11 +192,12 @@ def _show(done: Reproduction, console: Console) -> None:
 def _page(root: Path, target: str, console: Console) -> int:
     """Write one page of all reproductions under a folder."""
     found = []
-    for note in sorted(root.glob("*/reproduction.json")):
-        columns = {column.name: column.folder for column in plan.begun(note.parent)}
-        remarks = note.parent / "notes.md"
+    for folder in sorted(
+        path for path in root.glob("*") if (path / plan.NOTE).is_file() or any(path.glob(f"*{ARCHIVE_SUFFIX}"))
+    ):
+        remarks = folder / "notes.md"
         text = remarks.read_text(encoding="utf-8") if remarks.is_file() else ""
-        found.append((read(plan.read_note(note.parent), columns), text))
+        found.append((read_reproduction(folder), text))
     if not found:
         raise ConfigError(
             f"there is no reproduction in {root}. Begin one: fedkeep reproduce sfedkd/table1 --out {root}"

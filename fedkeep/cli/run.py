@@ -16,9 +16,9 @@ from fedkeep.experiment.plugins import use
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.run import Machine, begin, carry_out, pending_cells, resume_command
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.outputs import write_all
 from fedkeep.reporting.profile import profile_table, step_table
-from fedkeep.reporting.rows import summary
+from fedkeep.reporting.summary import summary
 from fedkeep.reporting.table import print_table
 
 
@@ -59,7 +59,7 @@ def _carry_out(folder: Path, recipe: Recipe, machine: Machine, console: Console,
             soft_wrap=True,
         )
         return 130
-    done = finish(folder)
+    done = write_all(folder)
     console.print()
     console.print(print_table(summary(done)))
     if profile:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -23,10 +24,10 @@ from fedkeep.experiment.reading import load_recipe
 from fedkeep.interface import Algorithm, algorithm, algorithms
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.options import describe_type, options_of
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.outputs import REPORT, default_out, write_all
 from fedkeep.reporting.plots import curves, save_png
-from fedkeep.reporting.rows import headline, paired, summary
 from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.summary import headline, paired, summary
 from fedkeep.reporting.table import markdown, print_table, rows_csv, show
 
 
@@ -166,7 +167,7 @@ def compare(options: Namespace, console: Console) -> int:
     if options.target is not None:
         table = _table("method", "first round", "each seed", title=f"rounds to {options.target:g} %")
         for row in (row for row in rows if row.finished):
-            reached = [cell.rounds_to(options.target / 100) for cell in row.cells]
+            reached = [cell.rounds_to(options.target / 100) for cell in row.trials]
             each = ", ".join("never" if math.isnan(value) else f"{value:.0f}" for value in reached)
             mean = "-" if any(map(math.isnan, reached)) else f"{sum(reached) / len(reached):.0f}"
             table.add_row(escape(row.label), mean, each)
@@ -176,12 +177,13 @@ def compare(options: Namespace, console: Console) -> int:
 
 def report(options: Namespace, console: Console) -> int:
     """Write a run's table and report again."""
-    done = finish(options.run)
+    out = Path(options.out) if options.out else default_out(Path(options.run))
+    done = write_all(options.run, out)
     if options.png:
-        cells = [cell for row in summary(done) for cell in row.cells]
-        save_png(curves(cells, "accuracy"), options.png)
+        trials = [trial for row in summary(done) for trial in row.trials]
+        save_png(curves(trials, "accuracy"), options.png)
         console.print(f"wrote {options.png}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"report: {(done.path / 'report.html').resolve().as_uri()}", highlight=False, soft_wrap=True)
+    console.print(f"report: {(out / REPORT).resolve().as_uri()}", highlight=False, soft_wrap=True)
     return 0
 
 

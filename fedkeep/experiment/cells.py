@@ -20,7 +20,7 @@ from fedkeep.engine.cell import CellBusy, play
 from fedkeep.engine.choose import choose_stack
 from fedkeep.engine.embedded import Embedded
 from fedkeep.errors import RunError
-from fedkeep.experiment.folders import cell_folder, is_finished
+from fedkeep.experiment.folders import TRIAL_FILE, cell_folder, is_finished
 from fedkeep.experiment.helpers import Helpers, useful
 from fedkeep.experiment.machine import Machine, OnProgress, Progress
 from fedkeep.experiment.provenance import player
@@ -54,19 +54,19 @@ def describe_begun(cell: Path, description: Mapping[str, Any]) -> None:
 
     Cells of versions that did not name a thing are not asked about it.
     """
-    path, players = cell / "cell.json", [player()]
+    path, players = cell / TRIAL_FILE, [player()]
     if (cell / "checkpoint" / "manifest.json").is_file():
         before = _begun(path)
-        begun, earlier = before.get("rests_on", {}), before.get("played_by", ["a version that did not say"])
+        begun, earlier = before.get("dependencies", {}), before.get("versions", ["a version that did not say"])
         players = list(dict.fromkeys([*earlier, *players]))
-        others = [name for name, now in description["rests_on"].items() if begun.get(name, now) != now]
+        others = [name for name, now in description["dependencies"].items() if begun.get(name, now) != now]
         if others:
             raise RunError(
                 f"{cell} was begun with another {' and '.join(others)} than there is now, so that its rounds would not "
                 "belong together. Put back what was there, in a generator's or an extractor's folder too, or begin a "
                 "new run."
             )
-    write_whole(path, json.dumps({**description, "played_by": players}))
+    write_whole(path, json.dumps({**description, "versions": players}))
 
 
 def _begun(path: Path) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _play(job: Job, machine: Machine, tell: OnProgress, spare: int) -> None:
 def _stack(job: Job, engine: Embedded, machine: Machine, workers: int) -> int:
     """Return how many clients this cell trains as one: as it was begun, as the user says, or as is quickest here."""
     try:
-        return int(_begun(job.cell / "cell.json")["stack"])
+        return int(_begun(job.cell / TRIAL_FILE)["stack"])
     except (KeyError, TypeError):
         if job.method.algorithm.schedule != "parallel":
             return 1  # nobody trains beside another, and helpers work ahead only where there are no groups
@@ -285,7 +285,7 @@ class _Watcher:
         if (self.done, at) != (self.told, self.doing):
             self.told, self.doing = self.done, at
             if not self.description:
-                self.description = json.loads((self.job.cell / "cell.json").read_text(encoding="utf-8"))
+                self.description = json.loads((self.job.cell / TRIAL_FILE).read_text(encoding="utf-8"))
             images = _images(self.description, self.last)
             tell(Progress(self.job.name, self.done, self.job.recipe.rounds, self.last, images, at))
 

@@ -1,12 +1,20 @@
-"""Where the cells of a run lie, and when one is finished."""
+"""Where the trials of a run lie, what their files are called, and when a trial is finished."""
 
 from __future__ import annotations
 
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedkeep.experiment.recipe import Method
+
+TRIALS = "trials"
+"""The folder of a run folder that holds one folder for each trial: a method with a seed."""
+TRIAL_FILE = "trial.json"
+"""The file of a trial's folder that says what it is."""
+ARCHIVE_SUFFIX = ".zip"
+"""Of a file with the records of a run folder (see `fedkeep.reporting.archive`)."""
 
 
 def cell_name(method: Method, seed: int) -> str:
@@ -16,9 +24,9 @@ def cell_name(method: Method, seed: int) -> str:
 
 def cell_folder(folder: Path, method: Method, seed: int) -> Path:
     """Return the folder of one method with one seed in a run folder."""
-    return folder / "cells" / cell_name(method, seed)
+    return folder / TRIALS / cell_name(method, seed)
 
 
-def is_finished(cell: Path) -> bool:
-    """Tell whether a cell's folder holds all that a finished cell leaves."""
-    return all((cell / name).exists() for name in ("cell.json", "rounds.jsonl", "result.json"))
+def is_finished(trial: Traversable) -> bool:
+    """Tell whether a trial's folder, or its place in an archive, holds all that a finished trial leaves."""
+    return all((trial / name).is_file() for name in (TRIAL_FILE, "rounds.jsonl", "result.json"))

@@ -226,7 +226,7 @@ def describe_cell(
         "cohort": recipe.run.cohort,
         "classes": classes,
         "label_names": list(_arriving(federation)),
-        "rests_on": rests_on,
+        "dependencies": rests_on,
         "dataset": dataset.name,
         "dataset_note": dataset.note,
         "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),

@@ -44,7 +44,7 @@ from fedkeep.flower.memory import reference
 from fedkeep.flower.performer import AtSites
 from fedkeep.flower.sites import Sites
 from fedkeep.interface.algorithm import client_steps, is_annotated
-from fedkeep.reporting.finish import finish, is_reported
+from fedkeep.reporting.outputs import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def serve(line: Line, config: RunConfig) -> Run:
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
             raise
-        done = finish(folder)
+        done = write_all(folder)
         log.info("finished: %s", (folder / "report.html").resolve())
         return done
 

@@ -10,15 +10,18 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from fedkeep.errors import RunError
 from fedkeep.experiment.checks import PRINTED
-from fedkeep.reporting.rows import METRICS, Row, Spread, summary
-from fedkeep.reporting.run_folder import Run, method_of, read_run
+from fedkeep.experiment.reproduce import NOTE, table_of
+from fedkeep.reporting.archive import open_run
+from fedkeep.reporting.run_folder import Run, method_of, read_run, runs_in
+from fedkeep.reporting.summary import METRICS, Row, Spread, summary
 
 Numbers = Mapping[str, Sequence[float]]  # label to [mean] or [mean, standard deviation], in percent or rounds
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodResult:
     """One method in one column: the paper's accuracy in percent, if it printed one, and ours by the metric ``of``."""
 
     label: str
@@ -40,7 +43,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnResult:
     """One column of a reproduced table, as far as it was run."""
 
     name: str
@@ -63,7 +66,7 @@ class Column:
         """Return our rows, finished or not."""
         return summary(self.run)
 
-    def line(self, label: str) -> Line:
+    def line(self, label: str) -> MethodResult:
         """Return what the paper and we have for a method; of one that was run on a grid the best, as in papers."""
         paper = spread_of(self.paper.get("accuracy", {}), label)
         methods = self.run.settings.get("methods", [])
@@ -73,15 +76,15 @@ class Column:
         if len(done) > 1:  # on seeds that all of them have, if there are such
             common = set.intersection(*(set(row.seeds) for row in done))
             done.sort(key=lambda row: _on(row, common or set(row.seeds), self.measured[0]))
-        return Line(label, paper, done[-1] if done else rows[0] if rows else None, self.measured[0])
+        return MethodResult(label, paper, done[-1] if done else rows[0] if rows else None, self.measured[0])
 
     @cached_property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[MethodResult]:
         """Return the paper's methods in its order, then ours that it does not have."""
         printed = [label for name in PRINTED for label in self.paper.get(name, {})]
         lines = [self.line(label) for label in dict.fromkeys(printed)]
         used = [line.row for line in lines]
-        return lines + [Line(row.label, None, row, self.measured[0]) for row in self.rows if row not in used]
+        return lines + [MethodResult(row.label, None, row, self.measured[0]) for row in self.rows if row not in used]
 
     @cached_property
     def agreement(self) -> tuple[int, int, int, int]:
@@ -144,7 +147,7 @@ class Column:
     @property
     def scale(self) -> str:
         """Say how much was run."""
-        seeds = sorted({cell.seed for cell in self.run.cells if cell.finished})
+        seeds = sorted({trial.seed for trial in self.run.trials if trial.finished})
         told = ", ".join(map(str, seeds)) if seeds else "none yet"
         best = any(line.paper and line.row and line.row.label != line.label for line in self.lines)
         grid = "; a method with values in brackets is the best of its grid on the test set, as papers print it"
@@ -174,7 +177,7 @@ class Reproduction:
     """A reproduced table: its columns that were begun."""
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnResult, ...]
 
     @property
     def title(self) -> str:
@@ -191,9 +194,38 @@ class Reproduction:
         return str(self.columns[0].paper.get("notes", "")) if self.columns else ""
 
 
-def read(name: str, columns: Mapping[str, Path]) -> Reproduction:
-    """Read a reproduction from its columns' run folders."""
-    return Reproduction(name, tuple(Column(column, read_run(folder)) for column, folder in columns.items()))
+def read_reproduction(folder: Path) -> Reproduction:
+    """Read a reproduction: its columns are run folders, or archives, beside each other.
+
+    Parameters
+    ----------
+    folder : Path
+        What ``fedkeep reproduce`` wrote, or ``fedkeep archive`` of it.
+
+    Returns
+    -------
+    Reproduction
+        With the columns in the paper's order.
+
+    Raises
+    ------
+    RunError
+        If there is no column in it, one is damaged, or one stands there as a folder and as an archive.
+    """
+    paths = runs_in(folder)
+    columns = [ColumnResult(path.stem if path.is_file() else path.name, read_run(path)) for path in paths]
+    if not columns:
+        raise RunError(f"{folder} holds no column of a reproduction, neither a run folder nor an archive.")
+    names = [column.name for column in columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise RunError(f"{folder} holds {twice!r} as a folder and as an archive. Remove one of them.")
+    order = [str(name) for name in columns[0].paper.get("columns", ())]
+    columns.sort(key=lambda column: (order.index(column.name) if column.name in order else len(order), column.name))
+    notes = [root / NOTE for root in (folder, *map(open_run, paths)) if (root / NOTE).is_file()]
+    if not notes:
+        raise RunError(f"nothing in {folder} says which table it reproduces: there is no {NOTE}.")
+    return Reproduction(table_of(notes[0]), tuple(columns))
 
 
 def spread_of(numbers: Numbers, label: str) -> Spread | None:
@@ -206,4 +238,4 @@ def spread_of(numbers: Numbers, label: str) -> Spread | None:
 
 def _on(row: Row, seeds: set[int], metric: str) -> float:
     """Return a row's mean over some of its seeds."""
-    return Spread.of(METRICS[metric].of(cell) for cell in row.cells if cell.seed in seeds).mean
+    return Spread.of(METRICS[metric].of(trial) for trial in row.trials if trial.seed in seeds).mean

@@ -8,7 +8,7 @@ from fedkeep.reporting.record import Record
 
 
 @dataclass(frozen=True)
-class OfCosts(Record):
+class CostMetrics(Record):
     """Measures of time and traffic."""
 
     @property

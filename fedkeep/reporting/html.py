@@ -13,12 +13,11 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep.files import write_whole
-from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.heatmap import class_heatmap
 from fedkeep.reporting.local_training import local_training
-from fedkeep.reporting.pages import page
 from fedkeep.reporting.plots import COLOURS, CurveMetric, Style, curves, history, smoothing, styles
-from fedkeep.reporting.rows import (
+from fedkeep.reporting.run_folder import Run
+from fedkeep.reporting.summary import (
     LOCAL,
     METRICS,
     VISITS,
@@ -33,9 +32,10 @@ from fedkeep.reporting.rows import (
     paired,
     summary,
 )
-from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.svg import embed, inline
 from fedkeep.reporting.table import NOTHING, caption, human_bytes, show
+from fedkeep.reporting.templates import page
+from fedkeep.reporting.trial import Trial
 
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
@@ -58,7 +58,7 @@ def render(run: Run) -> str:
 def context(run: Run) -> dict[str, Any]:
     """Return everything that the page shows, as plain values and finished SVG."""
     rows = summary(run)
-    looks = styles(cell.label for row in rows for cell in row.cells)
+    looks = styles(trial.label for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
     return {
         "run": run,
@@ -67,11 +67,11 @@ def context(run: Run) -> dict[str, Any]:
         "rows": rows,
         "swatches": {label: _swatch(style) for label, style in looks.items()},
         "note": caption(rows),
-        "window": smoothing(cell for row in rows for cell in row.cells),
+        "window": smoothing(trial for row in rows for trial in row.trials),
         "unfinished": not all(row.finished for row in rows),
         "results": _results(rows),
-        "visits": _columns([row for row in rows if any(cell.visits for cell in row.cells)], VISITS),
-        "local": _columns([row for row in rows if any(cell.locals for cell in row.cells)], LOCAL),
+        "visits": _columns([row for row in rows if any(trial.visits for trial in row.trials)], VISITS),
+        "local": _columns([row for row in rows if any(trial.locals for trial in row.trials)], LOCAL),
         "trained": local_training(rows),
         "differences": _differences(finished),
         "figures": [_figure(rows, looks, metric) for metric in ("accuracy", "forgetting")],
@@ -87,19 +87,19 @@ def context(run: Run) -> dict[str, Any]:
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     """Return what was run, in a few words each."""
-    if not run.cells:
+    if not run.trials:
         return [("state", "no method has started yet")]
-    info = run.cells[0].info
-    scheme = run.cells[0].partition.get("scheme")
-    settings = run.cells[0].partition.get("settings") or {}
+    info = run.trials[0].info
+    scheme = run.trials[0].partition.get("scheme")
+    settings = run.trials[0].partition.get("settings") or {}
     split = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "clients")
-    cohorts = {cell.info.get("cohort") for cell in run.cells}
-    seeds = list(dict.fromkeys(str(cell.seed) for cell in run.cells))
-    rounds = sorted({cell.rounds_planned for cell in run.cells})
+    cohorts = {trial.info.get("cohort") for trial in run.trials}
+    seeds = list(dict.fromkeys(str(trial.seed) for trial in run.trials))
+    rounds = sorted({trial.rounds_planned for trial in run.trials})
     facts = [
         ("data", " ".join(str(info[key]) for key in ("dataset", "dataset_note") if info.get(key))),
-        ("generator of images", next((cell.generator for cell in run.cells if cell.generator), "")),
-        ("pre-trained extractor", next((cell.extractor for cell in run.cells if cell.extractor), "")),
+        ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),
+        ("pre-trained extractor", next((trial.extractor for trial in run.trials if trial.extractor), "")),
         ("clients", f"{info['clients']}" + (f", {info['cohort']} a round" if len(cohorts) == 1 else "")),
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
         ("rounds", ", ".join(map(str, rounds))),
@@ -176,22 +176,22 @@ def _differences(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _figure(rows: Sequence[Row], looks: Mapping[str, Style], metric: CurveMetric) -> dict[str, str]:
-    cells = [cell for row in rows for cell in row.cells]
+    trials = [trial for row in rows for trial in row.trials]
     ends = []
     for row in rows:
-        rounds, values = history(row.cells, metric)
+        rounds, values = history(row.trials, metric)
         if len(rounds):
             ends.append(f"{row.name} {values.mean(axis=0)[-1]:.1f} at round {rounds[-1]}")
     alt = (
         f"Line chart of {metric} in percent over rounds, one line per method. Last values: {'; '.join(ends) or 'none'}."
     )
     title = {"accuracy": "Accuracy over rounds", "forgetting": "Forgetting over rounds"}[metric]
-    return {"title": title, "svg": inline(curves(cells, metric, looks), metric, alt)}
+    return {"title": title, "svg": inline(curves(trials, metric, looks), metric, alt)}
 
 
 def _partition(run: Run) -> dict[str, Any]:
     """Return the heat map of the first partition, and how many different ones there are."""
-    drawn = next((cell for cell in run.cells if cell.partition.get("counts")), None)
+    drawn = next((trial for trial in run.trials if trial.partition.get("counts")), None)
     if drawn is None:
         return {"svg": "", "others": 0, "seed": None}
     counts = np.asarray(drawn.partition["counts"], dtype=np.int64)
@@ -201,7 +201,7 @@ def _partition(run: Run) -> dict[str, Any]:
         f"Heat map of the examples per client and class: {len(counts)} clients, {len(names)} classes; "
         f"a client holds {held:.1f} classes and {counts.sum(axis=1).mean():.0f} examples on average."
     )
-    hashes = {str(cell.partition.get("hash", cell.seed)) for cell in run.cells if cell.partition}
+    hashes = {str(trial.partition.get("hash", trial.seed)) for trial in run.trials if trial.partition}
     svg = embed(class_heatmap(counts, names, ""), "partition", alt)
     return {"svg": svg, "others": len(hashes) - 1, "seed": drawn.seed}
 
@@ -213,7 +213,7 @@ def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     shown = []
     for row in rows:
-        matrices = [cell.task_matrix for cell in row.cells if len(cell.task_matrix)]
+        matrices = [trial.task_matrix for trial in row.trials if len(trial.task_matrix)]
         if matrices:
             matrix = 100 * np.mean(matrices, axis=0)
             known = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
@@ -225,13 +225,13 @@ def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _classes(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the class-wise accuracies of the last evaluation, in percent, averaged over seeds."""
-    shown = [row for row in rows if any(len(cell.evaluated) for cell in row.cells)]
+    shown = [row for row in rows if any(len(trial.evaluated) for trial in row.trials)]
     lines: list[dict[str, Any]] = []
     for row in shown:
-        lasts = np.asarray([cell.class_history[-1] for cell in row.cells if len(cell.evaluated)])
+        lasts = np.asarray([trial.class_history[-1] for trial in row.trials if len(trial.evaluated)])
         values = [100 * Spread.of(column).mean for column in lasts.T]
         lines.append({"row": row, "values": values, "mean": 100 * row.value("balanced").mean})
-    names = [str(name) for name in shown[0].cells[0].info.get("label_names", [])] if shown else []
+    names = [str(name) for name in shown[0].trials[0].info.get("label_names", [])] if shown else []
     if shown and len(names) != len(lines[0]["values"]):
         names = [str(number) for number in range(len(lines[0]["values"]))]
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
@@ -239,16 +239,16 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
     costs = []
-    played = {id(cell) for cell in once(rows)}
+    played = {id(trial) for trial in once(rows)}
     for row in rows:
-        cells = row.cells
-        if not any(id(cell) in played for cell in cells):
+        trials = row.trials
+        if not any(id(trial) in played for trial in trials):
             continue  # an average that was served costs nothing
 
-        def seconds(part: str, cells: tuple[Cell, ...] = cells) -> str:
-            return show(Spread.of(cell.seconds(part) for cell in cells), "s")
+        def seconds(part: str, trials: tuple[Trial, ...] = trials) -> str:
+            return show(Spread.of(trial.seconds(part) for trial in trials), "s")
 
-        rounds = Spread.of(cell.train_seconds / cell.rounds_done for cell in cells if cell.rounds_done)
+        rounds = Spread.of(trial.train_seconds / trial.rounds_done for trial in trials if trial.rounds_done)
         costs.append(
             {
                 "label": row.label,
@@ -259,7 +259,7 @@ def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
                 "evaluate": seconds("evaluate"),
                 "down": human_bytes(row.value("down").mean),
                 "up": human_bytes(row.value("up").mean),
-                "total": human_bytes(Spread.of(cell.traffic for cell in cells).mean),
+                "total": human_bytes(Spread.of(trial.traffic for trial in trials).mean),
             }
         )
     return costs
@@ -268,21 +268,21 @@ def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the rounds in which clients were lost or that were undone."""
     lines = []
-    cells = once(rows)
-    for cell in cells:
-        undone = set(cell.undone)
-        by_round = {number: list(lost) for number, lost in groupby(cell.lost, key=lambda lost: lost.round)}
+    trials = once(rows)
+    for trial in trials:
+        undone = set(trial.undone)
+        by_round = {number: list(lost) for number, lost in groupby(trial.lost, key=lambda lost: lost.round)}
         for number in sorted(undone | set(by_round)):
             who = ", ".join(f"{lost.client} ({lost.reason})" for lost in by_round.get(number, []))
             lines.append(
-                {"label": cell.label, "seed": cell.seed, "round": number, "who": who, "undone": number in undone}
+                {"label": trial.label, "seed": trial.seed, "round": number, "who": who, "undone": number in undone}
             )
-    clients, undone_rounds = sum(len(cell.lost) for cell in cells), sum(len(cell.undone) for cell in cells)
+    clients, undone_rounds = sum(len(trial.lost) for trial in trials), sum(len(trial.undone) for trial in trials)
     return {"clients": clients, "undone": undone_rounds, "lines": lines[:LOST_SHOWN], "more": len(lines[LOST_SHOWN:])}
 
 
 def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:
-    firsts = {row.label: row.cells[0] for row in reversed(rows)}
+    firsts = {row.label: row.trials[0] for row in reversed(rows)}
     return [
         {
             "label": label,
@@ -300,7 +300,7 @@ def _repeat(run: Run) -> dict[str, Any]:
     versions = {"fedkeep": run.info.get("fedkeep")} | dict(run.info.get("versions") or {})
     if run.info.get("git"):
         versions["git commit"] = run.info["git"]
-    resumed = {cell.path: cell.played_by for cell in run.cells if len(cell.played_by) > 1}
+    resumed = {trial.path: trial.versions for trial in run.trials if len(trial.versions) > 1}
     versions |= {f"{path.name} was played by": "; then ".join(by) for path, by in resumed.items() if path}
     return {
         "again": f"fedkeep run {shlex.quote(str(Path(run.path.name) / 'recipe.toml'))}",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.errors import RunError
-from fedkeep.reporting.cell import Cell
+from fedkeep.reporting.trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,44 +78,44 @@ def theme() -> AbstractContextManager[None]:
     return context
 
 
-def smoothing(cells: Iterable[Cell]) -> int:
+def smoothing(trials: Iterable[Trial]) -> int:
     """Return over how many evaluations `curves` averages: one for every twenty that there are, at most ten.
 
     The last model of a sequence swings from one evaluation to the next; many such lines over each other show nothing.
     """
-    return max(1, min(10, max((len(cell.evaluated) for cell in cells), default=0) // 20))
+    return max(1, min(10, max((len(trial.evaluated) for trial in trials), default=0) // 20))
 
 
 def curves(
-    cells: Sequence[Cell], metric: CurveMetric, looks: Mapping[str, Style] | None = None, window: int | None = None
+    trials: Sequence[Trial], metric: CurveMetric, looks: Mapping[str, Style] | None = None, window: int | None = None
 ) -> Figure:
     """Draw one metric over rounds: per label the mean of its finished seeds, and a band from lowest to highest.
 
-    An unfinished cell is a thin line of its own that ends in a cross and enters no mean.
+    An unfinished trial is a thin line of its own that ends in a cross and enters no mean.
 
     Parameters
     ----------
-    cells
-        Cells of any number of labels and seeds; those of one label are taken as comparable.
+    trials
+        Trials of any number of labels and seeds; those of one label are taken as comparable.
     metric
         ``"accuracy"``, ``"forgetting"`` or ``"balanced"``.
     looks
-        The styles by label, where several figures show different cells; from `styles`.
+        The styles by label, where several figures show different trials; from `styles`.
     window
         How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title names it.
     """
     if metric not in HISTORIES:
         raise RunError(f"There are no curves of {metric!r}; known: {', '.join(HISTORIES)}.")
-    looks = looks or styles(cell.label for cell in cells)
-    window = window or smoothing(cells)
+    looks = looks or styles(trial.label for trial in trials)
+    window = window or smoothing(trials)
     with theme():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5.6, 3.7), facecolor=PAPER)
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none")
         ends: dict[str, tuple[float, float]] = {}
-        for label in dict.fromkeys(cell.label for cell in cells):
-            end = _draw_label(axes, [cell for cell in cells if cell.label == label], metric, looks[label], window)
+        for label in dict.fromkeys(trial.label for trial in trials):
+            end = _draw_label(axes, [trial for trial in trials if trial.label == label], metric, looks[label], window)
             if end is not None:
                 ends[label] = end
         _dress(axes, TITLES[metric] + (f" (running mean of {window} evaluations)" if window > 1 else ""))
@@ -125,15 +125,15 @@ def curves(
     return figure
 
 
-def history(cells: Sequence[Cell], metric: CurveMetric, window: int = 1) -> tuple[NDArray[np.int64], Floats]:
-    """Return the rounds that all cells evaluated, int64 [T], and the values in percent there, float64 [cells, T].
+def history(trials: Sequence[Trial], metric: CurveMetric, window: int = 1) -> tuple[NDArray[np.int64], Floats]:
+    """Return the rounds that all trials evaluated, int64 [T], and the values in percent there, float64 [trials, T].
 
     With a window, each value is the mean of the last so many evaluations, or of as many as there were.
     """
-    rounds = sorted(set.intersection(*(set(map(int, cell.evaluated)) for cell in cells))) if cells else []
-    tables = [dict(zip(map(int, cell.evaluated), getattr(cell, HISTORIES[metric]), strict=True)) for cell in cells]
+    rounds = sorted(set.intersection(*(set(map(int, trial.evaluated)) for trial in trials))) if trials else []
+    tables = [dict(zip(map(int, trial.evaluated), getattr(trial, HISTORIES[metric]), strict=True)) for trial in trials]
     values = np.asarray([[100 * table[r] for r in rounds] for table in tables], dtype=np.float64)
-    values = values.reshape(len(cells), len(rounds))
+    values = values.reshape(len(trials), len(rounds))
     measured = np.isfinite(values).all(axis=0)  # forgetting has no value at the first evaluation
     values = values[:, measured]
     means = [values[:, max(0, t + 1 - window) : t + 1].mean(axis=1) for t in range(values.shape[1])]
@@ -149,19 +149,19 @@ def save_png(figure: Figure, path: str | Path, *, dpi: int = 160) -> Path:
 
 
 def _draw_label(
-    axes: Axes, cells: Sequence[Cell], metric: CurveMetric, style: Style, window: int
+    axes: Axes, trials: Sequence[Trial], metric: CurveMetric, style: Style, window: int
 ) -> tuple[float, float] | None:
-    """Draw the cells of one label; return where its line ends."""
+    """Draw the trials of one label; return where its line ends."""
     line: dict[str, Any] = {"color": style.colour, "solid_capstyle": "round"}
     if style.dashes:
         line["dashes"] = style.dashes
     end = None
-    for cell in (cell for cell in cells if not cell.finished):
-        rounds, values = history([cell], metric, window)
+    for trial in (trial for trial in trials if not trial.finished):
+        rounds, values = history([trial], metric, window)
         if len(rounds):
             axes.plot(rounds, values[0], linewidth=0.9, alpha=0.75, marker="x", markevery=[len(rounds) - 1], **line)
             end = (float(rounds[-1]), float(values[0, -1]))
-    rounds, values = history([cell for cell in cells if cell.finished], metric, window)
+    rounds, values = history([trial for trial in trials if trial.finished], metric, window)
     if len(rounds):
         if len(values) > 1:
             low, high = values.min(axis=0), values.max(axis=0)

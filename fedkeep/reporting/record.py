@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostClient:
     """A client that did not finish a round, and why."""
 
     round: int
@@ -66,18 +66,18 @@ class Record:
         return str(self.info.get("extractor", ""))
 
     @property
-    def played_by(self) -> tuple[str, ...]:
+    def versions(self) -> tuple[str, ...]:
         """Return the versions that played its rounds; several where another one resumed it, none in old records.
 
         At real sites it is the server's.
         """
-        return tuple(map(str, self.info.get("played_by", ())))
+        return tuple(map(str, self.info.get("versions", ())))
 
     @property
-    def lost(self) -> list[Lost]:
+    def lost(self) -> list[LostClient]:
         """Return every client that was lost, in order of rounds."""
         return [
-            Lost(int(row["round"]), str(client), str(reason))
+            LostClient(int(row["round"]), str(client), str(reason))
             for row in self.rounds
             for client, reason in (row.get("lost") or {}).items()
         ]

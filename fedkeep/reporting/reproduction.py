@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedkeep.files import write_whole
-from fedkeep.reporting.comparison import Column, Line, Reproduction, spread_of
-from fedkeep.reporting.pages import page
-from fedkeep.reporting.rows import METRICS, Spread
+from fedkeep.reporting.comparison import ColumnResult, MethodResult, Reproduction, spread_of
 from fedkeep.reporting.run_folder import method_of
+from fedkeep.reporting.summary import METRICS, Spread
 from fedkeep.reporting.table import NOTHING, frozen, show
+from fedkeep.reporting.templates import page
 
 CAPTION = (
     "Accuracy in %. Ours is the mean over the last ten evaluations, mean ± standard deviation over seeds, and the last "
@@ -29,7 +29,7 @@ TASKS = (
 )
 
 
-def heads(column: Column) -> list[str]:
+def heads(column: ColumnResult) -> list[str]:
     """Return the titles of a column's table."""
     metric = METRICS[column.measured[0]].title.removesuffix(" evaluations")
     return ["method", "paper", f"ours, {metric}", "ours, last", "difference", "seeds", *further_heads(column)]
@@ -42,7 +42,7 @@ def caption(reproduction: Reproduction) -> str:
     return CAPTION + AVERAGES * any(column.has_averages for column in reproduction.columns)
 
 
-def texts(column: Column, line: Line) -> list[str]:
+def texts(column: ColumnResult, line: MethodResult) -> list[str]:
     """Return a line as it is shown, under `heads`."""
     row = line.row
     done = f" ({row.note})" if row is not None and row.note else ""
@@ -67,9 +67,9 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
     return "\n".join([*parts, caption(reproduction), ""])
 
 
-def about(column: Column) -> str:
+def about(column: ColumnResult) -> str:
     """Say how far a column is, how its order compares, and which frozen networks it rests on."""
-    return f"{column.scale}. {column.verdict}{frozen(column.run.cells)}"
+    return f"{column.scale}. {column.verdict}{frozen(column.run.trials)}"
 
 
 def as_csv(reproduction: Reproduction) -> str:
@@ -86,7 +86,7 @@ def as_csv(reproduction: Reproduction) -> str:
             head = [reproduction.name, column.name, line.label if row is None else row.label]
             head += ["" if row is None else "yes" if row.finished else "no"]
             head += ["" if row is None else " ".join(map(str, row.seeds))]
-            head += ["" if row is None else str(min(cell.rounds_done for cell in row.cells))]
+            head += ["" if row is None else str(min(trial.rounds_done for trial in row.trials))]
             paper = [math.nan, math.nan] if line.paper is None else [line.paper.mean, line.paper.std]
             spreads = [row.value(name) if row else Spread.of(()) for name in names]
             ours = [100 * value for s in spreads for value in (s.mean, s.std)]
@@ -124,7 +124,7 @@ def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) ->
     return "\n".join(parts).rstrip() + "\n"
 
 
-def further_heads(column: Column) -> list[str]:
+def further_heads(column: ColumnResult) -> list[str]:
     """Return the titles of the columns after the accuracies."""
     titles = []
     if "forgetting" in column.paper:
@@ -140,7 +140,7 @@ def further_heads(column: Column) -> list[str]:
     return titles + ["rounds to the paper's"] * column.has_averages
 
 
-def further_texts(column: Column, line: Line) -> list[str]:
+def further_texts(column: ColumnResult, line: MethodResult) -> list[str]:
     """Return what stands under `further_heads`."""
     texts = []
     for name in ("forgetting", "clients"):
@@ -161,22 +161,25 @@ def further_texts(column: Column, line: Line) -> list[str]:
     return texts
 
 
-def _rounds_to(line: Line, target: float) -> str:
+def _rounds_to(line: MethodResult, target: float) -> str:
     """Return when a line first reached an accuracy, on average over the seeds that did."""
-    cells = line.row.cells if line.row else ()
-    reached = Spread.of(cell.rounds_to(target) for cell in cells)
+    trials = line.row.trials if line.row else ()
+    reached = Spread.of(trial.rounds_to(target) for trial in trials)
     if not reached.n:
-        return "not reached" if cells else NOTHING
-    return f"{reached.mean:g}" + (f" ({reached.n} of {len(cells)} seeds)" if reached.n < len(cells) else "")
+        return "not reached" if trials else NOTHING
+    return f"{reached.mean:g}" + (f" ({reached.n} of {len(trials)} seeds)" if reached.n < len(trials) else "")
 
 
-def _speedup(column: Column, line: Line) -> str:
+def _speedup(column: ColumnResult, line: MethodResult) -> str:
     """Return how many times as fast as the row with which the paper compares a line reached the target."""
     others = {
-        cell.seed: cell for row in column.rows if column.paper["speedup"].get(row.label) == [1.0] for cell in row.cells
+        trial.seed: trial
+        for row in column.rows
+        if column.paper["speedup"].get(row.label) == [1.0]
+        for trial in row.trials
     }
-    pairs = [(others[cell.seed], cell) for cell in (line.row.cells if line.row else ()) if cell.seed in others]
-    times = Spread.of(other.seconds_to(column.target) / cell.seconds_to(column.target) for other, cell in pairs)
+    pairs = [(others[trial.seed], trial) for trial in (line.row.trials if line.row else ()) if trial.seed in others]
+    times = Spread.of(other.seconds_to(column.target) / trial.seconds_to(column.target) for other, trial in pairs)
     return f"{times.mean:.2f}" if times.n else NOTHING
 
 

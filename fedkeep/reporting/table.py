@@ -9,8 +9,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fedkeep.reporting.cell import Cell
-from fedkeep.reporting.rows import (
+from fedkeep.reporting.summary import (
     COLUMNS,
     METRICS,
     Difference,
@@ -24,13 +23,27 @@ from fedkeep.reporting.rows import (
     paired,
     summary,
 )
+from fedkeep.reporting.trial import Trial
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "COLUMNS", "METRICS", "Difference", "Metric", "Row", "Spread", "cells_csv", "human_bytes", "leaders", "markdown",
-    "paired", "print_table", "rows_csv", "show", "summary",
+    "COLUMNS",
+    "METRICS",
+    "Difference",
+    "Metric",
+    "Row",
+    "Spread",
+    "human_bytes",
+    "leaders",
+    "markdown",
+    "paired",
+    "print_table",
+    "rows_csv",
+    "show",
+    "summary",
+    "trials_csv",
 ]  # fmt: skip
 
 NOTHING = "–"
@@ -75,16 +88,18 @@ def caption(rows: Sequence[Row]) -> str:
         number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         spread = "Mean ± standard deviation over" if counts[-1] > 1 else "From"
         seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, accuracy and forgetting in %."
-    cells = once(rows)
-    short = any(len(cell.accuracies) < 10 for row in rows for cell in row.cells if row.finished)
+    trials = once(rows)
+    short = any(len(trial.accuracies) < 10 for row in rows for trial in row.trials if row.finished)
     lost, asked = (
-        sum(len(cell.lost) for cell in cells),
-        sum(len(row.get("cohort", ())) for cell in cells for row in cell.rounds),
+        sum(len(trial.lost) for trial in trials),
+        sum(len(row.get("cohort", ())) for trial in trials for row in trial.rounds),
     )
     seeds += f" {lost:,} of {asked:,} clients asked were lost; report.html says why." if lost else ""
-    mixed = sum(len(cell.played_by) > 1 for cell in cells)
+    mixed = sum(len(trial.versions) > 1 for trial in trials)
     seeds += (
-        f" Cells that another version went on with, which report.html names: {mixed} of {len(cells)}." if mixed else ""
+        f" Trials that another version went on with, which report.html names: {mixed} of {len(trials)}."
+        if mixed
+        else ""
     )
     if has_tasks(rows):
         return seeds + (
@@ -94,26 +109,26 @@ def caption(rows: Sequence[Row]) -> str:
         )
     few = " Where there were fewer than ten evaluations, the mean is over all of them." if short else ""
     rest = " Unfinished seeds stand in rows of their own." if counts and not all(row.finished for row in rows) else ""
-    gaps = any((cell.evaluated[1:] - cell.evaluated[:-1] > 1).any() for row in rows for cell in row.cells)
+    gaps = any((trial.evaluated[1:] - trial.evaluated[:-1] > 1).any() for row in rows for trial in row.trials)
     over = " Forgetting is taken over the rounds that were evaluated." if gaps else ""
     return seeds + few + over + rest
 
 
-def frozen(cells: Iterable[Cell]) -> str:
-    """Say which frozen networks cells rest on and what these had seen, after a space; empty where there was none.
+def frozen(trials: Iterable[Trial]) -> str:
+    """Say which frozen networks trials rest on and what these had seen, after a space; empty where there was none.
 
     These are generators of images, and extractors that read them for the server or for clients.
     """
     drew, read = set(), set()
-    for cell in cells:
-        drew.add(cell.generator)
-        read.add(cell.extractor)
+    for trial in trials:
+        drew.add(trial.generator)
+        read.add(trial.extractor)
     said = [f" Generator of images: {name}." for name in sorted(drew - {""})]
     return "".join([*said, *(f" Pre-trained extractor: {name}." for name in sorted(read - {""}))])
 
 
 def _below(rows: Sequence[Row]) -> str:
-    return caption(rows) + frozen(cell for row in rows for cell in row.cells)
+    return caption(rows) + frozen(trial for row in rows for trial in row.trials)
 
 
 def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
@@ -167,7 +182,10 @@ def rows_csv(rows: Sequence[Row]) -> str:
     header += [f"{name}{part}" for name in METRICS for part in ("", "_std", "_n")]
     lines: list[list[str]] = [header]
     for row in rows:
-        rounds = [_range(cell.rounds_done for cell in row.cells), _range(cell.rounds_planned for cell in row.cells)]
+        rounds = [
+            _range(trial.rounds_done for trial in row.trials),
+            _range(trial.rounds_planned for trial in row.trials),
+        ]
         line = [row.label, _yes(row.finished), " ".join(map(str, row.seeds)), *rounds]
         for metric in METRICS.values():
             spread = row.value(metric)
@@ -176,15 +194,15 @@ def rows_csv(rows: Sequence[Row]) -> str:
     return _csv(lines)
 
 
-def cells_csv(rows: Sequence[Row]) -> str:
+def trials_csv(rows: Sequence[Row]) -> str:
     """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
     header = ["method", "algorithm", "schedule", "seed", "finished", "rounds", "rounds_planned", *METRICS]
     lines: list[list[str]] = [[*header, "evaluations", "lost_clients", "undone_rounds", "total_bytes"]]
-    for cell in (cell for row in rows for cell in row.cells):
-        line = [cell.label, cell.algorithm, cell.schedule, str(cell.seed), _yes(cell.finished)]
-        line += [str(cell.rounds_done), str(cell.rounds_planned)]
-        line += [_number(metric.of(cell)) for metric in METRICS.values()]
-        line += [str(len(cell.evaluated)), str(len(cell.lost)), str(len(cell.undone)), str(cell.traffic)]
+    for trial in (trial for row in rows for trial in row.trials):
+        line = [trial.label, trial.algorithm, trial.schedule, str(trial.seed), _yes(trial.finished)]
+        line += [str(trial.rounds_done), str(trial.rounds_planned)]
+        line += [_number(metric.of(trial)) for metric in METRICS.values()]
+        line += [str(len(trial.evaluated)), str(len(trial.lost)), str(len(trial.undone)), str(trial.traffic)]
         lines.append(line)
     return _csv(lines)
 

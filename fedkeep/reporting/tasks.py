@@ -13,7 +13,7 @@ from fedkeep.reporting.record import Floats, Record
 
 
 @dataclass(frozen=True)
-class OfTasks(Record):
+class TaskMetrics(Record):
     """Measures of class-incremental learning (see `fedkeep.metrics.tasks`); NaN without tasks."""
 
     @property

@@ -42,15 +42,15 @@ def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -
     recipe = tiny.write_recipe(tmp_path)
     model = ["--set", "model.name=pretrained", "--set", "model.source=extractors/mine"]
     cli("run", recipe, *model, "--methods", "fedavg", "--out", tmp_path / "run", "--data-dir", tmp_path / "data")
-    cell = json.loads((tmp_path / "run" / "cells" / "fedavg-seed0" / "cell.json").read_text())
+    cell = json.loads((tmp_path / "run" / "trials" / "fedavg-seed0" / "trial.json").read_text())
     assert cell["extractor"].startswith(f"{folder}: vit")
     for name in ("report.html", "table.md"):
         told = (tmp_path / "run" / name).read_text()
         assert "pre-trained on digits" in told, name
         assert "by their names it learned 10 of this run" in told, name
-    assert (tmp_path / "run" / "cells" / "fedavg-seed0" / "model.safetensors").stat().st_size < 1000
+    assert (tmp_path / "run" / "trials" / "fedavg-seed0" / "model.safetensors").stat().st_size < 1000
 
-    (tmp_path / "run" / "cells" / "fedavg-seed0" / "result.json").unlink()
+    (tmp_path / "run" / "trials" / "fedavg-seed0" / "result.json").unlink()
     (folder / CARD).unlink()
     cli("pretrain", "digits", "--out", folder, *SET, "--seed", 1)
     told = cli("resume", tmp_path / "run", "--data-dir", tmp_path / "data", code=1)

@@ -19,7 +19,7 @@ from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
 from fedkeep.experiment.machine import Machine
-from fedkeep.reporting.comparison import read
+from fedkeep.reporting.comparison import read_reproduction
 from fedkeep.reporting.reproduction import further_heads, further_texts
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -74,7 +74,7 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
     out = tmp_path / "out"
     assert run(table, out, "--columns", "first", "--methods", "fedavg", "--seeds", "0") == 0
     assert "1 cell to play" in capsys.readouterr().out
-    cell = out / "toy" / "first" / "cells" / "fedavg-seed0"
+    cell = out / "toy" / "first" / "trials" / "fedavg-seed0"
     before = {name: (cell / name).stat().st_mtime_ns for name in ("rounds.jsonl", "result.json")}
     assert not (out / "toy" / "second").exists()
     assert run(table, out) == 0
@@ -102,7 +102,7 @@ def test_a_table_names_the_frozen_networks_that_it_rests_on(
 ) -> None:
     words = ["--columns", "first", "--methods", "fedavg", "--seeds", "0"]
     assert run(table, tmp_path, *words) == 0
-    cell = tmp_path / "toy" / "first" / "cells" / "fedavg-seed0" / "cell.json"
+    cell = tmp_path / "toy" / "first" / "trials" / "fedavg-seed0" / "trial.json"
     rested = {"generator": "g (paper): it has seen them all", "extractor": "e: vit"}
     cell.write_text(json.dumps(json.loads(cell.read_text()) | rested))
     assert run(table, tmp_path, *words) == 0
@@ -124,7 +124,7 @@ def test_a_share_of_the_rounds_has_a_folder_of_its_own(table: str, tmp_path: Pat
     assert run(table, tmp_path, "--columns", "first", "--methods", "fedseq", "--seeds", "1", "--rounds", "0.5") == 0
     folder = tmp_path / "toy-rounds-0.5"
     assert "1 of 2 rounds; finished seed 1" in (folder / "table.md").read_text()
-    result = json.loads((folder / "first" / "cells" / "fedseq-seed1" / "result.json").read_text())
+    result = json.loads((folder / "first" / "trials" / "fedseq-seed1" / "result.json").read_text())
     assert result == {"rounds": 1}
 
 
@@ -184,7 +184,7 @@ def test_killed_it_goes_on_where_it_was(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path / "whole", *words) == 0
     command = [sys.executable, "-m", "fedkeep", "reproduce", table, "--out", str(tmp_path / "cut"), "--workers", "2"]
     process = subprocess.Popen([*command, *words], start_new_session=True, stdout=subprocess.DEVNULL)
-    records = tmp_path / "cut" / "toy" / "first" / "cells" / "fedavg-seed0" / "rounds.jsonl"
+    records = tmp_path / "cut" / "toy" / "first" / "trials" / "fedavg-seed0" / "rounds.jsonl"
     until = time.monotonic() + 300
     while not (records.exists() and len(records.read_bytes().splitlines()) > 3) and time.monotonic() < until:
         time.sleep(0.02)
@@ -194,18 +194,18 @@ def test_killed_it_goes_on_where_it_was(table: str, tmp_path: Path) -> None:
         with FileLock(lock, timeout=60):  # workers that were killed let go a moment later
             pass
     assert main(["reproduce", table, "--out", str(tmp_path / "cut"), "--resume", "--quiet", "--workers", "1"]) == 0
-    cells = tmp_path / "whole" / "toy" / "first" / "cells"
+    cells = tmp_path / "whole" / "toy" / "first" / "trials"
     names = sorted(cell.name for cell in cells.iterdir())
     assert len(names) == 4
     for name in names:
         for file in ("rounds.jsonl", "model.safetensors", "result.json"):
-            other = tmp_path / "cut" / "toy" / "first" / "cells" / name / file
+            other = tmp_path / "cut" / "toy" / "first" / "trials" / name / file
             assert other.read_bytes() == (cells / name / file).read_bytes(), (name, file)
 
 
 def test_agreement_counts_pairs(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0") == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     ours = {line.label: line.ours.mean for line in column.lines if line.ours}
     pairs = [("FedAvg", "FedSeq", True), ("FedAvg", "Prox", True), ("FedSeq", "Prox", True)]
     same = sum(ours[a] < ours[b] for a, b, _ in pairs)
@@ -219,7 +219,7 @@ def test_a_table_of_forgetting_alone_is_compared_by_forgetting(table: str, tmp_p
     start, end = text.index("[paper.accuracy]"), text.index("[paper.forgetting]")
     base.write_text((text[:start] + text[end:]).replace("FedAvg = [5.0]", "FedAvg = [5.0]\nFedSeq = [9.0]"))
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg,fedseq") == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     assert [line.label for line in column.lines] == ["FedAvg", "FedSeq"]
     assert column.agreement[1] == 1
     values = [line.row.value("forgetting").mean for line in column.lines if line.row]
@@ -233,7 +233,7 @@ def test_what_tasks_cost_is_shown_though_no_paper_prints_it(table: str, tmp_path
     start, end = text.index("[paper.accuracy]"), text.index("[[methods]]")
     base.write_text(text[:start] + "[tasks]\ntasks = 2\n\n" + text[end:])
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg") == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     (line,) = column.lines
     assert line.row is not None
     assert further_heads(column) == ["forgetting"]
@@ -245,10 +245,10 @@ def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) 
     text = base.read_text().replace("[paper.forgetting]", "[paper.clients]\nFedAvg = [7.0, 0.5]\n\n[paper.forgetting]")
     base.write_text(text.replace("cohort = 2\n", "cohort = 2\nevaluate_visits = true\n"))
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg,fedseq") == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     at = further_heads(column).index("clients' models, paper")
     shown = {line.label: further_texts(column, line)[at : at + 2] for line in column.lines}
-    (cell,) = [cell for cell in column.run.cells if cell.label == "FedAvg"]
+    (cell,) = [cell for cell in column.run.trials if cell.label == "FedAvg"]
     assert cell.local_last == list(cell.local_history.values())[-1]
     assert shown["FedAvg"] == ["7.00 ±0.50", f"{100 * cell.local_last:.2f}"]
     assert shown["FedSeq"][0] == "–"
@@ -257,10 +257,10 @@ def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) 
 def test_averages_say_when_they_reach_what_the_paper_has_for_their_method(table: str, tmp_path: Path) -> None:
     words = ["--columns", "first", "--seeds", "0,1", "--methods", "fedavg,fedseq", "--set", "run.rounds=6"]
     assert run(table, tmp_path / "plain", *words) == 0
-    (plain,) = read("toy", {"first": tmp_path / "plain" / "toy" / "first"}).columns
+    (plain,) = read_reproduction(tmp_path / "plain" / "toy").columns
     assert "rounds to the paper's" not in further_heads(plain), "where nothing is averaged there is nothing to add"
     assert run(table, tmp_path, *words, "--set", 'run.served=["last", "moving"]') == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     at = further_heads(column).index("rounds to the paper's")
     shown = {line.label: further_texts(column, line)[at] for line in column.lines}
     assert list(shown) == ["FedAvg", "FedSeq", "Prox", "FedAvg, moving average", "FedSeq, moving average"]
@@ -269,7 +269,7 @@ def test_averages_say_when_they_reach_what_the_paper_has_for_their_method(table:
         if paper is None:
             assert text == "–"
             continue
-        reached = [cell.rounds_to(paper) for cell in column.run.cells if cell.label == label]
+        reached = [cell.rounds_to(paper) for cell in column.run.trials if cell.label == label]
         known = [number for number in reached if number == number]
         some = f" ({len(known)} of 2 seeds)" if len(known) == 1 else ""
         assert text == (f"{sum(known) / len(known):g}{some}" if known else "not reached")
@@ -283,11 +283,11 @@ def test_times_to_a_target_stand_beside_the_papers(table: str, tmp_path: Path) -
     base.write_text(text[:start] + "[paper.speedup]\nFedAvg = [2.0]\nFedSeq = [1.0]\n" + text[end:])
     words = ["--columns", "first", "--seeds", "0,1", "--methods", "fedavg,fedseq"]
     assert run(table, tmp_path, *words) == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     assert further_heads(column) == ["times as fast to 5 %, paper", "ours"]
     assert column.verdict == "No accuracy or forgetting is printed for it."
     shown = {line.label: further_texts(column, line) for line in column.lines}
-    cells = {(cell.label, cell.seed): cell for cell in column.run.cells}
+    cells = {(cell.label, cell.seed): cell for cell in column.run.trials}
     for cell in cells.values():
         rounds = cell.rounds_to(0.05)
         spent = sum(row["train"] + row["teachers"] for row in cell.timings if row["round"] <= rounds)
@@ -302,7 +302,7 @@ def test_a_folder_of_another_kind_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table"):
         reproduce.find(str(tmp_path))
     with pytest.raises(RunError, match=r"cannot read .*reproduction\.json"):
-        reproduce.read_note(tmp_path)
+        reproduce.table_of(tmp_path / reproduce.NOTE)
 
 
 def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -> None:
@@ -321,13 +321,13 @@ def test_resume_plays_what_was_asked_and_no_other_combination(
 ) -> None:
     assert run(table, tmp_path, "--columns", "first", "--methods", "fedavg", "--seeds", "0,1") == 0
     assert run(table, tmp_path, "--columns", "first", "--methods", "fedseq", "--seeds", "0") == 0
-    lost = tmp_path / "toy" / "first" / "cells" / "fedavg-seed1" / "result.json"
+    lost = tmp_path / "toy" / "first" / "trials" / "fedavg-seed1" / "result.json"
     lost.unlink()
     capsys.readouterr()
     assert run(table, tmp_path, "--resume") == 0
     assert "1 cell to play" in capsys.readouterr().out
     assert lost.exists()
-    assert not (tmp_path / "toy" / "first" / "cells" / "fedseq-seed1").exists()
+    assert not (tmp_path / "toy" / "first" / "trials" / "fedseq-seed1").exists()
     assert run(table, tmp_path, "--resume", "--seeds", "3") == 1
     assert "--seeds cannot be given with it" in " ".join(capsys.readouterr().err.split())
 

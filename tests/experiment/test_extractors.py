@@ -48,7 +48,7 @@ def test_how_many_of_the_runs_classes_the_servers_has_learned(
     told = described(tmp_path, f'name = "pretrained"\nsource = "{source}"')
     assert told["extractor"].startswith(f"{source}: vit")
     assert told["extractor"].endswith(said)
-    assert told["rests_on"]["extractor"] == load_extractor(source).hash()
+    assert told["dependencies"]["extractor"] == load_extractor(source).hash()
 
 
 def test_only_classes_that_arrive_count(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_those_of_clients_are_named_too(tmp_path: Path) -> None:
     model = 'name = "mlp"\nhidden = [8]'
     alone = described(tmp_path, model, two)
     assert alone["extractor"].startswith(f"clients 1-2: {two}: vit")
-    assert alone["rests_on"].keys() == {"training data", "extractor of clients 1-2"}
+    assert alone["dependencies"].keys() == {"training data", "extractor of clients 1-2"}
     both = described(tmp_path, f'name = "pretrained"\nsource = "{one}"', two)
     assert both["extractor"].split("; ")[0].startswith(f"{one}: vit")
-    assert both["rests_on"].keys() == {"training data", "extractor", "extractor of clients 1-2"}
+    assert both["dependencies"].keys() == {"training data", "extractor", "extractor of clients 1-2"}
     assert "extractor" not in described(tmp_path, model)
 
 

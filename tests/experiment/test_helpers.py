@@ -57,5 +57,5 @@ def test_helpers_change_nothing_but_the_time(method: str, tmp_path: Path, monkey
     assert len(pool.workers) == 2
     assert not any(worker.process and worker.process.is_alive() for worker in pool.workers)
     for name in ("rounds.jsonl", "model.safetensors"):
-        (one,), (two,) = (list((run.path / "cells").glob(f"*/{name}")) for run in (alone, shared))
+        (one,), (two,) = (list((run.path / "trials").glob(f"*/{name}")) for run in (alone, shared))
         assert one.read_bytes() == two.read_bytes()

@@ -30,7 +30,7 @@ from fedkeep.experiment.reading import _read, load_recipe
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
-from fedkeep.reporting.rows import METRICS as SHOWN
+from fedkeep.reporting.summary import METRICS as SHOWN
 
 COLUMNS = {
     "sfedkd/table1": 8,

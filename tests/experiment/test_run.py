@@ -100,10 +100,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(run: Path, *names: str) -> dict[str, bytes]:
-    names = names or ("rounds.jsonl", "model.safetensors", "partition.json", "cell.json", "result.json")
+    names = names or ("rounds.jsonl", "model.safetensors", "partition.json", "trial.json", "result.json")
     return {
         f"{cell.name}/{name}": (cell / name).read_bytes()
-        for cell in sorted((run / "cells").iterdir())
+        for cell in sorted((run / "trials").iterdir())
         for name in names
     }
 
@@ -138,19 +138,19 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
     assert {path.name for path in whole.iterdir()} == {
         "run.json",
         "recipe.toml",
-        "cells",
+        "trials",
         "results.csv",
         "table.md",
         "report.html",
     }
     cells = [f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd") for seed in (0, 1)]
-    assert sorted(path.name for path in (whole / "cells").iterdir()) == cells
+    assert sorted(path.name for path in (whole / "trials").iterdir()) == cells
     told = json.loads((whole / "run.json").read_text())
     assert {"fedkeep", "versions", "command", "started", "device", "threads", "title", "recipe", "git"} <= told.keys()
-    for cell in (whole / "cells").iterdir():
+    for cell in (whole / "trials").iterdir():
         files = {path.name for path in cell.iterdir()} - {".lock"}
         assert files == {
-            "cell.json",
+            "trial.json",
             "partition.json",
             "rounds.jsonl",
             "timings.jsonl",
@@ -164,7 +164,7 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
         timings = [json.loads(line) for line in (cell / "timings.jsonl").read_text().splitlines()]
         assert [timing["round"] for timing in timings] == [1, 2, 3]
         assert {"train", "teachers", "evaluate", "checkpoint", "round_seconds"} <= timings[0].keys()
-        described = json.loads((cell / "cell.json").read_text())
+        described = json.loads((cell / "trial.json").read_text())
         assert (described["clients"], described["cohort"], described["rounds"], described["classes"]) == (8, 2, 3, 10)
         assert sum(described["test_total"]) == 359
         partition = json.loads((cell / "partition.json").read_text())
@@ -175,7 +175,7 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
 
 def test_the_methods_share_partition_and_cohorts_and_the_seeds_do_not(whole: Path) -> None:
     for seed in (0, 1):
-        cells = [whole / "cells" / f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd")]
+        cells = [whole / "trials" / f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd")]
         assert len({(cell / "partition.json").read_bytes() for cell in cells}) == 1
         cohorts = [
             [json.loads(line)["cohort"] for line in (cell / "rounds.jsonl").read_text().splitlines()] for cell in cells
@@ -299,7 +299,7 @@ def test_a_model_of_ones_own_runs_from_python(tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=1)
     recipe = replace(recipe, model=fedkeep.custom(own_network))
     run = fedkeep.run(recipe, out=tmp_path / "run")
-    assert run.cells[0].finished
+    assert run.trials[0].finished
 
 
 def own_network(shape: tuple[int, int, int], classes: int) -> Any:
@@ -309,10 +309,10 @@ def own_network(shape: tuple[int, int, int], classes: int) -> Any:
 
 
 def test_resuming_a_finished_run_does_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (whole / "cells").rglob("*") if path.is_file()}
+    before = {path: path.stat().st_mtime_ns for path in (whole / "trials").rglob("*") if path.is_file()}
     monkeypatch.setattr(Embedded, "advance", lambda self: pytest.fail("a round was played"))
     fedkeep.resume(whole)
-    assert {path: path.stat().st_mtime_ns for path in (whole / "cells").rglob("*") if path.is_file()} == before
+    assert {path: path.stat().st_mtime_ns for path in (whole / "trials").rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("files", [[], ["recipe.toml"], ["run.json"]])
@@ -349,22 +349,22 @@ def test_a_cell_tells_which_versions_played_it(tmp_path: Path, monkeypatch: pyte
     assert here.startswith("FedKeep ")
     assert f"PyTorch {torch.__version__}" in here
     monkeypatch.setattr(cells, "player", lambda: "FedKeep 9")
-    (cell,) = fedkeep.resume(tmp_path / "run").cells
-    assert cell.played_by == (here, "FedKeep 9")
+    (cell,) = fedkeep.resume(tmp_path / "run").trials
+    assert cell.versions == (here, "FedKeep 9")
     assert (
         "Cells that another version went on with, which report.html names: 1 of 1."
         in (tmp_path / "run" / "table.md").read_text()
     )
-    told = json.loads((cell.path / "cell.json").read_text())
-    (cell.path / "cell.json").write_text(json.dumps({key: told[key] for key in told if key != "played_by"}))
+    told = json.loads((cell.path / "trial.json").read_text())
+    (cell.path / "trial.json").write_text(json.dumps({key: told[key] for key in told if key != "versions"}))
     cells.describe_begun(cell.path, told)
-    assert json.loads((cell.path / "cell.json").read_text())["played_by"] == ["a version that did not say", "FedKeep 9"]
+    assert json.loads((cell.path / "trial.json").read_text())["versions"] == ["a version that did not say", "FedKeep 9"]
     assert f"fedavg-seed0 was played by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_damaged_checkpoint_is_a_clear_error(whole: Path, tmp_path: Path) -> None:
     test_one_interrupted_cell_resumes_and_finished_ones_stay(whole, tmp_path)
-    cell = tmp_path / "run" / "cells" / "sfedkd-seed0"
+    cell = tmp_path / "run" / "trials" / "sfedkd-seed0"
     (cell / "result.json").unlink()
     model = next((cell / "checkpoint").glob("model-*.safetensors"))
     model.write_bytes(model.read_bytes()[:100])
@@ -421,7 +421,7 @@ def test_killed_in_the_middle_it_resumes_to_the_same_bytes(how: signal.Signals, 
     (held / "open").unlink(missing_ok=True)
     use = ["--use", str(held / "held_method.py"), "--workers", "1", "--quiet"]
     process = start(["run", str(held / "recipe.toml"), "--rounds", "12", *use, "--out", str(tmp_path / "cut")])
-    cell = tmp_path / "cut" / "cells" / "held-seed0"
+    cell = tmp_path / "cut" / "trials" / "held-seed0"
     try:
         until(lambda: lines(cell / "rounds.jsonl") == 8, process)
         process.send_signal(how)
@@ -449,7 +449,7 @@ def test_workers_stop_on_an_interrupt(group: bool, tmp_path: Path) -> None:
     recipe = tiny.write_recipe(tmp_path, text)
     use = ["--use", str(tmp_path / "slow_method.py"), "--workers", "2", "--quiet"]
     process = start(["run", recipe, "--seeds", "0,1,2", "--rounds", "6000", "--out", str(tmp_path / "run"), *use])
-    cells = tmp_path / "run" / "cells"
+    cells = tmp_path / "run" / "trials"
     try:
         until(lambda: all(lines(cells / f"slow-seed{seed}" / "rounds.jsonl") >= 2 for seed in (0, 1)), process)
         os.killpg(process.pid, signal.SIGINT) if group else process.send_signal(signal.SIGINT)
@@ -517,17 +517,17 @@ def test_a_resume_repeats_the_stacks_of_the_run(asked: int, tmp_path: Path, monk
         fedkeep.run(recipe, out=folder, machine=machine, on_progress=stop)
     monkeypatch.setattr(cells, "choose_stack", lambda engine, workers: pytest.fail("chosen twice"))
     fedkeep.resume(folder)
-    cell = Path("cells") / "fedavg-seed0"
-    assert json.loads((folder / cell / "cell.json").read_text())["stack"] == 3
+    cell = Path("trials") / "fedavg-seed0"
+    assert json.loads((folder / cell / "trial.json").read_text())["stack"] == 3
     for name in ("rounds.jsonl", "model.safetensors"):
         assert (folder / cell / name).read_bytes() == (tmp_path / "whole" / cell / name).read_bytes()
-    assert whole.cells[0].rounds_planned == 4
+    assert whole.trials[0].rounds_planned == 4
 
 
 def test_a_sequence_has_no_stacks_whatever_is_asked(tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg", "fedseq"], settings=["run.rounds=1"])
     fedkeep.run(recipe, out=tmp_path / "run", machine=Machine(stack=2))
-    cells_of = {name: tmp_path / "run" / "cells" / f"{name}-seed0" / "cell.json" for name in ("fedavg", "fedseq")}
+    cells_of = {name: tmp_path / "run" / "trials" / f"{name}-seed0" / "trial.json" for name in ("fedavg", "fedseq")}
     assert {n: json.loads(path.read_text())["stack"] for n, path in cells_of.items()} == {"fedavg": 2, "fedseq": 1}
 
 
@@ -548,7 +548,7 @@ def test_runs_of_versions_without_stacks_go_on_without(tmp_path: Path, monkeypat
     (folder / "run.json").write_text(json.dumps(info))
     monkeypatch.setattr(cells, "choose_stack", lambda engine, workers: pytest.fail("a trial"))
     fedkeep.resume(folder)
-    assert json.loads((folder / "cells" / "fedavg-seed0" / "cell.json").read_text())["stack"] == 1
+    assert json.loads((folder / "trials" / "fedavg-seed0" / "trial.json").read_text())["stack"] == 1
 
 
 def test_a_damaged_description_of_a_cell_is_named(tmp_path: Path) -> None:
@@ -559,7 +559,7 @@ def test_a_damaged_description_of_a_cell_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         fedkeep.run(recipe, out=tmp_path / "run", on_progress=stop)
-    described = tmp_path / "run" / "cells" / "fedavg-seed0" / "cell.json"
+    described = tmp_path / "run" / "trials" / "fedavg-seed0" / "trial.json"
     described.write_text(described.read_text()[:20])
-    with pytest.raises(RunError, match=r"cannot read .*cell\.json.*Remove the folder"):
+    with pytest.raises(RunError, match=r"cannot read .*trial\.json.*Remove the folder"):
         fedkeep.resume(tmp_path / "run")

@@ -20,8 +20,8 @@ from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.interface import Fit
 from fedkeep.models import Weights, architecture
-from fedkeep.reporting.rows import METRICS, Row, summary
 from fedkeep.reporting.run_folder import Run
+from fedkeep.reporting.summary import METRICS, Row, summary
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ("fedavg", "fedseq")
@@ -62,7 +62,7 @@ def same(one: Row, other: Row) -> None:
 
 
 def exported(run: Run, title: str) -> dict[str, Tensor]:
-    (cell,) = (cell for cell in run.path.joinpath("cells").iterdir() if title.lower() in cell.name)
+    (cell,) = (cell for cell in run.path.joinpath("trials").iterdir() if title.lower() in cell.name)
     return load_file(cell / "model.safetensors")
 
 
@@ -162,9 +162,9 @@ def test_the_mean_of_a_sequence_is_over_the_last_rounds_graduates(
 
 def test_serving_changes_no_record_of_what_was_trained(runs: dict[tuple[str, ...], Run]) -> None:
     kept = ("round", "cohort", "loss", "up", "down", "lost", "undone")
-    plain = {cell.label: cell for cell in runs["last",].cells}
+    plain = {cell.label: cell for cell in runs["last",].trials}
     for run in runs.values():
-        for cell in run.cells:
+        for cell in run.trials:
             reference = plain[cell.label.partition(",")[0]]
             for one, other in zip(cell.rounds, reference.rounds, strict=True):
                 assert {k: v for k, v in one.items() if k in kept} == {k: v for k, v in other.items() if k in kept}

@@ -33,7 +33,7 @@ def test_a_run_says_what_arrived_when_and_its_tables_what_was_kept(tmp_path: Pat
     run = fedkeep.run(
         recipe(tmp_path), methods=[fedkeep.FedAvg()], out=tmp_path / "run", on_progress=seen.append, rounds=2
     )
-    (cell,) = run.cells
+    (cell,) = run.trials
     assert cell.task_sizes == [2, 2, 2]
     assert cell.rounds_planned == 6
     assert [(row["task"], row["round"]) for row in cell.rounds] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
@@ -47,7 +47,7 @@ def test_a_run_says_what_arrived_when_and_its_tables_what_was_kept(tmp_path: Pat
     assert cell.incremental == pytest.approx(float(np.mean(after)))
     assert cell.accuracies[1] == pytest.approx(cell.task_matrix[0, 0]), "among the images of the classes seen"
     assert bool(np.isnan(cell.class_history[0, 2:]).all())
-    partition = json.loads((tmp_path / "run/cells/fedavg-seed0/partition.json").read_text())
+    partition = json.loads((tmp_path / "run/trials/fedavg-seed0/partition.json").read_text())
     assert [len(task["classes"]) for task in partition["tasks"]] == [2, 2, 2]
     assert np.asarray(partition["counts"]).shape == (4, 6)
     assert [step.done for step in seen] == [1, 2, 3, 4, 5, 6]
@@ -75,7 +75,7 @@ def test_workers_and_resume_know_the_tasks(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fedkeep.run(recipe(tmp_path), methods=[fedkeep.MOON()], out=tmp_path / "cut", on_progress=stop)
     again = fedkeep.resume(tmp_path / "cut", machine=Machine(workers=1))
-    assert again.cells[0].rounds == whole.cells[0].rounds
+    assert again.trials[0].rounds == whole.trials[0].rounds
 
 
 def test_tasks_are_written_out_and_read_again(tmp_path: Path) -> None:

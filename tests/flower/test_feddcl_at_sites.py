@@ -39,7 +39,7 @@ def test_sites_of_three_networks_give_the_same_as_one_machine(recipe: str, tmp_p
     serve(line, config(recipe, many, (), methods="feddcl", rounds=2))
     assert tiny.equal(model(one), model(many))
     assert records(one) == records(many)
-    (cell,) = read_run(one).cells
+    (cell,) = read_run(one).trials
     said = "generator (paper): trained on all training images of the clients"
     assert said in cell.generator
     assert said in (one / "report.html").read_text()
@@ -60,7 +60,7 @@ def test_sites_hold_no_image_that_the_generator_learned_from(tmp_path: Path) -> 
     own = places(tmp_path / "own", 3, **there)
     line = LocalLine(own)
     serve(line, config(recipe, tmp_path / "real", (), methods="feddcl", rounds=1))
-    book = json.loads(next((tmp_path / "real" / "cells").rglob("sites.json")).read_text())
+    book = json.loads(next((tmp_path / "real" / "trials").rglob("sites.json")).read_text())
     left = material("digits", "same_classes").left["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
@@ -73,7 +73,7 @@ def test_methods_that_draw_nothing_leave_the_same_images_out(tmp_path: Path) -> 
     with pytest.raises(FedKeepError, match=r"keeps what its generator learned from out.*node-config: generator="):
         serve(LocalLine(places(tmp_path / "sites", 3, **own)), wanted)
     serve(LocalLine(places(tmp_path / "own", 3, **own, generator=str(tmp_path / "generator"))), wanted)
-    book = json.loads(next((tmp_path / "real" / "cells").rglob("sites.json")).read_text())
+    book = json.loads(next((tmp_path / "real" / "trials").rglob("sites.json")).read_text())
     left = material("digits", "same_classes").left["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 

@@ -44,11 +44,11 @@ def embedded_once(recipe: str, factory: pytest.TempPathFactory, *given: Any) -> 
 
 
 def model(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(next((run / "cells").iterdir()) / "model.safetensors")
+    return load_file(next((run / "trials").iterdir()) / "model.safetensors")
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    lines = (next((run / "cells").iterdir()) / "rounds.jsonl").read_text().splitlines()
+    lines = (next((run / "trials").iterdir()) / "rounds.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 

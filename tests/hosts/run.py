@@ -86,7 +86,7 @@ class Trial:
         self.run: Any = None
 
     def records(self) -> list[dict[str, Any]]:
-        files = list(self.out.glob("cells/*/rounds.jsonl"))
+        files = list(self.out.glob("trials/*/rounds.jsonl"))
         lines = files[0].read_text().splitlines() if files else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
@@ -204,7 +204,7 @@ def judge(trial: Trial) -> None:
     text = (trial.out / "server.log").read_text()
     numbers = [record["round"] for record in records]
     log.check(f"rounds {numbers}, each once", numbers == list(range(1, ROUNDS + 1)))
-    log.check("the run is finished", list(trial.out.glob("cells/*/result.json")))
+    log.check("the run is finished", list(trial.out.glob("trials/*/result.json")))
     log.check("no round was undone", not any(record["undone"] for record in records))
     nan, shape = (records[number - 1]["lost"].get("c", "") for number in (NAN_ROUND, SHAPE_ROUND))
     log.check(f"NaN refused: {nan}", "not finite" in nan and nan in text)
@@ -213,7 +213,7 @@ def judge(trial: Trial) -> None:
     log.say(f"lost besides: {[record['lost'] for record in records] if others else 'nobody'}")
     accuracy = [sum(record["correct"]) / 10_000 for record in records]
     log.check(f"accuracy over the rounds: {[f'{value:.3f}' for value in accuracy]}", accuracy[-1] > 0.2)
-    log.check("the journal is gone at the end", not list(trial.out.glob("cells/*/journal")))
+    log.check("the journal is gone at the end", not list(trial.out.glob("trials/*/journal")))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -39,7 +39,7 @@ def main() -> None:
 
 def last_saved(folder: Path) -> Shown:
     """Return the model in a run's checkpoint, which is of its last rounds: a run shows no other before its end."""
-    (checkpoint,) = folder.glob("cells/*/checkpoint")
+    (checkpoint,) = folder.glob("trials/*/checkpoint")
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     weights = decode((checkpoint / manifest["model"]).read_bytes(), Weights, torch.device("cpu"))
     return {name: tensor.numpy() for name, tensor in weights.items()}, manifest["round"]
