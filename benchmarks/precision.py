@@ -62,10 +62,14 @@ def report(found: dict[tuple[str, str], Found], recipe: str, models: list[str], 
     for model in models:
         fine, coarse = found[model, "float32"], found[model, "bfloat16"]
         for label in dict.fromkeys(label for label, _ in fine):
-            before, after = ([100 * cells[label, seed].tail for seed in seeds] for cells in (fine, coarse))
+            before, after = ([_last_ten(trials[label, seed]) for seed in seeds] for trials in (fine, coarse))
             gaps = [b - a for a, b in zip(before, after, strict=True)]
             lines.append(f"| {model} | {label} | {_told(before)} | {_told(after)} | {_told(gaps, signed=True)} |")
     return "\n".join([*lines, "", "Accuracy in %, mean ± standard deviation over seeds.", ""])
+
+
+def _last_ten(trial: Trial) -> float:
+    return 100 * float(trial.accuracies[-10:].mean())
 
 
 def _told(values: list[float], signed: bool = False) -> str:

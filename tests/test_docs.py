@@ -98,8 +98,8 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
     rows = {cells[1].strip(): cells for line in table.splitlines() if len(cells := line.split("|")) > 4}
     assert [method.label for method in load_recipe("demo").methods] == list(rows)[2:]
     printed = float(rows["FedSeq"][3].split("±")[0].strip(" *"))
-    (cell_row,) = summary(fedkeep.run("demo", methods=[fedkeep.FedSeq()], out=tmp_path / "run"))
-    assert 100 * cell_row.value("tail").mean == pytest.approx(printed, abs=1.0)
+    (row,) = summary(fedkeep.run("demo", methods=[fedkeep.FedSeq()], out=tmp_path / "run"))
+    assert 100 * row.value("window_mean").mean == pytest.approx(printed, abs=1.0)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
 def test_the_published_result_is_its_records() -> None:
     published = (ROOT / "docs" / "results.md").read_text()
     for row in summary(read_run(ROOT / "results" / "fashion-mnist-200.zip")):
-        tail = row.value("tail")
+        tail = row.value("window_mean")
         assert f"{100 * tail.mean:.2f} ±{100 * tail.std:.2f}" in published
 
 

@@ -194,7 +194,9 @@ def _add_partition(command: argparse.ArgumentParser) -> None:
 
 def _add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or archives of them")
-    command.add_argument("--against", metavar="METHOD", help="show paired differences over seeds to this method")
+    command.add_argument(
+        "--against", metavar="METHOD", help="method to which the others' differences are shown (default: the first)"
+    )
     command.add_argument(
         "--target", type=percent, metavar="PERCENT", help="also show the first round that reaches this accuracy"
     )
@@ -214,8 +216,8 @@ def _add_report(command: argparse.ArgumentParser) -> None:
 def _add_archive(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Write what a run recorded into one compressed file, without models and checkpoints. fedkeep compare and "
-        "fedkeep report read it as they read the run folder. Of a reproduction, each column becomes an archive, with the table "
-        "and its notes beside them, which fedkeep reproduce --page reads."
+        "fedkeep report read it as they read the run folder. Of a reproduction, each column becomes an "
+        "archive, with the table and its notes beside them, which fedkeep reproduce --page reads."
     )
     command.add_argument("run", metavar="RUN", help="a run folder, or the folder of a reproduction")
     command.add_argument("--out", default="results", metavar="DIR", help="where to write (default: results)")

@@ -78,8 +78,8 @@ def _play(
     jobs: Sequence[Job], options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console
 ) -> int:
     again = _again(options)
-    cells = "1 cell" if len(jobs) == 1 else f"{len(jobs)} cells"
-    console.print(f"{cells} to play, into {folder}", highlight=False, markup=False, soft_wrap=True)
+    count = "1 trial" if len(jobs) == 1 else f"{len(jobs)} trials"
+    console.print(f"{count} to play, into {folder}", highlight=False, markup=False, soft_wrap=True)
     if jobs:
         display = None if options.quiet else Display(console, {job.name: job.recipe.rounds for job in jobs})
         try:
@@ -179,7 +179,7 @@ def duration(seconds: float) -> str:
 def _show(done: Reproduction, console: Console) -> None:
     for column in done.columns:
         words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in report.heads(column)]
-        heads = ["\n".join(textwrap.wrap(head.replace("mean of last", "last"), 8)) for head in words]
+        heads = ["\n".join(textwrap.wrap(head.replace("minus the paper's", "minus paper"), 8)) for head in words]
         grid = Grid(*heads, title=column.run.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for place, shown in enumerate(grid.columns):
             shown.justify, shown.overflow = ("right" if place else "left"), "fold"

@@ -14,25 +14,41 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.checks import PRINTED
 from fedkeep.experiment.reproduce import NOTE, table_of
 from fedkeep.reporting.archive import open_run
+from fedkeep.reporting.columns import METRICS, Metric, headline
+from fedkeep.reporting.differences import Difference, difference
 from fedkeep.reporting.run_folder import Run, method_of, read_run, runs_in
-from fedkeep.reporting.summary import METRICS, Row, Spread, summary
+from fedkeep.reporting.summary import Row, Spread, summary
 
 Numbers = Mapping[str, Sequence[float]]  # label to [mean] or [mean, standard deviation], in percent or rounds
+MEASURED = ("window_mean", "forgetting")
+"""What the paper's accuracy and forgetting are compared with, where a recipe's ``paper.measured`` names no others."""
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method in one column: the paper's accuracy in percent, if it printed one, and ours by the metric ``of``."""
+    """One method in one column of a table.
+
+    Attributes
+    ----------
+    label : str
+        The method's label.
+    paper : Spread or None
+        The accuracy that the paper printed, in percent.
+    row : Row or None
+        What we have of it.
+    metric : str
+        The metric by which ours is compared.
+    """
 
     label: str
     paper: Spread | None
     row: Row | None
-    of: str = "tail"
+    metric: str = MEASURED[0]
 
     @property
     def ours(self) -> Spread | None:
-        """Return our accuracy, a fraction; by default the mean over the last ten evaluations."""
-        return None if self.row is None else self.row.value(self.of)
+        """Return our accuracy, a fraction."""
+        return None if self.row is None else self.row.value(self.metric)
 
     @property
     def difference(self) -> float | None:
@@ -58,7 +74,7 @@ class ColumnResult:
     @property
     def measured(self) -> tuple[str, str]:
         """Return the metrics with which the paper's accuracy and forgetting are compared."""
-        accuracy, forgetting = self.paper.get("measured", ("tail", "forgetting"))
+        accuracy, forgetting = self.paper.get("measured", MEASURED)
         return accuracy, forgetting
 
     @cached_property
@@ -86,13 +102,46 @@ class ColumnResult:
         used = [line.row for line in lines]
         return lines + [MethodResult(row.label, None, row, self.measured[0]) for row in self.rows if row not in used]
 
+    @property
+    def heading(self) -> str:
+        """Return what our accuracy is, with the rounds that it covers."""
+        return METRICS[self.measured[0]].heading(self.run.trials)
+
+    @cached_property
+    def reference(self) -> MethodResult | None:
+        """Return the finished method with which ours are compared: the one that is best in the paper.
+
+        A recipe may name another in ``paper.against``. Where the paper prints no accuracy and no forgetting, it is the
+        first that is finished.
+        """
+        done = [line for line in self.lines if line.row is not None and line.row.finished]
+        named = [line for line in done if line.label == self.paper.get("against")]
+        if named or not done:
+            return named[0] if named else None
+        name, sign = ("accuracy", 1) if self.paper.get("accuracy") else ("forgetting", -1)
+        numbers = self.paper.get(name, {})
+        printed = [line for line in done if line.label in numbers]
+        return max(printed, key=lambda line: sign * float(numbers[line.label][0]), default=done[0])
+
+    @property
+    def deciding(self) -> Metric:
+        """Return the metric of the differences between ours: a mean over a window, whatever the paper reports."""
+        return headline(self.run.trials)[0] if self.has_tasks else METRICS[self.measured[0]]
+
+    def gain(self, line: MethodResult) -> Difference | None:
+        """Return what a method gained on the `reference`, paired by seed; None of the reference and without either."""
+        base = self.reference
+        if base is None or base.row is None or line.row is None or not line.row.finished or line.row is base.row:
+            return None
+        return difference(line.row, base.row, self.deciding)
+
     @cached_property
     def agreement(self) -> tuple[int, int, int, int]:
         """Return how many pairs of methods come in the paper's order, of how many; and the same of clear pairs.
 
         By accuracy, or by forgetting where the paper prints only that, on the seeds that both have; without methods
-        whose last rounds were undone. A pair is clear if
-        the paper prints standard deviations and separates it by more than twice the larger of them.
+        of whose window a round was rolled back. A pair is clear if the paper prints standard deviations and separates
+        it by more than twice the larger of them.
         """
         name = "accuracy" if "accuracy" in self.paper else "forgetting"
         metric = self.measured[name == "forgetting"]
@@ -122,7 +171,7 @@ class ColumnResult:
         broken = [
             line.label for line in self.lines if line.paper and line.row and line.row.finished and line.row.broken
         ]
-        without = f", without {' and '.join(broken)}, whose last rounds were undone" if broken else ""
+        without = f", without {' and '.join(broken)}, in whose window rounds were rolled back" if broken else ""
         if not pairs:
             return "There are no two finished methods to compare the order of."
         if same == pairs:
@@ -157,7 +206,12 @@ class ColumnResult:
     @property
     def forgets(self) -> bool:
         """Return whether ours is a run of several tasks whose forgetting no paper prints."""
-        return self.measured[0] != "tail" and "forgetting" not in self.paper
+        return self.has_tasks and "forgetting" not in self.paper
+
+    @property
+    def has_tasks(self) -> bool:
+        """Tell whether classes arrived in tasks."""
+        return any(trial.task_sizes for trial in self.run.trials)
 
     @property
     def target(self) -> float:
@@ -169,7 +223,7 @@ class ColumnResult:
         """Tell whether averages were served of models for which the paper prints an accuracy."""
         printed = self.paper.get("accuracy", {})
         averaged = any(row.label not in printed and method_of(row.label) in printed for row in self.rows)
-        return averaged and self.measured[0] == "tail"
+        return averaged and not self.has_tasks
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,15 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep.files import write_whole
+from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
+from fedkeep.reporting.differences import EXPLANATION, difference, leaders, show_difference
 from fedkeep.reporting.heatmap import class_heatmap
 from fedkeep.reporting.local_training import local_training
 from fedkeep.reporting.plots import COLOURS, CurveMetric, Style, curves, history, smoothing, styles
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import (
-    LOCAL,
-    METRICS,
-    VISITS,
-    Metric,
-    Row,
-    Spread,
-    columns_for,
-    has_tasks,
-    headline,
-    leaders,
-    once,
-    paired,
-    summary,
-)
+from fedkeep.reporting.summary import Row, Spread, deduplicate, summary, trials_of
 from fedkeep.reporting.svg import embed, inline
-from fedkeep.reporting.table import NOTHING, caption, human_bytes, show
+from fedkeep.reporting.table import NOTHING, caption, human_bytes, show, show_value
 from fedkeep.reporting.templates import page
 from fedkeep.reporting.trial import Trial
 
@@ -70,8 +58,8 @@ def context(run: Run) -> dict[str, Any]:
         "window": smoothing(trial for row in rows for trial in row.trials),
         "unfinished": not all(row.finished for row in rows),
         "results": _results(rows),
-        "visits": _columns([row for row in rows if any(trial.visits for trial in row.trials)], VISITS),
-        "local": _columns([row for row in rows if any(trial.locals for trial in row.trials)], LOCAL),
+        "chain": _columns([row for row in rows if any(trial.chain for trial in row.trials)], CHAIN),
+        "local": _columns([row for row in rows if any(trial.local_models for trial in row.trials)], LOCAL),
         "trained": local_training(rows),
         "differences": _differences(finished),
         "figures": [_figure(rows, looks, metric) for metric in ("accuracy", "forgetting")],
@@ -125,20 +113,21 @@ def _moment(text: Any) -> str:
 
 
 def _findings(rows: Sequence[Row]) -> list[str]:
-    """Say who leads in accuracy and who forgets least, with the numbers and nothing more."""
+    """Say who leads in accuracy and who forgets least, where an interval separates them from all others."""
+    if len(rows) < 2:
+        return []
     said = []
-    for metric, words in zip(headline(rows), (f"Highest {_accuracy(rows)}", "Least forgetting"), strict=True):
-        for i in sorted(leaders(rows, metric))[:1]:
+    for metric, words in zip(headline(trials_of(rows)), ("Highest", "Lowest"), strict=True):
+        heading = metric.heading(trials_of(rows))
+        first = leaders(rows, metric)
+        if not first:
+            said.append(f"No method is separated from all others in {heading}.")
+        for i in first:
             spread = rows[i].value(metric)
             over = f" over {spread.n} seeds" if spread.n > 1 else ""
             number = show(spread, "%").replace(" ", "\u00a0")
-            said.append(f"{words}: {rows[i].label}, {number}\u00a0%{over}.")
+            said.append(f"{words} {heading}: {rows[i].label}, {number}\u00a0%{over}.")
     return said
-
-
-def _accuracy(rows: Sequence[Row]) -> str:
-    """Return in words what methods are first compared by."""
-    return "mean accuracy over tasks" if has_tasks(rows) else "mean of the last ten evaluations"
 
 
 def _swatch(style: Style) -> dict[str, Any]:
@@ -147,32 +136,35 @@ def _swatch(style: Style) -> dict[str, Any]:
 
 
 def _results(rows: Sequence[Row]) -> dict[str, Any]:
-    first, *others = columns_for(rows)
-    swing = [] if has_tasks(rows) else [METRICS["swing"]]
+    first, *others = columns_for(trials_of(rows))
+    swing = [METRICS["window_std"]] if first.name == "window_mean" else []
     return _columns(rows, [first, *swing, *others])
 
 
 def _columns(rows: Sequence[Row], columns: Sequence[Metric]) -> dict[str, Any]:
     best = [leaders(rows, metric) for metric in columns]
+    headings = [metric.heading(trials_of(rows)) for metric in columns]
     lines = [
-        {"row": row, "values": [(show(row.value(m), m.unit), i in best[j]) for j, m in enumerate(columns)]}
+        {"row": row, "values": [(show_value(row, m, rows), i in best[j]) for j, m in enumerate(columns)]}
         for i, row in enumerate(rows)
     ]
-    return {"columns": columns, "lines": lines}
+    return {"columns": list(zip(columns, headings, strict=True)), "lines": lines}
 
 
 def _differences(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the gains of each method on every other that comes before it, paired by seed."""
-    labels, (metric, _) = [row.label for row in rows], headline(rows)
+    """Return the gains of each method on every other that comes before it, paired by seed, with their intervals."""
+    metric = headline(trials_of(rows))[0]
     lines = []
-    for place, label in enumerate(labels[1:], start=1):
+    for place, row in enumerate(rows[1:], start=1):
         gains: list[tuple[str, str]] = []
-        for reference in labels[:place]:
-            found = next(d for d in paired(rows, reference, metric) if d.label == label)
+        for reference in rows[:place]:
+            found = difference(row, reference, metric)
             each = ", ".join(f"{100 * value:+.2f}" for value in found.values)
-            gains.append((show(found.spread, "%", signed=True), each if len(found.values) > 1 else ""))
-        lines.append({"label": label, "gains": gains})
-    return {"references": labels[:-1], "lines": lines, "of": _accuracy(rows)}
+            gains.append((show_difference(found), each if len(found.values) > 1 else ""))
+        lines.append({"label": row.label, "gains": gains})
+    references = [row.label for row in rows[:-1]]
+    of = metric.heading(trials_of(rows))
+    return {"references": references, "lines": lines, "of": of, "explanation": EXPLANATION}
 
 
 def _figure(rows: Sequence[Row], looks: Mapping[str, Style], metric: CurveMetric) -> dict[str, str]:
@@ -239,7 +231,7 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
     costs = []
-    played = {id(trial) for trial in once(rows)}
+    played = {id(trial) for trial in deduplicate(rows)}
     for row in rows:
         trials = row.trials
         if not any(id(trial) in played for trial in trials):
@@ -266,19 +258,25 @@ def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
 
 
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the rounds in which clients were lost or that were undone."""
+    """Return the rounds in which clients were lost or that were rolled back."""
     lines = []
-    trials = once(rows)
+    trials = deduplicate(rows)
     for trial in trials:
-        undone = set(trial.undone)
+        rolled_back = set(trial.rolled_back)
         by_round = {number: list(lost) for number, lost in groupby(trial.lost, key=lambda lost: lost.round)}
-        for number in sorted(undone | set(by_round)):
+        for number in sorted(rolled_back | set(by_round)):
             who = ", ".join(f"{lost.client} ({lost.reason})" for lost in by_round.get(number, []))
             lines.append(
-                {"label": trial.label, "seed": trial.seed, "round": number, "who": who, "undone": number in undone}
+                {
+                    "label": trial.label,
+                    "seed": trial.seed,
+                    "round": number,
+                    "who": who,
+                    "rolled_back": number in rolled_back,
+                }
             )
-    clients, undone_rounds = sum(len(trial.lost) for trial in trials), sum(len(trial.undone) for trial in trials)
-    return {"clients": clients, "undone": undone_rounds, "lines": lines[:LOST_SHOWN], "more": len(lines[LOST_SHOWN:])}
+    clients, count = sum(len(trial.lost) for trial in trials), sum(len(trial.rolled_back) for trial in trials)
+    return {"clients": clients, "rolled_back": count, "lines": lines[:LOST_SHOWN], "more": len(lines[LOST_SHOWN:])}
 
 
 def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:
@@ -301,7 +299,7 @@ def _repeat(run: Run) -> dict[str, Any]:
     if run.info.get("git"):
         versions["git commit"] = run.info["git"]
     resumed = {trial.path: trial.versions for trial in run.trials if len(trial.versions) > 1}
-    versions |= {f"{path.name} was played by": "; then ".join(by) for path, by in resumed.items() if path}
+    versions |= {f"{path.name} was run by": "; then ".join(by) for path, by in resumed.items() if path}
     return {
         "again": f"fedkeep run {shlex.quote(str(Path(run.path.name) / 'recipe.toml'))}",
         # Where a program lies on the machine of the run helps nobody else.

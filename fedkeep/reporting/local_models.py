@@ -11,64 +11,70 @@ from typing import Any
 import numpy as np
 
 from fedkeep import metrics
-from fedkeep.reporting.record import TAIL, Floats, Record
+from fedkeep.reporting.record import Floats, Record, mean_of
 
 
 @dataclass(frozen=True)
 class LocalModelMetrics(Record):
-    """Measures of models after a client's training; NaN unless the recipe asked for them (``run.evaluate_visits``)."""
+    """Measures of models after local training; NaN unless the recipe asked for them.
+
+    It asks with ``run.evaluate_local_models``.
+    """
 
     @cached_property
-    def visits(self) -> list[dict[str, Any]]:
-        """Return what was recorded of every client's model as it came back; empty unless the recipe asked for it.
-
-        Only of a sequence, where each model continues the one before.
-        """
-        return self.locals if self.schedule == "sequential" else []
-
-    @cached_property
-    def locals(self) -> list[dict[str, Any]]:
+    def local_models(self) -> list[dict[str, Any]]:
         """Return what was recorded of every client's model as it came back, with its round; empty unless asked for."""
-        return [visit | {"round": row["round"]} for row in self.rounds for visit in row.get("visits") or []]
+        return [model | {"round": row["round"]} for row in self.rounds for model in row.get("visits") or []]
 
     @cached_property
-    def visit_history(self) -> Floats:
-        """Return the class-wise test accuracy after each visit, float64 [visits, C]."""
-        values = [self.accuracy_by_class(visit) for visit in self.visits]
+    def chain(self) -> list[dict[str, Any]]:
+        """Return the same of a sequence, where each model continues the one before; empty of a parallel method."""
+        return self.local_models if self.schedule == "sequential" else []
+
+    @cached_property
+    def chain_history(self) -> Floats:
+        """Return the class-wise test accuracy after each local training of a sequence, float64 [trainings, C]."""
+        values = [self.accuracy_by_class(model) for model in self.chain]
         return np.asarray(values, dtype=np.float64).reshape(len(values), len(self.test_total))
 
     @property
-    def visit_forgetting(self) -> float:
-        """Return the class-wise forgetting over visits instead of rounds; NaN with fewer than two visits."""
-        return float(metrics.forgetting(self.visit_history)) if len(self.visits) > 1 else float("nan")
+    def chain_forgetting(self) -> float:
+        """Return the class-wise forgetting over local trainings instead of rounds; NaN with fewer than two."""
+        return float(metrics.forgetting(self.chain_history)) if len(self.chain) > 1 else float("nan")
 
     @property
     def consistency(self) -> float:
-        """Return the mean cosine of class-wise accuracies after two visits in a row; NaN with fewer than two."""
-        pairs = pairwise(zip(self.visits, self.visit_history, strict=True))
-        return _mean([metrics.consistency(a, b) for (v, a), (w, b) in pairs if w["round"] - v["round"] <= 1])
+        """Return the mean cosine of class-wise accuracies after two local trainings in a row; NaN with fewer."""
+        pairs = pairwise(zip(self.chain, self.chain_history, strict=True))
+        return mean_of(metrics.consistency(a, b) for (v, a), (w, b) in pairs if w["round"] - v["round"] <= 1)
 
     @property
     def drift(self) -> float:
-        """Return how much accuracy a client's own data lose by the next visit of the round, on average.
+        """Return how much accuracy on a client's own data the next client's training costs, on average.
 
-        NaN where no two visits of a round followed each other.
+        NaN where no two clients of a round followed each other.
         """
-        pairs = [(a["own"], b["previous"]) for a, b in pairwise(self.visits) if b["previous"] and a["own"][1]]
-        return _mean([metrics.drift(own[0] / own[1], after[0] / after[1]) for own, after in pairs])
+        pairs = [(a["own"], b["previous"]) for a, b in pairwise(self.chain) if b["previous"] and a["own"][1]]
+        return mean_of(metrics.drift(own[0] / own[1], after[0] / after[1]) for own, after in pairs)
 
     @cached_property
     def local_history(self) -> dict[int, float]:
-        """Return the mean test accuracy of the cohort's local models by round (FedCAD fig. 4b)."""
+        """Return the mean test accuracy of the cohort's local models by round (FedCAD figure 4b)."""
         found: dict[int, list[float]] = {}
-        for visit in self.locals:
-            found.setdefault(visit["round"], []).append(metrics.accuracy(*self.counted(visit)))
-        return {number: _mean(values) for number, values in found.items()}
+        for model in self.local_models:
+            found.setdefault(model["round"], []).append(metrics.accuracy(*self.counted(model)))
+        return {number: mean_of(values) for number, values in found.items()}
+
+    @cached_property
+    def window_local_accuracies(self) -> dict[int, float]:
+        """Return the mean test accuracy of local models by round, in the window (with tasks, of the last)."""
+        window = self.windows[-1] if self.windows else ()
+        return {number: value for number, value in self.local_history.items() if number in window}
 
     @property
     def local_accuracy(self) -> float:
-        """Return the mean test accuracy of local models, over the last ten rounds in which they were evaluated."""
-        return metrics.tail(list(self.local_history.values()), TAIL)[0]
+        """Return the mean test accuracy of local models over the window."""
+        return mean_of(self.window_local_accuracies.values())
 
     @property
     def local_last(self) -> float:
@@ -78,7 +84,7 @@ class LocalModelMetrics(Record):
     def kold(self, *, support: bool = False) -> tuple[float, float]:
         """Return local models' accuracy inside and outside their clients' label distributions (`metrics.kold`).
 
-        Weighted by the clients' examples, over the last ten rounds in which local models were evaluated.
+        Weighted by the clients' examples, over the window.
         """
         sums, weights = np.zeros(2), np.zeros(2)
         for _, examples, pair in self._kolds(support):
@@ -96,8 +102,8 @@ class LocalModelMetrics(Record):
         for number, _, pair in self._kolds(support):
             rounds.setdefault(number, []).append(pair)
         each = [np.transpose(pairs) for pairs in rounds.values()]
-        inside, outside = (_known(metrics.over_seeds(_known(both[place]))[1] for both in each) for place in (0, 1))
-        return _mean(inside), _mean(outside)
+        inside, outside = (_known(metrics.mean_std(_known(both[side]))[1] for both in each) for side in (0, 1))
+        return mean_of(inside), mean_of(outside)
 
     @property
     def kold_in(self) -> float:
@@ -130,21 +136,17 @@ class LocalModelMetrics(Record):
         return self.kold(support=True)[1]
 
     def _kolds(self, support: bool) -> list[tuple[int, float, Floats]]:
-        """Return (round, the client's examples, inside and outside) of each visit that counts for `kold`."""
+        """Return (round, the client's examples, inside and outside) of each local model that counts for `kold`."""
         counts = self.partition.get("counts") or []
-        last = set(list(self.local_history)[-TAIL:] if counts else [])
+        window = self.window_local_accuracies if counts else {}
         found = []
-        for visit in (visit for visit in self.locals if visit["round"] in last):
-            own = np.asarray(counts[int(visit["client"])], dtype=np.float64)
+        for model in (model for model in self.local_models if model["round"] in window):
+            own = np.asarray(counts[int(model["client"])], dtype=np.float64)
             if own.sum():
-                pair = metrics.kold(own, self.accuracy_by_class(visit), support=support)
-                found.append((int(visit["round"]), float(own.sum()), np.asarray(pair)))
+                pair = metrics.kold(own, self.accuracy_by_class(model), support=support)
+                found.append((int(model["round"]), float(own.sum()), np.asarray(pair)))
         return found
 
 
 def _known(values: Iterable[float]) -> list[float]:
     return [float(value) for value in values if not np.isnan(value)]
-
-
-def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")

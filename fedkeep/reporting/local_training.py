@@ -28,12 +28,12 @@ def local_training(rows: Sequence[Row]) -> dict[str, Any]:
         and ``lines`` of a ``label`` and ``values``; ``more``, how many clients are not shown.
     """
     trials = _comparable([trial for row in rows for trial in row.trials])
-    rounds = [{visit["round"] for visit in trial.locals} for trial in trials]
+    rounds = [{model["round"] for model in trial.local_models} for trial in trials]
     common = set.intersection(*rounds) if rounds else set()
     if not common:
         return {}
     number = max(common)
-    clients = [visit["client"] for visit in trials[0].locals if visit["round"] == number]
+    clients = [model["client"] for model in trials[0].local_models if model["round"] == number]
     counts = trials[0].partition.get("counts") or []
     shown = [
         {
@@ -52,7 +52,7 @@ def _comparable(trials: Sequence[Trial]) -> list[Trial]:
     found = [
         trial
         for trial in trials
-        if trial.locals
+        if trial.local_models
         and trial.schedule == "parallel"
         and not trial.task_sizes
         and trial.class_history.shape[1] <= WIDE
@@ -69,8 +69,8 @@ def _lines(trials: Sequence[Trial], number: int, client: str) -> list[dict[str, 
     for trial, before in zip(trials, received, strict=True):
         if before and not (same and lines):
             lines.append({"label": "model received" if same else f"{trial.label}, received", "values": before})
-        left = [visit for visit in trial.locals if (visit["round"], visit["client"]) == (number, client)]
-        lines += [{"label": trial.label, "values": (100 * trial.accuracy_by_class(visit)).tolist()} for visit in left]
+        left = [model for model in trial.local_models if (model["round"], model["client"]) == (number, client)]
+        lines += [{"label": trial.label, "values": (100 * trial.accuracy_by_class(model)).tolist()} for model in left]
     return lines
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedkeep.files import write_whole
+from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.comparison import ColumnResult, MethodResult, Reproduction, spread_of
+from fedkeep.reporting.differences import EXPLANATION, show_difference
 from fedkeep.reporting.run_folder import method_of
-from fedkeep.reporting.summary import METRICS, Spread
+from fedkeep.reporting.summary import Spread
 from fedkeep.reporting.table import NOTHING, frozen, show
 from fedkeep.reporting.templates import page
 
 CAPTION = (
-    "Accuracy in %. Ours is the mean over the last ten evaluations, mean ± standard deviation over seeds, and the last "
-    "evaluation beside it; the difference is of the first. The last model of a sequence swings by several points."
+    "Accuracy in %. Ours is the mean over the rounds that the head names, mean ± standard deviation over seeds, and "
+    "the last evaluation beside it; ours minus the paper's is of the first. The last model of a sequence swings by "
+    "several points. "
 )
 AVERAGES = (
     " Rounds to the paper's: the first evaluated round in which a model, or an average of a method's models, reached "
@@ -25,32 +28,45 @@ AVERAGES = (
 )
 TASKS = (
     "Accuracy in %. Ours is measured after each task, as the head of the column says, among all classes seen by then; "
-    "mean ± standard deviation over seeds. The last is the share of all test images in the last evaluation."
+    "mean ± standard deviation over seeds. The last is the share of all test images in the last evaluation. The "
+    "difference to a method is of the mean over the rounds that the head before it names. "
 )
 
 
 def heads(column: ColumnResult) -> list[str]:
     """Return the titles of a column's table."""
-    metric = METRICS[column.measured[0]].title.removesuffix(" evaluations")
-    return ["method", "paper", f"ours, {metric}", "ours, last", "difference", "seeds", *further_heads(column)]
+    titles = ["method", "paper", f"ours, {column.heading}", "ours, last", "ours minus the paper's"]
+    if column.deciding is not METRICS[column.measured[0]]:
+        titles.append(f"ours, {column.deciding.heading(column.run.trials)}")
+    against = [] if column.reference is None else [f"minus {_label(column.reference)}, 95 %"]
+    return [*titles, *against, "seeds", *further_heads(column)]
 
 
 def caption(reproduction: Reproduction) -> str:
     """Say what the numbers are."""
-    if any(column.measured[0] != "tail" for column in reproduction.columns):
-        return TASKS
-    return CAPTION + AVERAGES * any(column.has_averages for column in reproduction.columns)
+    explained = EXPLANATION if any(column.reference is not None for column in reproduction.columns) else ""
+    if any(column.has_tasks for column in reproduction.columns):
+        return (TASKS + explained).strip()
+    return (CAPTION + explained + AVERAGES * any(column.has_averages for column in reproduction.columns)).strip()
 
 
 def texts(column: ColumnResult, line: MethodResult) -> list[str]:
     """Return a line as it is shown, under `heads`."""
     row = line.row
     done = f" ({row.note})" if row is not None and row.note else ""
-    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), METRICS[m].unit) for m in (line.of, "last")]
-    difference = NOTHING if line.difference is None else f"{line.difference:+.2f}"
-    label = line.label if row is None else row.label
+    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), METRICS[m].unit) for m in (line.metric, "last")]
+    to_paper = NOTHING if line.difference is None else f"{line.difference:+.2f}"
+    gain = column.gain(line)
+    against = [] if column.reference is None else [NOTHING if gain is None else show_difference(gain)]
     seeds = ", ".join(map(str, row.seeds)) if row is not None and row.finished else NOTHING
-    return [label + done, _paper(line.paper), *ours, difference, seeds, *further_texts(column, line)]
+    decides = [] if row is None else [show(row.value(column.deciding), column.deciding.unit)]
+    decides = (decides or [NOTHING]) * (column.deciding is not METRICS[column.measured[0]])
+    start = [_label(line) + done, _paper(line.paper), *ours, to_paper]
+    return [*start, *decides, *against, seeds, *further_texts(column, line)]
+
+
+def _label(line: MethodResult) -> str:
+    return line.label if line.row is None else line.row.label
 
 
 def markdown(reproduction: Reproduction, level: int = 2) -> str:
@@ -75,8 +91,9 @@ def about(column: ColumnResult) -> str:
 def as_csv(reproduction: Reproduction) -> str:
     """Return the reproduction as CSV, one line per method and column, in percent at full precision."""
     measured = [name for column in reproduction.columns for name in column.measured]
-    names = list(dict.fromkeys(("tail", "last", "best", "forgetting", *measured)))
-    header = ["table", "column", "method", "finished", "seeds", "rounds", "paper", "paper_std", "difference"]
+    names = list(dict.fromkeys(("window_mean", "last", "best", "forgetting", *measured)))
+    header = ["table", "column", "method", "finished", "seeds", "rounds", "window_first", "window_last"]
+    header += ["paper", "paper_std", "difference", "against", "gain", "gain_low", "gain_high", "gain_from"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*header, *(f"{name}{part}" for name in names for part in ("", "_std"))])
@@ -87,12 +104,22 @@ def as_csv(reproduction: Reproduction) -> str:
             head += ["" if row is None else "yes" if row.finished else "no"]
             head += ["" if row is None else " ".join(map(str, row.seeds))]
             head += ["" if row is None else str(min(trial.rounds_done for trial in row.trials))]
+            head += ["", ""] if row is None else map(str, row.trials[0].window_rounds)
             paper = [math.nan, math.nan] if line.paper is None else [line.paper.mean, line.paper.std]
             spreads = [row.value(name) if row else Spread.of(()) for name in names]
             ours = [100 * value for s in spreads for value in (s.mean, s.std)]
-            numbers = [*paper, math.nan if line.difference is None else line.difference, *ours]
-            writer.writerow([*head, *("" if math.isnan(value) else repr(value) for value in numbers)])
+            to_paper = math.nan if line.difference is None else line.difference
+            gain = column.gain(line)
+            against = ["", "", "", "", ""]
+            if gain is not None:
+                ends = _numbers(100 * value for value in (gain.interval.mean, gain.interval.low, gain.interval.high))
+                against = [gain.reference, *ends, "blocks" if gain.interval.blocks else "seeds"]
+            writer.writerow([*head, *_numbers([*paper, to_paper]), *against, *_numbers(ours)])
     return out.getvalue()
+
+
+def _numbers(values: Iterable[float]) -> list[str]:
+    return ["" if math.isnan(value) else repr(value) for value in values]
 
 
 def html(reproduction: Reproduction) -> str:

@@ -14,8 +14,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from fedkeep.engine.plan import Plan
 from fedkeep.errors import RunError
 from fedkeep.experiment.folders import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, is_finished
+from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run, read_bytes
 from fedkeep.reporting.trial import Trial
 
@@ -80,7 +82,8 @@ def read_run(path: str | Path) -> Run:
     held = root / TRIALS
     folders = sorted(held.iterdir(), key=lambda folder: folder.name) if held.is_dir() else []
     trials = [_read_trial(folder, path / TRIALS / folder.name) for folder in folders if (folder / TRIAL_FILE).is_file()]
-    run = Run(path, info, recipe, tuple(served for trial in trials for served in _served(trial)))
+    run = Run(path, info, recipe, ())
+    trials = [served for trial in _with_window(trials, run.settings) for served in _served(trial)]
     named = [text.casefold() for text in _texts(run.settings)]
 
     def rank(trial: Trial) -> tuple[int, str, int]:
@@ -88,7 +91,29 @@ def read_run(path: str | Path) -> Run:
         places = [named.index(name) for name in (label.casefold(), trial.algorithm.casefold()) if name in named]
         return (places[0] if places else len(named), trial.label, trial.seed)
 
-    return Run(path, info, recipe, tuple(sorted(run.trials, key=rank)))
+    return Run(path, info, recipe, tuple(sorted(trials, key=rank)))
+
+
+def _with_window(trials: list[Trial], settings: Mapping[str, Any]) -> list[Trial]:
+    """Return trials that know over which rounds tables average: the same of all methods of a run.
+
+    Where a method treats one client of its cohort apart in each round, in turn, its accuracy has the period of a turn.
+    The window is then of whole turns.
+    """
+    known = algorithms()
+    turns = [
+        int(trial.info["cohort"])
+        for trial in trials
+        if trial.algorithm in known
+        and known[trial.algorithm].takes_turns
+        and trial.info.get("cohort")
+        # Of a cohort that is drawn anew in each round, no client has its turn after so many rounds.
+        and trial.info["cohort"] == trial.info.get("clients")
+    ]
+    section = settings.get("run")
+    given = section.get("window") if isinstance(section, Mapping) else None
+    window = float(given) if isinstance(given, int | float) and given > 0 else Plan().window  # old recipes name none
+    return [replace(trial, window=window, turn=max(turns, default=1)) for trial in trials]
 
 
 def method_of(label: str) -> str:

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep import metrics
-from fedkeep.reporting.costs import CostMetrics
 from fedkeep.reporting.local_models import LocalModelMetrics
-from fedkeep.reporting.record import TAIL, Floats
-from fedkeep.reporting.tasks import TaskMetrics
+from fedkeep.reporting.record import CostMetrics, Floats, TaskMetrics, mean_of
 
 
 @dataclass(frozen=True)
@@ -58,15 +56,30 @@ class Trial(TaskMetrics, LocalModelMetrics, CostMetrics):
         """Return the highest accuracy of any evaluation."""
         return metrics.best(self.accuracies)
 
-    @property
-    def tail(self) -> float:
-        """Return the mean accuracy of the last ten evaluations (of all, if there are fewer)."""
-        return metrics.tail(self.accuracies, TAIL)[0]
+    @cached_property
+    def window_accuracies(self) -> dict[int, float]:
+        """Return the accuracy by round, of the evaluations in the window (with tasks, of the last)."""
+        return self._in_window(self.accuracies)
+
+    @cached_property
+    def window_forgettings(self) -> dict[int, float]:
+        """Return the class-wise forgetting by round, of the evaluations in the window (with tasks, of the last)."""
+        return self._in_window(self.forgetting_history)
 
     @property
-    def swing(self) -> float:
-        """Return the standard deviation of accuracy within the last ten evaluations."""
-        return metrics.tail(self.accuracies, TAIL)[1]
+    def window_mean(self) -> float:
+        """Return the mean accuracy over the window."""
+        return mean_of(self.window_accuracies.values())
+
+    @property
+    def window_std(self) -> float:
+        """Return the standard deviation of accuracy from evaluation to evaluation of the window."""
+        return metrics.mean_std(self.window_accuracies.values())[1]
+
+    @property
+    def window_forgetting(self) -> float:
+        """Return the mean class-wise forgetting over the window."""
+        return mean_of(self.window_forgettings.values())
 
     @property
     def balanced(self) -> float:
@@ -89,3 +102,9 @@ class Trial(TaskMetrics, LocalModelMetrics, CostMetrics):
             (row.get("train") or 0.0) + (row.get("teachers") or 0.0) for row in self.timings if row["round"] <= reached
         ]
         return float(sum(spent)) if spent else float("nan")
+
+    def _in_window(self, history: Floats) -> dict[int, float]:
+        """Return the known values of a history, float64 [T], by round, as far as they are in the last window."""
+        window = self.windows[-1] if self.windows else ()
+        pairs = zip(map(int, self.evaluated), map(float, history), strict=True)
+        return {number: value for number, value in pairs if number in window and not np.isnan(value)}

@@ -73,22 +73,22 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
 ) -> None:
     out = tmp_path / "out"
     assert run(table, out, "--columns", "first", "--methods", "fedavg", "--seeds", "0") == 0
-    assert "1 cell to play" in capsys.readouterr().out
+    assert "1 trial to play" in capsys.readouterr().out
     cell = out / "toy" / "first" / "trials" / "fedavg-seed0"
     before = {name: (cell / name).stat().st_mtime_ns for name in ("rounds.jsonl", "result.json")}
     assert not (out / "toy" / "second").exists()
     assert run(table, out) == 0
-    assert "11 cells to play" in capsys.readouterr().out
+    assert "11 trials to play" in capsys.readouterr().out
     assert {name: (cell / name).stat().st_mtime_ns for name in before} == before
     assert run(table, out) == 0
     told = capsys.readouterr().out
-    assert "0 cells to play" in told
+    assert "0 trials to play" in told
     assert "Toy: first" in told
     found = lines(out / "toy")
     assert [line["column"] for line in found] == ["second"] * 3 + ["first"] * 3, "the paper's order"
     for line in found:
         assert line["seeds"] == "0 1"
-        difference = float(line["tail"]) - float(line["paper"])
+        difference = float(line["window_mean"]) - float(line["paper"])
         assert float(line["difference"]) == pytest.approx(difference)
     text = (out / "toy" / "table.md").read_text()
     assert "Made up for a test." in text
@@ -114,7 +114,7 @@ def test_a_table_names_the_frozen_networks_that_it_rests_on(
 def test_the_best_of_a_grid_stands_beside_the_papers_number(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--grid") == 0
     found = {line["method"]: line for line in lines(tmp_path / "toy")}
-    points = {name: float(found[name]["tail"]) for name in ("Prox (mu 0.1)", "Prox (mu 1)")}
+    points = {name: float(found[name]["window_mean"]) for name in ("Prox (mu 0.1)", "Prox (mu 1)")}
     best = max(points, key=lambda name: points[name])
     assert [name for name in points if found[name]["paper"] == "12.0"] == [best]
     assert "best of its grid on the test set" in (tmp_path / "toy" / "table.md").read_text()
@@ -325,7 +325,7 @@ def test_resume_plays_what_was_asked_and_no_other_combination(
     lost.unlink()
     capsys.readouterr()
     assert run(table, tmp_path, "--resume") == 0
-    assert "1 cell to play" in capsys.readouterr().out
+    assert "1 trial to play" in capsys.readouterr().out
     assert lost.exists()
     assert not (tmp_path / "toy" / "first" / "trials" / "fedseq-seed1").exists()
     assert run(table, tmp_path, "--resume", "--seeds", "3") == 1
@@ -337,7 +337,7 @@ def test_changed_options_never_stand_beside_the_papers_number(table: str, tmp_pa
     assert run(table, tmp_path, *words, "--methods", "fedavg") == 0
     assert run(table, tmp_path, *words, "--methods", "fedprox", "--set", "prox.mu=50.0") == 0
     found = {line["method"]: line for line in lines(tmp_path / "toy")}
-    assert found["Prox"]["tail"] == ""
+    assert found["Prox"]["window_mean"] == ""
     assert found["Prox, changed: mu=50.0"]["paper"] == ""
 
 

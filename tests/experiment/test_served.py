@@ -20,8 +20,9 @@ from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.interface import Fit
 from fedkeep.models import Weights, architecture
+from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.summary import METRICS, Row, summary
+from fedkeep.reporting.summary import Row, summary
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ("fedavg", "fedseq")

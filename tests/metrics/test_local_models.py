@@ -22,7 +22,7 @@ from fedkeep.experiment.setup import federate
 from fedkeep.interface import Fit
 from fedkeep.metrics import kold, rounds_to
 from fedkeep.models import Weights, architecture
-from fedkeep.reporting.summary import LOCAL
+from fedkeep.reporting.columns import LOCAL
 from fedkeep.reporting.trial import Trial
 
 NAN = float("nan")
@@ -141,7 +141,14 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     }[request.param]
     recipe = load_recipe(
         tiny.write_recipe(folder),
-        settings=[*skewed, "run.evaluate_visits=true", "run.cohort=4", "training.lr=0.3", "training.epochs=3"],
+        settings=[
+            *skewed,
+            "run.evaluate_visits=true",
+            "run.window=3",
+            "run.cohort=4",
+            "training.lr=0.3",
+            "training.epochs=3",
+        ],
         methods=["fedavg"],
         rounds=3,
     )

@@ -28,7 +28,7 @@ lr = 0.1
 
 [run]
 rounds = 4
-evaluate_visits = false
+evaluate_local_models = false
 
 [[methods]]
 label = "FedAvg"

@@ -37,18 +37,19 @@ def test_numbers_of_a_cell_are_those_computed_by_hand(tmp_path: Path) -> None:
     assert trial.up == pytest.approx((1000 + 500 + 1000 + 0) / 9)
     assert trial.traffic == 9000 + 2500
     assert trial.lost == [LostClient(2, "7", "dropped out"), LostClient(4, "1", "late"), LostClient(4, "2", "late")]
-    assert trial.undone == [4]
+    assert trial.rolled_back == [4]
 
 
-def test_last_best_and_tail_differ(tmp_path: Path) -> None:
+def test_last_best_and_window_differ(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_trial(run, "FedSeq", 0, [[10, 10], *([r, 0] for r in range(1, 11)), [3, 1]])
     (trial,) = read_run(run).trials
     assert trial.best == 1.0
     assert trial.last == pytest.approx(0.2)
-    # The last ten are 2/20 .. 10/20 and 4/20: (54 + 4) / 20 / 10.
-    assert trial.tail == pytest.approx(0.29)
-    assert trial.swing == pytest.approx(np.std(np.array([*range(2, 11), 4]) / 20, ddof=1))
+    # The last six of twelve rounds are 6/20 .. 10/20 and 4/20: (40 + 4) / 20 / 6.
+    assert trial.window_rounds == (7, 12)
+    assert trial.window_mean == pytest.approx(44 / 120)
+    assert trial.window_std == pytest.approx(np.std(np.array([*range(6, 11), 4]) / 20, ddof=1))
 
 
 def test_balanced_accuracy_weighs_classes_alike_and_skips_those_without_test_data(tmp_path: Path) -> None:
@@ -67,11 +68,12 @@ def test_what_was_not_measured_is_nan_and_not_zero(tmp_path: Path) -> None:
     write_trial(run, "FedAvg", 1, [[5, 5], None], finished=False)
     write_trial(run, "FedAvg", 2, [], finished=False, planned=9)
     never, once, empty = read_run(run).trials
-    names = ("last", "best", "tail", "swing", "forgetting", "balanced")
+    names = ("last", "best", "window_mean", "window_std", "window_forgetting", "forgetting", "balanced")
     assert all(math.isnan(getattr(never, name)) for name in (*names, "train_seconds"))
     assert all(math.isnan(getattr(empty, name)) for name in (*names, "down", "up"))
     assert math.isnan(once.forgetting)
-    assert once.last == once.tail == 0.5
+    assert once.last == 0.5
+    assert math.isnan(once.window_mean), "a part of a window does not stand for it"
     assert empty.class_history.shape == (0, 2)
 
 
