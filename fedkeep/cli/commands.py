@@ -146,7 +146,7 @@ def _add_reproduce(command: argparse.ArgumentParser) -> None:
     command.add_argument("--grid", action="store_true", help="also run the values that the paper tuned")
     add_settings(command, "change an option of every column, such as run.evaluate_every=5")
     command.add_argument("--resume", action="store_true", help="only finish what was begun")
-    command.add_argument("--dry-run", action="store_true", help="list the cells, with an estimate of time and memory")
+    command.add_argument("--dry-run", action="store_true", help="list the trials, with an estimate of time and memory")
     command.add_argument(
         "--out", default="runs/reproduce", metavar="DIR", help="folder of reproductions (default: runs/reproduce)"
     )

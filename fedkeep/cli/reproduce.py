@@ -127,7 +127,7 @@ def _title(table: plan.Table) -> str:
 
 
 def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -> int:
-    """List the cells that would be played, with what each is expected to take on this machine."""
+    """List the trials that would be run, with what each is expected to take on this machine."""
     grid = Grid("column", "method", "seeds", "rounds", "time a seed", "memory", box=box.SIMPLE_HEAD, pad_edge=False)
     total = 0.0
     unknown: list[str] = []

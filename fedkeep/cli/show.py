@@ -152,7 +152,7 @@ def compare(options: Namespace, console: Console) -> int:
     """Show several runs in one table."""
     rows = summary([read_run(run) for run in options.runs])
     if not rows:
-        raise RunError("there is nothing to compare: these runs have no cell with a finished round.")
+        raise RunError("there is nothing to compare: these runs have no trial with a finished round.")
     if options.format != "table":
         text = markdown(rows) if options.format == "markdown" else rows_csv(rows)
         console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
@@ -164,7 +164,7 @@ def compare(options: Namespace, console: Console) -> int:
     if options.target is not None:
         table = _table("method", "first round", "each seed", title=f"rounds to {options.target:g} %")
         for row in (row for row in rows if row.finished):
-            reached = [cell.rounds_to(options.target / 100) for cell in row.trials]
+            reached = [trial.rounds_to(options.target / 100) for trial in row.trials]
             each = ", ".join("never" if math.isnan(value) else f"{value:.0f}" for value in reached)
             mean = "-" if any(map(math.isnan, reached)) else f"{sum(reached) / len(reached):.0f}"
             table.add_row(escape(row.label), mean, each)

@@ -36,7 +36,10 @@ class Table:
 
     Attributes
     ----------
-    name : such as ``sfedkd/table1``. columns : recipes by the columns' short names, in the paper's order.
+    name : str
+        Such as ``sfedkd/table1``.
+    columns : dict of str to str
+        Recipes by the columns' short names, in the paper's order.
     """
 
     name: str
@@ -45,7 +48,17 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a reproduction: its recipe with what was asked for, and its run folder."""
+    """One column of a reproduction.
+
+    Attributes
+    ----------
+    name : str
+        The column's short name.
+    recipe : Recipe
+        With the methods and seeds that were asked for.
+    folder : Path
+        Its run folder.
+    """
 
     name: str
     recipe: Recipe
@@ -210,13 +223,13 @@ def _differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def jobs_of(asked: Column, prepared: Column) -> list[Job]:
-    """Return the cells of a prepared column that were asked for and are not finished."""
+    """Return the trials of a prepared column that were asked for and are not finished."""
     labels = {method.label for method in asked.recipe.methods}
     return _jobs(prepared, {(label, seed) for label in labels for seed in asked.recipe.seeds})
 
 
 def jobs_left(column: Column) -> list[Job]:
-    """Return the cells of a column that were ever asked for and are not finished."""
+    """Return the trials of a column that were ever asked for and are not finished."""
     return _jobs(column, _asked(column.folder))
 
 
@@ -229,16 +242,16 @@ def _jobs(column: Column, wanted: set[tuple[str, int]]) -> list[Job]:
 
 
 def _asked(folder: Path) -> set[tuple[str, int]]:
-    """Return which cells, label and seed, were ever asked for in a column's folder."""
+    """Return which trials, label and seed, were ever asked for in a column's folder."""
     path = folder / "asked.json"
     try:
         return {(str(label), int(seed)) for label, seed in json.loads(path.read_text())} if path.exists() else set()
     except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"cannot read {path}: {error}. Remove it, and ask for the cells again.") from error
+        raise RunError(f"cannot read {path}: {error}. Remove it, and ask for the trials again.") from error
 
 
-def _ask(folder: Path, cells: set[tuple[str, int]]) -> None:
-    write_whole(folder / "asked.json", json.dumps(sorted(cells | _asked(folder))))
+def _ask(folder: Path, trials: set[tuple[str, int]]) -> None:
+    write_whole(folder / "asked.json", json.dumps(sorted(trials | _asked(folder))))
 
 
 def begun(folder: Path, *, allow_code: bool = False) -> list[Column]:

@@ -17,10 +17,19 @@ from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for
 from fedkeep.reporting.differences import EXPLANATION, difference, leaders, show_difference
 from fedkeep.reporting.heatmap import class_heatmap
 from fedkeep.reporting.local_training import local_training
-from fedkeep.reporting.plots import COLOURS, CurveMetric, Style, curves, history, smoothing, styles
+from fedkeep.reporting.plots import (
+    COLOURS,
+    CurveMetric,
+    LineStyle,
+    curves,
+    embed,
+    history,
+    inline,
+    smoothing,
+    styles,
+)
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, Spread, deduplicate, summary, trials_of
-from fedkeep.reporting.svg import embed, inline
 from fedkeep.reporting.table import NOTHING, caption, human_bytes, show, show_value
 from fedkeep.reporting.templates import page
 from fedkeep.reporting.trial import Trial
@@ -130,7 +139,7 @@ def _findings(rows: Sequence[Row]) -> list[str]:
     return said
 
 
-def _swatch(style: Style) -> dict[str, Any]:
+def _swatch(style: LineStyle) -> dict[str, Any]:
     """Return a sample of the line: the number of its colour, and its dashes at a width of two pixels."""
     return {"colour": style.index % len(COLOURS), "dashes": " ".join(f"{2 * length:g}" for length in style.dashes)}
 
@@ -167,7 +176,7 @@ def _differences(rows: Sequence[Row]) -> dict[str, Any]:
     return {"references": references, "lines": lines, "of": of, "explanation": EXPLANATION}
 
 
-def _figure(rows: Sequence[Row], looks: Mapping[str, Style], metric: CurveMetric) -> dict[str, str]:
+def _figure(rows: Sequence[Row], looks: Mapping[str, LineStyle], metric: CurveMetric) -> dict[str, str]:
     trials = [trial for row in rows for trial in row.trials]
     ends = []
     for row in rows:

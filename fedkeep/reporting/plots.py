@@ -1,10 +1,16 @@
-"""Curves over rounds: one line per method, a band over its seeds, colours that stay the same from figure to figure."""
+"""Curves over rounds, and figures as pieces of a page.
+
+There is one line per method, a band over its seeds, and colours that stay the same from figure to figure.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,9 +41,14 @@ FONT_SIZE = 10.0
 LETTER = 0.6  # a generous mean width of a letter, in font sizes
 DIRECT_LABELS = 8  # more lines than this get a legend instead of a label each
 
+# The page defines these in light and dark; a figure is drawn in the light ones.
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"} | {
+    colour: f"--m{index}" for index, colour in enumerate(COLOURS)
+}
+
 
 @dataclass(frozen=True)
-class Style:
+class LineStyle:
     """How a method looks in every figure and table."""
 
     index: int
@@ -53,9 +64,9 @@ class Style:
         return DASHES[self.index % len(DASHES)]
 
 
-def styles(labels: Iterable[str]) -> dict[str, Style]:
+def styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     """Return a style for every label, in the order of first appearance."""
-    return {label: Style(index) for index, label in enumerate(dict.fromkeys(labels))}
+    return {label: LineStyle(index) for index, label in enumerate(dict.fromkeys(labels))}
 
 
 def theme() -> AbstractContextManager[None]:
@@ -87,7 +98,10 @@ def smoothing(trials: Iterable[Trial]) -> int:
 
 
 def curves(
-    trials: Sequence[Trial], metric: CurveMetric, looks: Mapping[str, Style] | None = None, window: int | None = None
+    trials: Sequence[Trial],
+    metric: CurveMetric,
+    looks: Mapping[str, LineStyle] | None = None,
+    window: int | None = None,
 ) -> Figure:
     """Draw one metric over rounds: per label the mean of its finished seeds, and a band from lowest to highest.
 
@@ -95,13 +109,13 @@ def curves(
 
     Parameters
     ----------
-    trials
+    trials : sequence of Trial
         Trials of any number of labels and seeds; those of one label are taken as comparable.
-    metric
+    metric : str
         ``"accuracy"``, ``"forgetting"`` or ``"balanced"``.
-    looks
+    looks : mapping of str to LineStyle, optional
         The styles by label, where several figures show different trials; from `styles`.
-    window
+    window : int, optional
         How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title names it.
     """
     if metric not in HISTORIES:
@@ -148,8 +162,47 @@ def save_png(figure: Figure, path: str | Path, *, dpi: int = 160) -> Path:
     return path
 
 
+def inline(figure: Figure, name: str, alt: str) -> str:
+    """Return a figure as an ``<svg>`` element for the page.
+
+    Parameters
+    ----------
+    figure : Figure
+        Drawn in this module's colours, which become CSS variables here.
+    name : str
+        Sets this figure's ids apart from those of the others on the page.
+    alt : str
+        What the figure shows, for those who do not see it; any text.
+    """
+    file = io.StringIO()
+    with theme():
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    body = embed(file.getvalue(), name, alt)
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, f"var({variable})")
+    return body
+
+
+def embed(text: str, name: str, alt: str) -> str:
+    """Return SVG text as an element that lies in a page without touching the rest of it, and scales to its place."""
+    head = re.search(r"<svg[^>]*?viewBox=\"([^\"]+)\"[^>]*>", text)
+    if head is None:
+        raise ValueError("The figure is no SVG with a viewBox.")
+    body = text[head.end() : text.rindex("</svg>")]
+    # Inside a page, matplotlib's style would hold for everything, and its addresses and fonts are of no use.
+    body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->|<defs>\s*</defs>", "", body, flags=re.S)
+    body = re.sub(r"font-family:[^;\"]*;?\s*", "", body).replace("xlink:href", "href")
+    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", body))
+    body = re.sub(r"\s+id=\"([^\"]+)\"", lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", body)
+    body = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{name}-", body)
+    body = re.sub(r"<g>\s*</g>", "", body)
+    body = re.sub(r"\n\s*", "\n", body)
+    return f'<svg viewBox="{head[1]}" role="img" aria-label="{escape(alt)}">{body}</svg>'
+
+
 def _draw_label(
-    axes: Axes, trials: Sequence[Trial], metric: CurveMetric, style: Style, window: int
+    axes: Axes, trials: Sequence[Trial], metric: CurveMetric, style: LineStyle, window: int
 ) -> tuple[float, float] | None:
     """Draw the trials of one label; return where its line ends."""
     line: dict[str, Any] = {"color": style.colour, "solid_capstyle": "round"}
@@ -187,7 +240,7 @@ def _dress(axes: Axes, title: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6))
 
 
-def _place(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, Style]) -> None:
+def _place(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, LineStyle]) -> None:
     """Give the axes the room that the labels leave: at the line ends where they fit, or below in a legend."""
     width, height = (float(inches) * 72 for inches in figure.get_size_inches())
     widest = max((len(label) for label in ends), default=0) * LETTER * FONT_SIZE
@@ -218,13 +271,15 @@ def _plain(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-def _sample(style: Style) -> Any:
+def _sample(style: LineStyle) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=style.colour, linewidth=1.9, linestyle=(0, style.dashes) if style.dashes else "-")
 
 
-def _label_ends(axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, Style], points: float) -> None:
+def _label_ends(
+    axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, LineStyle], points: float
+) -> None:
     """Write each label beside the end of its line, moved apart where they meet, then tied to it by a thin line."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     axes.set(xlim=(left, right), ylim=(low, high))

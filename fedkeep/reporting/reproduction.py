@@ -143,8 +143,8 @@ def write(reproduction: Reproduction, folder: Path) -> None:
 def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) -> str:
     """Return a page of several reproductions, each with what a person wrote about it, as Markdown."""
     parts = ["# Reproduction", ""]
-    parts += [f"Written by `{command}` from the records beside it; do not edit. What a person has to say about a table"]
-    parts += ["stands in `notes.md` in its folder.", ""]
+    parts += [f"Written by `{command}` from the records in that folder; do not edit. What a person has to say about a"]
+    parts += ["table stands in `notes.md` beside its records.", ""]
     for reproduction, notes in reproductions:
         parts += [markdown(reproduction)]
         parts += [notes.strip(), ""] if notes.strip() else []

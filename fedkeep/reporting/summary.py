@@ -85,7 +85,7 @@ def summary(runs: Run | Iterable[Run]) -> list[Row]:
 
     Parameters
     ----------
-    runs
+    runs : Run or iterable of Run
         One run or several, in the order in which their methods are to appear.
     """
     runs = [runs] if isinstance(runs, Run) else list(runs)

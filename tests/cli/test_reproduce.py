@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -346,6 +347,41 @@ def test_averages_that_were_served_are_no_points_of_a_grid(table: str, tmp_path:
     assert run(table, tmp_path, *words, "--set", 'run.served=["last", "moving"]') == 0
     beside = [line["method"] for line in lines(tmp_path / "toy") if line["paper"] == "12.0"]
     assert beside in (["Prox (mu 0.1)"], ["Prox (mu 1)"])
+
+
+def test_a_column_that_is_kept_in_an_archive_is_not_begun_beside_it(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--columns", "first", "--methods", "fedavg"]
+    assert run(table, tmp_path / "out", *words, "--seeds", "0") == 0
+    assert main(["archive", str(tmp_path / "out" / "toy"), "--out", str(tmp_path / "kept")]) == 0
+    capsys.readouterr()
+    assert run(table, tmp_path / "kept", *words, "--seeds", "1") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "To add to them, unpack it: python -m zipfile -e" in said
+    archive, folder = said.split()[-2:]
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(folder)
+    Path(archive).unlink()
+    assert run(table, tmp_path / "kept", *words, "--seeds", "0,1") == 0
+    assert "1 trial to play" in capsys.readouterr().out, "what was unpacked is not run again"
+    assert {line["method"]: line["seeds"] for line in lines(tmp_path / "kept" / "toy")}["FedAvg"] == "0 1"
+
+
+def test_a_table_shows_what_ours_gained_on_the_papers_best(table: str, tmp_path: Path) -> None:
+    assert run(table, tmp_path, "--columns", "first", "--methods", "fedavg,fedseq", "--seeds", "0,1") == 0
+    found = {line["method"]: line for line in lines(tmp_path / "toy")}
+    assert (found["FedAvg"]["against"], found["FedSeq"]["against"]) == ("FedSeq", "")
+    assert (found["FedAvg"]["window_first"], found["FedAvg"]["gain_from"]) == ("2", "seeds")
+    gap = float(found["FedAvg"]["window_mean"]) - float(found["FedSeq"]["window_mean"])
+    assert float(found["FedAvg"]["gain"]) == pytest.approx(gap)
+    assert float(found["FedAvg"]["gain_low"]) <= gap <= float(found["FedAvg"]["gain_high"])
+    assert "minus FedSeq, 95 %" in (tmp_path / "toy" / "table.md").read_text()
+    base = Path(table) / "_table.toml"
+    base.write_text(base.read_text().replace("target = 20", 'target = 20\nagainst = "FedAvg"'))
+    assert run(table, tmp_path / "named", "--columns", "first", "--methods", "fedavg,fedseq", "--seeds", "0") == 0
+    found = {line["method"]: line for line in lines(tmp_path / "named" / "toy")}
+    assert found["FedSeq"]["against"] == "FedAvg"
 
 
 def test_two_tables_of_one_name_do_not_mix(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

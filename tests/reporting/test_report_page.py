@@ -13,9 +13,8 @@ from synthetic_run import write_demo, write_run, write_trial
 from fedkeep.errors import RunError
 from fedkeep.reporting.html import render, write_report
 from fedkeep.reporting.outputs import write_all
-from fedkeep.reporting.plots import curves, history, save_png, smoothing, spread_out, styles
+from fedkeep.reporting.plots import curves, history, inline, save_png, smoothing, spread_out, styles
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.reporting.svg import inline
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "image", "circle"}
 
