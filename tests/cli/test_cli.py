@@ -230,7 +230,7 @@ def test_partition_prints_statistics_and_draws(cli: Any, tmp_path: Path) -> None
 def test_compare(cli: Any, run: Path) -> None:
     told = cli("compare", run, "--against", "FedSeq")
     assert told.code == 0
-    assert "paired difference to FedSeq" in told.out
+    assert "difference to FedSeq, paired by seed" in told.out
     assert "0, 1" in told.out
     assert cli("compare", run, "--format", "markdown").out.startswith("|")
     csv = cli("compare", run, run, "--format", "csv").out.splitlines()

@@ -352,14 +352,14 @@ def test_a_cell_tells_which_versions_played_it(tmp_path: Path, monkeypatch: pyte
     (cell,) = fedkeep.resume(tmp_path / "run").trials
     assert cell.versions == (here, "FedKeep 9")
     assert (
-        "Cells that another version went on with, which report.html names: 1 of 1."
+        "Trials that another version continued, which report.html names: 1 of 1."
         in (tmp_path / "run" / "table.md").read_text()
     )
     told = json.loads((cell.path / "trial.json").read_text())
     (cell.path / "trial.json").write_text(json.dumps({key: told[key] for key in told if key != "versions"}))
     cells.describe_begun(cell.path, told)
     assert json.loads((cell.path / "trial.json").read_text())["versions"] == ["a version that did not say", "FedKeep 9"]
-    assert f"fedavg-seed0 was played by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
+    assert f"fedavg-seed0 was run by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_damaged_checkpoint_is_a_clear_error(whole: Path, tmp_path: Path) -> None:
