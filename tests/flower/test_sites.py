@@ -465,7 +465,7 @@ def test_a_report_that_a_kill_left_unwritten_is_written(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedkeep.flower.server.finish", killed)
+        patch.setattr("fedkeep.flower.server.write_all", killed)
         with pytest.raises(Killed):
             serve(LocalLine(places(tmp_path / "states")), begun)
     assert not (tmp_path / "run" / "report.html").exists()
