@@ -54,7 +54,7 @@ def _with_tasks(name: str) -> str:
 def _played(recipe: Recipe) -> tuple[Any, int]:
     """Return the one cell of a recipe, and the bytes of its model with all classes."""
     with tempfile.TemporaryDirectory() as folder:
-        (cell,) = fedkeep.run(recipe, out=Path(folder) / "run").cells
+        (cell,) = fedkeep.run(recipe, out=Path(folder) / "run").trials
     return cell, num_bytes(state_dict_copy(recipe.model.build((1, 8, 8), 10)))
 
 

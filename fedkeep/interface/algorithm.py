@@ -52,6 +52,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
     schedule: ClassVar[Literal["parallel", "sequential"]] = "parallel"
     needs: ClassVar[tuple[str, ...]] = ()  # what it needs of a recipe, such as "auxiliary"
     networks: ClassVar[Literal["one", "any"]] = "one"  # whether clients may have networks of their own
+    takes_turns: ClassVar[bool] = False  # whether every round treats another client of its cohort apart, in turn
 
     @property
     def rows_per_class(self) -> int:
