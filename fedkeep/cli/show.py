@@ -21,7 +21,7 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_index import PaperTable, paper_tables, recipe_names
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.interface import Algorithm, algorithm, algorithms
+from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.options import describe_type, options_of
 from fedkeep.reporting.columns import headline
@@ -37,7 +37,7 @@ def methods(options: Namespace, console: Console) -> int:
     """List all methods, or show one whole."""
     import_user_code(options.use)
     if options.name:
-        _method(algorithm(options.name), console)
+        _method(get_algorithm(options.name), console)
         return 0
     table = _table("method", "schedule", "what leaves a client", "paper")
     for name, cls in algorithms().items():
