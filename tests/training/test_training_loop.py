@@ -212,7 +212,7 @@ def test_what_is_trained_may_be_something_else() -> None:
         for rows in torch.randperm(11, generator=order).split(training.batch_size):
             optimiser.zero_grad()
             cross_entropy(
-                functional_call(network, composition(live), (data["image"][rows],)), data["label"][rows]
+                functional_call(network, parametrization(live), (data["image"][rows],)), data["label"][rows]
             ).backward()
             optimiser.step()
     assert result.keys() == live.keys()
@@ -235,7 +235,7 @@ def test_computed_weights_that_are_not_the_networks_are_refused() -> None:
 
 def test_computed_weights_are_not_stacked() -> None:
     networks, training = ModelRunner(tiny.network, 0, CPU), SETTINGS["plain"]
-    doubled = {"composition": lambda held: {n: 2 * t for n, t in held.items()}}
+    doubled = {"parametrization": lambda held: {n: 2 * t for n, t in held.items()}}
     alone = [trained(networks, training, columns(11, k), **doubled) for k in (1, 2)]
     group = [
         TrainJob(networks.initial, CrossEntropy(), [source(columns(11, k))], training.epochs, 1, 0, **doubled)
