@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import fedkeep
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import algorithm, algorithms
 from fedkeep.interface.algorithm import knows_tasks
-from fedkeep.interface.values import payload
-from fedkeep.models.weights import weights_of
+from fedkeep.interface.pytree import num_bytes
+from fedkeep.models.weights import state_dict_copy
 
 COHORT = 10
 IMAGES = {"lander", "target"}  # send images that the server makes, as many as an option says
@@ -55,7 +55,7 @@ def _played(recipe: Recipe) -> tuple[Any, int]:
     """Return the one cell of a recipe, and the bytes of its model with all classes."""
     with tempfile.TemporaryDirectory() as folder:
         (cell,) = fedkeep.run(recipe, out=Path(folder) / "run").cells
-    return cell, payload(weights_of(recipe.model.build((1, 8, 8), 10)))
+    return cell, num_bytes(state_dict_copy(recipe.model.build((1, 8, 8), 10)))
 
 
 def _row(cell: Any, counts: Iterable[float]) -> str:

@@ -23,7 +23,7 @@ import torch
 from telling import arguments, beginning
 
 from fedkeep import FedLwF, FedSKF
-from fedkeep.data import DataSet, Tasks
+from fedkeep.data import DataSet, Federation, Tasks
 from fedkeep.data.partition import IID
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import CNN4, Architecture, LeNet5, ResNet18, Shape
@@ -77,7 +77,7 @@ def engine(case: Case, method: Algorithm[Any, Any], rounds: int) -> Simulation:
     data = DataSet("noise", train, test, tuple(map(str, range(CLASSES))), middle, middle)
     return Simulation(
         method,
-        Tasks(tasks=TASKS).stream(data, IID(CLIENTS), 0).federation(1),
+        Federation.from_stream(Tasks(tasks=TASKS).stream(data, IID(CLIENTS), 0), 1),
         lambda: case.architecture.build(case.shape, CLASSES // TASKS),
         Training(epochs=case.epochs, batch_size=50, lr=0.01, momentum=0.9),
         Schedule(rounds=rounds, cohort=CLIENTS),

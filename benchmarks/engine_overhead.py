@@ -29,13 +29,13 @@ from telling import arguments, beginning, gain
 from torch import Tensor, nn
 
 import fedkeep
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data import DataSet, Federation
 from fedkeep.errors import DataError
 from fedkeep.experiment.build import build_simulation
 from fedkeep.experiment.cohort_workers import CohortWorkers
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder
 from fedkeep.experiment.runtime import Machine
 from fedkeep.simulation.simulation import Simulation
@@ -112,7 +112,7 @@ def setting(recipe: str, data: str, data_dir: str | None) -> tuple[Recipe, DataS
         test = {name: column[:10_000] for name, column in train.items()}
         mean = (0.5,) * shape[0]
         dataset = DataSet("random images", train, test, tuple("0123456789"), mean, mean)
-    return loaded, dataset, Federation(dataset, loaded.partition.split(dataset.train, dataset.classes, seed=0))
+    return loaded, dataset, Federation(dataset, loaded.partition.split(dataset.train, dataset.num_classes, seed=0))
 
 
 def engine(recipe: Recipe, name: str, federation: Federation) -> Simulation:
@@ -181,12 +181,12 @@ class BareLoop:
             return
         server = [parameter.detach().clone() for parameter in self.network.parameters()]
         total = [torch.zeros_like(weight) for weight in server]
-        examples = sum(map(self.engine.federation.size, cohort))
+        examples = sum(map(self.engine.federation.num_examples, cohort))
         for client in cohort:
             self._load(server)
             self._train(client)
             for summed, parameter in zip(total, self.network.parameters(), strict=True):
-                summed.add_(parameter.detach(), alpha=self.engine.federation.size(client) / examples)
+                summed.add_(parameter.detach(), alpha=self.engine.federation.num_examples(client) / examples)
         self._load(total)
 
     def _train(self, client: str) -> None:

@@ -16,7 +16,7 @@ from engine_overhead import measure, ratio
 from telling import arguments, beginning
 
 from fedkeep.experiment.build import build_federation, build_simulation
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.simulation.simulation import Simulation
 
 

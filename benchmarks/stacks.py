@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from telling import arguments, beginning, gain
 
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
 from fedkeep.interface import Training

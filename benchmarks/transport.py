@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 from telling import arguments, beginning
 
-from fedkeep import seeds
-from fedkeep.fusion.plans import cost_matrix, plan_of
-from fedkeep.fusion.transport import Maps, Transport, laid
+from fedkeep._utils import seeds
+from fedkeep.aggregation.transport import LayerPlans, Transport, align
+from fedkeep.aggregation.transport_plans import compute_plan, cost_matrix
 from fedkeep.models import VGG16, Architecture, LeNet5, ResNet18, Shape, Weights
-from fedkeep.models.channels import Layer, channels
-from fedkeep.models.weights import weights_of
+from fedkeep.models.channel_groups import ChannelLayer, channel_groups
+from fedkeep.models.weights import state_dict_copy
 
 NETWORKS: tuple[tuple[str, Architecture, Shape], ...] = (
     ("LeNet-5", LeNet5(), (1, 28, 28)),
@@ -79,7 +79,7 @@ class Measured:
 
 def measure(label: str, architecture: Architecture, shape: Shape, way: str, repetitions: int) -> list[Measured]:
     """Lay sources of three kinds onto a base."""
-    layers = channels(architecture.build(shape, 10))
+    layers = channel_groups(architecture.build(shape, 10))
     base, other = (initial(architecture, shape, seed) for seed in (0, 1))
     cases = {"same start": nudged(base), "permuted copy": permuted(base, layers), "unrelated": other}
     found = []
@@ -98,8 +98,8 @@ def measure(label: str, architecture: Architecture, shape: Shape, way: str, repe
 
 def initial(architecture: Architecture, shape: Shape, seed: int) -> Weights:
     """Return initial weights."""
-    with seeds.borrowed(seed):
-        return weights_of(architecture.build(shape, 10))
+    with seeds.temporary_seed(seed):
+        return state_dict_copy(architecture.build(shape, 10))
 
 
 def nudged(model: Weights) -> Weights:
@@ -111,12 +111,14 @@ def nudged(model: Weights) -> Weights:
     }
 
 
-def permuted(model: Weights, layers: Sequence[Layer]) -> Weights:
+def permuted(model: Weights, layers: Sequence[ChannelLayer]) -> Weights:
     """Return the model with the channels of every group in a random order."""
     noise = torch.Generator().manual_seed(3)
     sizes = {layer.writes: len(model[f"{layer.name}.weight"]) for layer in layers if layer.writes is not None}
     orders = {group: torch.randperm(size, generator=noise) for group, size in sizes.items()}
-    return laid(model, layers, {a.name: Maps(orders.get(a.reads or ""), orders.get(a.writes or "")) for a in layers})
+    return align(
+        model, layers, {a.name: LayerPlans(orders.get(a.reads or ""), orders.get(a.writes or "")) for a in layers}
+    )
 
 
 def compare(size: int) -> str:
@@ -124,7 +126,7 @@ def compare(size: int) -> str:
     noise = torch.Generator().manual_seed(4)
     costs = cost_matrix(*(torch.randn(size, 2 * size, generator=noise) for _ in range(2)), "euclidean")
     began = time.perf_counter()
-    plan = plan_of(costs, "emd", 0.01)
+    plan = compute_plan(costs, "emd", 0.01)
     ours, theirs = time.perf_counter() - began, "not installed"
     if importlib.util.find_spec("ot"):
         import ot

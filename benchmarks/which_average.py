@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
-from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.aggregation.mean import ema
+from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.experiment.build import build_federation, build_simulation
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method
-from fedkeep.fusion.mean import moved
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Cohort, Server
 from fedkeep.models import Weights
 from fedkeep.models.weights import mean
@@ -57,12 +57,12 @@ def averages(before: Mapping[str, Weights], last: Weights) -> dict[str, Weights]
     found["mean of the round's second half"] = mean(models[len(models) // 2 :])
     for decay in DECAYS:
         name = f"moving average, {decay:g} a round"
-        found[name] = moved(before.get(name, {}), alike, decay)
+        found[name] = ema(before.get(name, {}), alike, decay)
     for decay in VISITS:
         name = f"moving average, {decay:g} a visit"
         found[name] = before.get(name, {})
         for model in models:
-            found[name] = moved(found[name], model, decay)
+            found[name] = ema(found[name], model, decay)
     return found
 
 

@@ -12,49 +12,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkeep.algorithms.asd import ASD, FedNTDASD
-    from fedkeep.algorithms.aver import AVER, CAMKD, EBKD
-    from fedkeep.algorithms.cwc import CWC
-    from fedkeep.algorithms.dddr import DDDR
-    from fedkeep.algorithms.ewc_kd import EWCKD
-    from fedkeep.algorithms.fedadkd import FedADKD
-    from fedkeep.algorithms.fedavg import FedAvg
-    from fedkeep.algorithms.fedcad import FedCAD
-    from fedkeep.algorithms.fedcurv import FedCurv
-    from fedkeep.algorithms.feddcl import FedDCL
-    from fedkeep.algorithms.feddf import FedDF
-    from fedkeep.algorithms.feddkd import FedDKD
-    from fedkeep.algorithms.fedewc import FedEWC
-    from fedkeep.algorithms.fedgems import FedGEMS
-    from fedkeep.algorithms.fedgkd import FedGKD
-    from fedkeep.algorithms.fedicarl import FediCaRL
-    from fedkeep.algorithms.fedlsd import FedLSD
-    from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
-    from fedkeep.algorithms.fedmd import FedMD
-    from fedkeep.algorithms.fednova import FedNova
-    from fedkeep.algorithms.fedntd import FedNTD
-    from fedkeep.algorithms.fedopt import FedAdam, FedAvgM
-    from fedkeep.algorithms.fedpass import FedPASS
-    from fedkeep.algorithms.fedprox import FedProx
-    from fedkeep.algorithms.fedseq import FedSeq
-    from fedkeep.algorithms.fedskf import FedSKF
-    from fedkeep.algorithms.fedweit import FedWeIT
-    from fedkeep.algorithms.finetune import Finetune
-    from fedkeep.algorithms.flwf2t import FLwF2T
-    from fedkeep.algorithms.ft_kd import FTKD
-    from fedkeep.algorithms.lander import LANDER
-    from fedkeep.algorithms.lwf_kd import LwFKD
-    from fedkeep.algorithms.moon import MOON
-    from fedkeep.algorithms.scaffold import SCAFFOLD
-    from fedkeep.algorithms.seqkeep import SeqKeep
-    from fedkeep.algorithms.sfedkd import SFedKD
-    from fedkeep.algorithms.target import TARGET
+    from fedkeep.algorithms.heterogeneous.ewc_kd import EWCKD
+    from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+    from fedkeep.algorithms.heterogeneous.fedgems import FedGEMS
+    from fedkeep.algorithms.heterogeneous.fedmd import FedMD
+    from fedkeep.algorithms.heterogeneous.ft_kd import FTKD
+    from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
+    from fedkeep.algorithms.incremental.dddr import DDDR
+    from fedkeep.algorithms.incremental.fedewc import FedEWC
+    from fedkeep.algorithms.incremental.fedicarl import FediCaRL
+    from fedkeep.algorithms.incremental.fedlwf import FedLwF, FedProxLwF
+    from fedkeep.algorithms.incremental.fedpass import FedPASS
+    from fedkeep.algorithms.incremental.fedskf import FedSKF
+    from fedkeep.algorithms.incremental.fedweit import FedWeIT
+    from fedkeep.algorithms.incremental.finetune import Finetune
+    from fedkeep.algorithms.incremental.flwf2t import FLwF2T
+    from fedkeep.algorithms.incremental.lander import LANDER
+    from fedkeep.algorithms.incremental.target import TARGET
+    from fedkeep.algorithms.parallel.asd import ASD, FedNTDASD
+    from fedkeep.algorithms.parallel.fedadkd import FedADKD
+    from fedkeep.algorithms.parallel.fedavg import FedAvg
+    from fedkeep.algorithms.parallel.fedcad import FedCAD
+    from fedkeep.algorithms.parallel.fedcurv import FedCurv
+    from fedkeep.algorithms.parallel.feddf import FedDF
+    from fedkeep.algorithms.parallel.feddkd import FedDKD
+    from fedkeep.algorithms.parallel.fedgkd import FedGKD
+    from fedkeep.algorithms.parallel.fedlsd import FedLSD
+    from fedkeep.algorithms.parallel.fednova import FedNova
+    from fedkeep.algorithms.parallel.fedntd import FedNTD
+    from fedkeep.algorithms.parallel.fedopt import FedAdam, FedAvgM
+    from fedkeep.algorithms.parallel.fedprox import FedProx
+    from fedkeep.algorithms.parallel.moon import MOON
+    from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
+    from fedkeep.algorithms.sequential.aver import AVER, CAMKD, EBKD
+    from fedkeep.algorithms.sequential.cwc import CWC
+    from fedkeep.algorithms.sequential.fedseq import FedSeq
+    from fedkeep.algorithms.sequential.seqkeep import SeqKeep
+    from fedkeep.algorithms.sequential.sfedkd import SFedKD
     from fedkeep.api import resume, run
     from fedkeep.data import load
     from fedkeep.errors import FedKeepError
-    from fedkeep.experiment.catalogue import recipe_names
-    from fedkeep.experiment.reading import load_recipe
     from fedkeep.experiment.recipe import Recipe
+    from fedkeep.experiment.recipe_index import recipe_names
+    from fedkeep.experiment.recipe_loader import load_recipe
     from fedkeep.experiment.runtime import Machine
     from fedkeep.interface.algorithm import algorithms
     from fedkeep.models.custom import custom
@@ -62,58 +62,58 @@ if TYPE_CHECKING:
     from fedkeep.simulation.callbacks import Callback
 
 _HOMES = {
-    "ASD": "fedkeep.algorithms.asd",
-    "AVER": "fedkeep.algorithms.aver",
-    "CAMKD": "fedkeep.algorithms.aver",
-    "CWC": "fedkeep.algorithms.cwc",
+    "ASD": "fedkeep.algorithms.parallel.asd",
+    "AVER": "fedkeep.algorithms.sequential.aver",
+    "CAMKD": "fedkeep.algorithms.sequential.aver",
+    "CWC": "fedkeep.algorithms.sequential.cwc",
     "Callback": "fedkeep.simulation.callbacks",
-    "DDDR": "fedkeep.algorithms.dddr",
-    "EBKD": "fedkeep.algorithms.aver",
-    "EWCKD": "fedkeep.algorithms.ewc_kd",
-    "FTKD": "fedkeep.algorithms.ft_kd",
-    "FedDCL": "fedkeep.algorithms.feddcl",
-    "FedDF": "fedkeep.algorithms.feddf",
-    "FedGEMS": "fedkeep.algorithms.fedgems",
-    "FedMD": "fedkeep.algorithms.fedmd",
-    "LwFKD": "fedkeep.algorithms.lwf_kd",
-    "FLwF2T": "fedkeep.algorithms.flwf2t",
-    "FedADKD": "fedkeep.algorithms.fedadkd",
-    "FedAdam": "fedkeep.algorithms.fedopt",
-    "FedAvg": "fedkeep.algorithms.fedavg",
-    "FedAvgM": "fedkeep.algorithms.fedopt",
-    "FedCAD": "fedkeep.algorithms.fedcad",
-    "FedCurv": "fedkeep.algorithms.fedcurv",
-    "FedDKD": "fedkeep.algorithms.feddkd",
-    "FedEWC": "fedkeep.algorithms.fedewc",
-    "FedGKD": "fedkeep.algorithms.fedgkd",
+    "DDDR": "fedkeep.algorithms.incremental.dddr",
+    "EBKD": "fedkeep.algorithms.sequential.aver",
+    "EWCKD": "fedkeep.algorithms.heterogeneous.ewc_kd",
+    "FTKD": "fedkeep.algorithms.heterogeneous.ft_kd",
+    "FedDCL": "fedkeep.algorithms.heterogeneous.feddcl",
+    "FedDF": "fedkeep.algorithms.parallel.feddf",
+    "FedGEMS": "fedkeep.algorithms.heterogeneous.fedgems",
+    "FedMD": "fedkeep.algorithms.heterogeneous.fedmd",
+    "LwFKD": "fedkeep.algorithms.heterogeneous.lwf_kd",
+    "FLwF2T": "fedkeep.algorithms.incremental.flwf2t",
+    "FedADKD": "fedkeep.algorithms.parallel.fedadkd",
+    "FedAdam": "fedkeep.algorithms.parallel.fedopt",
+    "FedAvg": "fedkeep.algorithms.parallel.fedavg",
+    "FedAvgM": "fedkeep.algorithms.parallel.fedopt",
+    "FedCAD": "fedkeep.algorithms.parallel.fedcad",
+    "FedCurv": "fedkeep.algorithms.parallel.fedcurv",
+    "FedDKD": "fedkeep.algorithms.parallel.feddkd",
+    "FedEWC": "fedkeep.algorithms.incremental.fedewc",
+    "FedGKD": "fedkeep.algorithms.parallel.fedgkd",
     "FedKeepError": "fedkeep.errors",
-    "FedLSD": "fedkeep.algorithms.fedlsd",
-    "FedLwF": "fedkeep.algorithms.fedlwf",
-    "FedNTD": "fedkeep.algorithms.fedntd",
-    "FedNTDASD": "fedkeep.algorithms.asd",
-    "FedNova": "fedkeep.algorithms.fednova",
-    "FedPASS": "fedkeep.algorithms.fedpass",
-    "FedProx": "fedkeep.algorithms.fedprox",
-    "FedProxLwF": "fedkeep.algorithms.fedlwf",
-    "FedSKF": "fedkeep.algorithms.fedskf",
-    "FedSeq": "fedkeep.algorithms.fedseq",
-    "FedWeIT": "fedkeep.algorithms.fedweit",
-    "FediCaRL": "fedkeep.algorithms.fedicarl",
-    "Finetune": "fedkeep.algorithms.finetune",
-    "LANDER": "fedkeep.algorithms.lander",
-    "MOON": "fedkeep.algorithms.moon",
+    "FedLSD": "fedkeep.algorithms.parallel.fedlsd",
+    "FedLwF": "fedkeep.algorithms.incremental.fedlwf",
+    "FedNTD": "fedkeep.algorithms.parallel.fedntd",
+    "FedNTDASD": "fedkeep.algorithms.parallel.asd",
+    "FedNova": "fedkeep.algorithms.parallel.fednova",
+    "FedPASS": "fedkeep.algorithms.incremental.fedpass",
+    "FedProx": "fedkeep.algorithms.parallel.fedprox",
+    "FedProxLwF": "fedkeep.algorithms.incremental.fedlwf",
+    "FedSKF": "fedkeep.algorithms.incremental.fedskf",
+    "FedSeq": "fedkeep.algorithms.sequential.fedseq",
+    "FedWeIT": "fedkeep.algorithms.incremental.fedweit",
+    "FediCaRL": "fedkeep.algorithms.incremental.fedicarl",
+    "Finetune": "fedkeep.algorithms.incremental.finetune",
+    "LANDER": "fedkeep.algorithms.incremental.lander",
+    "MOON": "fedkeep.algorithms.parallel.moon",
     "Machine": "fedkeep.experiment.runtime",
     "Recipe": "fedkeep.experiment.recipe",
-    "SCAFFOLD": "fedkeep.algorithms.scaffold",
-    "SFedKD": "fedkeep.algorithms.sfedkd",
-    "SeqKeep": "fedkeep.algorithms.seqkeep",
-    "TARGET": "fedkeep.algorithms.target",
+    "SCAFFOLD": "fedkeep.algorithms.parallel.scaffold",
+    "SFedKD": "fedkeep.algorithms.sequential.sfedkd",
+    "SeqKeep": "fedkeep.algorithms.sequential.seqkeep",
+    "TARGET": "fedkeep.algorithms.incremental.target",
     "algorithms": "fedkeep.interface.algorithm",
     "custom": "fedkeep.models.custom",
     "load": "fedkeep.data",
-    "load_recipe": "fedkeep.experiment.reading",
+    "load_recipe": "fedkeep.experiment.recipe_loader",
     "read_run": "fedkeep.reporting.run_folder",
-    "recipe_names": "fedkeep.experiment.catalogue",
+    "recipe_names": "fedkeep.experiment.recipe_index",
     "resume": "fedkeep.api",
     "run": "fedkeep.api",
 }

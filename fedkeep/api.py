@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.changes import SECTIONS
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.recipe import Recipe, with_methods
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run, prepare_run, retry_command
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.experiment.trial_runner import run_trials

@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, did_you_mean
 
 T = TypeVar("T", bound="Options")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.models import Weights
-from fedkeep.models.channels import Layer
-from fedkeep.models.weights import weights_of
+from fedkeep.models.channel_groups import ChannelLayer
+from fedkeep.models.weights import state_dict_copy
 
 
 def lively(network: nn.Module, noise: torch.Generator) -> dict[str, Tensor]:
     """Return a network's weights with batch norms, statistics too, that differ from channel to channel."""
-    model = weights_of(network)
+    model = state_dict_copy(network)
     for name in list(model):
         if name.endswith("running_mean"):
             norm = name.removesuffix(".running_mean")
@@ -23,7 +23,7 @@ def lively(network: nn.Module, noise: torch.Generator) -> dict[str, Tensor]:
     return model
 
 
-def permuted(model: Weights, layers: Sequence[Layer], noise: torch.Generator) -> dict[str, Tensor]:
+def permuted(model: Weights, layers: Sequence[ChannelLayer], noise: torch.Generator) -> dict[str, Tensor]:
     """Return the same function with the channels of every group in a random order."""
     moved = dict(model)
     orders: dict[str, Tensor] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import transformers
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.models.extractor import READING
 
 SIDE, MEAN, STD = 8, 0.4, 0.3
@@ -26,7 +26,7 @@ def network(kind: str = "vit", channels: int = 1, classes: int = 4) -> Any:
         config = transformers.ResNetConfig(
             embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", **common
         )
-    with seeds.borrowed(0):
+    with seeds.temporary_seed(0):
         return transformers.AutoModelForImageClassification.from_config(config).eval()
 
 

@@ -16,8 +16,8 @@ from fedkeep.cli import main
 from fedkeep.cli.main import parser
 from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.networks import own_models
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.model_config import client_architectures
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
 from fedkeep.reporting.rows import summary
@@ -174,7 +174,7 @@ def test_the_tables_of_the_page_on_networks_are_a_recipe(tmp_path: Path) -> None
     path.write_text(tomli_w.dumps(table | models | public | {"partition": table["partition"] | {"clients": 8}}))
     recipe = load_recipe(str(path))
     assert recipe.public.images == 2000
-    assert set(own_models(recipe.client_models, list("01234567"))) == {"0", "1", "2", "7"}
+    assert set(client_architectures(recipe.client_models, list("01234567"))) == {"0", "1", "2", "7"}
     with pytest.raises(ConfigError, match="exchanges weights"):
         load_recipe(str(path), methods=["fedavg"])
     path.write_text(tomli_w.dumps(table | models | public | frozen))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedkeep
-from fedkeep import seeds
+from fedkeep._utils import seeds
 
 PACKAGE = Path(fedkeep.__file__).parent
 names = st.tuples(
@@ -66,9 +66,9 @@ def test_generators_start_where_their_name_says() -> None:
 def test_borrowed_draws_are_those_of_the_seed_and_leave_no_trace() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    with seeds.borrowed(7):
+    with seeds.temporary_seed(7):
         inside = torch.rand(4)
-        with seeds.borrowed(8):
+        with seeds.temporary_seed(8):
             torch.rand(4)
         rest = torch.rand(4)
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -76,7 +76,7 @@ def test_borrowed_draws_are_those_of_the_seed_and_leave_no_trace() -> None:
     assert random.getstate() == before[2]
     expected = torch.rand(8, generator=torch.Generator().manual_seed(7))
     assert torch.equal(torch.cat([inside, rest]), expected)
-    with pytest.raises(RuntimeError), seeds.borrowed(7):
+    with pytest.raises(RuntimeError), seeds.temporary_seed(7):
         torch.cat([torch.rand(4), torch.rand(4, 1)])
     assert torch.equal(torch.get_rng_state(), before[0])
 
@@ -107,7 +107,7 @@ FORBIDDEN_CALLS = {
     "torch.hub.load",
 }
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "random", "torch.hub"}
-ALLOWED = {("seeds.py", "torch.cuda.manual_seed")}
+ALLOWED = {("_utils/seeds.py", "torch.cuda.manual_seed")}
 NUMPY_ALLOWED = {"numpy.random.Generator", "numpy.random.PCG64"}
 
 
@@ -148,7 +148,7 @@ def faults(source: str, file: str = "x.py") -> Iterator[str]:
             name = dotted(node, aliases)
             if name.startswith("numpy.random.") and name not in NUMPY_ALLOWED:
                 yield f"{file}:{node.lineno}: {name}"
-            if name == "torch.default_generator" and file != "seeds.py":
+            if name == "torch.default_generator" and file != "_utils/seeds.py":
                 yield f"{file}:{node.lineno}: {name}"
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep import load, load_recipe, seeds
+from fedkeep import load, load_recipe
+from fedkeep._utils import seeds
 from fedkeep.data import Federation
 from fedkeep.errors import DataError
 from fedkeep.experiment.build import build_federation, build_simulation
@@ -85,7 +86,7 @@ def _about(recipe: Recipe, federation: Federation) -> dict[str, object]:
     training = recipe.training
     return {
         "network": recipe.model.name,
-        "classes": federation.dataset.classes,
+        "classes": federation.dataset.num_classes,
         "clients": len(federation.clients),
         "cohort": recipe.run.cohort,
         "epochs": training.epochs,

@@ -1,1 +1,1 @@
-"""One method a file. A new file here is found by itself; see CONTRIBUTING."""
+"""One method a file, in families. A new file here is found by itself; see CONTRIBUTING."""

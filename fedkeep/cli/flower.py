@@ -15,10 +15,10 @@ from fedkeep.errors import MissingExtra
 def new(options: Namespace, console: Console) -> int:
     """Write a Flower app for a recipe."""
     _require_flower()
-    from fedkeep.flower.project import new_app
+    from fedkeep.flower.app_template import create_app
 
     recipe = recipe_of(options)
-    folder = new_app(Path(options.folder), recipe, options.sites)
+    folder = create_app(Path(options.folder), recipe, options.sites)
     nodes = options.sites or recipe.partition.clients or 2
     trial = f"flwr run {folder} --stream --federation-config 'num-supernodes={nodes} client-resources-num-cpus=1'"
     lines = (
@@ -46,12 +46,12 @@ def keys(options: Namespace, console: Console) -> int:
 def gate(options: Namespace, console: Console) -> int:
     """Let SuperNodes through to the SuperLink, and nobody to its Control API."""
     _require_flower()
-    from fedkeep.flower.gate import serve_gate
     from fedkeep.flower.logs import show_logs
+    from fedkeep.flower.path_proxy import serve_proxy
 
     show_logs()
     console.print(f"{options.listen} passes nodes on to {options.superlink}", highlight=False, markup=False)
-    serve_gate(options.listen, options.superlink, Path(options.keys))
+    serve_proxy(options.listen, options.superlink, Path(options.keys))
     return 0
 
 

@@ -10,12 +10,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.data import load
 from fedkeep.data.partition import schemes
-from fedkeep.data.partition.statistics import statistics
+from fedkeep.data.partition.statistics import partition_statistics
 from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.experiment.changes import parsed
-from fedkeep.files import write_whole
+from fedkeep.experiment.overrides import parse_value
 from fedkeep.options import build
 from fedkeep.reporting.heatmap import class_heatmap
 
@@ -29,19 +29,19 @@ def partition(options: Namespace, console: Console) -> int:
         name, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"cannot read {setting!r}: write option=value, such as alpha=0.5.")
-        table[name] = parsed(value)
+        table[name] = parse_value(value)
     if options.clients:
         table["clients"] = options.clients
     scheme = build(schemes()[options.scheme], table, f"scheme {options.scheme}")
     dataset = load(options.dataset, data_dir=options.data_dir)
-    split = scheme.split(dataset.train, dataset.classes, options.seed)
-    counts = split.counts(dataset.train["label"], dataset.classes)
+    split = scheme.split(dataset.train, dataset.num_classes, options.seed)
+    counts = split.counts(dataset.train["label"], dataset.num_classes)
 
     shown = Table("statistic", "value", box=box.SIMPLE_HEAD, pad_edge=False)
     manifest = split.manifest()
     for name in ("scheme", "attempts"):
         shown.add_row(name, str(manifest[name]))
-    for name, value in statistics(counts).items():
+    for name, value in partition_statistics(counts).items():
         shown.add_row(name.replace("_", " "), f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
     console.print(shown)
     console.print(f"hash {manifest['hash']}", highlight=False, soft_wrap=True)
@@ -50,9 +50,9 @@ def partition(options: Namespace, console: Console) -> int:
         raise ConfigError(f"--out {options.out}: the heat map is written as .svg, the manifest as .json.")
     out = Path(options.out or f"{dataset.name.replace('/', '-')}-{options.scheme}-seed{options.seed}.svg")
     if out.suffix == ".json":
-        write_whole(out, json.dumps(manifest | {"counts": counts.tolist()}))
+        atomic_write(out, json.dumps(manifest | {"counts": counts.tolist()}))
     else:
         title = f"{dataset.name}, {options.scheme}, {len(split)} clients"
-        write_whole(out, class_heatmap(counts.numpy(), dataset.label_names, title))
+        atomic_write(out, class_heatmap(counts.numpy(), dataset.label_names, title))
     console.print(f"wrote {out}", highlight=False, markup=False, soft_wrap=True)
     return 0

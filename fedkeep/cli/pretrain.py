@@ -28,7 +28,7 @@ def run(options: Namespace, console: Console) -> int:
     given = read_settings(options.settings, sections, {"augmentation": {"crop": 4, "flip": True}})
     settings = cast(Pretraining, given["training"])
     dataset = load(options.data, data_dir=options.data_dir)
-    _say(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.classes} classes")
+    _say(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.num_classes} classes")
     with Counter(console, "steps", options.quiet) as counter:
         extractor = pretrain(
             cast(Form, given["network"]),

@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.cli.progress import Display
 from fedkeep.cli.run import machine_of
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.experiment import Trial
-from fedkeep.experiment.plugins import use
+from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
-from fedkeep.files import write_whole
 from fedkeep.reporting import reproduction as report
 from fedkeep.reporting.comparison import Reproduction, read
 from fedkeep.reporting.finish import finish
@@ -33,7 +33,7 @@ from fedkeep.reporting.finish import finish
 def reproduce(options: Namespace, console: Console) -> int:
     """Reproduce a paper's table, as far as was asked, and show it beside the paper's numbers."""
     machine = machine_of(options)
-    use(machine.use)
+    import_user_code(machine.use)
     root = Path(options.out)
     if options.table is None:
         return _page(root, options.page, console) if options.page else _list(console)
@@ -124,7 +124,7 @@ def _list(console: Console) -> int:
 
 
 def _title(table: plan.Table) -> str:
-    from fedkeep.experiment.reading import load_recipe
+    from fedkeep.experiment.recipe_loader import load_recipe
 
     return str(load_recipe(next(iter(table.columns.values()))).paper.get("table", ""))
 
@@ -206,7 +206,7 @@ def _page(root: Path, target: str, console: Console) -> int:
         raise ConfigError(
             f"there is no reproduction in {root}. Begin one: fedkeep reproduce sfedkd/table1 --out {root}"
         )
-    write_whole(
+    atomic_write(
         Path(target), report.overview(found, shlex.join(["fedkeep", "reproduce", "--out", str(root), "--page", target]))
     )
     console.print(f"wrote {target}", highlight=False, markup=False, soft_wrap=True)

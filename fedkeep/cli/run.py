@@ -12,9 +12,9 @@ from rich.console import Console
 
 from fedkeep.cli.progress import Display
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.plugins import use
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run, prepare_run, resume_command, retry_command
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
@@ -27,7 +27,7 @@ from fedkeep.reporting.table import print_table
 def run(options: Namespace, console: Console) -> int:
     """Run a recipe and show what it found."""
     machine = machine_of(options)
-    use(machine.use)
+    import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
     experiment = Experiment(recipe, machine)
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
@@ -40,7 +40,7 @@ def run(options: Namespace, console: Console) -> int:
 def resume(options: Namespace, console: Console) -> int:
     """Continue a run and show what it found."""
     machine = machine_of(options)
-    use(machine.use)
+    import_user_code(machine.use)
     folder = Path(options.run)
     return _finish(folder, open_run(folder, machine), console, quiet=options.quiet, profile=options.profile)
 

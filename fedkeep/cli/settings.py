@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.experiment.changes import parsed
+from fedkeep.experiment.overrides import parse_value
 from fedkeep.options import Options, build
 
 
@@ -35,5 +35,5 @@ def read_settings(
             raise ConfigError(
                 f"--set {setting}: there is no section {section!r} here.{did_you_mean(section, sections)}"
             )
-        tables[section][name] = parsed(value.strip())
+        tables[section][name] = parse_value(value.strip())
     return {name: build(cls, tables[name], name) for name, cls in sections.items()}

@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedkeep.annotations import annotations_of
-from fedkeep.data import known
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.data import known_datasets
 from fedkeep.errors import RunError
-from fedkeep.experiment.catalogue import PaperTable, paper_tables, recipe_names
-from fedkeep.experiment.plugins import use
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.recipe_index import PaperTable, paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Algorithm, algorithm, algorithms
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.options import describe_type, options_of
@@ -32,7 +32,7 @@ from fedkeep.reporting.table import markdown, print_table, rows_csv, show
 
 def methods(options: Namespace, console: Console) -> int:
     """List all methods, or show one whole."""
-    use(options.use)
+    import_user_code(options.use)
     if options.name:
         _method(algorithm(options.name), console)
         return 0
@@ -87,11 +87,11 @@ def _leaves(cls: type[Algorithm[Any, Any]]) -> list[str]:
 def datasets(options: Namespace, console: Console) -> int:
     """List the known data sets."""
     table = _table("data set", "classes", "image", "here", "Hub", "note")
-    for name, entry in known(options.data_dir).items():
+    for name, entry in known_datasets(options.data_dir).items():
         image = "x".join(map(str, entry.shape))
-        held = entry.local_classes
-        here = "-" if not entry.where else "yes" if held in (None, entry.classes) else f"{held} classes"
-        table.add_row(name, str(entry.classes), image, here, entry.hub or "-", escape(entry.note))
+        held = entry.num_local_classes
+        here = "-" if not entry.location else "yes" if held in (None, entry.num_classes) else f"{held} classes"
+        table.add_row(name, str(entry.num_classes), image, here, entry.hub or "-", escape(entry.note))
     console.print(table)
     console.print(
         "here: in --data-dir or FEDKEEP_DATA. What is not here is fetched from the Hub when used.", highlight=False

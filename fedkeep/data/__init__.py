@@ -1,25 +1,25 @@
-"""Data sets, who holds which part of them, and how images are varied."""
+"""Data sets, partitions over clients, task streams and augmentation."""
 
 from __future__ import annotations
 
-from fedkeep.data.augment import Augmentation
+from fedkeep.data.augmentation import Augmentation
+from fedkeep.data.catalog import CatalogEntry, known_datasets
 from fedkeep.data.dataset import Data, DataSet, ImageFormat
 from fedkeep.data.federation import ClientNames, Federation
-from fedkeep.data.known import Known, known
-from fedkeep.data.sources import load
-from fedkeep.data.tasks import Task, Tasks, TaskStream
+from fedkeep.data.loading import load
+from fedkeep.data.task_stream import Task, Tasks, TaskStream
 
 __all__ = [
     "Augmentation",
+    "CatalogEntry",
     "ClientNames",
     "Data",
     "DataSet",
     "Federation",
     "ImageFormat",
-    "Known",
     "Task",
     "TaskStream",
     "Tasks",
-    "known",
+    "known_datasets",
     "load",
 ]

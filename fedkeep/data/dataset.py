@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedkeep.devices import sent
+from fedkeep._utils.devices import to_device
 from fedkeep.errors import DataError, did_you_mean
 
 Data = Mapping[str, Tensor]
@@ -20,12 +20,14 @@ Data = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What the images of a data set are like, for those who make some.
+    """Shape and normalisation of a data set's images, for code that generates images.
 
-    Attributes
+    Parameters
     ----------
-    shape : channels, height, width.
-    mean, std : per channel, of pixels scaled to 0..1.
+    shape : tuple of int
+        Channels, height, width.
+    mean, std : tuple of float
+        Per channel, of pixels scaled to 0..1.
     """
 
     shape: tuple[int, int, int]
@@ -33,8 +35,19 @@ class ImageFormat:
     std: tuple[float, ...]
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Return ``(pixels - mean) / std`` of pixels in 0..1, ``[b, channels, height, width]``; gradients flow."""
-        mean, std = (_of_channels(tuple(each), pixels.dtype, pixels.device) for each in (self.mean, self.std))
+        """Return ``(pixels - mean) / std``; gradients flow.
+
+        Parameters
+        ----------
+        pixels : Tensor
+            Floating point ``[b, channels, height, width]``, in 0..1.
+
+        Returns
+        -------
+        Tensor
+            The same shape, type and device.
+        """
+        mean, std = (_per_channel(tuple(each), pixels.dtype, pixels.device) for each in (self.mean, self.std))
         return (pixels - mean) / std
 
 
@@ -43,22 +56,27 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """Hold a train and a test split, their class names and their normalisation.
+    """A training and a test split, their class names and their normalisation.
 
     Parameters
     ----------
-    name : what the data set is called in tables and run folders.
-    train, test : columns ``"image"`` (uint8 ``[n, channels, height, width]``), ``"label"`` (int64 ``[n]``, 0 to
-        classes - 1) and any further integer columns ``[n]``, such as ``"writer"``. Float32 images are accepted; they
-        count as normalised already.
-    label_names : the class names; their number is the number of classes.
-    mean, std : per channel, of pixels scaled to 0..1.
-    note : what a reader of results has to know about this copy; empty if nothing.
+    name : str
+        The data set's name in tables and run folders.
+    train, test : mapping of str to Tensor
+        The columns ``"image"`` (uint8 ``[n, channels, height, width]``), ``"label"`` (int64 ``[n]``, 0 to
+        num_classes - 1) and any further integer columns ``[n]``, such as ``"writer"``. Float32 images are accepted;
+        they count as normalised already.
+    label_names : tuple of str
+        The class names; their number is the number of classes.
+    mean, std : tuple of float
+        Per channel, of pixels scaled to 0..1.
+    note : str
+        What a reader of results has to know about this copy; may be empty.
 
     Raises
     ------
     DataError
-        Where columns, types, shapes, labels, names or constants do not fit together.
+        If columns, types, shapes, labels, names or normalisation do not fit together.
     """
 
     name: str
@@ -72,20 +90,22 @@ class DataSet:
     def __post_init__(self) -> None:
         if len(self.label_names) < 2:
             raise DataError(f"{self.name}: a classification needs at least 2 classes, not {len(self.label_names)}.")
-        twice = [name for name, count in Counter(self.label_names).items() if count > 1]
-        if twice:
-            raise DataError(f"{self.name}: two classes have the same name: {', '.join(map(repr, twice))}. Rename one.")
+        repeated = [name for name, count in Counter(self.label_names).items() if count > 1]
+        if repeated:
+            raise DataError(
+                f"{self.name}: two classes have the same name: {', '.join(map(repr, repeated))}. Rename one."
+            )
         for split, data in (("train", self.train), ("test", self.test)):
-            _check(f"{self.name}, {split}", data, len(self.label_names))
+            _check_columns(f"{self.name}, {split}", data, len(self.label_names))
         if self.train.keys() != self.test.keys():
             raise DataError(
                 f"{self.name}: train has the columns {', '.join(sorted(self.train))} but test has "
                 f"{', '.join(sorted(self.test))}; both need the same."
             )
-        theirs = tuple(self.test["image"].shape[1:])
-        if theirs != self.shape:
+        test_shape = tuple(self.test["image"].shape[1:])
+        if test_shape != self.shape:
             raise DataError(
-                f"{self.name}: train images are {describe(self.shape)} but test images {describe(theirs)}; "
+                f"{self.name}: train images are {format_shape(self.shape)} but test images {format_shape(test_shape)}; "
                 "bring both splits to one size."
             )
         self._check_normalisation()
@@ -103,7 +123,7 @@ class DataSet:
             )
 
     @property
-    def classes(self) -> int:
+    def num_classes(self) -> int:
         """The number of classes."""
         return len(self.label_names)
 
@@ -114,45 +134,47 @@ class DataSet:
         return channels, height, width
 
     @property
-    def format(self) -> ImageFormat:
-        """What its images are like."""
+    def image_format(self) -> ImageFormat:
+        """Shape and normalisation of its images."""
         return ImageFormat(self.shape, self.mean, self.std)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return pixels as a network takes them: ``(x / 255 - mean) / std``.
+        """Return images as a network takes them: ``(x / 255 - mean) / std``.
 
         Parameters
         ----------
-        images : uint8 ``[b, channels, height, width]``, on any device. Float input is taken as normalised already and
-            returned as it is.
+        images : Tensor
+            uint8 ``[b, channels, height, width]``, on any device. Float images count as normalised already and are
+            returned as they are.
 
         Returns
         -------
-        float32, of the same shape and on the same device.
+        Tensor
+            float32, of the same shape and on the same device.
         """
         if images.is_floating_point():
             return images
-        mean, std = (_of_channels(tuple(each), torch.float32, images.device) for each in (self.mean, self.std))
+        mean, std = (_per_channel(tuple(each), torch.float32, images.device) for each in (self.mean, self.std))
         return images.to(torch.float32).div_(255).sub_(mean).div_(std)
 
     def to(self, device: torch.device | str) -> DataSet:
-        """Return the data set with its tensors on `device`; itself where they are there already."""
+        """Return the data set with its tensors on a device; itself if they are there already."""
         target = torch.device(device)
         # "cuda" names the current device; without the index it would never equal the tensors' own.
         if target.type == "cuda" and target.index is None:
             target = torch.device("cuda", torch.cuda.current_device())
         if all(column.device == target for data in (self.train, self.test) for column in data.values()):
             return self
-        move = {split: {k: v.to(target) for k, v in getattr(self, split).items()} for split in ("train", "test")}
-        return replace(self, train=move["train"], test=move["test"])
+        train, test = ({name: column.to(target) for name, column in data.items()} for data in (self.train, self.test))
+        return replace(self, train=train, test=test)
 
 
 @lru_cache(maxsize=32)  # augmented images are normalised in every step
-def _of_channels(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return sent(torch.tensor(numbers, dtype=dtype).view(-1, 1, 1), device)
+def _per_channel(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return to_device(torch.tensor(numbers, dtype=dtype).view(-1, 1, 1), device)
 
 
-def describe(shape: tuple[int, ...]) -> str:
+def format_shape(shape: tuple[int, ...]) -> str:
     """Return an image shape in words, such as ``"3 x 32 x 32"`` (channels, height, width)."""
     return " x ".join(map(str, shape))
 
@@ -160,11 +182,18 @@ def describe(shape: tuple[int, ...]) -> str:
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and the standard deviation of each channel, of pixels scaled to 0..1.
 
-    Exact, from a histogram of the pixel values. A constant channel gets the deviation 1, so that it can be divided by.
+    They are exact, from a histogram of the pixel values. A constant channel gets the deviation 1, so that one can
+    divide by it.
 
     Parameters
     ----------
-    images : uint8 ``[n, channels, height, width]``.
+    images : Tensor
+        uint8 ``[n, channels, height, width]``.
+
+    Returns
+    -------
+    mean, std : tuple of float
+        One number per channel.
     """
     means, deviations = [], []
     values = torch.arange(256, dtype=torch.float64) / 255
@@ -180,10 +209,10 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(means), tuple(deviations)
 
 
-def _check(where: str, data: Data, classes: int) -> None:
-    for needed in ("image", "label"):
-        if needed not in data:
-            raise DataError(f"{where}: the column {needed!r} is missing.{did_you_mean(needed, data)}")
+def _check_columns(where: str, data: Data, num_classes: int) -> None:
+    for required in ("image", "label"):
+        if required not in data:
+            raise DataError(f"{where}: the column {required!r} is missing.{did_you_mean(required, data)}")
     images, labels = data["image"], data["label"]
     if images.ndim != 4 or images.dtype not in (torch.uint8, torch.float32):
         raise DataError(
@@ -203,5 +232,7 @@ def _check(where: str, data: Data, classes: int) -> None:
     if labels.dtype != torch.int64:
         raise DataError(f"{where}: labels must be int64, not {labels.dtype}; convert them with .long().")
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise DataError(f"{where}: labels lie in {low}..{high}, but {classes} classes allow 0..{classes - 1} only.")
+    if low < 0 or high >= num_classes:
+        raise DataError(
+            f"{where}: labels lie in {low}..{high}, but {num_classes} classes allow 0..{num_classes - 1} only."
+        )

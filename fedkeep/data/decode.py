@@ -11,71 +11,103 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.data.splits import needed
+from fedkeep._utils.libraries import require_optional
 from fedkeep.errors import DataError
 
-_DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+_DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")  # Pillow's modes with more than 8 bits a channel
 
 
 def decode(
     images: Iterable[Sequence[Any]], rows: int, where: str, channels: int | None = None, side: int | None = None
 ) -> Tensor:
-    """Decode images into one uint8 tensor ``[rows, channels, height, width]``.
+    """Decode images into one tensor.
 
     Parameters
     ----------
-    images : chunks of encoded images: bytes, paths, or dicts of ``"bytes"`` and ``"path"``.
-    rows : how many there are.
-    where : what the errors call them.
-    channels : 1 converts to greyscale, 3 to RGB; None keeps greyscale if all are, and converts to RGB otherwise.
-    side : takes the middle square of each image and resizes it to this many pixels (Lanczos); None leaves it.
+    images : iterable of sequences
+        Batches of encoded images: bytes, paths, or dicts of ``"bytes"`` and ``"path"``.
+    rows : int
+        Number of images.
+    where : str
+        What errors call them.
+    channels : int or None
+        1 converts to greyscale, 3 to RGB; None keeps greyscale if all images are, and converts to RGB otherwise.
+    side : int or None
+        The middle square of each image is resized to this many pixels (Lanczos); None leaves images as they are.
+
+    Returns
+    -------
+    Tensor
+        uint8 ``[rows, channels, height, width]``.
 
     Raises
     ------
     DataError
-        For images of different sizes, with more than 8 bits a channel, or that Pillow cannot read.
+        If images differ in size, have more than 8 bits a channel, or cannot be read by Pillow.
     MissingExtra
-        Without Pillow.
+        If Pillow is not installed.
     """
-    pillow = needed("PIL.Image", "Decoding images")
+    pillow = require_optional("PIL.Image", "Decoding images", "data")
     pixels: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    formats: list[str] = []
     row = 0
-    for chunk in images:
-        for cell in chunk:
-            image = _as_mode(_open(pillow, cell, row, where), channels, row, where)
+    for batch in images:
+        for encoded in batch:
+            source = _source(encoded, row, where)
+            image = _convert(_open(pillow, source, formats, row, where), channels, row, where)
             if side is not None and image.size != (side, side):
-                image = _square(pillow, image, side)
+                image = _resize_middle(pillow, image, side)
             values = np.asarray(image)
             if pixels is None:
                 pixels = np.empty((rows, *values.shape), dtype=np.uint8)
             elif values.shape[:2] != pixels.shape[1:3]:
-                raise DataError(_sizes(cell, values.shape, pixels.shape[1:], row, where))
+                raise DataError(_size_message(source, values.shape, pixels.shape[1:], row, where))
             if values.ndim > pixels.ndim - 1:  # the first image in colour among greyscale ones
                 pixels = np.repeat(pixels[..., None], 3, axis=3)
             pixels[row] = values[..., None] if values.ndim < pixels.ndim - 1 else values
             row += 1
     if pixels is None or row != rows:
         raise DataError(f"{where}: {rows} images were announced but {row} found. Copy the data again.")
-    laid_out = pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-    return torch.from_numpy(laid_out)
+    channels_first = pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+    return torch.from_numpy(channels_first)
 
 
-def _open(pillow: Any, cell: Any, row: int, where: str) -> Any:
-    if isinstance(cell, dict):
-        cell = cell["bytes"] if cell.get("bytes") is not None else cell.get("path")
-    if cell is None:
+def _source(encoded: Any, row: int, where: str) -> Any:
+    """Return the bytes or the path of an image."""
+    if isinstance(encoded, dict):
+        encoded = encoded["bytes"] if encoded.get("bytes") is not None else encoded.get("path")
+    if encoded is None:
         raise DataError(f"{where}: row {row} has no image. Remove the row.")
+    return encoded
+
+
+def _open(pillow: Any, source: Any, formats: list[str], row: int, where: str) -> Any:
+    """Return the image with its pixels loaded.
+
+    ``formats`` holds the format of the image before, which is tried first: Pillow takes ten times as long to find out
+    that a file is WebP as to open it.
+    """
     try:
-        image = pillow.open(io.BytesIO(cell) if isinstance(cell, bytes) else cell)
+        try:
+            image = pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats or None)
+        except pillow.UnidentifiedImageError:
+            image = pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source)
         image.load()
     except (OSError, ValueError, SyntaxError, TypeError, AttributeError) as error:  # what Pillow's readers raise
-        name = f" ({cell})" if isinstance(cell, str | Path) else ""
-        raise DataError(f"{where}: row {row}{name} is not an image that Pillow can read: {error}") from error
+        raise DataError(
+            f"{where}: row {row}{_path_of(source)} is not an image that Pillow can read: {error}"
+        ) from error
+    formats[:] = [image.format]
     return image
 
 
-def _as_mode(image: Any, channels: int | None, row: int, where: str) -> Any:
-    if image.mode in _DEEP:
+def _path_of(source: Any) -> str:
+    return f" ({source})" if isinstance(source, str | Path) else ""
+
+
+def _convert(image: Any, channels: int | None, row: int, where: str) -> Any:
+    """Return the image in greyscale or RGB; see `decode`."""
+    if image.mode in _DEEP_MODES:
         raise DataError(
             f"{where}: row {row} has more than 8 bits a channel (Pillow mode {image.mode}), which would be cut off. "
             "Convert the images to 8 bits first."
@@ -84,17 +116,16 @@ def _as_mode(image: Any, channels: int | None, row: int, where: str) -> Any:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _square(pillow: Any, image: Any, side: int) -> Any:
+def _resize_middle(pillow: Any, image: Any, side: int) -> Any:
     width, height = image.size
     edge = min(width, height)
     left, top = (width - edge) // 2, (height - edge) // 2
     return image.resize((side, side), pillow.Resampling.LANCZOS, box=(left, top, left + edge, top + edge))
 
 
-def _sizes(cell: Any, shape: tuple[int, ...], first: tuple[int, ...], row: int, where: str) -> str:
-    name = f" ({cell})" if isinstance(cell, str | Path) else ""
+def _size_message(source: Any, shape: tuple[int, ...], first: tuple[int, ...], row: int, where: str) -> str:
     return (
-        f"{where}: images differ in size. Row {row}{name} is {shape[1]} x {shape[0]} pixels, the first is {first[1]} x "
-        f"{first[0]}. Bring all to one size first, for example with Pillow: "
+        f"{where}: images differ in size. Row {row}{_path_of(source)} is {shape[1]} x {shape[0]} pixels, the first is "
+        f"{first[1]} x {first[0]}. Bring all to one size first, for example with Pillow: "
         f"Image.open(path).resize(({first[1]}, {first[0]})).save(path)"
     )

@@ -1,79 +1,87 @@
-"""A data set and who holds which of its rows."""
+"""A data set and which client holds which of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import torch
 
 from fedkeep.data.dataset import Data, DataSet
+from fedkeep.data.partition import Partition
+from fedkeep.data.task_stream import TaskStream
 from fedkeep.errors import DataError
-
-if TYPE_CHECKING:
-    from fedkeep.data.partition import Partition
-    from fedkeep.data.tasks import TaskStream
 
 
 @dataclass(frozen=True)
 class ClientNames(Sequence[str]):
-    """The names ``"0"``, ``"1"``, ... up to a number of clients, each made when it is asked for."""
+    """The names ``"0"``, ``"1"``, ... of a number of clients, each made on demand.
 
-    total: int
+    Parameters
+    ----------
+    num_clients : int
+        Number of clients.
+    """
+
+    num_clients: int
 
     def __len__(self) -> int:
-        return self.total
+        return self.num_clients
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
-        if isinstance(place, slice):
-            return tuple(map(str, range(self.total)[place]))
-        return str(range(self.total)[place])
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(map(str, range(self.num_clients)[index]))
+        return str(range(self.num_clients)[index])
 
     def __iter__(self) -> Iterator[str]:
-        return map(str, range(self.total))
+        return map(str, range(self.num_clients))
 
     def __contains__(self, name: object) -> bool:
         return self._find(name) is not None
 
     def index(self, name: str, start: int = 0, stop: int | None = None) -> int:
-        """Return the place of a name without searching for it."""
-        place = self._find(name)
-        if place is None or place not in range(self.total)[start:stop]:
+        """Return the index of a name, without a search."""
+        found = self._find(name)
+        if found is None or found not in range(self.num_clients)[start:stop]:
             raise ValueError(f"{name!r} is not a client")
-        return place
+        return found
 
     def _find(self, name: object) -> int | None:
         # Only the spelling that this sequence itself gives: "07", "+7" and "٧" would be second names of client 7.
         if isinstance(name, str) and name.isascii() and name.isdecimal() and str(int(name[:19])) == name:
-            place = int(name)
-            return place if place < self.total else None
+            return int(name) if int(name) < self.num_clients else None
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Give every client its rows of one data set.
+    """A data set divided among clients.
 
     The data set stays one tensor for each column and a client is a slice of an index, so that a client that is never
     asked costs nothing.
 
     Parameters
     ----------
-    dataset : what is shared out; its test split stays whole.
-    partition : which client holds which rows of ``dataset.train``.
-    server : what the server holds itself, such as an auxiliary set; empty if nothing.
-    stream, task : the tasks of which this is one (see `fedkeep.data.tasks`), and its number, from 1; without a stream
-        there is one task.
+    dataset : DataSet
+        The data set of which clients hold training rows; the test split stays whole.
+    partition : Partition
+        Which client holds which rows of ``dataset.train``.
+    server : mapping of str to Tensor
+        Columns that the server holds itself, such as an auxiliary set; may be empty.
+    stream : TaskStream or None
+        The tasks that this federation is a part of; None if there is only one.
+    task : int
+        Number of the current task, counted from 1.
 
     Raises
     ------
     DataError
-        For a partition that names rows which the data set does not have.
+        If the partition names rows that the data set does not have.
     """
 
     dataset: DataSet
@@ -90,29 +98,44 @@ class Federation:
                 "training rows. Partition this data set, not another."
             )
 
+    @classmethod
+    def from_stream(cls, stream: TaskStream, task: int = 1, server: Data | None = None) -> Federation:
+        """Return the federation of one task, with the test images of all classes so far.
+
+        Parameters
+        ----------
+        stream : TaskStream
+            The tasks.
+        task : int
+            Number of the task, counted from 1.
+        server : mapping of str to Tensor, optional
+            Columns that the server holds itself.
+        """
+        return cls(stream.dataset_of(task), stream.tasks[task - 1].partition, server or {}, stream, task)
+
     @property
     def clients(self) -> Sequence[str]:
-        """The clients' names, ``"0"`` to the last, as a sequence that makes them on demand."""
+        """The clients' names, ``"0"`` to the last, made on demand."""
         return ClientNames(len(self.partition))
 
     @property
-    def seen(self) -> tuple[int, ...]:
-        """How many classes were known with each task so far, this one included."""
+    def cumulative_classes(self) -> tuple[int, ...]:
+        """Number of classes that have arrived by the end of each task so far, the current one included."""
         if self.stream is None:
-            return (self.dataset.classes,)
-        return tuple(task.seen for task in self.stream.tasks[: self.task])
+            return (self.dataset.num_classes,)
+        return tuple(task.num_classes for task in self.stream.tasks[: self.task])
 
     @property
-    def tasks(self) -> int:
-        """How many tasks there are."""
+    def num_tasks(self) -> int:
+        """Number of tasks."""
         return 1 if self.stream is None else len(self.stream.tasks)
 
-    def at(self, task: int) -> Federation:
-        """Return who holds what in another task, counted from 1."""
+    def for_task(self, task: int) -> Federation:
+        """Return the federation of another task, counted from 1."""
         if self.stream is None:
             return self
-        there = self.stream.federation(task)
-        return replace(self, dataset=there.dataset, partition=there.partition, task=task)
+        partition = self.stream.tasks[task - 1].partition
+        return replace(self, dataset=self.stream.dataset_of(task), partition=partition, task=task)
 
     def data(self, client: str) -> Data:
         """Return a client's training rows, every column, on the data set's device.
@@ -120,18 +143,18 @@ class Federation:
         Raises
         ------
         DataError
-            For a name that is no client's.
+            If there is no client of this name.
         """
         train = self.dataset.train
         rows = self.partition[self._index(client)].to(train["label"].device)
         return {name: column.index_select(0, rows) for name, column in train.items()}
 
-    def size(self, client: str) -> int:
-        """Return how many training rows a client holds (see `data`)."""
+    def num_examples(self, client: str) -> int:
+        """Return the number of a client's training rows; errors as in `data`."""
         return len(self.partition[self._index(client)])
 
     def to(self, device: torch.device | str) -> Federation:
-        """Return the federation with its data set on `device`; the partition's index stays where it is."""
+        """Return the federation with its data set on a device; the partition's index stays where it is."""
         dataset = self.dataset.to(device)
         if dataset is self.dataset:
             return self
@@ -139,7 +162,7 @@ class Federation:
         moved = replace(self, dataset=dataset, server=server)
         if self.stream is None:
             return moved
-        return replace(moved, stream=replace(self.stream, dataset=self.stream.dataset.to(device))).at(self.task)
+        return replace(moved, stream=replace(self.stream, dataset=self.stream.dataset.to(device))).for_task(self.task)
 
     def _index(self, client: str) -> int:
         try:

@@ -9,31 +9,41 @@ from typing import Any
 import torch
 
 from fedkeep.data import Data, DataSet, Federation, load
-from fedkeep.data.fingerprints import without
-from fedkeep.data.known import data_folder
+from fedkeep.data.catalog import data_folder
+from fedkeep.data.dedup import without_images
+from fedkeep.data.holdout import validated
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.experiment.networks import about_extractor, located, own_models, pretrained
+from fedkeep.experiment.model_config import (
+    client_architectures,
+    describe_extractor,
+    pretrained_models,
+    resolve_pretrained,
+)
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.generation.diffusion._libraries import check_installed
+from fedkeep.generation.diffusion.generator import Generator
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.models import Architecture
-from fedkeep.models.weights import digest
+from fedkeep.models.weights import tensor_hash
 from fedkeep.options import as_table
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
-from fedkeep.synthesis.diffusion.generator import Generator
-from fedkeep.synthesis.diffusion.libraries import check_installed
 from fedkeep.training.model_runner import Factory
 
 TOLD = 100_000  # clients of whom a run says who holds what; of a million it would be 30 MB in every trial
 
 
-def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
-    """Load a data set, or return it again if it was one of the last two."""
-    return _load(name, data_folder(data_dir))
+def load_data(name: str, data_dir: str | Path | None = None, validation: float = 0.0) -> DataSet:
+    """Load a data set, or return it again if it was one of the last two.
+
+    With a share for ``validation``, that part of its training images stands for its test images.
+    """
+    return _load(name, data_folder(data_dir), validation)
 
 
 @lru_cache(maxsize=2)  # a recipe may name a public set too
-def _load(name: str, folder: Path | None) -> DataSet:
-    return load(name, data_dir=folder)
+def _load(name: str, folder: Path | None, validation: float) -> DataSet:
+    loaded = load(name, data_dir=folder)
+    return validated(loaded, validation) if validation else loaded
 
 
 def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
@@ -46,7 +56,7 @@ def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = No
     DataError
         If its generator learned from a part of the clients' classes, as it says, and none of their images is here.
     """
-    dataset = load_data(recipe.data, data_dir)
+    dataset = load_data(recipe.data, data_dir, recipe.validation)
     for one in _there(recipe, data_dir):
         rest = _without(dataset, one, data_dir)
         if rest is not dataset and len(rest.train["label"]) == len(dataset.train["label"]):
@@ -69,9 +79,9 @@ def without_seen(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None =
     return dataset
 
 
-def _without(dataset: DataSet, generator: GeneratorChoice, data_dir: str | Path | None) -> DataSet:
-    seen = generator.seen(data_dir)
-    return without(dataset, seen) if len(seen) else dataset
+def _without(dataset: DataSet, generator: GeneratorConfig, data_dir: str | Path | None) -> DataSet:
+    seen = generator.image_hashes(data_dir)
+    return without_images(dataset, seen) if len(seen) else dataset
 
 
 def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
@@ -82,10 +92,10 @@ def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
     return " ".join(one.hash(data_dir) for one in _there(recipe, data_dir))
 
 
-def _there(recipe: Recipe, data_dir: str | Path | None) -> tuple[GeneratorChoice, ...]:
+def _there(recipe: Recipe, data_dir: str | Path | None) -> tuple[GeneratorConfig, ...]:
     """Return the recipe's generators; none where no method needs them, and not all of their folders are here."""
-    each = recipe.generator.each
-    return each if _draws(recipe) or all(one.is_there(data_dir) for one in each) else ()
+    each = recipe.generator.per_task
+    return each if _draws(recipe) or all(one.exists(data_dir) for one in each) else ()
 
 
 def _draws(recipe: Recipe) -> bool:
@@ -105,8 +115,9 @@ def held_by_server(
 def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:
     """Split what the server has left of a data set over the clients, as this seed has it; see `build_federation`."""
     if recipe.has_tasks:
-        return recipe.tasks.stream(dataset, recipe.partition, seed).federation(1, server)
-    return Federation(dataset, recipe.partition.split(dataset.train, dataset.classes, seed), server)
+        stream = recipe.tasks.stream(dataset, recipe.partition, seed)
+        return Federation.from_stream(stream, 1, server)
+    return Federation(dataset, recipe.partition.split(dataset.train, dataset.num_classes, seed), server)
 
 
 def build_simulation(
@@ -122,22 +133,22 @@ def build_simulation(
     check_cohort(recipe, federation)
     check_augmentation(recipe, federation)
     check_generator(recipe, federation, data_dir)
-    model = located(recipe.model, data_dir)
+    model = resolve_pretrained(recipe.model, data_dir)
 
     @cache
-    def load_generator(choice: GeneratorChoice) -> Generator:
+    def load_generator(choice: GeneratorConfig) -> Generator:
         return choice.load(dataset.shape[-1], torch.device(device), data_dir)
 
     return Simulation(
         algorithm=method.algorithm,
         federation=federation,
-        factory=lambda: model.build(dataset.shape, federation.seen[0]),
+        factory=lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
         training=recipe.training,
         schedule=recipe.run,
         augmentation=recipe.augmentation,
         seed=seed,
         device=check_device(device),
-        load_generator=lambda task: load_generator(recipe.generator.of(task)),
+        load_generator=lambda task: load_generator(recipe.generator.for_task(task)),
         client_factories=client_factories(recipe, federation, data_dir),
     )
 
@@ -146,10 +157,10 @@ def client_factories(recipe: Recipe, federation: Federation, data_dir: str | Pat
     """Return what builds the networks of clients that have their own; one object for each network."""
 
     def factory(model: Architecture) -> Factory:
-        return lambda: model.build(federation.dataset.shape, federation.seen[0])
+        return lambda: model.build(federation.dataset.shape, federation.cumulative_classes[0])
 
-    own = own_models(recipe.client_models, federation.clients)
-    factories = {model: factory(located(model, data_dir)) for model in own.values()}
+    own = client_architectures(recipe.client_models, federation.clients)
+    factories = {model: factory(resolve_pretrained(model, data_dir)) for model in own.values()}
     return {client: factories[model] for client, model in own.items()}
 
 
@@ -165,7 +176,7 @@ def check_cohort(recipe: Recipe, federation: Federation) -> None:
 def check_augmentation(recipe: Recipe, federation: Federation) -> None:
     """Raise `ConfigError` if images are too small for what the recipe does to them."""
     _, height, width = federation.dataset.shape
-    recipe.augmentation.check_fits(height, width)
+    recipe.augmentation.check_image_size(height, width)
 
 
 def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
@@ -175,8 +186,8 @@ def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path
     """
     if _draws(recipe):
         check_installed()
-        names, seen = _arriving(federation), (0, *federation.at(federation.tasks).seen)
-        for task, one in enumerate(recipe.generator.each, start=1):
+        names, seen = _arriving(federation), (0, *federation.for_task(federation.num_tasks).cumulative_classes)
+        for task, one in enumerate(recipe.generator.per_task, start=1):
             one.check_shape(federation.dataset.shape, data_dir)
             one.check_classes(names, data_dir)
             if recipe.generator.by_task:
@@ -185,7 +196,7 @@ def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path
 
 def _arriving(federation: Federation) -> tuple[str, ...]:
     """Return the names of the classes that a run has, over all tasks."""
-    return federation.dataset.label_names[: federation.at(federation.tasks).seen[-1]]
+    return federation.dataset.label_names[: federation.for_task(federation.num_tasks).cumulative_classes[-1]]
 
 
 def check_device(name: str) -> torch.device:
@@ -205,10 +216,10 @@ def describe_trial(
     recipe: Recipe, method: Method, seed: int, federation: Federation, data_dir: str | Path | None = None
 ) -> dict[str, Any]:
     """Return what a report needs to know about one method with one seed."""
-    dataset, final = federation.dataset, federation.at(federation.tasks)
-    classes = final.seen[-1]  # those that arrive
+    dataset, final = federation.dataset, federation.for_task(federation.num_tasks)
+    classes = final.cumulative_classes[-1]  # those that arrive
     dependencies = {
-        "training data": digest(dataset.train["label"])
+        "training data": tensor_hash(dataset.train["label"])
     }  # others where a generator's images are left out or not
     described = {
         "label": method.label,
@@ -229,15 +240,16 @@ def describe_trial(
         "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),
     }
     if recipe.has_tasks:
-        described["tasks"] = [task.seen - task.old for task in final.stream.tasks] if final.stream else []
+        tasks = final.stream.tasks if final.stream else ()
+        described["tasks"] = [task.num_classes - task.num_old_classes for task in tasks]
     said = []
-    for whose, extractor in pretrained(recipe.model, recipe.client_models, data_dir).items():
-        said.append((f"{whose}: " if whose else "") + about_extractor(extractor, _arriving(federation)))
+    for whose, extractor in pretrained_models(recipe.model, recipe.client_models, data_dir).items():
+        said.append((f"{whose}: " if whose else "") + describe_extractor(extractor, _arriving(federation)))
         dependencies[f"extractor of {whose}" if whose else "extractor"] = extractor.hash()
     if said:
         described["extractor"] = "; ".join(said)
     if "generator" in method.algorithm.needs:
-        described["generator"] = recipe.generator.about(data_dir)
+        described["generator"] = recipe.generator.describe(data_dir)
         dependencies["generator"] = generator_hash(recipe, data_dir)
     return described
 
@@ -256,9 +268,9 @@ def describe_partition(federation: Federation, local_models: bool = False) -> di
 
 def _counts(federation: Federation) -> dict[str, Any]:
     if federation.stream is None:
-        counts = federation.partition.counts(federation.dataset.train["label"], federation.dataset.classes)
+        counts = federation.partition.counts(federation.dataset.train["label"], federation.dataset.num_classes)
         return {"counts": counts.tolist()}
     stream = federation.stream
-    label, classes = stream.dataset.train["label"], stream.tasks[-1].seen
-    each = [task.partition.counts(label, stream.dataset.classes)[:, :classes] for task in stream.tasks]
+    label, classes = stream.dataset.train["label"], stream.tasks[-1].num_classes
+    each = [task.partition.counts(label, stream.dataset.num_classes)[:, :classes] for task in stream.tasks]
     return {"counts": torch.stack(each).sum(0).tolist()}  # a class belongs to one task

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import RunError
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import client_steps, is_annotated

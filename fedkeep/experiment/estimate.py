@@ -13,9 +13,9 @@ from fedkeep.errors import FedKeepError
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
-from fedkeep.interface.values import payload
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.interface.pytree import num_bytes
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 from fedkeep.training.context import pinned_threads
 
 BASE = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
@@ -55,11 +55,11 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
 
 def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     federation = build_federation(recipe, recipe.seeds[0], machine.data_dir)
-    tasks = [federation.at(task) for task in range(1, federation.tasks + 1)]
+    tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
     held = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
     visited = recipe.run.cohort * held  # examples of a round, once
     small = _shrunk(federation, recipe.training.batch_size, min(recipe.run.cohort, 5))
-    shown = sum(map(small.size, small.clients)) or 1
+    shown = sum(map(small.num_examples, small.clients)) or 1
     more = visited * recipe.training.epochs / shown  # examples that a whole round trains on, for each one here
     if recipe.public.name and more:
         share = recipe.run.cohort / (len(small.clients) * more)
@@ -76,7 +76,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     shortest = replace(recipe.training, epochs=1)
     # A method that draws from a generator is not estimated, and none is left without tasks.
     brief = replace(
-        recipe, methods=(method,), run=schedule, tasks=Tasks(), training=shortest, generator=GeneratorChoice()
+        recipe, methods=(method,), run=schedule, tasks=Tasks(), training=shortest, generator=GeneratorConfig()
     )
     simulation = build_simulation(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
     simulation.run_round()
@@ -105,9 +105,9 @@ def _memory(simulation: Simulation, federation: Federation, recipe: Recipe) -> f
         column.nbytes for split in (federation.dataset.train, federation.dataset.test) for column in split.values()
     )
     model = sum(tensor.nbytes for tensor in simulation.server.model.values())
-    kept = max((payload(state) for state in simulation.client_states.values()), default=0)
+    kept = max((num_bytes(state) for state in simulation.client_states.values()), default=0)
     clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort)
-    return BASE + data + model * (6 + recipe.run.cohort) + payload(simulation.server.state) + kept * clients
+    return BASE + data + model * (6 + recipe.run.cohort) + num_bytes(simulation.server.state) + kept * clients
 
 
 def _part(data: Data, share: float) -> Data:

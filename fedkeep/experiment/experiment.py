@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data import Federation
 from fedkeep.experiment.build import (
     build_federation,
@@ -19,7 +19,7 @@ from fedkeep.experiment.build import (
     describe_partition,
     describe_trial,
 )
-from fedkeep.experiment.networks import located, own_models
+from fedkeep.experiment.model_config import client_architectures, resolve_pretrained
 from fedkeep.experiment.paths import is_finished, trial_folder, trial_name
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
@@ -69,9 +69,11 @@ class Experiment:
             check_cohort(recipe, federation)
             check_augmentation(recipe, federation)
             check_generator(recipe, federation, data_dir)
-        for model in {recipe.model, *own_models(recipe.client_models, federation.clients).values()}:
-            with seeds.borrowed(0):
-                network = located(model, data_dir).build(federation.dataset.shape, federation.seen[0])
+        for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
+            with seeds.temporary_seed(0):
+                network = resolve_pretrained(model, data_dir).build(
+                    federation.dataset.shape, federation.cumulative_classes[0]
+                )
             check_batch_size(network, recipe.training)
 
     def simulation(self, method: Method, seed: int) -> Simulation:

@@ -10,7 +10,7 @@ from fedkeep.interface import algorithm
 from fedkeep.options import build
 
 
-def gridded(entries: list[dict[str, Any]], grid: bool, where: str) -> list[dict[str, Any]]:
+def expand_grids(entries: list[dict[str, Any]], grid: bool, where: str) -> list[dict[str, Any]]:
     """Return the methods' tables without their grids, or with one table for each allowed combination in a grid."""
     result: list[dict[str, Any]] = []
     for entry in entries:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedkeep.errors import ConfigError
 
 
-def use(names: Iterable[str]) -> None:
+def import_user_code(names: Iterable[str]) -> None:
     """Import each file (``folder/method.py``) or module (``package.module``): classes in it are then known by name.
 
     Only what the user typed gets here, never a recipe.

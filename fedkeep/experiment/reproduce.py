@@ -13,15 +13,15 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean
-from fedkeep.experiment.catalogue import paper_tables
-from fedkeep.experiment.changes import SECTIONS
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.reading import load_recipe, printed
+from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_index import paper_tables
+from fedkeep.experiment.recipe_loader import load_recipe, recipe_text
 from fedkeep.experiment.run import prepare_run
 from fedkeep.experiment.runtime import Machine, recorded_machine
-from fedkeep.files import write_whole
 from fedkeep.options import as_table
 
 
@@ -57,7 +57,7 @@ def tables() -> dict[str, Table]:
 
 def _ordered(columns: dict[str, str]) -> list[str]:
     """Return the columns' names in the order that their recipes give, read as TOML: no recipe is carried out for it."""
-    order = list(printed(next(iter(columns.values()))).get("columns", ()))
+    order = list(recipe_text(next(iter(columns.values()))).get("columns", ()))
     return sorted(columns, key=lambda column: (order.index(column) if column in order else len(order), column))
 
 
@@ -185,7 +185,7 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
     seeds = tuple(sorted({*old.seeds, *column.recipe.seeds}))
     recipe = replace(old, methods=old.methods + added, seeds=seeds)
     if recipe != old:
-        write_whole(column.folder / "recipe.toml", recipe.to_toml())
+        atomic_write(column.folder / "recipe.toml", recipe.to_toml())
     _ask(column.folder, asked)
     return replace(column, recipe=recipe)
 
@@ -224,7 +224,7 @@ def _asked(folder: Path) -> set[tuple[str, int]]:
 
 
 def _ask(folder: Path, trials: set[tuple[str, int]]) -> None:
-    write_whole(folder / "asked.json", json.dumps(sorted(trials | _asked(folder))))
+    atomic_write(folder / "asked.json", json.dumps(sorted(trials | _asked(folder))))
 
 
 def begun(folder: Path, *, allow_code: bool = False) -> list[Column]:
@@ -246,7 +246,7 @@ def note(folder: Path, table: Table) -> None:
     """
     if (folder / "reproduction.json").exists() and (other := read_note(folder)) != table.name:
         raise ConfigError(f"{folder} holds a reproduction of {other!r}, not of {table.name!r}. Choose another --out.")
-    write_whole(folder / "reproduction.json", json.dumps({"table": table.name}))
+    atomic_write(folder / "reproduction.json", json.dumps({"table": table.name}))
 
 
 def read_note(folder: Path) -> str:

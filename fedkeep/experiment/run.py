@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.provenance import revision, versions
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
-from fedkeep.files import write_whole
 
 
 def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequence[str] = ()) -> Path:
@@ -57,8 +57,8 @@ def create_run_folder(recipe: Recipe, out: str | Path | None, machine: Machine, 
         "recipe": recipe.name,
         "git": revision(),
     }
-    write_whole(folder / "recipe.toml", recipe.to_toml())
-    write_whole(folder / "run.json", json.dumps(info, indent=2))
+    atomic_write(folder / "recipe.toml", recipe.to_toml())
+    atomic_write(folder / "run.json", json.dumps(info, indent=2))
     return folder
 
 

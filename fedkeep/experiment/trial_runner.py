@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from fedkeep import doing
+from fedkeep._utils import progress
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
 from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
 from fedkeep.experiment.experiment import Experiment, Trial
@@ -21,7 +22,6 @@ from fedkeep.experiment.paths import is_finished
 from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
-from fedkeep.files import write_whole
 from fedkeep.simulation import ipc
 from fedkeep.simulation.autotune import choose_stack_size
 from fedkeep.simulation.callbacks import Callback
@@ -120,7 +120,7 @@ def write_description(folder: Path, description: Mapping[str, Any]) -> None:
                 "not belong together. Put back what was there, in a generator's or an extractor's folder too, or begin "
                 "a new run."
             )
-    write_whole(path, json.dumps({**description, "versions": players}))
+    atomic_write(path, json.dumps({**description, "versions": players}))
 
 
 def _read_description(path: Path) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class TrialDescription(Callback):
         state.stack = self._stack(state)
         write_description(folder, {**self.description, "stack": state.stack})
         held = self.trial.experiment.describe_partition(self.trial.seed)
-        write_whole(folder / "partition.json", json.dumps(held))
+        atomic_write(folder / "partition.json", json.dumps(held))
 
     def _stack(self, state: SimulationState) -> int:
         """Return how many clients train as one: as the trial was begun, as the user says, or as is quickest here."""
@@ -191,7 +191,7 @@ class ProgressReport(Callback):
 
     def on_trial_begin(self, state: SimulationState) -> None:
         listener: Callable[[str], None] = lambda activity: self._report(state.finished, activity)  # noqa: E731
-        self._subscription.enter_context(doing.heard_by(listener))
+        self._subscription.enter_context(progress.subscribe(listener))
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         self._record = result.record if "correct" in result.record else self._record
@@ -254,10 +254,10 @@ def work(connection: Connection, machine: Machine, spare: int) -> None:
     spare : int
         Processes that may share a trial's cohorts.
     """
-    from fedkeep.experiment.plugins import use
+    from fedkeep.experiment.plugins import import_user_code
 
     torch.set_num_threads(machine.threads)
-    use(machine.use)
+    import_user_code(machine.use)
     experiments: dict[str, Experiment] = {}
 
     def find(run: str, label: str, seed: int) -> Trial:

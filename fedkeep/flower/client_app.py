@@ -8,11 +8,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedkeep.errors import ConfigError, ValueRefused
-from fedkeep.flower.config import read_place
-from fedkeep.flower.line import Kind, Parcel
+from fedkeep.flower.client_handler import handle_message
+from fedkeep.flower.config import read_node_config
 from fedkeep.flower.logs import show_logs
-from fedkeep.flower.site import answer
-from fedkeep.flower.wire import pack, unpack
+from fedkeep.flower.records import pack, unpack
+from fedkeep.flower.transport import Envelope, MessageKind
 
 app = ClientApp()
 
@@ -29,13 +29,13 @@ def perform(message: Message, context: Context) -> Message:
     return _answered("perform", message, context)
 
 
-def _answered(kind: Kind, message: Message, context: Context) -> Message:
+def _answered(kind: MessageKind, message: Message, context: Context) -> Message:
     log = show_logs()
     try:
-        place = read_place(context.node_config, context.run_config)
+        place = read_node_config(context.node_config, context.run_config)
         # The site runs what this server sends it, so it takes messages of any size from it.
-        parcel = answer(kind, unpack(message.content, math.inf, math.inf), place)
+        parcel = handle_message(kind, unpack(message.content, math.inf, math.inf), place)
     except (ConfigError, ValueRefused) as error:
         log.error("this site cannot answer: %s", error)
-        parcel = Parcel({"error": str(error)})
+        parcel = Envelope({"error": str(error)})
     return Message(pack(parcel), reply_to=message)

@@ -37,7 +37,7 @@ class RunConfig(Options):
 
 
 @dataclass(frozen=True)
-class Place(Options):
+class NodeConfig(Options):
     """Where a site works: its node-config, ``flower-supernode --node-config 'site="a" data="/data/a"'``."""
 
     site: str = option("", "the site's name; default: its partition-id")
@@ -62,7 +62,7 @@ class Place(Options):
             )
 
 
-SHARED = ("data_dir", "state_dir")
+INHERITED = ("data_dir", "state_dir")
 """What the run configuration says for the nodes of a trial too, which have no data of their own, as in a simulation.
 
 Never for a real site, and never what code it runs: whoever starts a run is not whoever answers for a site.
@@ -74,10 +74,10 @@ def read_run_config(given: Mapping[str, Any]) -> RunConfig:
     return build(RunConfig, _underscored(given), "the run configuration")
 
 
-def read_place(node: Mapping[str, Any], run: Mapping[str, Any]) -> Place:
+def read_node_config(node: Mapping[str, Any], run: Mapping[str, Any]) -> NodeConfig:
     """Return where a site works, from its node-config and, where that is silent, the run configuration."""
     own = _underscored(node)
-    known = set(Place.__dataclass_fields__)
+    known = set(NodeConfig.__dataclass_fields__)
     for name in own:
         if name not in known:
             raise ConfigError(f"the node-config: there is no option {name!r}.{did_you_mean(name, known)}")
@@ -85,8 +85,8 @@ def read_place(node: Mapping[str, Any], run: Mapping[str, Any]) -> Place:
     if "partition_id" in own:
         own.setdefault("site", str(own["partition_id"]))
         if not own.get("data"):
-            shared = {name: value for name, value in _underscored(run).items() if name in SHARED and value != ""}
-    return build(Place, shared | {name: _text(name, value) for name, value in own.items()}, "the node-config")
+            shared = {name: value for name, value in _underscored(run).items() if name in INHERITED and value != ""}
+    return build(NodeConfig, shared | {name: _text(name, value) for name, value in own.items()}, "the node-config")
 
 
 def _text(name: str, value: Any) -> Any:

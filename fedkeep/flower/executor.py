@@ -13,14 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from fedkeep.errors import ValueRefused
-from fedkeep.flower.federations import Roster
-from fedkeep.flower.journal import Journal
-from fedkeep.flower.line import Line, Parcel, naming
-from fedkeep.flower.memory import AtSite, left_by
-from fedkeep.flower.sites import POLL, Sites
+from fedkeep.flower.reply_log import ReplyLog
+from fedkeep.flower.site_registry import POLL_SECONDS, SiteRegistry
+from fedkeep.flower.state_store import StateRef, state_ref
+from fedkeep.flower.transport import Envelope, Transport, content_namer
+from fedkeep.flower.views import ServerView
 from fedkeep.interface import Fit
-from fedkeep.interface.codec import restore
-from fedkeep.interface.values import found_in
+from fedkeep.interface.codec import from_structure
+from fedkeep.interface.pytree import iter_instances
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, encode_task, results_type
 from fedkeep.simulation.state import SimulationState
@@ -43,7 +43,7 @@ class FlowerExecutor(Executor):
 
     Parameters
     ----------
-    engine : whose steps are performed. Its client states are references (see `fedkeep.flower.memory.AtSite`).
+    engine : whose steps are performed. Its client states are references (see `fedkeep.flower.state_store.StateRef`).
     introduction : what each site is told of the run with every call, so that it depends on no earlier one.
     run : the run's name, under which sites keep states.
     deadline : seconds that a call may take.
@@ -52,10 +52,10 @@ class FlowerExecutor(Executor):
     def __init__(
         self,
         engine: SimulationState,
-        line: Line,
-        sites: Sites,
-        journal: Journal,
-        introduction: Parcel,
+        line: Transport,
+        sites: SiteRegistry,
+        journal: ReplyLog,
+        introduction: Envelope,
         run: str,
         deadline: float,
     ) -> None:
@@ -100,7 +100,7 @@ class FlowerExecutor(Executor):
         while asked.found is None:
             self._hear()
             if asked.found is None:
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
         return asked.found
 
     def drain(self) -> None:
@@ -110,7 +110,7 @@ class FlowerExecutor(Executor):
     def stop(self) -> None:
         self.pending.clear()
 
-    def _send(self, request: ClientTask, parcel: Parcel) -> str | ClientFailure:
+    def _send(self, request: ClientTask, parcel: Envelope) -> str | ClientFailure:
         if self.sites.node(request.client) is None:
             self.sites.look()  # it may have come back since the round began
         node = self.sites.node(request.client)
@@ -140,9 +140,9 @@ class FlowerExecutor(Executor):
             return found
         ((reply, _, uses),), train, teachers = found
         self.engine.context.timer.add(train, teachers)
-        return TaskResult(reply, left_by(asked.call, self.engine.client_state), uses)
+        return TaskResult(reply, state_ref(asked.call, self.engine.client_state), uses)
 
-    def _read(self, asked: _Asked, reply: Parcel | ClientFailure) -> Any:
+    def _read(self, asked: _Asked, reply: Envelope | ClientFailure) -> Any:
         """Return an answer of the step's own type, or why it is none."""
         if isinstance(reply, ClientFailure):
             return reply
@@ -150,7 +150,7 @@ class FlowerExecutor(Executor):
             return ClientFailure(f"its site says: {reply.head['error']}")
         tensors = {name: tensor.to(self.engine.device) for name, tensor in reply.tensors.items()}
         try:
-            found = restore(reply.head.get("answer"), tensors, self._hint(asked.request))
+            found = from_structure(reply.head.get("answer"), tensors, self._hint(asked.request))
             fault = implausible(found, self._examples(asked.request.client))
             return ClientFailure(f"answered with {fault}") if fault else found
         except ValueRefused as error:
@@ -161,21 +161,21 @@ class FlowerExecutor(Executor):
 
     def _examples(self, client: str) -> int:
         federation = self.engine.federation
-        assert isinstance(federation, Roster)
-        return federation.size_so_far(client)
+        assert isinstance(federation, ServerView)
+        return federation.total_size(client)
 
-    def _packed(self, request: ClientTask) -> Parcel:
+    def _packed(self, request: ClientTask) -> Envelope:
         """Return a request as a parcel, named by its round and by all that is asked."""
         tensors: dict[str, Tensor] = {}
         settled = self.engine.client_states.get(request.client)
         head = {
             **self.introduction.head,
             "run": self.run,
-            "settled": settled.call if isinstance(settled, AtSite) else "",
-            "request": encode_task(request, naming(tensors, self.names)),
+            "settled": settled.call if isinstance(settled, StateRef) else "",
+            "request": encode_task(request, content_namer(tensors, self.names)),
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
-        return Parcel({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
+        return Envelope({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
 
 
 MOST_STEPS = 10**9  # of a visit
@@ -186,7 +186,7 @@ def implausible(answer: Any, examples: int) -> str | None:
     _, train, teachers = answer
     if not (0 <= train < math.inf and 0 <= teachers < math.inf):
         return f"a training of {train} s and teachers of {teachers} s"
-    for fit in found_in(answer, Fit):
+    for fit in iter_instances(answer, Fit):
         if not 0 <= fit.examples <= examples:
             return f"a model trained on {fit.examples} examples, and it has {examples}"
         if not 0 <= fit.steps <= MOST_STEPS:

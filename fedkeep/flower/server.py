@@ -17,6 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.build import (
     build_simulation,
@@ -29,20 +30,19 @@ from fedkeep.experiment.build import (
 )
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.paths import trial_name
-from fedkeep.experiment.plugins import use
-from fedkeep.experiment.reading import load_recipe, parse_recipe
+from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
 from fedkeep.experiment.run import create_run_folder
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import write_description
-from fedkeep.files import write_whole
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.executor import FlowerExecutor
-from fedkeep.flower.federations import described, roster
-from fedkeep.flower.journal import Journal
-from fedkeep.flower.line import Line, Parcel
-from fedkeep.flower.memory import reference
-from fedkeep.flower.sites import Sites
+from fedkeep.flower.reply_log import ReplyLog
+from fedkeep.flower.site_registry import SiteRegistry
+from fedkeep.flower.state_store import state_ref_type
+from fedkeep.flower.transport import Envelope, Transport
+from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.finish import finish, is_reported
 from fedkeep.reporting.run_folder import Run
@@ -56,9 +56,9 @@ IN_VAIN = 3  # rounds, all undone from the first on, after which a run stops
 REJOIN = 60.0  # seconds that the sites of a run have to be seen again when the server starts again
 
 
-def serve(line: Line, config: RunConfig) -> Run:
+def serve(line: Transport, config: RunConfig) -> Run:
     """Carry out a recipe, method by method and seed by seed, and return the run; continues one that was stopped."""
-    use(filter(None, config.use.split(",")))
+    import_user_code(filter(None, config.use.split(",")))
     recipe = _recipe(config)
     folder = _folder(recipe, config)
     threads = recorded_machine(folder, Machine()).threads
@@ -76,30 +76,30 @@ def serve(line: Line, config: RunConfig) -> Run:
         return done
 
 
-def _run(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: int, folder: Path) -> None:
+def _run(line: Transport, config: RunConfig, recipe: Recipe, method: Method, seed: int, folder: Path) -> None:
     """Run one method with one seed, in the round where it stopped if it was begun before."""
     data_dir = config.data_dir or None
-    whole = load_data(config.data or recipe.data, data_dir)
+    whole = load_data(config.data or recipe.data, data_dir, recipe.validation)
     kept = without_seen(recipe, whole, data_dir)
     dataset, held = held_by_server(recipe, seed, kept, data_dir)
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
-    data = described(dataset, kept is not whole, generator_hash(one, data_dir))
-    introduction = Parcel({"version": version("fedkeep"), "recipe": one.to_toml(), "data": data})
+    data = describe_dataset(dataset, kept is not whole, generator_hash(one, data_dir))
+    introduction = Envelope({"version": version("fedkeep"), "recipe": one.to_toml(), "data": data})
     book = folder / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None
-    sites = Sites(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
+    sites = SiteRegistry(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
     if known is None:
         count = config.sites or recipe.partition.clients
         if not count:
             raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
-        known = {"run": secrets.token_hex(16), "examples": sites.assemble(count), "nodes": sites.nodes()}
-        write_whole(book, json.dumps(known))
+        known = {"run": secrets.token_hex(16), "examples": sites.wait_for_all(count), "nodes": sites.nodes()}
+        atomic_write(book, json.dumps(known))
     else:
         sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
-    federation = roster(recipe, seed, dataset, held, known["examples"])
+    federation = server_view(recipe, seed, dataset, held, known["examples"])
     engine = build_simulation(recipe, method, seed, federation, config.device, config.data_dir or None)
-    engine.client_state = reference(engine.client_state)
-    journal = Journal(folder / "journal")
+    engine.client_state = state_ref_type(engine.client_state)
+    journal = ReplyLog(folder / "journal")
     engine.executor = FlowerExecutor(engine, line, sites, journal, introduction, known["run"], config.deadline)
     description = describe_trial(recipe, method, seed, federation, config.data_dir or None)
     if _rounds_in_vain(folder):  # nothing is lost by beginning anew, and rounds are won

@@ -7,8 +7,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.flower.config import read_run_config
 from fedkeep.flower.logs import show_logs
+from fedkeep.flower.records import FlowerTransport
 from fedkeep.flower.server import serve
-from fedkeep.flower.wire import FlowerLine
 
 app = ServerApp()
 
@@ -18,4 +18,4 @@ def main(grid: Grid, context: Context) -> None:
     """Carry out the recipe that the run configuration names."""
     show_logs()
     config = read_run_config(context.run_config)
-    serve(FlowerLine(grid, config.largest_reply * 1e6), config)
+    serve(FlowerTransport(grid, config.largest_reply * 1e6), config)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, get_args, get_origin
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface.cohort import Cohort
 from fedkeep.interface.party import NoState, S, Server
@@ -150,8 +150,8 @@ def is_annotated(step: Callable[..., Any]) -> bool:
 def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
     """Return all methods by name: those of `fedkeep.algorithms`, found by looking, and any that have been imported."""
     package = importlib.import_module("fedkeep.algorithms")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"fedkeep.algorithms.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, "fedkeep.algorithms."):
+        importlib.import_module(module.name)
     found: dict[str, type[Algorithm[Any, Any]]] = {}
     pending: list[type[Algorithm[Any, Any]]] = list(Algorithm.__subclasses__())
     for cls in pending:

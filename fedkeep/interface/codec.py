@@ -19,25 +19,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
+from fedkeep.interface.pytree import tree_map
 
 _STRUCTURE = "structure"
 
 
 def encode(value: Any) -> bytes:
-    """Return a value as bytes; raise TypeError for what is not a value (see `fedkeep.interface.values`)."""
-    structure, found = take_apart(value)
+    """Return a value as bytes; raise TypeError for what is not a value (see `fedkeep.interface.pytree`)."""
+    structure, found = to_structure(value)
     storages: set[int] = set()
-    tensors = {name: standalone(tensor, storages) for name, tensor in found.items()}
+    tensors = {name: own_storage(tensor, storages) for name, tensor in found.items()}
     text = bytearray(json.dumps(structure, separators=(",", ":")).encode())
     return save({**tensors, _STRUCTURE: torch.frombuffer(text, dtype=torch.uint8)})
 
 
-def take_apart(value: Any) -> tuple[Any, dict[str, Tensor]]:
+def to_structure(value: Any) -> tuple[Any, dict[str, Tensor]]:
     """Return a value's structure, and its tensors by the names that stand for them there; one that occurs twice once.
 
-    `restore` puts them together again.
+    `from_structure` puts them together again.
     """
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
@@ -48,7 +49,7 @@ def take_apart(value: Any) -> tuple[Any, dict[str, Tensor]]:
             tensors[seen[id(tensor)]] = tensor
         return seen[id(tensor)]
 
-    return flatten(value, name), tensors
+    return encode_structure(value, name), tensors
 
 
 def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
@@ -69,11 +70,11 @@ def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
         raise ValueRefused(f"damaged message or file: {error}. Ask for it again, or restore it from a copy.") from error
     if device is not None:
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
-    return restore(structure, tensors, hint)
+    return from_structure(structure, tensors, hint)
 
 
-def restore(structure: Any, tensors: Mapping[str, Tensor], hint: Any) -> Any:
-    """Return the value of which `flatten` gave the structure, checked against a type annotation.
+def from_structure(structure: Any, tensors: Mapping[str, Tensor], hint: Any) -> Any:
+    """Return the value of which `encode_structure` gave the structure, checked against a type annotation.
 
     Raises
     ------
@@ -81,7 +82,7 @@ def restore(structure: Any, tensors: Mapping[str, Tensor], hint: Any) -> Any:
         If the structure is malformed, or holds something that the annotation does not allow.
     """
     try:
-        return _restore(structure, tensors, hint, "the value")
+        return _decode(structure, tensors, hint, "the value")
     except ValueRefused:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -89,34 +90,41 @@ def restore(structure: Any, tensors: Mapping[str, Tensor], hint: Any) -> Any:
         raise ValueRefused(f"damaged message or file: {error}. Ask for it again, or restore it from a copy.") from error
 
 
-def flatten(value: Any, name: Callable[[Tensor], str]) -> Any:
+def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
     """Return a value's structure, which JSON can hold, with a name in the place of every tensor.
 
     Raises
     ------
     TypeError
-        For what is not a value (see `fedkeep.interface.values`).
+        For what is not a value (see `fedkeep.interface.pytree`).
     """
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": str(value)}
-    if isinstance(value, Tensor):
-        return {"tensor": name(value)}
-    if isinstance(value, tuple | list):
-        return {type(value).__name__: [flatten(item, name) for item in value]}
-    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        return {"dict": [[key, flatten(item, name)] for key, item in value.items()]}
-    if is_dataclass(value) and not isinstance(value, type):
-        content = {field.name: flatten(getattr(value, field.name), name) for field in fields(value)}
-        return {"class": _name(type(value)), "fields": content}
-    raise TypeError(
-        f"a {type(value).__name__} cannot travel or be kept in a state: use tensors, numbers, text, lists, dicts whose "
-        "keys are text or integers, and dataclasses of these"
-    )
+
+    def encode_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return {"tensor": name(leaf)}
+        if leaf is None or isinstance(leaf, (bool, int, str)):
+            return leaf
+        if isinstance(leaf, float):
+            return leaf if math.isfinite(leaf) else {"float": str(leaf)}
+        raise TypeError(
+            f"a {type(leaf).__name__} cannot travel or be kept in a state: use tensors, numbers, text, lists, dicts "
+            "whose keys are text or integers, and dataclasses of these"
+        )
+
+    def encode_node(node: Any, items: dict[Any, Any]) -> dict[str, Any]:
+        if isinstance(node, (list, tuple)):
+            return {type(node).__name__: list(items.values())}
+        if isinstance(node, (dict, Mapping)):
+            return {"dict": [[key, item] for key, item in items.items()]}
+        return {"class": _name(type(node)), "fields": items}
+
+    def has_other_keys(node: Any) -> bool:  # such a mapping is refused as if it were a leaf
+        return isinstance(node, (dict, Mapping)) and not all(isinstance(key, (str, int)) for key in node)
+
+    return tree_map(encode_leaf, value, encode_node, has_other_keys)
 
 
-def standalone(tensor: Tensor, taken: set[int]) -> Tensor:
+def own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
     """Return a tensor that fills its storage and shares it with no other, as safetensors wants it.
 
     ``taken`` holds the addresses of the storages of those before it, and is added to.
@@ -129,12 +137,12 @@ def standalone(tensor: Tensor, taken: set[int]) -> Tensor:
     return tensor
 
 
-def _restore(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> Any:
+def _decode(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(hint, TypeVar):
-        return _restore(node, tensors, hint.__bound__ or Any, where)
+        return _decode(node, tensors, hint.__bound__ or Any, where)
     if origin in (Union, types.UnionType):
-        return _restore_union(node, tensors, arguments, where)
+        return _decode_union(node, tensors, arguments, where)
     if origin is Literal:
         for choice in arguments:
             if type(node) is type(choice) and node == choice:
@@ -152,42 +160,42 @@ def _restore(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) ->
     elif origin in (list, tuple, Sequence) and isinstance(node, dict):
         items = node.get("list", node.get("tuple"))
         if isinstance(items, list):
-            return _restore_sequence(items, tensors, origin, arguments, where)
+            return _decode_sequence(items, tensors, origin, arguments, where)
     elif origin in (dict, Mapping) and isinstance(node, dict) and isinstance(node.get("dict"), list):
         return {
-            _restore(key, tensors, arguments[0], f"a key of {where}"): _restore(
+            _decode(key, tensors, arguments[0], f"a key of {where}"): _decode(
                 item, tensors, arguments[1], f"{where}.{key}"
             )
             for key, item in node["dict"]
         }
     elif isinstance(origin or hint, type) and hint is not object and isinstance(node, dict) and "class" in node:
-        return _restore_dataclass(node, tensors, origin or hint, where)
+        return _decode_dataclass(node, tensors, origin or hint, where)
     raise ValueRefused(f"{where} is not {_words(hint)}. Both sides must run the same method and version of FedKeep.")
 
 
-def _restore_union(node: Any, tensors: Mapping[str, Tensor], alternatives: tuple[Any, ...], where: str) -> Any:
+def _decode_union(node: Any, tensors: Mapping[str, Tensor], alternatives: tuple[Any, ...], where: str) -> Any:
     for alternative in alternatives:
         try:
-            return _restore(node, tensors, alternative, where)
+            return _decode(node, tensors, alternative, where)
         except ValueRefused as error:
             refusal = error
     raise refusal
 
 
-def _restore_sequence(
+def _decode_sequence(
     items: list[Any], tensors: Mapping[str, Tensor], origin: Any, arguments: tuple[Any, ...], where: str
 ) -> Any:
     if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
         if len(items) != len(arguments):
             raise ValueRefused(f"{where} has {len(items)} items instead of {len(arguments)}.")
         return tuple(
-            _restore(i, tensors, a, f"{where}[{n}]") for n, (i, a) in enumerate(zip(items, arguments, strict=True))
+            _decode(i, tensors, a, f"{where}[{n}]") for n, (i, a) in enumerate(zip(items, arguments, strict=True))
         )
-    restored = [_restore(item, tensors, arguments[0], f"{where}[{number}]") for number, item in enumerate(items)]
+    restored = [_decode(item, tensors, arguments[0], f"{where}[{number}]") for number, item in enumerate(items)]
     return tuple(restored) if origin is tuple else restored
 
 
-def _restore_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint: type, where: str) -> Any:
+def _decode_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint: type, where: str) -> Any:
     allowed = {_name(cls): cls for cls in _with_subclasses(hint) if is_dataclass(cls)}
     cls: Any = allowed.get(str(node["class"]))
     content = node.get("fields")
@@ -197,7 +205,7 @@ def _restore_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint
     if set(content) != names:
         raise ValueRefused(f"{where} has the fields {sorted(content)} instead of {sorted(names)}.")
     hints = annotations_of(cls)
-    return cls(**{name: _restore(item, tensors, hints[name], f"{where}.{name}") for name, item in content.items()})
+    return cls(**{name: _decode(item, tensors, hints[name], f"{where}.{name}") for name, item in content.items()})
 
 
 def _name(cls: type) -> str:

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from fedkeep.interface.party import Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 Step = Callable[Concatenate[Client[Any], P], R]
 """A bound client step of a method, such as ``self.train``: takes the client, then what the server sends."""
+
+
+@dataclass(frozen=True)
+class Each:
+    """An argument that differs from client to client (see `each`)."""
+
+    values: Mapping[str, Any]
+
+
+def each(values: Mapping[str, T]) -> T:
+    """Give each client its own argument: ``cohort.ask(step, each({"3": a, "7": b}))`` reaches clients 3 and 7 only.
+
+    To the type checker the result is one client's value, so that the call is checked against the step.
+    """
+    return cast(T, Each(values))
 
 
 class Remote(ABC):

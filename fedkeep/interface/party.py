@@ -16,11 +16,11 @@ from typing_extensions import TypeVar
 
 from fedkeep.data import ImageFormat
 from fedkeep.interface.training import Composition, PassEnds, Training, Watch
+from fedkeep.losses import Data, Loss
 from fedkeep.models import Weights
-from fedkeep.objectives import Data, Objective
 
 if TYPE_CHECKING:
-    from fedkeep.synthesis.diffusion.generator import Generator
+    from fedkeep.generation.diffusion.generator import Generator
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Party(ABC, Generic[S]):
     def fit(
         self,
         model: Weights,
-        objective: Objective,
+        objective: Loss,
         *data: Data,
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
@@ -112,7 +112,7 @@ class Party(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def settle(self, objective: Objective, *data: Data) -> Objective:
+    def cache_teachers(self, objective: Loss, *data: Data) -> Loss:
         """Replace an objective's frozen teachers by what they say about the data, once and for all passes.
 
         With random augmentation teachers must see what the student sees; the objective is then returned as it is. A

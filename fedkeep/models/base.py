@@ -96,7 +96,7 @@ def architectures() -> Mapping[str, type[Architecture]]:
     return MappingProxyType(dict(sorted(found.items())))
 
 
-def architecture(name: str) -> type[Architecture]:
+def get_architecture(name: str) -> type[Architecture]:
     """Return an architecture by name, case ignored; raise `ConfigError` with the nearest name for an unknown one."""
     known = architectures()
     if name.lower() not in known:

@@ -17,7 +17,7 @@ from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.models.base import Architecture, Network, Shape
 
 Factory: TypeAlias = Callable[[Shape, int], nn.Module]
-Features: TypeAlias = Callable[[Tensor], Tensor]
+FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 _PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
@@ -78,7 +78,8 @@ class Custom(Architecture):
 def custom(factory: Factory, name: str | None = None) -> Architecture:
     """Return an architecture that builds its network with a function of one's own.
 
-    A network of any form trains. To be used by methods that read features, it must be splittable; see `split`.
+    A network of any form trains. To be used by methods that read features, it must be splittable; see
+    `split_classifier`.
 
     Parameters
     ----------
@@ -149,7 +150,7 @@ def from_path(path: str, allow_code: bool) -> Architecture:
     return custom(value, path)
 
 
-def split(network: nn.Module) -> tuple[Features, nn.Linear]:
+def split_classifier(network: nn.Module) -> tuple[FeatureFunction, nn.Linear]:
     """Return a network's two parts: the function from images to features [b, width], and its linear classifier.
 
     Every `Network` has them. Any other module has them if it offers a callable ``features`` and a `torch.nn.Linear`

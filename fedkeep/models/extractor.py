@@ -21,10 +21,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
+from fedkeep._utils.libraries import require_optional
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.libraries import needed
-from fedkeep.models.weights import digest, parameter_count
+from fedkeep.models.weights import parameter_count, tensor_hash
 
 READING, CARD, CHECKPOINT = "preprocessor_config.json", "pretraining.json", "checkpoint.safetensors"
 BATCH = 64  # images a forward pass: at 224 pixels 40 MB
@@ -35,7 +35,7 @@ WIDTHS = {"vit": lambda config: config.hidden_size, "resnet": lambda config: con
 
 
 @dataclass(frozen=True)
-class Reading:
+class InputSpec:
     """How an extractor wants images: square, of ``side`` pixels; and each channel's mean and deviation (of 0..1)."""
 
     side: int
@@ -80,7 +80,7 @@ class Extractor:
     def __init__(
         self,
         network: Any,
-        reading: Reading,
+        reading: InputSpec,
         about: str = "",
         memory: int = MEMORY,
         learned: tuple[str, ...] = (),
@@ -97,7 +97,7 @@ class Extractor:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the features, float32 [b, width], of uint8 images [b, channels, height, width], on their device."""
-        key = f"{images.device} {digest(images)}"
+        key = f"{images.device} {tensor_hash(images)}"
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
@@ -117,7 +117,7 @@ class Extractor:
     def hash(self) -> str:
         """Return a hash of all weights, computed anew: equal for equal bits only."""
         state = self.network.state_dict()
-        each = "".join(f"{name} {digest(state[name])}\n" for name in sorted(state))
+        each = "".join(f"{name} {tensor_hash(state[name])}\n" for name in sorted(state))
         return hashlib.blake2b(each.encode(), digest_size=16).hexdigest()
 
 
@@ -148,7 +148,7 @@ def load_extractor(source: str) -> Extractor:
     if (folder / CHECKPOINT).is_file() and not (folder / CARD).is_file():
         raise RunError(f"the extractor in {source} is not trained to its end: run the command that began it again.")
     try:
-        with quietly(library), seeds.borrowed(0):  # a classifier that it lacks is drawn, and thrown away
+        with quietly(library), seeds.temporary_seed(0):  # a classifier that it lacks is drawn, and thrown away
             whole, loaded = library.AutoModelForImageClassification.from_pretrained(
                 source, use_safetensors=True, output_loading_info=True
             )
@@ -172,7 +172,7 @@ def load_extractor(source: str) -> Extractor:
 
 def library_of_extractors() -> Any:
     """Return the module `transformers`; raise `MissingExtra` with the install line where it is not installed."""
-    return needed("transformers", "A pre-trained extractor", "diffusion")
+    return require_optional("transformers", "A pre-trained extractor", "diffusion")
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def _require_whole(missing: Iterable[str], prefix: str) -> None:
         raise ValueError(f"its weights lack {lacks[0]!r}" + (f" and {len(lacks) - 1} more." if lacks[1:] else "."))
 
 
-def _reading(path: str, config: Any) -> Reading:
+def _reading(path: str, config: Any) -> InputSpec:
     """Return how a checkpoint wants images; the whole image is scaled to its square."""
     written: Mapping[str, Any] = json.loads(Path(path).read_text())
     size = written.get("size", getattr(config, "image_size", None))
@@ -206,7 +206,7 @@ def _reading(path: str, config: Any) -> Reading:
     mean, std = (tuple(map(float, written[name])) for name in ("image_mean", "image_std"))
     if not isinstance(size, int) or size < 1 or len(mean) != len(std) or not mean:
         raise ValueError(f"its {READING} gives no size, mean and deviation of images.")
-    return Reading(size, mean, std)
+    return InputSpec(size, mean, std)
 
 
 def _about(source: str, whole: Any, card: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ WEIGHT, BIAS = "classifier.weight", "classifier.bias"
 
 
 @torch.no_grad()
-def grown(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+def expand_rows(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Return the model with a classifier of ``rows`` rows: the old ones, then new ones.
 
     A new row of weights is uniform within +-sqrt(3 / width), which is Kaiming's rule for a linear layer, and its bias
@@ -29,7 +29,7 @@ def grown(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Te
     ----------
     model : with ``classifier.weight`` [old rows, width] and, if it has one, ``classifier.bias`` [old rows].
     rows : at least as many as there are.
-    generator : a CPU generator with a name (see `fedkeep.seeds`), so that every party draws the same rows.
+    generator : a CPU generator with a name (see `fedkeep._utils.seeds`), so that every party draws the same rows.
 
     Raises
     ------
@@ -49,20 +49,21 @@ def grown(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Te
 
 
 @torch.no_grad()
-def widened(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the model with ``rows`` rows in the place of each: the row itself, then new ones as `grown` draws them.
+def add_views(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the model with ``rows`` rows in the place of each: the row itself, then new ones as `expand_rows` draws
+    them.
 
     So the first row of class c, number c * rows, says what the row of the class said before.
     """
     classes = len(_head(model))
-    wide = grown(model, classes * rows, generator)
+    wide = expand_rows(model, classes * rows, generator)
     places = torch.arange(classes * rows)
     order = torch.cat((places[:classes, None], places[classes:].view(classes, rows - 1)), dim=1).flatten()
     return {name: tensor[order] if name in (WEIGHT, BIAS) else tensor for name, tensor in wide.items()}
 
 
 @torch.no_grad()
-def continued(model: Weights, longer: Weights) -> Weights:
+def expand_like(model: Weights, longer: Weights) -> Weights:
     """Return the model with the rows that a longer classifier has beyond its own; the model itself if there are none.
 
     Parameters
@@ -79,7 +80,7 @@ def continued(model: Weights, longer: Weights) -> Weights:
     }
 
 
-def shrunk(model: Weights, rows: int) -> dict[str, Tensor]:
+def truncate(model: Weights, rows: int) -> dict[str, Tensor]:
     """Return the model with the first ``rows`` rows of its classifier only: a view, which shares memory.
 
     Raises
@@ -93,7 +94,7 @@ def shrunk(model: Weights, rows: int) -> dict[str, Tensor]:
     return {name: tensor[:rows] if name in (WEIGHT, BIAS) else tensor for name, tensor in model.items()}
 
 
-def head_of(model: Weights) -> dict[str, Tensor]:
+def classifier_tensors(model: Weights) -> dict[str, Tensor]:
     """Return the classifier's tensors by name, the same ones: what a client may keep for itself.
 
     Raises

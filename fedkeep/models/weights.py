@@ -20,7 +20,7 @@ Weights: TypeAlias = Mapping[str, Tensor]
 """A whole state dict by name: parameters and buffers."""
 
 
-def weights_of(module: nn.Module) -> dict[str, Tensor]:
+def state_dict_copy(module: nn.Module) -> dict[str, Tensor]:
     """Return copies of a module's whole state dict, detached, on the module's device.
 
     Raises
@@ -41,7 +41,7 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_into(module: nn.Module, weights: Weights) -> None:
+def load_weights(module: nn.Module, weights: Weights) -> None:
     """Copy weights into a module of the same form, from any device.
 
     Raises
@@ -55,7 +55,7 @@ def load_into(module: nn.Module, weights: Weights) -> None:
         tensor.copy_(weights[name])
 
 
-def same_form(given: Weights, expected: Weights) -> str | None:
+def find_mismatch(given: Weights, expected: Weights) -> str | None:
     """Return why two models differ in names, shapes or types, said of the first, or None if they do not.
 
     The order of names does not count, nor does the device.
@@ -130,7 +130,7 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> d
     return _result(first, running)
 
 
-def digest(tensor: Tensor) -> str:
+def tensor_hash(tensor: Tensor) -> str:
     """Return a hash of a tensor's type, shape and numbers, 32 hexadecimal digits: equal for equal bits only."""
     plain = tensor.detach().cpu().contiguous()
     hashed = hashlib.blake2b(f"{plain.dtype} {list(plain.shape)} ".encode(), digest_size=16)
@@ -167,7 +167,7 @@ def _result(first: Weights, floating: Iterable[Tensor]) -> dict[str, Tensor]:
 
 
 def _require_same_form(given: Weights, expected: Weights, what: str) -> None:
-    reason = same_form(given, expected)
+    reason = find_mismatch(given, expected)
     if reason is not None:
         raise ValueRefused(f"{what}: {reason}. Both must come from one architecture with the same options.")
 

@@ -10,7 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from fedkeep.experiment.checks import PRINTED
+from fedkeep.experiment.recipe import PAPER_METRICS
 from fedkeep.reporting.rows import METRICS, Row, Spread, summary
 from fedkeep.reporting.run_folder import Run, method_of, read_run
 
@@ -78,7 +78,7 @@ class Column:
     @cached_property
     def lines(self) -> list[Line]:
         """Return the paper's methods in its order, then ours that it does not have."""
-        printed = [label for name in PRINTED for label in self.paper.get(name, {})]
+        printed = [label for name in PAPER_METRICS for label in self.paper.get(name, {})]
         lines = [self.line(label) for label in dict.fromkeys(printed)]
         used = [line.row for line in lines]
         return lines + [Line(row.label, None, row, self.measured[0]) for row in self.rows if row not in used]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeep.files import write_whole
+from fedkeep._utils.files import atomic_write
 from fedkeep.reporting.html import write_report
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.table import cells_csv, markdown, summary
@@ -30,7 +30,7 @@ def finish(run_path: str | Path) -> Run:
     """
     run = read_run(run_path)
     rows = summary(run)
-    write_whole(run.path / "results.csv", cells_csv(rows))
-    write_whole(run.path / "table.md", markdown(rows))
+    atomic_write(run.path / "results.csv", cells_csv(rows))
+    atomic_write(run.path / "table.md", markdown(rows))
     write_report(run, run.path / "report.html")
     return run

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep import metrics
-from fedkeep.files import write_whole
+from fedkeep._utils.files import atomic_write
 from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.heatmap import class_heatmap
 from fedkeep.reporting.local_training import local_training
@@ -47,7 +47,7 @@ def write_report(run: Run, path: str | Path) -> Path:
 
     The same run folder gives the same bytes. An older file is replaced only once the new one is complete.
     """
-    return write_whole(path, render(run))
+    return atomic_write(path, render(run))
 
 
 def render(run: Run) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedkeep.files import write_whole
+from fedkeep._utils.files import atomic_write
 from fedkeep.reporting.comparison import Column, Line, Reproduction, spread_of
 from fedkeep.reporting.pages import page
 from fedkeep.reporting.rows import METRICS, Spread
@@ -108,9 +108,9 @@ def html(reproduction: Reproduction) -> str:
 
 def write(reproduction: Reproduction, folder: Path) -> None:
     """Write the reproduction into its folder: ``table.md``, ``table.csv`` and ``table.html``."""
-    write_whole(folder / "table.md", markdown(reproduction, level=1))
-    write_whole(folder / "table.csv", as_csv(reproduction))
-    write_whole(folder / "table.html", html(reproduction))
+    atomic_write(folder / "table.md", markdown(reproduction, level=1))
+    atomic_write(folder / "table.csv", as_csv(reproduction))
+    atomic_write(folder / "table.html", html(reproduction))
 
 
 def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) -> str:

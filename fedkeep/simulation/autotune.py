@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from math import ceil, inf
 
-from fedkeep.objectives import CrossEntropy
+from fedkeep.losses import CrossEntropy
 from fedkeep.simulation.state import SimulationState
 from fedkeep.training.local_training import TrainJob, fit
 from fedkeep.training.party import LocalClient
@@ -36,7 +36,7 @@ def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
         return 1
     if state.rounds * schedule.cohort < LONG:
         return 1
-    cohort = sorted(state.draw_cohort(1), key=federation.size, reverse=True)
+    cohort = sorted(state.draw_cohort(1), key=federation.num_examples, reverse=True)
     if state.device.type == "cuda":
         _alone(state, cohort[:1])  # a GPU's libraries are loaded when they are first called, which takes seconds
     alone = _alone(state, cohort[:FEW])

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError, ValueRefused
-from fedkeep.files import write_whole
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import Weights
-from fedkeep.models.weights import same_form
+from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.state import SimulationState
 
 FORMAT = 2
@@ -72,14 +72,14 @@ class Checkpoint:
             content = encode(state.client_states[client])
             if content != empty:
                 clients[client] = f"client-{quote(client, safe='')}-{state.finished}.safetensors"
-                write_whole(self.folder / clients[client], content)
+                atomic_write(self.folder / clients[client], content)
         server, model = f"server-{state.finished}.safetensors", f"model-{state.finished}.safetensors"
-        write_whole(self.folder / server, encode(state.server.state))
-        write_whole(self.folder / model, encode(state.server.model))
+        atomic_write(self.folder / server, encode(state.server.state))
+        atomic_write(self.folder / model, encode(state.server.model))
         served = f"served-{state.finished}.safetensors"
         averages = set(state.schedule.served) != {"last"} or bool(state.server.served)
         if averages:
-            write_whole(self.folder / served, encode((state.round_average, state.moving_average, state.server.served)))
+            atomic_write(self.folder / served, encode((state.round_average, state.moving_average, state.server.served)))
         manifest = {
             "format": FORMAT,
             "round": state.finished,
@@ -89,7 +89,7 @@ class Checkpoint:
             "clients": clients,
             "positions": positions,
         }
-        write_whole(self.manifest, json.dumps(manifest))
+        atomic_write(self.manifest, json.dumps(manifest))
         state.client_states = {client: state.client_states[client] for client in clients}
         state.changed.clear()
         named = {self.manifest.name, server, model, manifest["served"], *clients.values()}
@@ -113,7 +113,7 @@ class Checkpoint:
         state.set_task(state.schedule.position(manifest["round"])[0])
         server_state, _ = state_types(type(state.algorithm))
         model = self._load(manifest["model"], Weights, state)
-        mismatch = same_form(model, state.context.runner.initial)
+        mismatch = find_mismatch(model, state.context.runner.initial)
         if mismatch is not None:
             raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
         state.server.model = model

@@ -12,7 +12,7 @@ from greenlet import getcurrent, greenlet
 
 from fedkeep.data import Federation
 from fedkeep.interface import Fit
-from fedkeep.interface.values import copied
+from fedkeep.interface.pytree import copy_containers
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob
@@ -123,7 +123,7 @@ class SerialExecutor(Executor):
             own or self.context,
             task.client,
             self.federation.data(task.client),
-            self.new_state() if task.state is None else copied(task.state),
+            self.new_state() if task.state is None else copy_containers(task.state),
             task=task.task,
             round=task.round,
             uses=task.uses,

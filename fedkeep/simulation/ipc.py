@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def send(connection: Connection, structure: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Send what `fedkeep.interface.codec.take_apart` gives; raises OSError if nobody is there any more."""
+    """Send what `fedkeep.interface.codec.to_structure` gives; raises OSError if nobody is there any more."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = [[name, str(tensor.dtype).removeprefix("torch."), tensor.shape] for name, tensor in plain.items()]
     # All is made before any is sent: half a message could not be told from another.

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedkeep.annotations import annotations_of
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import function_of, is_client_step, sent
-from fedkeep.interface.codec import flatten, restore
+from fedkeep.interface.codec import encode_structure, from_structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +74,9 @@ def encode_task(task: ClientTask, name: Callable[[Tensor], str]) -> dict[str, An
         "task": task.task,
         "round": task.round,
         "uses": task.uses,
-        "state": None if task.state is None else flatten(task.state, name),
-        "args": [flatten(arg, name) for arg in task.args],
-        "kwargs": {key: flatten(value, name) for key, value in task.kwargs.items()},
+        "state": None if task.state is None else encode_structure(task.state, name),
+        "args": [encode_structure(arg, name) for arg in task.args],
+        "kwargs": {key: encode_structure(value, name) for key, value in task.kwargs.items()},
     }
 
 
@@ -98,11 +98,11 @@ def decode_task(
     return ClientTask(
         encoded["client"],
         step,
-        tuple(restore(arg, tensors, hints[name]) for name, arg in zip(names[: len(args)], args, strict=True)),
-        {name: restore(value, tensors, hints[name]) for name, value in encoded["kwargs"].items()},
+        tuple(from_structure(arg, tensors, hints[name]) for name, arg in zip(names[: len(args)], args, strict=True)),
+        {name: from_structure(value, tensors, hints[name]) for name, value in encoded["kwargs"].items()},
         encoded["task"],
         encoded["round"],
-        None if encoded["state"] is None else restore(encoded["state"], tensors, client_state),
+        None if encoded["state"] is None else from_structure(encoded["state"], tensors, client_state),
         encoded["uses"],
     )
 

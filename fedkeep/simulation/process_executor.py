@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from fedkeep.errors import RunError, ValueRefused
-from fedkeep.interface.codec import restore, take_apart
+from fedkeep.interface.codec import from_structure, to_structure
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientTask, TaskResult, decode_task, encode_task, results_type
 from fedkeep.simulation.state import SimulationState
@@ -132,7 +132,7 @@ class ProcessExecutor(Executor):
         hint = results_type([task.step for task in job.tasks], self.state.client_state)
         moved = {name: tensor.to(self.state.device) for name, tensor in tensors.items()}
         try:
-            results, train, teachers = restore(content, moved, hint)
+            results, train, teachers = from_structure(content, moved, hint)
         except ValueRefused as error:
             job.error = RunError(f"a worker's reply is not what its step says that it returns: {error} {job}")
             return
@@ -179,7 +179,7 @@ class StepHandler:
         timer.reset()
         results = [state.serial.wait(future) for future in state.serial.submit(*tasks)]
         left = tuple((result.reply, result.state, result.uses) for result in results)
-        return take_apart((left, timer.train, timer.teachers))
+        return to_structure((left, timer.train, timer.teachers))
 
 
 def step_handlers(state: SimulationState) -> dict[str, Handler]:

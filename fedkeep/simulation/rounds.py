@@ -11,16 +11,17 @@ from typing import Any, Final
 
 import torch
 
-from fedkeep import doing, seeds
-from fedkeep.annotations import annotations_of
+from fedkeep._utils import progress, seeds
+from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, in_one_line
 from fedkeep.interface import Cohort, Copy, Fit, Remote
 from fedkeep.interface.algorithm import function_of, is_client_step, sent
 from fedkeep.interface.codec import decode, encode
+from fedkeep.interface.cohort import Each
+from fedkeep.interface.pytree import copy_containers, find_nonfinite, iter_instances, num_bytes
 from fedkeep.interface.steps import label_counts, not_counts
-from fedkeep.interface.values import Each, copied, found_in, not_finite, payload
 from fedkeep.models import Weights
-from fedkeep.models.weights import same_form
+from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.executor import Future
 from fedkeep.simulation.messages import ClientFailure, ClientTask
 from fedkeep.simulation.state import SimulationState
@@ -169,7 +170,7 @@ class RoundState:
     def _queue(self, tasks: Sequence[ClientTask]) -> None:
         for task in tasks:
             if task.client not in self.lost:
-                self.down += payload([task.args, task.kwargs])
+                self.down += num_bytes([task.args, task.kwargs])
                 self.waiting.setdefault(task.client, []).append(self._delivered(task))
 
     def _is_unfinished(self, client: str) -> bool:
@@ -192,7 +193,7 @@ class RoundState:
         """
         asked = [client for client in clients if self.waiting.get(client) and client not in self.under_way]
         if len(asked) > 1:
-            asked.sort(key=self.state.federation.size, reverse=True)
+            asked.sort(key=self.state.federation.num_examples, reverse=True)
         groups = ceil(len(asked) / self.state.stack)
         for number in range(groups):
             self._launch(*asked[len(asked) * number // groups : len(asked) * (number + 1) // groups])
@@ -223,12 +224,12 @@ class RoundState:
             self._lose(client, result.reason)
             return LOST
         self.client_states[client], self.uses[client] = result.state, result.uses
-        self.up += payload(result.reply)
+        self.up += num_bytes(result.reply)
         if state.through_codec:
             self.client_states[client] = decode(encode(result.state), state.client_state, state.device)
             reply = decode(encode(result.reply), annotations_of(function_of(task.step))["return"], state.device)
         else:
-            reply = copied(result.reply)
+            reply = copy_containers(result.reply)
         if isinstance(reply, Fit):
             if self._evaluates_local_models:
                 self._evaluate_local_model(client, reply.model, self.fits[-1][0] if self.fits else None)
@@ -242,7 +243,7 @@ class RoundState:
         """
         done = self.replies.get(step, 0)
         self.replies[step] = done + 1
-        doing.say(step, done, len(self.cohort) if self.is_counting and done < len(self.cohort) else None)
+        progress.report(step, done, len(self.cohort) if self.is_counting and done < len(self.cohort) else None)
 
     def _injected_fault(self, client: str, step: str) -> str | None:
         dropout, state = self.state.schedule.dropout, self.state
@@ -255,19 +256,19 @@ class RoundState:
     def _refused(self, client: str, step: Step, reply: Any) -> str | None:
         """Return why a reply is refused, or None."""
         state = self.state
-        where = not_finite(reply)
+        where = find_nonfinite(reply)
         if where is not None:
             return f"answered with a {where} that is not finite"
         if function_of(step) is label_counts:
-            fault = not_counts(reply, state.context.classes, state.federation.size(client))
+            fault = not_counts(reply, state.context.classes, state.federation.num_examples(client))
             return fault and f"answered with {fault}"
         runner = state.context_of(client).runner
-        mismatches = [same_form(reply.model, runner.initial)] if isinstance(reply, Fit | Copy) else []
-        mismatches += (_mismatch(weights, runner) for weights in found_in(reply, Mapping))
+        mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit | Copy) else []
+        mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
         if mismatch := next(filter(None, mismatches), None):
             return f"answered with another model: {mismatch}"
         try:
-            fault = state.algorithm.fault(state.server, reply, state.federation.size(client))
+            fault = state.algorithm.fault(state.server, reply, state.federation.num_examples(client))
         except Exception as error:  # a reply that cannot even be looked at must not stop everybody
             fault = f"what cannot be checked ({type(error).__name__}: {error})"
         return fault and f"answered with {fault}"
@@ -313,7 +314,7 @@ class RoundState:
     def _delivered(self, task: ClientTask) -> ClientTask:
         """Return a task as it arrives at its client."""
         if not self.state.through_codec:
-            return replace(task, args=copied(task.args), kwargs=copied(task.kwargs))
+            return replace(task, args=copy_containers(task.args), kwargs=copy_containers(task.kwargs))
         hints, device = annotations_of(function_of(task.step)), self.state.device
         names = sent(task.step)
         args = tuple(decode(encode(arg), hints[name], device) for name, arg in zip(names, task.args, strict=False))
@@ -392,4 +393,4 @@ def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:
         return None
     whole = weights.keys() != set(runner.parameters)
     expected = runner.initial if whole else {name: runner.initial[name] for name in runner.parameters}
-    return same_form(weights, expected)
+    return find_mismatch(weights, expected)

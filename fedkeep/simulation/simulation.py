@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fedkeep.fusion.mean import moved
+from fedkeep.aggregation.mean import ema
 from fedkeep.interface import NoState
 from fedkeep.interface.algorithm import knows_tasks, state_types
-from fedkeep.interface.values import copied
+from fedkeep.interface.pytree import copy_containers
 from fedkeep.simulation.callbacks import Callback, Evaluation
 from fedkeep.simulation.model_averaging import round_mean
 from fedkeep.simulation.rounds import LocalCohort, RoundState, TooFewClients
@@ -33,7 +33,7 @@ class Simulation(SimulationState):
         """
         began = time.perf_counter()
         number = self.finished + 1
-        before = self.server.model, self.server.served, copied(self.server.state)
+        before = self.server.model, self.server.served, copy_containers(self.server.state)
         averages, task = (self.round_average, self.moving_average), self.federation.task
         self.context.timer.reset()
         self.server.logged = {}
@@ -47,7 +47,7 @@ class Simulation(SimulationState):
             if round.round == 1:
                 self._begin_task(round)
             # What a task's beginning left stands even if its first round does not: it is done once.
-            kept = self.server.model, self.server.served, copied(self.server.state), dict(round.client_states)
+            kept = self.server.model, self.server.served, copy_containers(self.server.state), dict(round.client_states)
             try:
                 self.algorithm.round(self.server, LocalCohort(round, round.cohort))
                 round.finish()
@@ -104,4 +104,4 @@ class Simulation(SimulationState):
             sequential = self.algorithm.schedule == "sequential"
             self.round_average = round_mean(self.server.model, round.ordered_fits(), sequential)
         if "moving" in self.schedule.served:
-            self.moving_average = moved(self.moving_average, self.round_average, self.schedule.decay)
+            self.moving_average = ema(self.moving_average, self.round_average, self.schedule.decay)

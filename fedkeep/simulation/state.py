@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data import Augmentation, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Training
@@ -60,7 +60,7 @@ class SimulationState:
     training, schedule, augmentation
         Settings.
     seed : int
-        Of everything random (see `fedkeep.seeds`).
+        Of everything random (see `fedkeep._utils.seeds`).
     device : torch.device
         Where networks and data live.
     stack : int
@@ -115,8 +115,8 @@ class SimulationState:
             self.augmentation,
             self.training,
             self.seed,
-            self.federation.seen[-1],
-            dataset.format,
+            self.federation.cumulative_classes[-1],
+            dataset.image_format,
             dataset.label_names,
             self.load_generator,
         )
@@ -149,14 +149,14 @@ class SimulationState:
     @property
     def rounds(self) -> int:
         """How many rounds the run has, over all tasks."""
-        return self.schedule.rounds * self.federation.tasks
+        return self.schedule.rounds * self.federation.num_tasks
 
     def set_task(self, task: int) -> None:
         """Go to a task, counted from 1: who holds what, and networks that know its classes. No model changes."""
         if task != self.federation.task:
-            self.federation = self.serial.federation = self.federation.at(task)
+            self.federation = self.serial.federation = self.federation.for_task(task)
             for context in self.contexts:
-                context.set_task(self.federation.seen)
+                context.set_task(self.federation.cumulative_classes)
 
     def context_of(self, client: str) -> ClientContext:
         """Return a client's context: with the server's network, or with its own."""

@@ -12,8 +12,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors.torch import save
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
-from fedkeep.files import write_whole
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.simulation import Simulation
@@ -73,8 +73,8 @@ def _export(simulation: Simulation, folder: Path) -> None:
     """Write what a finished trial leaves beside its records."""
     weights = simulation.evaluation_model(simulation.schedule.served[0])
     model = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    write_whole(folder / "model.safetensors", save(model, {"format": "pt"}))
-    write_whole(folder / "result.json", json.dumps({"rounds": simulation.finished}))
+    atomic_write(folder / "model.safetensors", save(model, {"format": "pt"}))
+    atomic_write(folder / "result.json", json.dumps({"rounds": simulation.finished}))
 
 
 class JsonlWriter:

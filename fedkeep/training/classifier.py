@@ -8,11 +8,11 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.data import Augmentation, Data
 from fedkeep.interface import Training
+from fedkeep.losses import CrossEntropy
 from fedkeep.models import Architecture
-from fedkeep.objectives import CrossEntropy
 from fedkeep.training.local_training import BatchStream, Normalise, TrainJob, fit
 from fedkeep.training.model_runner import ModelRunner
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedkeep.data import Augmentation, ImageFormat
 from fedkeep.errors import ConfigError
+from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Training
-from fedkeep.synthesis.diffusion.generator import Generator
 from fedkeep.training.model_runner import ModelRunner
 
 LoadGenerator = Callable[[int], Generator]

@@ -13,24 +13,24 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.sgd import sgd
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
+from fedkeep._utils.devices import to_device
 from fedkeep.data import Augmentation
-from fedkeep.devices import sent
-from fedkeep.engine.forms import form
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
+from fedkeep.interface.pytree import tree_signature
 from fedkeep.interface.training import Composition, PassEnds, Precision, Watch
+from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
-from fedkeep.models.custom import split
-from fedkeep.models.weights import load_into, weights_of
-from fedkeep.objectives import Batch, Objective
+from fedkeep.models.custom import split_classifier
+from fedkeep.models.weights import load_weights, state_dict_copy
 from fedkeep.training.model_runner import ModelRunner
 
 Normalise = Callable[[Tensor], Tensor]
 
 
-class ModelView:
-    """The network in training as a loss sees it (`fedkeep.objectives.Student`), for one step.
+class NetworkView:
+    """The network in training as a loss sees it (`fedkeep.losses.NetworkView`), for one step.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class ModelView:
         return logits
 
     def features(self, batch: Batch) -> Tensor:
-        split(self.runner.train_network)  # says what is missing
+        split_classifier(self.runner.train_network)  # says what is missing
         self.logits(batch)
         for images, features in self._features:
             if images is batch.data["image"]:
@@ -71,10 +71,10 @@ class ModelView:
             "unknown. Let forward(images) be classifier(features(images))."
         )
 
-    def frozen_features(self, model: Weights, batch: Batch) -> Tensor:
+    def teacher_features(self, model: Weights, batch: Batch) -> Tensor:
         return self.runner.features(model, batch.data["image"])
 
-    def frozen(self, model: Weights, batch: Batch) -> Tensor:
+    def teacher_logits(self, model: Weights, batch: Batch) -> Tensor:
         return self.runner.logits(model, batch.data["image"])
 
 
@@ -109,7 +109,7 @@ class BatchStream:
     def batches(self, size: int, merge_last: bool) -> Iterator[Batch]:
         """Yield one pass over the data. ``merge_last`` joins a last batch of one to the one before it."""
         count, size = len(self.data["image"]), self.batch_size or size
-        order = sent(torch.randperm(count, generator=self.order), self.data["image"].device)
+        order = to_device(torch.randperm(count, generator=self.order), self.data["image"].device)
         # Gathering a pass at once leaves only views to the steps, which is quicker than a gather in each.
         rows = {name: column[order] for name, column in self.data.items()}
         starts = list(range(0, count, size))
@@ -164,7 +164,7 @@ class TrainJob:
     """
 
     model: Weights
-    objective: Objective
+    objective: Loss
     streams: Sequence[BatchStream]
     passes: int
     round: int
@@ -181,7 +181,8 @@ class TrainJob:
     @property
     def signature(self) -> Hashable:
         """Equal for jobs whose steps are the same but for the numbers in their tensors."""
-        return tuple(form(dict(stream.data), True) for stream in self.streams), form(self.objective)
+        columns = [[(name, c.dtype, c.shape[1:]) for name, c in stream.data.items()] for stream in self.streams]
+        return tuple(map(tuple, columns)), tree_signature(self.objective)
 
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
         """Yield the batches of each optimiser step, one of every stream.
@@ -246,11 +247,11 @@ class SGDStepper:
         self.loss_sum = torch.zeros((), device=runner.device)
         self._forward = forward
 
-    def step(self, objective: Objective, batches: list[Batch], watch: Watch | None = None) -> None:
+    def step(self, objective: Loss, batches: list[Batch], watch: Watch | None = None) -> None:
         """Take a step on one batch of every stream."""
         training = self.training
         with autocast(training.precision, self.runner.device):
-            loss = objective(ModelView(self.runner, self.weights, self._forward), batches)
+            loss = objective(NetworkView(self.runner, self.weights, self._forward), batches)
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         moved = [number for number, gradient in enumerate(found) if gradient is not None]
         parameters = [self.parameters[number] for number in moved]
@@ -296,7 +297,7 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
         return Fit(job.model, job.examples, 0, 0.0)
     stepper, trained_weights = _prepare(runner, job, training)
     steps = 0
-    with seeds.borrowed(job.seed, runner.device):
+    with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
             stepper.step(job.objective, batches, job.watch)
             steps += 1
@@ -312,8 +313,8 @@ def _prepare(
     if job.composition is not None:
         weights, forward, trained_weights = _compose(runner, job.model, job.composition)
     else:
-        load_into(network, job.model)
-        weights, forward, trained_weights = dict(network.named_parameters()), network, partial(weights_of, network)
+        load_weights(network, job.model)
+        weights, forward, trained_weights = dict(network.named_parameters()), network, partial(state_dict_copy, network)
     return SGDStepper(runner, weights, forward, training, training.lr_at(job.round)), trained_weights
 
 
@@ -325,7 +326,7 @@ def _compose(
     network = runner.train_network
     buffers = {name for name, _ in network.named_buffers()}
     held = {name: tensor.detach().to(runner.device, copy=True) for name, tensor in model.items()}
-    load_into(network, composition(held))  # what it lacks would be taken from the training before
+    load_weights(network, composition(held))  # what it lacks would be taken from the training before
     weights = {name: tensor.requires_grad_() for name, tensor in held.items() if name not in buffers}
 
     def forward(images: Tensor) -> Tensor:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
+from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Network, Weights
-from fedkeep.models.custom import split
-from fedkeep.models.heads import WEIGHT, grown, widened
+from fedkeep.models.custom import split_classifier
+from fedkeep.models.heads import WEIGHT, add_views, expand_rows
 from fedkeep.models.pretrained import FrozenNetwork
-from fedkeep.models.weights import weights_of
-from fedkeep.objectives.decoupled import raised
+from fedkeep.models.weights import state_dict_copy
 
 Factory = Callable[[], nn.Module]
 BATCH = 1024  # rows per forward pass without gradient; larger ones fall out of the cache of small machines
@@ -31,7 +31,7 @@ class _Features(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        return split(self.network)[0](images)
+        return split_classifier(self.network)[0](images)
 
 
 class ModelRunner:
@@ -70,14 +70,14 @@ class ModelRunner:
         self.device = device
         self.rows = rows
         # The factory draws initial weights from PyTorch's default generator, which is lent to it for the purpose.
-        with seeds.borrowed(seeds.derive(seed, "initial weights")):
+        with seeds.temporary_seed(seeds.derive(seed, "initial weights")):
             built = factory()
-        self.first: Weights = weights_of(built.to(device))  # as of the first task
+        self.first: Weights = state_dict_copy(built.to(device))  # as of the first task
         self.extractor = built.extractor if isinstance(built, FrozenNetwork) else None
         if rows > 1:
             if self.extractor is not None:
                 raise ConfigError("a method that turns images cannot learn from a frozen extractor. Use another model.")
-            self.first = widened(self.first, rows, seeds.generator(seed, "further rows"))
+            self.first = add_views(self.first, rows, seeds.generator(seed, "further rows"))
             _resize_head(built, self.first)
         self.initial: Weights = self.first
         names = [name for name, _ in built.named_parameters(remove_duplicate=False)]
@@ -108,7 +108,7 @@ class ModelRunner:
         self.initial = self.first
         for task, classes in enumerate(seen[1:], start=2):
             generator = seeds.generator(self.seed, "new classes", task=task)
-            self.initial = grown(self.initial, self.rows * classes, generator)
+            self.initial = expand_rows(self.initial, self.rows * classes, generator)
         for network in (self.train_network, self.eval_network):
             _resize_head(network, self.initial)
 
@@ -117,7 +117,7 @@ class ModelRunner:
 
         Without a model, as many as it had first.
         """
-        with seeds.borrowed(0):
+        with seeds.temporary_seed(0):
             network = self.factory().to(self.device).eval()
         _resize_head(network, like or self.first)
         return network
@@ -139,7 +139,7 @@ class ModelRunner:
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         with torch.no_grad():
-            parts = [raised(function(part.to(self.device))) for part in torch.split(images, self.eval_batch_size)]
+            parts = [upcast(function(part.to(self.device))) for part in torch.split(images, self.eval_batch_size)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

@@ -8,21 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep import seeds
-from fedkeep.engine.forms import filled, tensors
+from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
+from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
+from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training import Composition, PassEnds, Watch
+from fedkeep.losses import Loss
 from fedkeep.models import Weights
-from fedkeep.models.heads import continued
-from fedkeep.models.weights import load_into
-from fedkeep.objectives import Objective
-from fedkeep.synthesis.diffusion.generator import Generator
+from fedkeep.models.heads import expand_like
+from fedkeep.models.weights import load_weights
 from fedkeep.training.context import ClientContext
 from fedkeep.training.fisher import fisher, sensitivity
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
-from fedkeep.training.teacher_cache import TeacherOutputs
+from fedkeep.training.teacher_cache import TeacherCache
 
 
 class LocalParty(Party[Any]):
@@ -78,7 +78,7 @@ class LocalParty(Party[Any]):
     def fit(
         self,
         model: Weights,
-        objective: Objective,
+        objective: Loss,
         *data: Data,
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
@@ -104,7 +104,7 @@ class LocalParty(Party[Any]):
     def train_job(
         self,
         model: Weights,
-        objective: Objective,
+        objective: Loss,
         *data: Data,
         passes: int | None = None,
         batch_sizes: Sequence[int] = (),
@@ -118,28 +118,27 @@ class LocalParty(Party[Any]):
             self._check(columns)
         if len(batch_sizes) > len(data):
             raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
-        objective = self._to_device(self.settle(objective, *data))
+        objective = self._to_device(self.cache_teachers(objective, *data))
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
         streams = [self._stream(*given) for given in zip(data, sizes, strict=True)]
         passes = self.training.epochs if passes is None else passes
         noise = self._derive("network noise")
         return TrainJob(model, objective, streams, passes, self.round, noise, pass_ends, composition, watch)
 
-    def _to_device(self, objective: Objective) -> Objective:
+    def _to_device(self, objective: Loss) -> Loss:
         """Return an objective with its tensors on the device; else the CPU's would be sent anew in every step."""
         device = self.context.runner.device
         if device.type == "cpu":
             return objective
-        moved: Objective = filled(objective, [tensor.to(device) for tensor, _ in tensors(objective)])
-        return moved
+        return replace_tensors(objective, [tensor.to(device) for tensor, _ in tree_tensors(objective)])
 
-    def settle(self, objective: Objective, *data: Data) -> Objective:
+    def cache_teachers(self, objective: Loss, *data: Data) -> Loss:
         with self.context.inference_time():
             for number, columns in enumerate(data or (self.data,)):
                 if self.context.augmentation and columns and columns["image"].dtype == torch.uint8:
                     continue  # teachers must see the images that the student sees, which differ from pass to pass
                 if columns and len(columns["image"]):
-                    objective = objective.settle(TeacherOutputs(self.context, columns), columns, number)
+                    objective = objective.cache_teachers(TeacherCache(self.context, columns), columns, number)
         return objective
 
     def predict(self, model: Weights, data: Data | None = None) -> Tensor:
@@ -167,14 +166,14 @@ class LocalParty(Party[Any]):
         return images[chosen], labels[chosen]
 
     def grown(self, model: Weights) -> Weights:
-        return continued(model, self.initial)
+        return expand_like(model, self.initial)
 
     def generator_of(self, task: int) -> Generator:
         return self.context.load_generator(task)
 
     def network(self, model: Weights) -> nn.Module:
         network = self.context.runner.build(model)
-        load_into(network, model)
+        load_weights(network, model)
         return network
 
     def rng(self, purpose: str) -> torch.Generator:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
+from fedkeep._utils.files import atomic_write
 from fedkeep.data import Augmentation, DataSet
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.files import write_whole
 from fedkeep.models import Shape
 from fedkeep.models.extractor import (
     BATCH,
@@ -23,13 +23,13 @@ from fedkeep.models.extractor import (
     CHECKPOINT,
     READING,
     Extractor,
-    Reading,
+    InputSpec,
     library_of_extractors,
     load_extractor,
     quietly,
 )
-from fedkeep.models.training_file import OnStep, check_learned, restore_training, save_training, train_on
-from fedkeep.models.weights import digest, load_into
+from fedkeep.models.resumable_training import OnStep, check_finite, restore_training, save_training, train_resumably
+from fedkeep.models.weights import load_weights, tensor_hash
 from fedkeep.options import Options, as_table, option
 from fedkeep.training.evaluation import count_predictions
 
@@ -150,8 +150,8 @@ def pretrain(
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds an extractor already. Name another folder, or remove this one first.")
     run, path = _Run(form, dataset, settings, augmentation, seed, torch.device(device)), folder / CHECKPOINT
-    train_on(run, settings.steps, path, settings.checkpoint, on_step)
-    check_learned(run.network.state_dict())
+    train_resumably(run, settings.steps, path, settings.checkpoint, on_step)
+    check_finite(run.network.state_dict())
     run.write(folder)
     path.unlink(missing_ok=True)
     load_extractor.cache_clear()  # the folder may have held another
@@ -173,10 +173,10 @@ class _Run:
         self.dataset, self.settings, self.augmentation = dataset, settings, augmentation
         self.seed, self.device = seed, device
         self.library = library_of_extractors()
-        with seeds.borrowed(seeds.derive(seed, "extractor weights")):
-            config = form.config(dataset.shape, dataset.classes)
+        with seeds.temporary_seed(seeds.derive(seed, "extractor weights")):
+            config = form.config(dataset.shape, dataset.num_classes)
             self.network = self.library.AutoModelForImageClassification.from_config(config).to(device)
-        self.reading = Reading(form.side, dataset.mean, dataset.std)
+        self.reading = InputSpec(form.side, dataset.mean, dataset.std)
         self.optimiser = torch.optim.AdamW(
             self.network.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=True
         )
@@ -187,7 +187,7 @@ class _Run:
             "augmentation": as_table(augmentation),
             "label_names": list(dataset.label_names),
             "seed": seed,
-            "data": [digest(dataset.train[name]) for name in ("image", "label")],
+            "data": [tensor_hash(dataset.train[name]) for name in ("image", "label")],
         }
 
     def step(self) -> float:
@@ -195,7 +195,7 @@ class _Run:
         number = len(self.losses)
         pixels, labels = self._draw(number)
         self.network.train()
-        with seeds.borrowed(seeds.derive(self.seed, "extractor noise", use=number), self.device):
+        with seeds.temporary_seed(seeds.derive(self.seed, "extractor noise", use=number), self.device):
             loss = cross_entropy(self.network(pixels.to(self.device)).logits, labels.to(self.device))
         self.optimiser.param_groups[0]["lr"] = self.settings.lr_at(number)
         self.optimiser.zero_grad()
@@ -211,12 +211,12 @@ class _Run:
     def restore(self, path: Path) -> None:
         """Go to where a checkpoint was taken; raise `RunError` as `restore_training` does."""
         models, self.losses = restore_training(path, self.identity, self.optimiser)
-        load_into(self.network, models["weights"])
+        load_weights(self.network, models["weights"])
 
     def write(self, folder: Path) -> None:
         """Write the extractor: the network as `transformers` does, how it reads images, and its card."""
         self.network.eval()
-        counts = count_predictions(self._predict, self.dataset.test, self.dataset.classes)
+        counts = count_predictions(self._predict, self.dataset.test, self.dataset.num_classes)
         card = {
             "data": self.dataset.name,
             "images": len(self.dataset.train["label"]),
@@ -235,8 +235,8 @@ class _Run:
         }
         with quietly(self.library):
             self.network.save_pretrained(folder)
-        write_whole(folder / READING, json.dumps(reading, indent=1) + "\n")
-        write_whole(folder / CARD, json.dumps(card, indent=1) + "\n")
+        atomic_write(folder / READING, json.dumps(reading, indent=1) + "\n")
+        atomic_write(folder / CARD, json.dumps(card, indent=1) + "\n")
 
     def _draw(self, step: int) -> tuple[Tensor, Tensor]:
         """Return what a step sees, images as the network reads them and labels, from the step's number alone."""

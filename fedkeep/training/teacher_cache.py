@@ -9,7 +9,7 @@ from fedkeep.models import Weights
 from fedkeep.training.context import ClientContext
 
 
-class TeacherOutputs:
+class TeacherCache:
     """Outputs of frozen models on one data set: images are normalised once for all, and each model runs once.
 
     Parameters
@@ -39,9 +39,9 @@ class TeacherOutputs:
         """Return the input of a model's classifier, [n, width]."""
         return self.context.runner.features(model, self._normalised())
 
-    def about(self, data: Data) -> TeacherOutputs:
+    def for_data(self, data: Data) -> TeacherCache:
         """Return the outputs on another data set."""
-        return TeacherOutputs(self.context, data)
+        return TeacherCache(self.context, data)
 
     def _normalised(self) -> Tensor:
         if self._images is None:

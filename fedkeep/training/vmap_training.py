@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedkeep.devices import sent
-from fedkeep.engine.forms import filled, together
+from fedkeep._utils.devices import to_device
 from fedkeep.interface import Fit, Training
-from fedkeep.models.weights import same_form
-from fedkeep.objectives import Batch, Objective
-from fedkeep.training.local_training import ModelView, TrainJob, autocast, fit
+from fedkeep.interface.pytree import replace_tensors, stack_tensors
+from fedkeep.losses import Batch, Loss
+from fedkeep.models.weights import find_mismatch
+from fedkeep.training.local_training import NetworkView, TrainJob, autocast, fit
 from fedkeep.training.model_runner import ModelRunner
 
 Rows: TypeAlias = slice | Tensor  # all members of a stack, as views; or some, as copies
@@ -68,7 +68,7 @@ class VmapTrainer:
         """Tell whether a signature of training can be stacked, by trying one step of the first two on a few rows."""
         if not self.runner.stackable:
             return False
-        if any(same_form(job.model, self.runner.initial) for job in group):
+        if any(find_mismatch(job.model, self.runner.initial) for job in group):
             return False  # the loop says what is wrong
         if any(job.composition or job.watch for job in group):
             return False  # a stack holds the network's own weights, and everybody's in one
@@ -105,7 +105,7 @@ class ModelStack:
         self.momenta = {name: torch.zeros_like(self.weights[name]) for name in momenta}
         self.strides_matched = False
         self.objective = group[0].objective
-        self.constants = together([job.objective for job in group])
+        self.constants = stack_tensors([job.objective for job in group])
 
     def fit(self) -> list[Fit]:
         """Take all steps of all parties."""
@@ -134,7 +134,7 @@ class ModelStack:
 
     def _rows(self, members: Sequence[int]) -> Rows:
         """Return what selects members in a stack: a slice gives views of everybody's, an index copies of some."""
-        return slice(None) if len(members) == len(self.group) else sent(torch.tensor(members), self.runner.device)
+        return slice(None) if len(members) == len(self.group) else to_device(torch.tensor(members), self.runner.device)
 
     def gradients(self, rows: Rows, batches: Sequence[list[Batch]]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the losses [m] of some members on their batches, and the gradients by parameter, [m, ...]."""
@@ -156,8 +156,8 @@ class ModelStack:
         """Return one party's loss; `vmap` makes it everybody's."""
         network = self.runner.train_network.train()
         parameters = {name: weights[name] for name in self.runner.parameters}
-        view = ModelView(self.runner, parameters, lambda images: functional_call(network, dict(weights), (images,)))
-        objective: Objective = filled(self.objective, constants)
+        view = NetworkView(self.runner, parameters, lambda images: functional_call(network, dict(weights), (images,)))
+        objective: Loss = replace_tensors(self.objective, constants)
         return objective(view, [Batch(data, index) for data, index in batches])
 
     @torch.no_grad()

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedkeep import seeds
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep._utils import seeds
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.interface import Algorithm, Fit
+from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
-from fedkeep.models.custom import split
-from fedkeep.objectives import Batch, Objective
+from fedkeep.models.custom import split_classifier
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.party import LocalParty
 
 Model = dict[str, Tensor]
-Loss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
+BatchLoss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
 """(weights, images, labels) of one batch to a scalar."""
 Step = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], None]
 """(weights before, weights after, images, labels) of one step."""
@@ -73,7 +73,9 @@ class Hand:
     def features(self, model: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Return what the classifier of the tiny network reads."""
         read: list[Tensor] = []
-        handle = split(self.network)[1].register_forward_pre_hook(lambda module, given: read.append(given[0]))
+        handle = split_classifier(self.network)[1].register_forward_pre_hook(
+            lambda module, given: read.append(given[0])
+        )
         self.logits(model, images)
         handle.remove()
         return read[0]
@@ -94,7 +96,7 @@ class Hand:
         return len(list(self.batches(client, 1)))
 
     def train(
-        self, client: str, round: int, start: Mapping[str, Tensor], loss: Loss, step: Step | None = None
+        self, client: str, round: int, start: Mapping[str, Tensor], loss: BatchLoss, step: Step | None = None
     ) -> Model:
         """Return the model after one visit: SGD with momentum and weight decay. ``step`` is told of each step."""
         images, labels = self.data(client)
@@ -132,14 +134,16 @@ class Hand:
         """Return sum_i n_i w_i / sum_i n_i."""
         return average(list(models.values()), [self.size(client) for client in models])
 
-    def value_and_gradient(self, loss: Loss, client: str, rows: Sequence[int], model: Model) -> tuple[float, Model]:
+    def value_and_gradient(
+        self, loss: BatchLoss, client: str, rows: Sequence[int], model: Model
+    ) -> tuple[float, Model]:
         """Return a loss by hand on some of a client's rows, and its gradient."""
         images, labels = self.data(client)
         live = {name: tensor.detach().clone().requires_grad_() for name, tensor in model.items()}
         value = loss(live, images[list(rows)], labels[list(rows)])
         return value.item(), dict(zip(live, torch.autograd.grad(value, list(live.values())), strict=True))
 
-    def asked(self, objective: Objective, client: str, rows: Sequence[int], model: Model) -> tuple[float, Model]:
+    def asked(self, objective: Loss, client: str, rows: Sequence[int], model: Model) -> tuple[float, Model]:
         """Return the same of an objective of FedKeep's, in float64."""
         images, labels = self.data(client)
         index = torch.tensor(list(rows))
@@ -165,10 +169,10 @@ class Student:
     def features(self, batch: Batch) -> Tensor:
         return self.hand.features(self._weights, batch.data["image"])
 
-    def frozen(self, model: Weights, batch: Batch) -> Tensor:
+    def teacher_logits(self, model: Weights, batch: Batch) -> Tensor:
         return self.hand.taught(doubled(model), batch.data["image"])
 
-    def frozen_features(self, model: Weights, batch: Batch) -> Tensor:
+    def teacher_features(self, model: Weights, batch: Batch) -> Tensor:
         return self.hand.features(doubled(model), batch.data["image"]).detach()
 
 
@@ -273,7 +277,7 @@ def hand_of(**changes: Any) -> Hand:
     return Hand(tiny.engine(FedAvg(), **changes))
 
 
-def taught_by(hand: Hand, teacher: Mapping[str, Tensor], lesson: Lesson) -> Loss:
+def taught_by(hand: Hand, teacher: Mapping[str, Tensor], lesson: Lesson) -> BatchLoss:
     return lambda w, x, y: lesson(hand.taught(teacher, x), hand.logits(w, x), y)
 
 
@@ -294,12 +298,12 @@ def compare(method: Any, expected: Sequence[Model], **changes: Any) -> None:
         assert_same(engine.server.model, model)
 
 
-def objective_at(method: Any, client: str, round: int, **changes: Any) -> tuple[Objective, Model]:
+def objective_at(method: Any, client: str, round: int, **changes: Any) -> tuple[Loss, Model]:
     """Return what a client minimised in a round, and the model that it received."""
-    seen: dict[tuple[int, str], tuple[Objective, Weights]] = {}
+    seen: dict[tuple[int, str], tuple[Loss, Weights]] = {}
     fit = LocalParty.fit
 
-    def spy(self: LocalParty, model: Weights, objective: Objective, *args: Any, **kwargs: Any) -> Fit:
+    def spy(self: LocalParty, model: Weights, objective: Loss, *args: Any, **kwargs: Any) -> Fit:
         seen[self.round, self.name] = objective, model
         return fit(self, model, objective, *args, **kwargs)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedkeep.data import TaskStream
 from fedkeep.errors import DataError
 from fedkeep.interface.codec import encode
-from fedkeep.interface.values import leaves
+from fedkeep.interface.pytree import keystr, tree_leaves_with_path
 from fedkeep.simulation.callbacks import OnRoundEnd
 from fedkeep.simulation.trial import run_trial
 
@@ -119,7 +119,8 @@ class TaskConformance:
 
 def contents(value: Any) -> list[tuple[str, Any]]:
     """Return all that is in a value, comparable; unlike its bytes, whichever tensors happen to be the same object."""
-    return [(path, tiny.bits(leaf) if isinstance(leaf, Tensor) else leaf) for path, leaf in leaves(value)]
+    leaves = tree_leaves_with_path(value)
+    return [(keystr(path), tiny.bits(leaf) if isinstance(leaf, Tensor) else leaf) for path, leaf in leaves]
 
 
 def without_examples(stream: TaskStream, task: int) -> TaskStream:

@@ -34,14 +34,14 @@ from byhand import (
 )
 from torch import Tensor
 
-from fedkeep.algorithms.asd import ASD, FedNTDASD
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedcad import FedCAD
-from fedkeep.algorithms.feddkd import FedDKD
-from fedkeep.algorithms.fedgkd import FedGKD
-from fedkeep.algorithms.fedlsd import FedLSD
-from fedkeep.algorithms.fedntd import FedNTD
-from fedkeep.algorithms.moon import MOON
+from fedkeep.algorithms.parallel.asd import ASD, FedNTDASD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcad import FedCAD
+from fedkeep.algorithms.parallel.feddkd import FedDKD
+from fedkeep.algorithms.parallel.fedgkd import FedGKD
+from fedkeep.algorithms.parallel.fedlsd import FedLSD
+from fedkeep.algorithms.parallel.fedntd import FedNTD
+from fedkeep.algorithms.parallel.moon import MOON
 from fedkeep.data import Augmentation
 
 ROUNDS = 3

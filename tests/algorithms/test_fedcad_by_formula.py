@@ -24,9 +24,9 @@ from byhand import (
 )
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedcad import FedCAD
-from fedkeep.algorithms.fedlsd import FedLSD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcad import FedCAD
+from fedkeep.algorithms.parallel.fedlsd import FedLSD
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
@@ -55,9 +55,9 @@ def trusts(hand: Hand, model: Mapping[str, Tensor], low: float, high: float, tau
     return values
 
 
-def fedcad_lesson(trust: Sequence[float], tau: float, factor: float, ce_temp: float) -> Lesson:
+def fedcad_lesson(trust: Sequence[float], tau: float, factor: float) -> Lesson:
     def lesson(t: Tensor, s: Tensor, y: Tensor) -> Tensor:
-        ce, kl = each_cross_entropy(s, y, ce_temp), each_divergence(t, s, tau)
+        ce, kl = each_cross_entropy(s, y), each_divergence(t, s, tau)
         each = [(1 - trust[c]) * ce[i] + trust[c] * factor * kl[i] for i, c in enumerate(y.tolist())]
         return torch.stack(each).mean()
 
@@ -69,14 +69,12 @@ def fedcad(hand: Hand, rounds: int, **options: Any) -> tuple[list[Model], list[l
     given: dict[str, Any] = {"low": 0.3, "high": 0.7, "tau": 2.0} | options
     low, high, tau = given["low"], given["high"], given["tau"]
     factor = tau**2 if options.get("kd_scale") == "tau2" else 1.0
-    ce_temp = tau if options.get("ce_temp") == "tau" else 1.0
-    conf_temp = 1.0 if options.get("conf_temp") == "one" else tau
     model, left, sent = hand.initial, [], []
     for number, cohort in hand.cohorts(rounds):
-        trust = trusts(hand, model, low, high, conf_temp)
-        lesson = fedcad_lesson(trust, tau, factor, ce_temp)
+        trust = trusts(hand, model, low, high, tau)
+        lesson = fedcad_lesson(trust, tau, factor)
         replies = {c: hand.train(c, number, model, taught_by(hand, model, lesson)) for c in cohort}
-        model = average(list(replies.values())) if options.get("fusion") == "uniform" else hand.by_count(replies)
+        model = average(list(replies.values())) if options.get("aggregation") == "uniform" else hand.by_count(replies)
         left.append(model)
         sent.append(trust)
     return left, sent
@@ -87,9 +85,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Tensor]:
     seen: dict[tuple[int, str], Tensor] = {}
     train = FedCAD.train
 
-    def spy(self: FedCAD, client: Any, model: Weights, trust: Tensor) -> Fit:
-        seen[client.round, client.id] = trust
-        return train(self, client, model, trust)
+    def spy(self: FedCAD, client: Any, model: Weights, alpha: Tensor) -> Fit:
+        seen[client.round, client.id] = alpha
+        return train(self, client, model, alpha)
 
     spy._fedkeep_client_step = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedCAD, "train", spy)
@@ -100,10 +98,9 @@ CAD_OPTIONS: list[dict[str, Any]] = [
     {},
     {"low": 0.0, "high": 0.9},
     {"low": 0.1, "high": 0.95, "tau": 4.0},
-    {"ce_temp": "tau"},
-    {"low": 0.0, "high": 1.0, "conf_temp": "one"},
+    {"low": 0.0, "high": 1.0},
     {"kd_scale": "tau2"},
-    {"ce_temp": "tau", "conf_temp": "one", "kd_scale": "tau2", "tau": 3.0, "fusion": "uniform"},
+    {"kd_scale": "tau2", "tau": 3.0, "aggregation": "uniform"},
 ]
 
 
@@ -130,7 +127,7 @@ def test_fedcads_options_can_be_told_apart_here() -> None:
     assert byhand.distance(ends[0], even) > 1e-4, "the server's images count"
 
 
-@pytest.mark.parametrize("options", [{}, {"low": 0.0, "high": 1.0}, {"low": 0.2, "high": 0.5, "conf_temp": "one"}])
+@pytest.mark.parametrize("options", [{}, {"low": 0.0, "high": 1.0}, {"low": 0.2, "high": 0.5}])
 def test_fedcads_trust_stays_within_its_bounds(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
     method = FedCAD(**options)
@@ -160,19 +157,18 @@ def test_golden_trust(low: float, high: float, p: float, trust: float, monkeypat
     assert printed == pytest.approx(trust)
 
 
-@pytest.mark.parametrize("options", [{}, {"tau": 4.0, "conf_temp": "one"}, {"fusion": "uniform"}])
+@pytest.mark.parametrize("options", [{}, {"tau": 4.0}, {"aggregation": "uniform"}])
 def test_fedcad_that_trusts_nothing_is_fedavg(options: dict[str, Any]) -> None:
-    plain = byhand.played(FedAvg(fusion=options.get("fusion", "by_count")), ROUNDS).server.model
+    plain = byhand.played(FedAvg(aggregation=options.get("aggregation", "num_examples")), ROUNDS).server.model
     assert tiny.equal(byhand.played(FedCAD(low=0.0, high=0.0, **options), ROUNDS).server.model, plain)
     assert not tiny.equal(byhand.played(FedCAD(low=0.0, high=0.3, **options), ROUNDS).server.model, plain)
 
 
 @pytest.mark.parametrize("a", [0.1, 0.3, 0.5, 0.7, 1.0])
-@pytest.mark.parametrize("options", [{}, {"tau": 3.0, "kd_scale": "tau2", "fusion": "uniform"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"tau": 3.0, "kd_scale": "tau2", "aggregation": "uniform"}], ids=str)
 def test_fedcad_that_trusts_all_classes_alike_is_fedlsd(a: float, options: dict[str, Any]) -> None:
     lsd = byhand.played(FedLSD(w_full=a, **options), ROUNDS).server.model
     assert tiny.equal(byhand.played(FedCAD(low=a, high=a, **options), ROUNDS).server.model, lsd)
-    assert tiny.equal(byhand.played(FedCAD(low=a, high=a, conf_temp="one", **options), ROUNDS).server.model, lsd)
     assert not tiny.equal(byhand.played(FedCAD(low=a - 0.1, high=a, **options), ROUNDS).server.model, lsd)
 
 
@@ -183,10 +179,12 @@ def test_fedcads_bounds_may_be_equal_but_not_crossed() -> None:
         FedCAD(low=0.5, high=0.3)
 
 
-@pytest.mark.parametrize("method", [FedCAD(), FedLSD(), FedLSD(tau=3.0, kd_scale="tau2", fusion="uniform")], ids=repr)
+@pytest.mark.parametrize(
+    "method", [FedCAD(), FedLSD(), FedLSD(tau=3.0, kd_scale="tau2", aggregation="uniform")], ids=repr
+)
 def test_before_its_first_round_it_is_fedavg(method: Any) -> None:
     """Figure 1: rounds of FedAvg, and then one of the method from the model that they left."""
-    plain, late = tiny.engine(FedAvg(fusion=method.fusion)), tiny.engine(replace(method, first_round=3))
+    plain, late = tiny.engine(FedAvg(aggregation=method.aggregation)), tiny.engine(replace(method, first_round=3))
     tiny.played(plain, 2)
     tiny.played(late, 2)
     assert tiny.equal(late.server.model, plain.server.model)

@@ -20,13 +20,13 @@ import tiny
 import torch
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedntd import FedNTD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedntd import FedNTD
 from fedkeep.data import DataSet
 from fedkeep.interface import Algorithm, Training
+from fedkeep.losses import Batch
 from fedkeep.models import Weights
-from fedkeep.models.cnn4 import CNN4
-from fedkeep.objectives import Batch
+from fedkeep.models.cnn import CNN4
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.local_training import BatchStream
 

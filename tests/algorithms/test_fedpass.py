@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
 from watched import TWO_ONE, Seen, distilled, logits, loss_of, second_task
 
-from fedkeep.algorithms.fedpass import FedPASS
-from fedkeep.algorithms.fedskf import FedSKF
-from fedkeep.errors import ConfigError
+from fedkeep.algorithms.incremental.fedpass import FedPASS
+from fedkeep.algorithms.incremental.fedskf import FedSKF
+from fedkeep.losses import PrototypeCrossEntropy, Prototypes
 from fedkeep.models import Weights
-from fedkeep.models.heads import BIAS, WEIGHT, head_of
-from fedkeep.objectives import PrototypeEntropy, Prototypes
+from fedkeep.models.heads import BIAS, WEIGHT, classifier_tensors
 
 
 def turned(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,13 +36,13 @@ def terms(objective: Any) -> list[Any]:
     return [objective, *(found for each in inside for found in terms(each))]
 
 
-def drawn(seen: Seen, *place: Any) -> PrototypeEntropy:
+def drawn(seen: Seen, *place: Any) -> PrototypeCrossEntropy:
     """Return the noisy prototypes that a client was given in a round."""
-    (found,) = (term for term in terms(seen.fits[place].objective) if isinstance(term, PrototypeEntropy))
+    (found,) = (term for term in terms(seen.fits[place].objective) if isinstance(term, PrototypeCrossEntropy))
     return found
 
 
-def on_prototypes(model: Weights, term: PrototypeEntropy) -> Tensor:
+def on_prototypes(model: Weights, term: PrototypeCrossEntropy) -> Tensor:
     """Return the cross-entropy of the first four."""
     return cross_entropy(linear(term.features[:4], model[WEIGHT], model[BIAS]) / 0.1, term.labels[:4])
 
@@ -68,13 +67,13 @@ def test_fedpass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FedPASS(), monkeypatch)
-    first = engine.federation.at(1)
+    first = engine.federation.for_task(1)
     for client in "0123":
         data = first.data(client)
         known: Prototypes = engine.client_states[client].prototypes
         features = engine.context.runner.features(old, engine.context.normalise(data["image"]))
         held = sorted(set(data["label"].tolist()))
-        assert known.classes.tolist() == [*held, 2] if engine.federation.size(client) else held
+        assert known.classes.tolist() == [*held, 2] if engine.federation.num_examples(client) else held
         for place, c in enumerate(held):
             torch.testing.assert_close(known.means[place], features[data["label"] == c].mean(0))
         variances = [features[data["label"] == c].var(0).mean() for c in held if (data["label"] == c).sum() > 1]
@@ -83,12 +82,12 @@ def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.Mo
             assert not torch.equal(drawn(seen, 2, 1, client).features, drawn(seen, 2, 2, client).features), "anew"
         term = drawn(seen, 2, 1, client)
         assert set(term.labels.tolist()) <= {4 * c for c in held}, "the rows of unturned classes that it had"
-        assert len(term.labels) == engine.federation.size(client)
+        assert len(term.labels) == engine.federation.num_examples(client)
 
 
 def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _, old = second_task(FedPASS(scope="global", radius="latest"), monkeypatch, rounds=2)
-    first = engine.federation.at(1)
+    first = engine.federation.for_task(1)
     parts = [first.data(client) for client in "0123"]
     data = {name: torch.cat([part[name] for part in parts]) for name in ("image", "label")}
     features = engine.context.runner.features(old, engine.context.normalise(data["image"]))
@@ -104,10 +103,10 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: p
     stream = tiny.stream((2, 1), clients=4, absent=1)
     seen = Seen(monkeypatch)
     engine = tiny.engine_with_tasks(FedPASS(), stream, cohort=4)
-    (absent,) = (client for client in "0123" if not engine.federation.size(client))
+    (absent,) = (client for client in "0123" if not engine.federation.num_examples(client))
     tiny.played(engine)
-    assert engine.federation.size(absent), "it has something to learn in the second task"
-    assert not any(isinstance(term, PrototypeEntropy) for term in terms(seen.fits[2, 1, absent].objective))
+    assert engine.federation.num_examples(absent), "it has something to learn in the second task"
+    assert not any(isinstance(term, PrototypeCrossEntropy) for term in terms(seen.fits[2, 1, absent].objective))
     assert engine.client_states[absent].prototypes.classes.tolist() == [2]
 
 
@@ -150,18 +149,14 @@ def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = cross_entropy(student / 0.1, labels) + 10 * distance(engine, model, own, images)
     expected = 0.5 * (expected + 10 * on_prototypes(model, drawn(seen, 2, 2, "1")))
     expected = expected + 3 * (distilled(student, local, 8) + tsd) + distilled(student, logits(engine, old, images), 8)
-    pull = sum((model[n] - given.model[n]).square().sum() for n in head_of(model))  # synchronised in this round
+    pull = sum(
+        (model[n] - given.model[n]).square().sum() for n in classifier_tensors(model)
+    )  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
-    data = engine.federation.at(1).data("1")
+    data = engine.federation.for_task(1).data("1")
     features = engine.context.runner.features(own, engine.context.normalise(data["image"]))
     known = engine.client_states["1"].prototypes
     torch.testing.assert_close(known.means[0], features[data["label"] == known.classes[0]].mean(0))
-
-
-def test_fedskf_with_pass_pulls_the_rows_of_old_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, seen, _ = second_task(FedSKF(level="pass", first_pull="old_rows"), monkeypatch, rounds=3)
-    (pull,) = (term for term in seen.fits[2, 1, "1"].objective.terms if hasattr(term, "curvature"))  # type: ignore[attr-defined]
-    assert pull.curvature[BIAS].tolist() == [1.0] * 8 + [0.0] * 4
 
 
 def test_the_first_task_of_fedskf_with_pass_is_fedpasss() -> None:
@@ -171,8 +166,3 @@ def test_the_first_task_of_fedskf_with_pass_is_fedpasss() -> None:
         tiny.played(engine, 2)
         models.append(engine.server.model)
     assert tiny.equal(*models)
-
-
-def test_pass_tells_all_classes_apart() -> None:
-    with pytest.raises(ConfigError, match=r"leave FedSKF\.ce_slice out"):
-        FedSKF(level="pass", ce_slice="new")

@@ -17,14 +17,14 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from watched import Seen
 
-from fedkeep import seeds
-from fedkeep.algorithms.fedweit import FedWeIT, Own, Share
+from fedkeep._utils import seeds
+from fedkeep.algorithms.incremental.fedweit import FedWeIT, WeITTaskReport, WeITUpdate
 from fedkeep.data import TaskStream
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
-from fedkeep.models.decomposed import Sparse
+from fedkeep.models.fedweit_layers import SparseTensors
 from fedkeep.models.heads import BIAS, WEIGHT
-from fedkeep.training.local_training import ModelView
+from fedkeep.training.local_training import NetworkView
 
 LAYER = "body.full1.weight"  # the only one that is decomposed
 THREE = tiny.stream((1, 1, 1), clients=4, absent=0)
@@ -104,7 +104,7 @@ def visited(engine: Any, seen: Seen, task: int, round: int, client: str) -> dict
     given = seen.fits[task, round, client]
     weights = {name: tensor.double() for name, tensor in given.model.items()}
     others, past = known(seen, task, client)
-    data, training = engine.federation.at(task).data(client), engine.training
+    data, training = engine.federation.for_task(task).data(client), engine.training
     images, labels = engine.context.normalise(data["image"]).double(), data["label"]
     order = seeds.generator(engine.seed, "batches", task=task, round=round, client=client)
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -124,7 +124,7 @@ def visited(engine: Any, seen: Seen, task: int, round: int, client: str) -> dict
 def test_a_visit_by_formula_in_float64(task: int, round: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen = played(monkeypatch, tasks=TWO)
     for client in "02":
-        assert len(engine.federation.at(task).data(client)["label"]), "it has something to learn"
+        assert len(engine.federation.for_task(task).data(client)["label"]), "it has something to learn"
         expected, got = visited(engine, seen, task, round, client), seen.results[task, round, client].model
         assert got.keys() == expected.keys()
         for name, tensor in expected.items():
@@ -145,7 +145,7 @@ def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -
     def ours(weights: dict[str, Tensor]) -> Tensor:
         assert given.composition is not None
         network = given.composition(weights)
-        pupil = ModelView(
+        pupil = NetworkView(
             networks, weights, lambda batch: functional_call(networks.train_network, dict(network), (batch,))
         )
         return given.objective(pupil, [batch])
@@ -257,7 +257,7 @@ def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_missed_what_others_told_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
-    lose = lambda number, client, step: "lost it" if (client, step, number) == ("1", "hear", 3) else None  # noqa: E731
+    lose = lambda number, client, step: "lost it" if (client, step, number) == ("1", "receive", 3) else None  # noqa: E731
     engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4, fault_injector=lose)
     records = tiny.played(engine, 4)
     assert [record["lost"] for record in records] == [{}, {}, {"1": "lost it"}, {}]
@@ -287,15 +287,15 @@ def test_a_network_whose_classifier_is_not_known_is_decomposed_whole() -> None:
 def test_who_was_never_asked_in_a_task_tells_nothing() -> None:
     engine = tiny.engine_with_tasks(LOUD, THREE, cohort=1, rounds=1)
     tiny.played(engine, 1)
-    assert len(engine.server.state.told) == 1
+    assert len(engine.server.state.adaptive) == 1
 
 
 REFUSED = {
     "places outside": lambda told: replace(
-        told, adaptive=Sparse(torch.ones(1), torch.tensor([128], dtype=torch.int32))
+        told, adaptive=SparseTensors(torch.ones(1), torch.tensor([128], dtype=torch.int32))
     ),
-    "int64": lambda told: replace(told, adaptive=Sparse(torch.ones(1), torch.tensor([1]))),
-    "2] numbers": lambda told: replace(told, adaptive=Sparse(torch.ones(2), torch.ones(1, dtype=torch.int32))),
+    "int64": lambda told: replace(told, adaptive=SparseTensors(torch.ones(1), torch.tensor([1]))),
+    "2] numbers": lambda told: replace(told, adaptive=SparseTensors(torch.ones(2), torch.ones(1, dtype=torch.int32))),
     "attention": lambda told: replace(told, parts={**told.parts, f"attention.{LAYER}": torch.ones(3)}),
     "mask": lambda told: replace(told, parts={**told.parts, f"mask.{LAYER}": torch.ones(9)}),
 }
@@ -303,14 +303,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_parts_of_another_form_are_refused(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FedWeIT.tell
+    honest = FedWeIT.report
 
     @functools.wraps(honest)
-    def tell(self: FedWeIT, client: Any) -> Own | None:
+    def report(self: FedWeIT, client: Any) -> WeITTaskReport | None:
         told = honest(self, client)
         return REFUSED[said](told) if (client.task, client.id) == (2, "1") else told
 
-    monkeypatch.setattr(FedWeIT, "tell", tell)
+    monkeypatch.setattr(FedWeIT, "report", report)
     engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4)
     records = tiny.played(engine)
     assert [list(record["lost"]) for record in records] == [[], [], [], ["1"], [], []]
@@ -321,7 +321,7 @@ def test_rows_that_do_not_belong_to_the_masks_are_refused(monkeypatch: pytest.Mo
     honest = FedWeIT.train
 
     @functools.wraps(honest)
-    def train(self: FedWeIT, client: Any, model: Weights) -> Share:
+    def train(self: FedWeIT, client: Any, model: Weights) -> WeITUpdate:
         share = honest(self, client, model)
         return replace(share, body=share.body[1:]) if client.id == "1" else share
 

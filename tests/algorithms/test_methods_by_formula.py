@@ -16,23 +16,16 @@ import byhand
 import pytest
 import tiny
 import torch
-from byhand import (
-    Hand,
-    Model,
-    average,
-    combined,
-    hand_of,
-    zeros,
-)
+from byhand import Hand, Model, average, combined, hand_of, zeros
 from torch import Tensor
 
-from fedkeep import seeds
-from fedkeep.algorithms.cwc import CWC
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedcurv import FedCurv
-from fedkeep.algorithms.fedprox import FedProx
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.experiment.reading import load_recipe
+from fedkeep._utils import seeds
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcurv import FedCurv
+from fedkeep.algorithms.parallel.fedprox import FedProx
+from fedkeep.algorithms.sequential.cwc import CWC
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Weights
 from fedkeep.training.party import LocalParty
 
@@ -42,15 +35,15 @@ ROUNDS = 4
 # FedAvg and FedProx: the hand itself
 
 
-@pytest.mark.parametrize("fusion", ["by_count", "uniform"])
+@pytest.mark.parametrize("aggregation", ["num_examples", "uniform"])
 @pytest.mark.parametrize("training", [tiny.TRAINING, replace(tiny.TRAINING, momentum=0.9, lr_decay=0.5)])
-def test_fedavg(fusion: Any, training: Any) -> None:
+def test_fedavg(aggregation: Any, training: Any) -> None:
     hand = hand_of(training=training)
     model = hand.initial
     for number, cohort in hand.cohorts(ROUNDS):
         replies = {c: hand.train(c, number, model, hand.cross_entropy) for c in cohort}
-        model = hand.by_count(replies) if fusion == "by_count" else average(list(replies.values()))
-    engine = byhand.played(FedAvg(fusion=fusion), ROUNDS, training=training)
+        model = hand.by_count(replies) if aggregation == "num_examples" else average(list(replies.values()))
+    engine = byhand.played(FedAvg(aggregation=aggregation), ROUNDS, training=training)
     byhand.assert_same(engine.server.model, model)
 
 
@@ -73,7 +66,7 @@ def test_fedprox() -> None:
 # FedCurv (section 5)
 
 
-Reading = Literal["papers", "forgets the old", "keeps its own", "in place"]
+Reading = Literal["papers", "forgets the old", "keeps its own"]
 
 
 def fedcurv(
@@ -88,13 +81,9 @@ def fedcurv(
             before = {
                 c: share for c, share in before.items() if number > 1 and c in dict(hand.cohorts(rounds))[number - 1]
             }
-        missing: set[str] = set()
         replies: dict[str, Model] = {}
         for client in cohort:
-            if reading == "in place":
-                missing.add(client)  # and stays out for those who come later
-            elif reading != "keeps its own":
-                missing = {client}
+            missing = set() if reading == "keeps its own" else {client}
             others = [share for c, share in before.items() if c not in missing]
             p = combined((0.0, model), *((1.0, f) for f, _ in others))
             q = combined((0.0, model), *((1.0, product) for _, product in others))
@@ -112,14 +101,13 @@ def fedcurv(
     return left
 
 
-@pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize(("fisher", "weight"), [("sample", 0.6), ("batch", 1.5)])
-def test_fedcurv(fisher: Any, weight: float, inplace: bool) -> None:
+def test_fedcurv(fisher: Any, weight: float) -> None:
     hand = hand_of()
-    readings: tuple[Reading, ...] = ("papers", "forgets the old", "keeps its own", "in place")
+    readings: tuple[Reading, ...] = ("papers", "forgets the old", "keeps its own")
     ends = {reading: fedcurv(hand, ROUNDS, weight, fisher, reading) for reading in readings}
-    engine = tiny.engine(FedCurv(w_penalty=weight, fisher=fisher, compat_inplace=inplace), rounds=ROUNDS)
-    for expected in ends["in place" if inplace else "papers"]:
+    engine = tiny.engine(FedCurv(w_penalty=weight, fisher=fisher), rounds=ROUNDS)
+    for expected in ends["papers"]:
         tiny.played(engine, 1)
         byhand.assert_same(engine.server.model, expected)
     for one, other in itertools.combinations(readings, 2):
@@ -140,11 +128,10 @@ def test_fedcurv_without_penalty_and_in_its_first_round_is_fedavg() -> None:
         assert tiny.equal(curved.server.model, plain.server.model) is (number == 1)
 
 
-@pytest.mark.parametrize("inplace", [False, True])
-def test_fedcurvs_first_visit_of_a_lone_client_has_no_penalty_and_nor_has_any_other(inplace: bool) -> None:
+def test_fedcurvs_first_visit_of_a_lone_client_has_no_penalty_and_nor_has_any_other() -> None:
     """P and Q are over the others: with one client there are none."""
     alone = tiny.federation((9,))
-    curved = byhand.played(FedCurv(w_penalty=5.0, compat_inplace=inplace), 3, federation=alone, cohort=1)
+    curved = byhand.played(FedCurv(w_penalty=5.0), 3, federation=alone, cohort=1)
     plain = byhand.played(FedAvg(), 3, federation=alone, cohort=1)
     byhand.assert_same(curved.server.model, plain.server.model, rtol=1e-5, atol=1e-6)
 
@@ -182,33 +169,26 @@ def cwc(
     rounds: int,
     weight: float,
     sigma: float,
-    anchor: str = "incoming",
-    normalise: bool = False,
     capped: bool = True,
     measure: str = "fisher",
     damping: float = 0.1,
 ) -> tuple[list[Model], Model]:
     """Return the model after each round, and the importance at the end."""
     importance, model, left = zeros(hand.initial), hand.initial, []
-    own: dict[str, Model] = {}
     for number, cohort in hand.cohorts(rounds):
         importance = combined((sigma, importance))
         cap = 1 / (hand.training.lr * hand.training.lr_decay ** (number - 1) * weight)
         for client in cohort:
             used = importance
-            largest = max(float(tensor.max()) for tensor in used.values())
-            if normalise and largest > 0:
-                used = combined((1 / largest, used))
             if capped:
                 used = {name: tensor.clamp(max=cap) for name, tensor in used.items()}
-            towards = own.get(client, model) if anchor == "last_own" else model
 
-            def loss(w: Mapping[str, Tensor], x: Tensor, y: Tensor, o: Model = used, a: Model = towards) -> Tensor:
+            def loss(w: Mapping[str, Tensor], x: Tensor, y: Tensor, o: Model = used, a: Model = model) -> Tensor:
                 penalty = torch.stack([(o[n] * (w[n] - a[n]) ** 2).sum() for n in w]).sum()
                 return hand.cross_entropy(w, x, y) + weight / 2 * penalty
 
             path = Path(hand, model)
-            model = own[client] = hand.train(client, number, model, loss, path if measure == "si" else None)
+            model = hand.train(client, number, model, loss, path if measure == "si" else None)
             if measure == "si":
                 told = path.importance(model, damping)
             elif measure == "mas":
@@ -251,28 +231,17 @@ def memory_aware(hand: Hand, model: Model, client: str) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("weight", "sigma", "anchor", "normalise"),
-    [
-        (3.0, 0.5, "incoming", False),
-        (3.0, 0.9, "last_own", False),
-        (3.0, 1.0, "incoming", False),
-        (3.0, 0.0, "incoming", False),
-        (2.0, 0.5, "incoming", True),
-        (2.0, 0.5, "last_own", True),
-        (100.0, 0.5, "incoming", False),  # beyond the cap
-        (40.0, 0.9, "last_own", True),
-    ],
+    ("weight", "sigma"),
+    [(3.0, 0.5), (3.0, 0.9), (3.0, 1.0), (3.0, 0.0), (100.0, 0.5)],  # the last beyond the cap
 )
-def test_cwc(weight: float, sigma: float, anchor: Any, normalise: bool) -> None:
+def test_cwc(weight: float, sigma: float) -> None:
     hand = hand_of()
-    left, importance = cwc(hand, ROUNDS, weight, sigma, anchor, normalise)
-    method = CWC(w_penalty=weight, attenuation=sigma, anchor=anchor, normalise=normalise)
-    engine = tiny.engine(method, rounds=ROUNDS)
+    left, importance = cwc(hand, ROUNDS, weight, sigma)
+    engine = tiny.engine(CWC(w_penalty=weight, attenuation=sigma), rounds=ROUNDS)
     for expected in left:
         tiny.played(engine, 1)
         byhand.assert_same(engine.server.model, expected)
-    if not normalise:
-        byhand.assert_same(engine.server.state.importance, importance, rtol=1e-3)
+    byhand.assert_same(engine.server.state.importance, importance, rtol=1e-3)
 
 
 MEASURES: list[dict[str, Any]] = [
@@ -326,8 +295,6 @@ def test_cwcs_options_can_be_told_apart_here() -> None:
             (3.0, 1.0),
             (3.0, 0.0),
             (1.5, 0.5),  # as if there were no one half, the other way round
-            (3.0, 0.5, "last_own"),
-            (3.0, 0.5, "incoming", True),
             (0.0001, 0.5),
         )
     ]
@@ -335,7 +302,6 @@ def test_cwcs_options_can_be_told_apart_here() -> None:
     assert (
         byhand.distance(cwc(hand, ROUNDS, 30.0, 0.9)[0][-1], cwc(hand, ROUNDS, 30.0, 0.9, capped=False)[0][-1]) > 1e-3
     )
-    assert byhand.returning(hand, ROUNDS), "somebody has a last own model"
 
 
 def test_cwc_is_capped_before_it_overshoots() -> None:
@@ -345,11 +311,7 @@ def test_cwc_is_capped_before_it_overshoots() -> None:
     assert byhand.distance(engine.server.model, engine.context.runner.initial) < 10
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"anchor": "last_own", "normalise": True}, {"attenuation": 1.0}, {"importance": "mas"}, {"importance": "si"}],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{}, {"attenuation": 1.0}, {"importance": "mas"}, {"importance": "si"}], ids=str)
 def test_cwc_without_penalty_is_fedseq(options: dict[str, Any]) -> None:
     plain = byhand.played(FedSeq(), ROUNDS).server.model
     assert tiny.equal(byhand.played(CWC(w_penalty=0.0, **options), ROUNDS).server.model, plain)

@@ -13,31 +13,24 @@ import byhand
 import pytest
 import tiny
 import torch
-from byhand import (
-    Hand,
-    Model,
-    average,
-    combined,
-    hand_of,
-    zeros,
-)
+from byhand import Hand, Model, average, combined, hand_of, zeros
 from torch import Tensor, nn
 
-from fedkeep.algorithms.asd import ASD, FedNTDASD
-from fedkeep.algorithms.cwc import CWC
-from fedkeep.algorithms.fedadkd import FedADKD
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedcurv import FedCurv
-from fedkeep.algorithms.feddkd import FedDKD
-from fedkeep.algorithms.fedgkd import FedGKD
-from fedkeep.algorithms.fedlsd import FedLSD
-from fedkeep.algorithms.fednova import FedNova
-from fedkeep.algorithms.fedntd import FedNTD
-from fedkeep.algorithms.fedopt import FedAdam, FedAvgM
-from fedkeep.algorithms.fedprox import FedProx
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.moon import MOON
-from fedkeep.algorithms.scaffold import SCAFFOLD
+from fedkeep.algorithms.parallel.asd import ASD, FedNTDASD
+from fedkeep.algorithms.parallel.fedadkd import FedADKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcurv import FedCurv
+from fedkeep.algorithms.parallel.feddkd import FedDKD
+from fedkeep.algorithms.parallel.fedgkd import FedGKD
+from fedkeep.algorithms.parallel.fedlsd import FedLSD
+from fedkeep.algorithms.parallel.fednova import FedNova
+from fedkeep.algorithms.parallel.fedntd import FedNTD
+from fedkeep.algorithms.parallel.fedopt import FedAdam, FedAvgM
+from fedkeep.algorithms.parallel.fedprox import FedProx
+from fedkeep.algorithms.parallel.moon import MOON
+from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
+from fedkeep.algorithms.sequential.cwc import CWC
+from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.interface import Fit
 from fedkeep.training.party import LocalParty
 
@@ -56,8 +49,7 @@ def control_steps(steps: int, momentum: float) -> float:
     return moved
 
 
-@pytest.mark.parametrize("division", ["effective", "steps"])
-def test_scaffold(division: Any) -> None:
+def test_scaffold() -> None:
     training = replace(tiny.TRAINING, lr_decay=0.8)
     hand = hand_of(training=training)
     model, c = hand.initial, zeros(hand.initial)
@@ -72,39 +64,31 @@ def test_scaffold(division: Any) -> None:
                 return hand.cross_entropy(w, x, y) + torch.stack([(s[n] * w[n]).sum() for n in w]).sum()
 
             replies[client] = trained = hand.train(client, number, model, loss)
-            k = control_steps(hand.steps(client), training.momentum if division == "effective" else 0.0)
+            k = control_steps(hand.steps(client), training.momentum)
             rate = training.lr * 0.8 ** (number - 1)
             after = combined((1.0, before), (-1.0, c), (1 / (k * rate), model), (-1 / (k * rate), trained))
             moved.append(combined((1.0, after), (-1.0, before)))
             own[client] = after
         model = hand.by_count(replies)
         c = combined((1.0, c), (len(cohort) / 6, average(moved)))
-    engine = byhand.played(SCAFFOLD(division=division), ROUNDS, training=training)
+    engine = byhand.played(SCAFFOLD(), ROUNDS, training=training)
     byhand.assert_same(engine.server.model, model)
     byhand.assert_same(engine.server.state.c, c, atol=1e-5)
 
 
-# FedNova with the published program's correction (section 7)
+# FedNova (section 7)
 
 
-def nova(hand: Hand, rounds: int, corrected: bool) -> list[Model]:
+def nova(hand: Hand, rounds: int) -> list[Model]:
     """Return the model after each round."""
-    gradients: dict[str, Model] = {}
     model, left = hand.initial, []
     for number, cohort in hand.cohorts(rounds):
         total = sum(hand.size(client) for client in cohort)
-        rate = hand.training.lr * hand.training.lr_decay ** (number - 1)
         reach, moves = 0.0, []
         for client in cohort:
-            own = gradients.get(client, zeros(model)) if corrected else zeros(model)
-
-            def loss(w: Mapping[str, Tensor], x: Tensor, y: Tensor, d: Model = own) -> Tensor:
-                return hand.cross_entropy(w, x, y) - torch.stack([(d[n] * w[n]).sum() for n in w]).sum()
-
-            trained = hand.train(client, number, model, loss)
+            trained = hand.train(client, number, model, hand.cross_entropy)
             a = control_steps(hand.steps(client), hand.training.momentum)
             move = combined((1.0, model), (-1.0, trained))
-            gradients[client] = combined((1 / (rate * a), move))
             p = hand.size(client) / total
             reach += p * a
             moves.append((p / a, move))
@@ -113,52 +97,27 @@ def nova(hand: Hand, rounds: int, corrected: bool) -> list[Model]:
     return left
 
 
-@pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("training", [tiny.TRAINING, replace(tiny.TRAINING, momentum=0.0, lr_decay=0.7)])
-def test_fednova(corrected: bool, training: Any) -> None:
+def test_fednova(training: Any) -> None:
     hand = hand_of(training=training)
-    assert byhand.returning(hand, 2)
-    engine = tiny.engine(FedNova(compat_ccvr=corrected), rounds=ROUNDS, training=training)
-    for expected in nova(hand, ROUNDS, corrected):
+    engine = tiny.engine(FedNova(), rounds=ROUNDS, training=training)
+    for expected in nova(hand, ROUNDS):
         tiny.played(engine, 1)
         byhand.assert_same(engine.server.model, expected)
-
-
-def test_fednovas_correction_begins_with_those_who_return() -> None:
-    corrected, plain = (tiny.engine(FedNova(compat_ccvr=on)) for on in (True, False))
-    tiny.played(corrected, 1)
-    tiny.played(plain, 1)
-    assert tiny.equal(corrected.server.model, plain.server.model)
-    tiny.played(corrected, 1)
-    tiny.played(plain, 1)
-    assert byhand.distance(corrected.server.model, plain.server.model) > 1e-3
-    everyone = [tiny.engine(FedNova(compat_ccvr=on), cohort=6) for on in (True, False)]
-    for engine in everyone:
-        tiny.played(engine, 1)
-    assert tiny.equal(everyone[0].server.model, everyone[1].server.model)
-
-
-def test_fednovas_strangers_are_not_corrected() -> None:
-    """A client's first visit in a later round is plain, also with the correction on."""
-    hand = hand_of(cohort=1)
-    first, second = (cohort[0] for _, cohort in hand.cohorts(2))
-    assert first != second
-    one, two = (byhand.played(FedNova(compat_ccvr=on), 2, cohort=1).server.model for on in (True, False))
-    assert tiny.equal(one, two)
 
 
 # FedAvgM and FedAdam: the server's optimiser
 
 
-@pytest.mark.parametrize("fusion", ["by_count", "uniform"])
+@pytest.mark.parametrize("aggregation", ["num_examples", "uniform"])
 @pytest.mark.parametrize(("lr", "momentum"), [(1.0, 0.9), (0.5, 0.7), (1.0, 0.0)])
-def test_fedavgm(lr: float, momentum: float, fusion: Any) -> None:
+def test_fedavgm(lr: float, momentum: float, aggregation: Any) -> None:
     hand = hand_of()
     model, velocity = hand.initial, zeros(hand.initial)
-    engine = tiny.engine(FedAvgM(server_lr=lr, momentum=momentum, fusion=fusion), rounds=3)
+    engine = tiny.engine(FedAvgM(server_lr=lr, momentum=momentum, aggregation=aggregation), rounds=3)
     for number, cohort in hand.cohorts(3):
         replies = {c: hand.train(c, number, model, hand.cross_entropy) for c in cohort}
-        mean = hand.by_count(replies) if fusion == "by_count" else average(list(replies.values()))
+        mean = hand.by_count(replies) if aggregation == "num_examples" else average(list(replies.values()))
         velocity = combined((momentum, velocity), (1.0, mean), (-1.0, model))
         model = combined((1.0, model), (lr, velocity))
         tiny.played(engine, 1)
@@ -252,12 +211,10 @@ def test_buffers_follow_the_mean(adam: bool, monkeypatch: pytest.MonkeyPatch) ->
         (FedGKD(), (1, 1), (2, 1)),
         (FedAvgM(), (1, 1), (1, 1)),
         (FedAdam(), (1, 1), (1, 1)),
-        (FedNova(compat_ccvr=True), (1, 1), (1, 1)),
+        (FedNova(), (1, 1), (1, 1)),
         (SCAFFOLD(), (2, 2), (2, 2)),
         (FedCurv(), (1, 3), (3, 3)),
-        (FedCurv(compat_inplace=True), (1, 3), (3, 3)),
         (CWC(), (None, 2), (2, 2)),
-        (CWC(anchor="last_own"), (None, 2), (2, 2)),
     ],
     ids=repr,
 )

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.sfedkd import SFedKD
-from fedkeep.algorithms.taught_sequence import Kept
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
+from fedkeep.algorithms.sequential.teachers import PreviousRound
 from fedkeep.data import Augmentation
 from fedkeep.interface import Fit
+from fedkeep.losses import PerTeacher
 from fedkeep.models import Weights
-from fedkeep.objectives import PerTeacher, WeightRule
-from fedkeep.training.local_training import ModelView
+from fedkeep.training.local_training import NetworkView
 from fedkeep.training.party import LocalParty
 
 MODEL = 4 * (16 * 8 + 8 + 8 * 3 + 3)  # bytes of `tiny.network`
@@ -37,11 +37,10 @@ class Spy:
         prepare, fit = SFedKD.prepare, LocalParty.fit
 
         @functools.wraps(prepare)
-        def spy_prepare(method: SFedKD, client: Any, teachers: list[Weights], rule: WeightRule | None) -> None:
+        def spy_prepare(method: SFedKD, client: Any, teachers: list[Weights], rule: PerTeacher | None) -> None:
             self.teachers[client.round, client.id] = teachers
             assert (rule is None) is (not teachers)
             if rule is not None:
-                assert isinstance(rule, PerTeacher)
                 self.weights[client.round, client.id] = rule.target, rule.nontarget
             prepare(method, client, teachers, rule)
 
@@ -99,13 +98,13 @@ def test_a_graduate_is_caught_right_after_its_client_trained(monkeypatch: pytest
     spy = Spy(monkeypatch)
     engine = tiny.engine(SFedKD(teachers=9), cohort=4)
     (record,) = tiny.played(engine, 1)
-    kept: Kept = engine.server.state
-    assert list(kept.graduates) == record["cohort"]
+    state: PreviousRound = engine.server.state
+    assert list(state.models) == record["cohort"]
     for before, after in zip(record["cohort"], record["cohort"][1:], strict=False):
-        assert kept.graduates[before] is spy.left[1, before]
-        sent, graduate = spy.incoming[1, after], kept.graduates[before]
+        assert state.models[before] is spy.left[1, before]
+        sent, graduate = spy.incoming[1, after], state.models[before]
         assert all(sent[name] is graduate[name] for name in graduate)
-    assert engine.server.model is kept.graduates[record["cohort"][-1]]
+    assert engine.server.model is state.models[record["cohort"][-1]]
     tiny.played(engine, 1)
     assert len(spy.teachers[2, engine.draw_cohort(2)[0]]) == 4, "no more teachers than graduates"
 
@@ -124,7 +123,7 @@ def test_lost_clients_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clients_without_examples_do_not_teach() -> None:
     engine = tiny.engine(SFedKD(), federation=tiny.federation((6, 0, 9)), cohort=3)
     tiny.played(engine)
-    assert set(engine.server.state.graduates) == {"0", "2"}
+    assert set(engine.server.state.models) == {"0", "2"}
 
 
 def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +164,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
     optimiser = torch.optim.SGD(
         network.parameters(), training.lr, momentum=training.momentum, weight_decay=training.weight_decay
     )
-    from fedkeep import seeds
+    from fedkeep._utils import seeds
 
     order = seeds.generator(0, "batches", task=1, round=2, client=student)
     for _ in range(training.epochs):
@@ -221,27 +220,6 @@ def test_one_teacher_weighs_the_same_in_every_ablation() -> None:
     assert all(tiny.equal(model, models[0]) for model in models)
 
 
-@pytest.mark.parametrize("exclude", [True, False])
-def test_exclude_self(exclude: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    spy = Spy(monkeypatch)
-    engine = tiny.engine(SFedKD(teachers=6, exclude_self=exclude), cohort=6)
-    tiny.played(engine, 2)
-    for student in engine.draw_cohort(2):
-        names = names_of(spy.teachers[2, student], spy.left, 1)
-        assert len(names) == (5 if exclude else 6)
-        assert (student in names) is not exclude
-        assert len(spy.weights[2, student][0]) == len(names)
-
-
-def test_exclude_self_with_one_client_leaves_nobody_to_teach() -> None:
-    alone, plain = (
-        tiny.engine(m, federation=tiny.federation((9,)), cohort=1) for m in (SFedKD(exclude_self=True), FedSeq())
-    )
-    tiny.played(alone)
-    tiny.played(plain)
-    assert tiny.equal(alone.server.model, plain.server.model)
-
-
 def test_random_selection_differs_and_is_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(**changes: Any) -> list[list[str]]:
         with monkeypatch.context() as patch:
@@ -286,8 +264,8 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
     tiny.played(settled, 2)
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     asked: list[int] = []
-    frozen = ModelView.frozen
-    monkeypatch.setattr(ModelView, "frozen", lambda *arguments: asked.append(1) or frozen(*arguments))
+    frozen = NetworkView.teacher_logits
+    monkeypatch.setattr(NetworkView, "teacher_logits", lambda *arguments: asked.append(1) or frozen(*arguments))
     unsettled = tiny.engine(SFedKD(teachers=2), augmentation=Augmentation(flip=True))
     tiny.played(unsettled, 2)
     assert asked, "the teachers answered in every batch"

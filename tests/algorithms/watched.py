@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.models import Weights
-from fedkeep.training.local_training import ModelView, TrainJob
+from fedkeep.training.local_training import NetworkView, TrainJob
 from fedkeep.training.party import LocalParty
 
 Method = Algorithm[Any, Any]
@@ -44,7 +44,7 @@ def loss_of(engine: Any, given: TrainJob, model: Weights) -> tuple[Tensor, Tenso
     """Return the loss of a model on the first rows of what it was given to train, their images and labels."""
     batch, networks = given.streams[0].first(4), engine.context.runner
     weights = {name: model[name] for name in networks.parameters}
-    student = ModelView(
+    student = NetworkView(
         networks, weights, lambda images: functional_call(networks.train_network, dict(model), (images,))
     )
     value = given.objective(student, [batch])

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fedkeep.fusion import weighted_mean
+from fedkeep.aggregation import weighted_mean
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
 from fedkeep.models import Weights
-from fedkeep.objectives import CrossEntropy
+from fedkeep.losses import CrossEntropy
 from fedkeep.options import option
 
 
@@ -110,18 +110,18 @@ def test_without_the_file_the_error_says_how(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:
-    from fedkeep.experiment.plugins import use
+    from fedkeep.experiment.plugins import import_user_code
 
     (tmp_path / "broken_file.py").write_text("import nothing_that_exists\n")
     for _ in range(2):  # a failed import is not remembered as a success
         with pytest.raises(ModuleNotFoundError, match="nothing_that_exists"):
-            use([str(tmp_path / "broken_file.py")])
+            import_user_code([str(tmp_path / "broken_file.py")])
 
 
 def test_a_method_that_builds_on_another_does_not_quietly_replace_it(tmp_path: Path) -> None:
     """In a process of its own: a second SFedKD would be in the way of all other tests."""
     (tmp_path / "heir_file.py").write_text(
-        "from dataclasses import dataclass\nfrom fedkeep.algorithms.sfedkd import SFedKD\n"
+        "from dataclasses import dataclass\nfrom fedkeep.algorithms.sequential.sfedkd import SFedKD\n"
         "@dataclass(frozen=True)\nclass Heir(SFedKD):\n    '''Inherits all, the title too.'''\n"
     )
     code = "import sys; from fedkeep.cli import main; sys.exit(main())"

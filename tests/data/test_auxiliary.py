@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 import fedkeep
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedcad import FedCAD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.data import DataSet
-from fedkeep.data.auxiliary import Auxiliary
+from fedkeep.data.server_data import Auxiliary
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.build import build_federation, build_simulation
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe, with_methods
+from fedkeep.experiment.recipe_loader import load_recipe
 
 SOURCES = ("train_holdout", "train_shared", "test_subset")
 DRAWN = ("train_holdout", "test_subset")
@@ -74,7 +74,7 @@ def test_a_class_gives_so_many(source: Any, count: int, seed: int) -> None:
         kept = [row for row in rows(before) if split != removed or row not in taken]
         assert rows(after) == kept, "the others stay, in their order"
         assert [labels[row] for row in rows(after)] == after["label"].tolist()
-    assert left.classes == 3
+    assert left.num_classes == 3
     assert left.mean == dataset.mean
 
 

@@ -11,10 +11,10 @@ import tiny
 import torch
 from small_sources import own_folders, write_femnist, write_mnist
 
-from fedkeep.data import sources
-from fedkeep.data.combine import choose, in_common, join
-from fedkeep.data.ink import as_emnist
-from fedkeep.data.sources import load
+from fedkeep.data.catalog import CATALOG
+from fedkeep.data.combine import concatenate, select_classes, shared_classes
+from fedkeep.data.emnist_style import to_emnist_style
+from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 
 
@@ -25,7 +25,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_sets_are_one() -> None:
     first, second = tiny.dataset(12, 6), replace(tiny.dataset(9, 3, seed=1), name="other", note="Not the whole.")
-    whole = join([first, second])
+    whole = concatenate([first, second])
     assert whole.name == "tiny+other"
     assert whole.label_names == ("tiny: a", "tiny: b", "tiny: c", "other: a", "other: b", "other: c")
     assert torch.equal(whole.train["image"], torch.cat((first.train["image"], second.train["image"])))
@@ -42,12 +42,12 @@ def test_what_cannot_be_joined() -> None:
     large = {name: torch.zeros(6, 1, 5, 5, dtype=torch.uint8) if name == "image" else column[:6]
              for name, column in small.train.items()}  # fmt: skip
     with pytest.raises(DataError, match=r"big cannot be joined to tiny: its images are 1 x 5 x 5, not 1 x 4 x 4"):
-        join([small, replace(small, name="big", train=large, test=large)])
+        concatenate([small, replace(small, name="big", train=large, test=large)])
     floats = {**small.train, "image": small.train["image"].float()}
     with pytest.raises(DataError, match="normalised already"):
-        join([small, replace(small, train=floats)])
+        concatenate([small, replace(small, train=floats)])
     with pytest.raises(DataError, match="two classes have the same name"):
-        join([small, small])
+        concatenate([small, small])
 
 
 def test_a_name_with_plus_loads_both(tmp_path: Path) -> None:
@@ -65,12 +65,12 @@ def test_a_name_with_plus_loads_both(tmp_path: Path) -> None:
 
 def test_some_classes_of_a_set() -> None:
     data = tiny.dataset(12, 6)
-    some = choose(data, ["c", "a"])
+    some = select_classes(data, ["c", "a"])
     assert some.label_names == ("c", "a")
     assert some.train["label"].tolist() == [1] * 4 + [0] * 4
     assert torch.equal(some.train["image"], data.train["image"][data.train["label"] != 1])
     with pytest.raises(DataError, match="tiny has no class 'd' in this copy"):
-        choose(data, ["a", "d"])
+        select_classes(data, ["a", "d"])
 
 
 LEAF = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -93,28 +93,15 @@ def test_what_else_femnist_may_mean(name: str, classes: str, first: int, tmp_pat
         assert [classes[label] for label in chosen["label"].tolist()] == named
         for column in ("image", "writer"):
             assert torch.equal(chosen[column], half[column][kept]), "the rest of a row goes with it"
-    assert sources.KNOWN[name].classes == len(classes)
+    assert CATALOG[name].num_classes == len(classes)
     assert (part.mean, part.std) == (whole.mean, whole.std)
-
-
-def test_a_hub_id_means_the_first_known_set_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(sources, "_load_known", lambda entry, root: asked.append(entry.name))
-    load("marmal88/skin_cancer")
-    load("ham10000-64")
-    assert asked == ["ham10000", "ham10000-64"]
-    small, large = (sources.KNOWN[name] for name in asked)
-    assert (small.layout.side, large.layout.side) == (32, 64)
-    assert large.shape == (3, 64, 64)
-    assert large.prepare is small.prepare
-    assert large.place != small.place
 
 
 def test_letters_as_emnist_has_them() -> None:
     paper = torch.full((3, 1, 28, 28), 255, dtype=torch.uint8)
     paper[0, 0, 3:14, 2:4] = 0  # a thin stroke of 11 x 2 pixels in a corner
     paper[1, 0, 20:25, 10:20] = 60
-    letters = as_emnist(paper)
+    letters = to_emnist_style(paper)
     assert letters.dtype == torch.uint8
     assert letters.shape == paper.shape
     rows, columns = ((letters[0, 0] > 127).any(axis).nonzero().flatten() for axis in (1, 0))
@@ -128,5 +115,5 @@ def test_letters_as_emnist_has_them() -> None:
 
 def test_classes_are_known_by_their_own_names() -> None:
     ours, theirs = ("mnist: 3", "aquarium_fish", "K"), ("Aquarium Fish", "emnist: 3", "x: k", "L")
-    assert in_common(ours, theirs) == {"mnist: 3": "emnist: 3", "aquarium_fish": "Aquarium Fish", "K": "x: k"}
-    assert in_common(ours, ()) == {}
+    assert shared_classes(ours, theirs) == {"mnist: 3": "emnist: 3", "aquarium_fish": "Aquarium Fish", "K": "x: k"}
+    assert shared_classes(ours, ()) == {}

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedkeep.data.dataset import DataSet, channel_statistics
-from fedkeep.data.digits import digits
-from fedkeep.data.holdout import hold_out
+from fedkeep.data.dedup import image_hashes
+from fedkeep.data.holdout import hold_out, validated
+from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 
 
@@ -26,7 +27,7 @@ def small(**changes: Any) -> DataSet:
 
 def test_properties() -> None:
     dataset = small()
-    assert dataset.classes == 3
+    assert dataset.num_classes == 3
     assert dataset.shape == (3, 4, 4)
     assert dataset.note == ""
 
@@ -42,12 +43,12 @@ def test_normalise_per_channel_in_float32_and_leaves_its_input() -> None:
 def test_made_pixels_are_normalised_as_stored_ones_and_pass_gradients_on() -> None:
     stored = torch.randint(0, 256, (2, 3, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     made = (stored / 255).requires_grad_()
-    result = small().format.normalise(made)
+    result = small().image_format.normalise(made)
     torch.testing.assert_close(result, small().normalise(stored))
     result.sum().backward()
     assert made.grad is not None
     torch.testing.assert_close(made.grad[0, :, 0, 0], torch.tensor([10.0, 5.0, 2.5]))
-    assert small().format.shape == (3, 4, 4)
+    assert small().image_format.shape == (3, 4, 4)
 
 
 def test_normalise_returns_floats_as_they_are() -> None:
@@ -111,7 +112,7 @@ def test_to_the_same_device_is_itself() -> None:
 
 
 def test_digits_are_stratified_and_always_the_same() -> None:
-    first, second = digits(), digits()
+    first, second = load("digits"), load("digits")
     assert first.shape == (1, 8, 8)
     assert (len(first.train["label"]), len(first.test["label"])) == (1438, 359)
     share = first.test["label"].bincount() / torch.cat([first.test["label"], first.train["label"]]).bincount()
@@ -127,3 +128,24 @@ def test_hold_out_takes_the_share_of_each_group_and_leaves_one() -> None:
     assert [int(chosen[groups == group].sum()) for group in (0, 7, 3)] == [2, 5, 0]
     # A group's choice is drawn, not its first rows.
     assert chosen[groups == 7].nonzero().flatten().tolist() != [0, 1, 2, 3, 4]
+
+
+def test_a_part_of_the_training_images_stands_for_the_test_images() -> None:
+    whole = load("digits")
+    part = validated(whole, 0.1)
+    together = torch.cat((part.train["label"], part.test["label"]))
+    assert torch.equal(together.bincount(), whole.train["label"].bincount())
+    share = part.test["label"].bincount() / together.bincount()
+    assert float((share - 0.1).abs().max()) < 0.005
+    ours, theirs = image_hashes(part.test["image"]), image_hashes(part.train["image"])
+    assert torch.isin(ours, image_hashes(whole.train["image"])).all()
+    assert int(torch.isin(ours, theirs).sum()) == 0, "clients do not have them"
+    assert not torch.isin(image_hashes(whole.test["image"]), torch.cat((ours, theirs))).any()
+    assert torch.equal(part.test["image"], validated(whole, 0.1).test["image"])
+    assert "10% of each class's training images, held out; the test images are not used" in part.note
+    assert (part.mean, part.label_names) == (whole.mean, whole.label_names)
+
+
+def test_a_part_of_no_image_is_refused() -> None:
+    with pytest.raises(DataError, match="holds none out"):
+        validated(small(), 1e-6)

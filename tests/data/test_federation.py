@@ -43,7 +43,7 @@ def test_client_rows_of_every_column() -> None:
     assert data["writer"].tolist() == [5, 2, 7]
     assert data["label"].tolist() == [1, 0, 1]
     assert data["image"].flatten().tolist() == [5, 2, 7]
-    assert [made.size(client) for client in made.clients] == [3, 0, 2]
+    assert [made.num_examples(client) for client in made.clients] == [3, 0, 2]
     assert len(made.data("1")["label"]) == 0
     assert made.to("cpu") is made
 
@@ -84,6 +84,6 @@ def test_a_million_clients_start_at_once() -> None:
     again = Federation(made.dataset, made.partition)
     assert len(again.clients) == count
     assert again.data("999999")["writer"].tolist() == [0]
-    assert again.size("123456") == 1
+    assert again.num_examples("123456") == 1
     assert again.clients.index("654321") == 654321
     assert time.perf_counter() - started < 0.2

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,8 @@ import torch
 from safetensors.torch import save_file
 from small_sources import image, own_folders, pillow, write_femnist, write_mnist
 
-from fedkeep.data import cache, hub, sources
-from fedkeep.data.sources import load
-from fedkeep.data.splits import Split
+from fedkeep.data.cache import cache_folder
+from fedkeep.data.loading import load
 from fedkeep.errors import DataError
 
 
@@ -28,23 +29,34 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(hub_id: str) -> str:
-        raise hub.Unreachable("no route to host")
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise OSError("no route to host")
 
-    monkeypatch.setattr(sources, "revision", fail)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
+
+
+def hub_with(monkeypatch: pytest.MonkeyPatch, commit: str, splits: Any = None) -> list[str | None]:
+    """Let the Hub answer with a commit, and `datasets` with these splits; return the commits that were downloaded."""
+    library = pytest.importorskip("datasets")
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *a, **options: SimpleNamespace(sha=commit))
+    downloaded: list[str | None] = []
+
+    def download(hub_id: str, revision: str | None = None) -> Any:
+        downloaded.append(revision)
+        return splits
+
+    monkeypatch.setattr(library, "load_dataset", download)
+    return downloaded
 
 
 # --- the cache -----------------------------------------------------------------------------------------------------
 
 
-def refuse(*arguments: Any) -> Any:
-    raise AssertionError("decoded again")
-
-
 def test_second_load_does_not_decode_and_is_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_femnist(tmp_path, {"train": 62, "test": 4})
     first = load("femnist", data_dir=tmp_path)
-    monkeypatch.setattr(sources, "assemble", refuse)
+    for needed in ("PIL.Image", "datasets"):
+        monkeypatch.setitem(sys.modules, needed, None)  # which decoding would import
     second = load("femnist", data_dir=tmp_path)
     for split in ("train", "test"):
         mine, theirs = getattr(first, split), getattr(second, split)
@@ -108,7 +120,7 @@ def test_cache_that_cannot_be_written_only_warns(
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "file" / "cache"))
     write_mnist(tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert load("mnist", data_dir=tmp_path).classes == 4
+        assert load("mnist", data_dir=tmp_path).num_classes == 4
     assert "Set FEDKEEP_CACHE" in caplog.text
 
 
@@ -116,7 +128,7 @@ def test_cache_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("FEDKEEP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
-    assert cache.cache_folder() == tmp_path / "fedkeep"
+    assert cache_folder() == tmp_path / "fedkeep"
 
 
 # --- the Hub -------------------------------------------------------------------------------------------------------
@@ -153,52 +165,84 @@ def test_hub_data_are_cached_by_commit_and_used_when_it_is_gone(
 ) -> None:
     library = pytest.importorskip("datasets")
     monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
-    asked: list[str | None] = []
-
-    def fake(hub_id: str, revision: str | None = None) -> Any:
-        asked.append(revision)
-        features = library.Features(
-            img=library.Image(),
-            fine_label=library.ClassLabel(names=["apple", "bee", "cup"]),
-            other=library.Value("string"),
-        )
-        splits = {}
-        for split, labels in (("train", [0, 1, 2]), ("test", [2, 1, 0])):
-            pictures = [pillow.fromarray(np.full((4, 4, 3), 9 * label, np.uint8)) for label in labels]
-            rows = {"img": pictures, "fine_label": labels, "other": ["x"] * 3}
-            splits[split] = library.Dataset.from_dict(rows, features=features)
-        return library.DatasetDict(splits)
-
-    monkeypatch.setattr(library, "load_dataset", fake)
-    monkeypatch.setattr(sources, "revision", lambda hub_id: "abc")
+    features = library.Features(
+        img=library.Image(),
+        fine_label=library.ClassLabel(names=["apple", "bee", "cup"]),
+        other=library.Value("string"),
+    )
+    splits = {}
+    for split, labels in (("train", [0, 1, 2]), ("test", [2, 1, 0])):
+        pictures = [pillow.fromarray(np.full((4, 4, 3), 9 * label, np.uint8)) for label in labels]
+        rows = {"img": pictures, "fine_label": labels, "other": ["x"] * 3}
+        splits[split] = library.Dataset.from_dict(rows, features=features)
+    downloaded = hub_with(monkeypatch, "abc", splits)
     dataset = load("cifar100")
     assert dataset.label_names == ("apple", "bee", "cup")
     assert dataset.train["image"][:, 1, 0, 0].tolist() == [0, 9, 18]
     load("uoft-cs/cifar100")
-    assert asked == ["abc"]  # the second came from the cache
-    monkeypatch.setattr(sources, "revision", lambda hub_id: "def")
+    assert downloaded == ["abc"]  # the second came from the cache
+    downloaded = hub_with(monkeypatch, "def", splits)
     load("cifar100")
-    assert asked == ["abc", "def"]
+    assert downloaded == ["def"]
     no_hub(monkeypatch)
-    assert load("cifar100").classes == 3
+    assert load("cifar100").num_classes == 3
     assert "is the copy that was loaded last" in caplog.text
     assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
 
 
-def test_ham10000_from_the_hub_repeats_no_image_and_shares_no_lesion(monkeypatch: pytest.MonkeyPatch) -> None:
-    def split(name: str, numbers: Sequence[int]) -> Split:
-        columns: dict[str, list[Any]] = {
-            "image": [image(number, (60, 45), "RGB") for number in numbers],
-            "image_id": [f"ISIC_{number}" for number in numbers],
-            "lesion_id": [f"HAM_{number // 2}" for number in numbers],
-            "dx": [("melanoma", "melanocytic_Nevi", "bcc")[number % 3] for number in numbers],
-        }
-        features = {"image": {"_type": "Image"}, **{c: {"_type": "Value"} for c in ("image_id", "lesion_id", "dx")}}
-        return Split(name, len(numbers), features, lambda column: iter([columns[column][:7], columns[column][7:]]))
+def test_a_hub_that_falls_silent_after_its_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("datasets")
+    hub_with(monkeypatch, "abc")
 
-    monkeypatch.setattr(sources, "revision", lambda hub_id: "abc")
-    both = {"train": split("train", range(60)), "test": split("test", range(40, 80))}
-    monkeypatch.setattr(sources, "hub_splits", lambda hub_id, commit: both)
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ConnectionError("connection reset")
+
+    monkeypatch.setattr(library, "load_dataset", fail)
+    with pytest.raises(DataError, match=r"cannot be reached \(connection reset\)"):
+        load("someone/shapes")
+
+
+def test_switched_off_hub_gives_what_datasets_has_in_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("datasets")
+    features = library.Features(image=library.Image(), label=library.ClassLabel(names=["a", "b"]))
+    table = library.Dataset.from_dict({"image": [image(i) for i in range(20)], "label": [0, 1] * 10}, features=features)
+    downloaded = hub_with(monkeypatch, "abc", {"train": table})
+    no_hub(monkeypatch)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    assert len(load("someone/shapes").train["label"]) == 16
+    assert downloaded == [None]
+
+
+def skin_images(name: str, numbers: Sequence[int]) -> Any:
+    """Return a split as the Hub has HAM10000: two images of each lesion, three diagnoses."""
+    library = pytest.importorskip("datasets")
+    columns: dict[str, list[Any]] = {
+        "image": [image(number, (60, 45), "RGB") for number in numbers],
+        "image_id": [f"ISIC_{number}" for number in numbers],
+        "lesion_id": [f"HAM_{number // 2}" for number in numbers],
+        "dx": [("melanoma", "melanocytic_Nevi", "bcc")[number % 3] for number in numbers],
+    }
+    text = {column: library.Value("string") for column in ("image_id", "lesion_id", "dx")}
+    return library.Dataset.from_dict(columns, features=library.Features(image=library.Image(), **text))
+
+
+@pytest.fixture
+def skin(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    splits = {"train": skin_images("train", range(60)), "test": skin_images("test", range(40, 80))}
+    hub_with(monkeypatch, "abc", splits)
+    return splits
+
+
+@pytest.mark.usefixtures("skin")
+def test_a_hub_id_means_the_first_known_set_of_it() -> None:
+    small, large = load("marmal88/skin_cancer"), load("ham10000-64")
+    assert (small.name, small.shape) == ("ham10000", (3, 32, 32))
+    assert (large.name, large.shape) == ("ham10000-64", (3, 64, 64))
+    assert torch.equal(small.train["label"], large.train["label"])
+
+
+@pytest.mark.usefixtures("skin")
+def test_ham10000_from_the_hub_repeats_no_image_and_shares_no_lesion() -> None:
     dataset = load("ham10000")
     expected = {n for n in range(80) if hashlib.sha256(f"HAM_{n // 2}".encode()).digest()[0] < 51}
     assert 0 < len(expected) < 40

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedkeep._utils.seeds import numpy_generator
 from fedkeep.data.partition import (
     IID,
     ByColumn,
@@ -25,12 +26,10 @@ from fedkeep.data.partition import (
     Partition,
     Scheme,
     Sharding,
-    allocation,
     schemes,
 )
 from fedkeep.data.partition.allocation import allocate
 from fedkeep.errors import ConfigError, PartitionError
-from fedkeep.seeds import numpy_generator
 
 few = settings(max_examples=20, deadline=None)
 
@@ -185,13 +184,15 @@ def test_allocation_is_the_published_loop(seed: int, everyone: bool) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 300, 4096, 1 << 20])
-def test_batch_size_changes_nothing(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    train, scheme = balanced(3000, 10), ClasswiseDirichlet(clients=60, alpha=0.18)
-    expected = scheme.split(train, 10, 3)
-    monkeypatch.setattr(allocation, "_BATCH", batch)
-    found = scheme.split(train, 10, 3)
+def test_how_many_shares_are_drawn_at_a_time_changes_nothing(batch: int) -> None:
+    request = {"alpha": 0.18, "cap": 50.0, "min_size": 10, "attempts": 2_000_000, "seed": 3}
+    sizes, owners = np.full(10, 300), np.ones((60, 10), dtype=bool)
+    expected = allocate(sizes, owners, **request)  # type: ignore[arg-type]
+    found = allocate(sizes, owners, **request, shares_at_a_time=batch)  # type: ignore[arg-type]
     assert expected.attempts > 20
-    assert (found.attempts, found.hash) == (expected.attempts, expected.hash)
+    assert found.attempts == expected.attempts
+    assert found.counts is not None
+    assert np.array_equal(found.counts, expected.counts)  # type: ignore[arg-type]
 
 
 def test_capped_owners_share_equally() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.data.partition import IID, ClasswiseDirichlet, ClientwiseDirichlet, ExDir, Hybrid, Scheme, Sharding
-from fedkeep.data.partition.statistics import statistics
+from fedkeep.data.partition.statistics import partition_statistics
 
 
 def balanced(examples: int, classes: int) -> dict[str, Tensor]:
@@ -24,12 +24,12 @@ def averages(scheme: Scheme, train: dict[str, Tensor], classes: int, seeds: int)
     rows = []
     for seed in range(seeds):
         partition = scheme.split(train, classes, seed)
-        rows.append({**statistics(partition.counts(train["label"], classes)), "attempts": partition.attempts})
+        rows.append({**partition_statistics(partition.counts(train["label"], classes)), "attempts": partition.attempts})
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
 def test_statistics_by_hand() -> None:
-    found = statistics(np.array([[4, 0], [2, 2], [0, 0]]))
+    found = partition_statistics(np.array([[4, 0], [2, 2], [0, 0]]))
     assert found == pytest.approx(
         {
             "clients": 3,
@@ -44,10 +44,10 @@ def test_statistics_by_hand() -> None:
             "label_entropy": math.log(2) / 2,
         }
     )
-    assert statistics(torch.tensor([[1, 1]]))["gini_impurity"] == 0.5
+    assert partition_statistics(torch.tensor([[1, 1]]))["gini_impurity"] == 0.5
     for bad in (np.zeros((3, 2)), np.ones(3)):
         with pytest.raises(ValueError, match="Counts"):
-            statistics(bad)
+            partition_statistics(bad)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_clientwise_dirichlet_is_the_published_loop_in_distribution() -> None:
     """Unequal classes, so that some run out early and redrawing matters (for small alpha their loop hardly ends)."""
     labels = torch.repeat_interleave(torch.arange(4), torch.tensor([20, 60, 100, 220]))
     names = ("classes_per_client", "gini_impurity", "label_entropy")
-    theirs = [statistics(clientwise_loop(labels, 4, 10, 2.0, seed)) for seed in range(60)]
+    theirs = [partition_statistics(clientwise_loop(labels, 4, 10, 2.0, seed)) for seed in range(60)]
     ours = averages(ClientwiseDirichlet(clients=10, alpha=2.0), {"label": labels}, 4, 200)
     for name in names:
         values = np.array([row[name] for row in theirs])
@@ -166,7 +166,7 @@ def theirs(partitioner: Any, train: dict[str, Tensor], classes: int) -> dict[str
     for client in range(partitioner.num_partitions):
         rows = np.asarray(partitioner.load_partition(client).with_format("numpy")["row"][:])
         counts[client] = np.bincount(labels[rows], minlength=classes)
-    return statistics(counts)
+    return partition_statistics(counts)
 
 
 def compare(scheme: Scheme, partitioners: list[Any], tolerances: dict[str, float]) -> None:

@@ -10,12 +10,12 @@ import pytest
 import tiny
 import torch
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.feddf import FedDF
-from fedkeep.data.public import Public
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.feddf import FedDF
+from fedkeep.data.server_data import Public
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.build import build_federation, build_simulation
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 
 
 def test_images_of_some_classes_are_drawn_by_the_seed_and_lose_their_labels() -> None:
@@ -72,7 +72,7 @@ def test_with_tasks_the_server_has_it_in_each(tmp_path: Path) -> None:
     text = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\n', 'scheme = "dirichlet"\nclients = 8\n')
     path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nimages = 9\n[tasks]\ntasks = 2\n')
     federation = build_federation(load_recipe(path), 0)
-    assert [len(federation.at(task).server["label"]) for task in (1, 2)] == [9, 9]
+    assert [len(federation.for_task(task).server["label"]) for task in (1, 2)] == [9, 9]
 
 
 def test_methods_without_a_use_for_it_are_not_disturbed(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import tiny
 
 from fedkeep.experiment.build import build_federation, build_simulation
 from fedkeep.experiment.estimate import NotEstimated, estimate
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Fit, Training
 from fedkeep.training import party

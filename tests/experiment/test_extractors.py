@@ -11,7 +11,7 @@ import small_extractor
 import tiny
 
 from fedkeep.experiment.build import build_federation, describe_trial
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models.extractor import CARD, load_extractor
 
 CLIENTS = '\n[[client_models]]\nclients = ["1-2"]\nname = "pretrained"\nsource = "{}"\n'

@@ -13,10 +13,10 @@ import tiny
 from torch import Tensor
 
 import fedkeep
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.experiment import experiment
 from fedkeep.experiment.runtime import Machine
-from fedkeep.objectives import Batch, CrossEntropy, Student
+from fedkeep.losses import Batch, CrossEntropy, ModelView
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 CALLS = 13
@@ -38,7 +38,7 @@ def test_few_calls_lead_from_a_run_to_the_loss_of_a_local_step(tmp_path: Path, m
     seen: list[list[str]] = []
     compute = CrossEntropy.__call__
 
-    def watched(self: CrossEntropy, student: Student, batches: Sequence[Batch]) -> Tensor:
+    def watched(self: CrossEntropy, student: ModelView, batches: Sequence[Batch]) -> Tensor:
         seen.append(calls_on_the_stack())
         return compute(self, student, batches)
 

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
-from fedkeep.algorithms.fedcad import FedCAD
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.parallel.fedcad import FedCAD
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data.partition import ClientwiseDirichlet, ExDir
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.catalogue import recipe_names
-from fedkeep.experiment.changes import parsed
-from fedkeep.experiment.networks import ClientModel, of_one, own_models
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.build import build_federation, describe_trial
+from fedkeep.experiment.model_config import ClientModel, client_architectures, select_client
+from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe import Method, Recipe, with_methods
+from fedkeep.experiment.recipe_index import recipe_names
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.mlp import MLP
 
@@ -66,7 +68,7 @@ def test_every_option_is_written_out(load: Any) -> None:
         "training.clip=5.0",
         "augmentation.flip=true",
         "run.evaluate_local_models=true",
-        "sfedkd.exclude_self=true",
+        "sfedkd.selection=random",
         "model.hidden=[]",
         "sfedkd.label=Ours (x)",
     ]
@@ -76,7 +78,7 @@ def test_every_option_is_written_out(load: Any) -> None:
     table = tomllib.loads(recipe.to_toml())
     assert table["training"]["clip"] == 5.0
     assert table["methods"][2]["label"] == "Ours (x)"
-    assert table["methods"][2]["epsilon"] == 1e-4, "defaults too: they may change in a later version"
+    assert table["methods"][2]["tau"] == 4.0, "defaults too: they may change in a later version"
     assert "clip" not in tomllib.loads(load().to_toml())["training"]
 
 
@@ -247,7 +249,7 @@ SETTING_ERRORS = [
     ("partition.alhpa=1", "there is no option 'alhpa'.*'alpha'"),
     ("model.hiden=[1]", "there is no option 'hiden'.*'hidden'"),
     ("augmentation.flp=true", "there is no option 'flp'.*'flip'"),
-    ("data.nam=x", r"\[data\] needs exactly one option, name"),
+    ("data.nam=x", r"\[data\] needs a name"),
     ("algorithm.teachres=1", "no method.*'teachers'"),
     ("sfedkd.teachres=1", "there is no option 'teachres'.*'teachers'"),
     ("fedavg.teachers=1", "there is no option 'teachers'"),
@@ -356,7 +358,7 @@ def test_malformed_files_and_changes_together_are_errors_too(text: str, changes:
         ("demmo", "no recipe 'demmo'. Did you mean 'demo'.*fedkeep recipes.*toml file"),
         ("sfedkd/tabel4", "no recipe 'sfedkd/tabel4'. Did you mean 'sfedkd/table4'"),
         ("sfedkd/table4", "one for each column of SFedKD, table 4: sfedkd/table4/cifar10-2-0.5, sfedkd/table4/cif"),
-        ("sfedkd/_base", "needs exactly one option, name"),
+        ("sfedkd/_base", "needs a name"),
         ("nowhere/x.toml", "no file 'nowhere/x.toml'.*demo"),
         ("", "no recipe"),
     ],
@@ -381,7 +383,7 @@ def test_a_method_that_needs_what_the_recipe_lacks(load: Any, monkeypatch: pytes
 
 
 def test_values_are_read_as_toml_or_text() -> None:
-    assert [parsed(text) for text in ("1", "1.5", "true", "[1, 2]", "'x'", "exdir", "a b", "")] == [
+    assert [parse_value(text) for text in ("1", "1.5", "true", "[1, 2]", "'x'", "exdir", "a b", "")] == [
         1,
         1.5,
         True,
@@ -391,7 +393,7 @@ def test_values_are_read_as_toml_or_text() -> None:
         "a b",
         "",
     ]
-    assert parsed("1\nevil = 2") == "1\nevil = 2" or parsed("1\nevil = 2") == 1
+    assert parse_value("1\nevil = 2") == "1\nevil = 2" or parse_value("1\nevil = 2") == 1
 
 
 def test_a_recipe_is_json_free_of_surprises(load: Any) -> None:
@@ -420,7 +422,7 @@ class Alone(FedSeq):
 def test_clients_may_have_networks_of_their_own(load: Any, tmp_path: Path) -> None:
     text = tiny.RECIPE[: tiny.RECIPE.index("[[methods]]")] + '[[methods]]\nalgorithm = "any-network-for-a-test"\n'
     recipe = load(text + OWN)
-    own = own_models(recipe.client_models, [str(i) for i in range(8)])
+    own = client_architectures(recipe.client_models, [str(i) for i in range(8)])
     assert {client: model.name for client, model in own.items()} == {
         "0": "mlp",
         "2": "lenet5",
@@ -431,18 +433,18 @@ def test_clients_may_have_networks_of_their_own(load: Any, tmp_path: Path) -> No
     assert own["0"] == MLP(hidden=(9,))
     again = load_recipe(tiny.write_recipe(tmp_path, recipe.to_toml(), "again.toml"))
     assert again.client_models == recipe.client_models
-    assert own_models(of_one(recipe.client_models, "3"), ["3"]) == {"3": own["2"]}
-    assert of_one(recipe.client_models, "5") == ()
+    assert client_architectures(select_client(recipe.client_models, "3"), ["3"]) == {"3": own["2"]}
+    assert select_client(recipe.client_models, "5") == ()
     with pytest.raises(ConfigError, match="names '6', which is no client"):
-        own_models(recipe.client_models, [str(i) for i in range(6)])
+        client_architectures(recipe.client_models, [str(i) for i in range(6)])
 
 
 @pytest.mark.parametrize("name", ["3-1", "0-99999999999", "2023-07"])
 def test_what_is_no_range_of_clients_is_a_name(name: str) -> None:
     models = [ClientModel((name,), MLP())]
-    assert own_models(models, [name, "0"]) == {name: MLP()}
+    assert client_architectures(models, [name, "0"]) == {name: MLP()}
     with pytest.raises(ConfigError, match=f"names '{name}', which is no client"):
-        own_models(models, ["0", "1", "2", "3"])
+        client_architectures(models, ["0", "1", "2", "3"])
 
 
 @pytest.mark.parametrize(
@@ -459,3 +461,32 @@ def test_what_is_no_range_of_clients_is_a_name(name: str) -> None:
 def test_client_models_that_cannot_be(load: Any, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(tiny.RECIPE + text)
+
+
+def test_a_recipe_that_is_evaluated_on_training_images_says_so(load: Any) -> None:
+    recipe = load(settings=["data.validation=0.1"])
+    assert recipe.validation == 0.1
+    assert recipe.title == "tiny (changed: data.validation=0.1) (evaluated on 10% of the training images)"
+    again = load(recipe.to_toml())
+    assert (again.title, again.validation) == (recipe.title, 0.1)
+    assert load().validation == 0
+    assert "validation" not in load().to_toml()
+    other = load(settings=["data.validation=0.1", "data.name=mnist"])
+    assert other.validation == 0, "other data have nothing in common"
+
+
+@pytest.mark.parametrize("share", ["0.6", "-0.1", "true", "'much'"])
+def test_a_share_for_validation_is_a_share(load: Any, share: str) -> None:
+    with pytest.raises(ConfigError, match=r"data.validation is a share of the training images, 0 \(none\) to 0.5"):
+        load(settings=[f"data.validation={share}"])
+
+
+def test_validation_images_are_the_test_set_of_a_federation(load: Any) -> None:
+    whole, part = (build_federation(load(settings=s), 0) for s in ([], ["data.validation=0.1"]))
+    train, test = part.dataset.train["label"], part.dataset.test["label"]
+    assert len(train) + len(test) == len(whole.dataset.train["label"])
+    assert sum(part.size(client) for client in part.clients) == len(train)
+    assert torch.equal(build_federation(load(settings=["data.validation=0.1"]), 1).dataset.test["label"], test)
+    described = describe_trial(load(), load().methods[0], 0, part)
+    assert "held out; the test images are not used" in described["dataset_note"]
+    assert sum(described["test_total"]) == len(test)

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from fedkeep.algorithms.fedadkd import FedADKD
-from fedkeep.algorithms.fedcad import FedCAD
-from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.fedlsd import FedLSD
-from fedkeep.algorithms.fedpass import FedPASS
-from fedkeep.algorithms.fedskf import FedSKF
-from fedkeep.algorithms.fedweit import FedWeIT
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.incremental.fedpass import FedPASS
+from fedkeep.algorithms.incremental.fedskf import FedSKF
+from fedkeep.algorithms.incremental.fedweit import FedWeIT
+from fedkeep.algorithms.parallel.fedadkd import FedADKD
+from fedkeep.algorithms.parallel.fedcad import FedCAD
+from fedkeep.algorithms.parallel.fedlsd import FedLSD
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Augmentation, Tasks
-from fedkeep.data.auxiliary import Auxiliary
 from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Hybrid, Sharding
-from fedkeep.experiment.catalogue import ROOT, PaperTable, paper_tables, recipe_names
-from fedkeep.experiment.changes import merged
-from fedkeep.experiment.networks import own_models
-from fedkeep.experiment.reading import _read, load_recipe
+from fedkeep.data.server_data import Auxiliary
+from fedkeep.experiment.model_config import client_architectures
+from fedkeep.experiment.overrides import merge_tables
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_index import ROOT, PaperTable, paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import _read, load_recipe
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
 from fedkeep.reporting.rows import METRICS as SHOWN
@@ -345,14 +345,14 @@ def test_images_are_augmented_as_in_the_code_of_target() -> None:
     assert load_recipe("fedkeep/class-incremental/fashion-mnist-5x2").augmentation == Augmentation()
 
 
-RGB = {"cur": 200, "pre": 50, "server_cur": 200, "server_pre": 200, "server_passes": 1, "guidance": 10.0}
+RGB = {"cur": 200, "pre": 50, "server_cur": 200, "server_pre": 200, "server_epochs": 1, "guidance": 10.0}
 
 
 @pytest.mark.parametrize("name", ["table1-heterogeneous/rgb-0.3", "table2/rgb-0.5", "table3/rgb"])
 def test_feddcls_colour_benchmark(name: str) -> None:
     recipe = load_recipe(f"feddcl/{name}")
     assert recipe.model == Pretrained("google/vit-base-patch16-224")
-    models = own_models(recipe.client_models, [str(client) for client in range(5)])
+    models = client_architectures(recipe.client_models, [str(client) for client in range(5)])
     assert [models[str(client)].name for client in range(5)] == ["resnet50", *["resnet34"] * 2, *["resnet18"] * 2]
     assert recipe.generator.name == "ldm"
     assert options(recipe, "FedDCL") == FedDCL(**RGB, proto_rounds=10, proto_steps=50, proto_batch=12)
@@ -396,7 +396,7 @@ def test_methods_of_fedskf() -> None:
 
 def test_methods_of_sfedkd() -> None:
     table1 = load_recipe("sfedkd/table1/cifar10-2-0.5")
-    printed = SFedKD(teachers=5, w_nontarget=1.0, w_target=3.0, metric="kl", epsilon=1e-4)
+    printed = SFedKD(teachers=5, w_nontarget=1.0, w_target=3.0, metric="kl")
     assert options(table1, "SFedKD") == printed
     tuned = load_recipe("sfedkd/table1/cifar10-2-0.5", grid=True)
     grid = [f"SFedKD (tau {tau}, kd_scale {scale})" for tau in (1, 2, 4) for scale in ("none", "tau2")]
@@ -442,10 +442,8 @@ def test_methods_of_fedadkd() -> None:
     recipe = load_recipe("fedadkd/table2/cifar10-0.1")
     assert options(recipe, "FedProx").mu == 1.0
     assert options(recipe, "FedCurv").fisher == "batch"
-    assert not options(recipe, "FedCurv").compat_inplace
-    assert not options(recipe, "FedNova").compat_ccvr
-    fusions = {method.label: getattr(method.algorithm, "fusion", "by_count") for method in recipe.methods}
-    assert fusions == dict.fromkeys(fusions, "by_count") | {"FedADKD": "uniform"}
+    means = {method.label: getattr(method.algorithm, "aggregation", "num_examples") for method in recipe.methods}
+    assert means == dict.fromkeys(means, "num_examples") | {"FedADKD": "uniform"}
     tuned = [
         (m.algorithm.w_target, m.algorithm.delta)
         for m in load_recipe("fedadkd/table2/cifar10-0.1", grid=True).methods
@@ -514,14 +512,14 @@ def without(table: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
 
 
 def redundant(table: dict[str, Any], base: dict[str, Any]) -> list[tuple[str, ...]]:
-    whole = merged(base, table)
-    return [place for place in leaves(table) if merged(base, without(table, place)) == whole]
+    whole = merge_tables(base, table)
+    return [place for place in leaves(table) if merge_tables(base, without(table, place)) == whole]
 
 
 def base_of(parents: list[str]) -> dict[str, Any]:
     base: dict[str, Any] = {}
     for parent in parents:
-        base = merged(base, _read(parent, ())[0])
+        base = merge_tables(base, _read(parent, ())[0])
     return base
 
 

@@ -15,14 +15,14 @@ import tiny
 import torch
 
 import fedkeep
-from fedkeep.algorithms.target import TARGET
+from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.data import Augmentation, DataSet, Tasks
 from fedkeep.data.partition import ByColumn, ExDir, Scheme
 from fedkeep.experiment.build import build_simulation, held_by_server, split_clients
-from fedkeep.experiment.catalogue import paper_tables
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.models import architecture
+from fedkeep.experiment.recipe_index import paper_tables
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.models import get_architecture
 
 
 @cache
@@ -47,7 +47,7 @@ def small(recipe: Recipe) -> Recipe:
     return replace(
         recipe,
         partition=shrunk(recipe.partition),
-        model=architecture("mlp")(hidden=(8,)),  # type: ignore[call-arg]
+        model=get_architecture("mlp")(hidden=(8,)),  # type: ignore[call-arg]
         training=replace(recipe.training, epochs=1, batch_size=16),
         run=replace(recipe.run, rounds=2, cohort=5, evaluate_every=1),
         auxiliary=replace(recipe.auxiliary, per_class=min(recipe.auxiliary.per_class, 5)),
@@ -99,7 +99,7 @@ def test_every_recipe_with_tasks_can_be_carried_out(table: str, methods: int) ->
     for name, (recipe, method) in played.items():
         recipe = small_in_tasks(recipe)
         if isinstance(method.algorithm, TARGET):
-            method = replace(method, algorithm=replace(method.algorithm, **tiny.SYNTHESIS))
+            method = replace(method, algorithm=replace(method.algorithm, **tiny.INVERSION))
         engine = build_simulation(recipe, method, 0, split_clients(recipe, 0, digits(), {}))
         records = tiny.played(engine)
         assert [len(record["correct"]) for record in records] == [5, 10], name

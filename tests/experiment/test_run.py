@@ -20,12 +20,12 @@ import torch
 from safetensors.torch import load_file
 
 import fedkeep
-from fedkeep import doing
+from fedkeep._utils import progress
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment import experiment as module
 from fedkeep.experiment import plugins, provenance, trial_runner
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run, prepare_run
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
@@ -37,7 +37,7 @@ SLOW_METHOD = """
 import time
 from dataclasses import dataclass
 
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ CRASHING_METHOD = """
 import os
 from dataclasses import dataclass
 
-from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.algorithms.sequential.fedseq import FedSeq
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(doing, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=2)
     experiment = Experiment(recipe)
     folder = prepare_run(experiment, tmp_path / "run", ["test"])
@@ -341,7 +341,7 @@ def test_a_trial_tells_which_versions_ran_it(tmp_path: Path, monkeypatch: pytest
     assert f"PyTorch {torch.__version__}" in here
     monkeypatch.setattr(trial_runner, "describe_version", lambda: "FedKeep 9")
     (cell,) = fedkeep.resume(tmp_path / "run").cells
-    assert cell.played_by == (here, "FedKeep 9")
+    assert cell.versions == (here, "FedKeep 9")
     assert (
         "Cells that another version went on with, which report.html names: 1 of 1."
         in (tmp_path / "run" / "table.md").read_text()
@@ -398,7 +398,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "held_method.py").write_text(HELD_METHOD)
     text = tiny.RECIPE.split("[[methods]]")[0] + '[[methods]]\nalgorithm = "held"\nteachers = 2\n'
     recipe = tiny.write_recipe(folder, text)
-    plugins.use([str(folder / "held_method.py")])
+    plugins.import_user_code([str(folder / "held_method.py")])
     (folder / "open").touch()
     fedkeep.run(load_recipe(recipe, rounds=12), out=folder / "whole")
     return folder

@@ -7,7 +7,7 @@ import sys
 import tiny
 import torch
 
-from fedkeep.algorithms.scaffold import SCAFFOLD
+from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
 from fedkeep.experiment import build as setup

@@ -15,10 +15,10 @@ from torch import Tensor
 
 import fedkeep
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
-from fedkeep.models import Weights, architecture
+from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.rows import METRICS, Row, summary
 from fedkeep.reporting.run_folder import Run
 from fedkeep.training.party import LocalParty
@@ -69,7 +69,7 @@ def exported(run: Run, title: str) -> dict[str, Tensor]:
 def accuracy(model: Weights) -> float:
     """Return a model's accuracy on the digits' test split."""
     digits = fedkeep.load("digits")
-    network = architecture("mlp")(hidden=(8,)).build(digits.shape, digits.classes)  # type: ignore[call-arg]
+    network = get_architecture("mlp")(hidden=(8,)).build(digits.shape, digits.num_classes)  # type: ignore[call-arg]
     network.load_state_dict(dict(model))
     with torch.no_grad():
         hits: Tensor = network(digits.normalise(digits.test["image"])).argmax(1) == digits.test["label"]

@@ -15,7 +15,7 @@ import fedkeep
 from fedkeep.cli.main import main
 from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine
 from fedkeep.experiment.runtime import Progress
 from fedkeep.reporting.table import markdown, rows_csv, summary

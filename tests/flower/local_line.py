@@ -7,49 +7,51 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from fedkeep.flower.config import Place
-from fedkeep.flower.line import Kind, Parcel
-from fedkeep.flower.site import answer
+from fedkeep.flower.client_handler import handle_message
+from fedkeep.flower.config import NodeConfig
+from fedkeep.flower.transport import Envelope, MessageKind
 from fedkeep.simulation.messages import ClientFailure
 
-Tamper = Callable[[Place, Kind, Parcel, Parcel], Parcel | ClientFailure | None]
+Tamper = Callable[[NodeConfig, MessageKind, Envelope, Envelope], Envelope | ClientFailure | None]
 """May change what a site answers, given what it was asked; None: no answer ever."""
 
 
 class LocalLine:
     """Answers at once, through JSON, what is sent to it."""
 
-    def __init__(self, places: dict[int, Place], tamper: Tamper | None = None) -> None:
+    def __init__(self, places: dict[int, NodeConfig], tamper: Tamper | None = None) -> None:
         self.places = places
         self.registered: dict[int, str] = {}
         self.tamper = tamper
-        self.waiting: dict[str, Parcel | ClientFailure] = {}
-        self.sent: list[tuple[str, Kind, Parcel]] = []
+        self.waiting: dict[str, Envelope | ClientFailure] = {}
+        self.sent: list[tuple[str, MessageKind, Envelope]] = []
 
     def nodes(self) -> dict[int, str]:
         return {node: self.registered.get(node, "") for node in self.places}
 
-    def send(self, node: int, kind: Kind, parcel: Parcel, round: int, seconds: float) -> str | ClientFailure:
+    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | ClientFailure:
         if node not in self.places:
             return ClientFailure("the node is gone")
         self.sent.append((self.places[node].site, kind, parcel))
-        arrived = Parcel(json.loads(json.dumps(parcel.head)), parcel.tensors)
-        said = answer(kind, arrived, self.places[node])
-        reply: Parcel | ClientFailure | None = Parcel(json.loads(json.dumps(said.head)), said.tensors)
+        arrived = Envelope(json.loads(json.dumps(parcel.head)), parcel.tensors)
+        said = handle_message(kind, arrived, self.places[node])
+        reply: Envelope | ClientFailure | None = Envelope(json.loads(json.dumps(said.head)), said.tensors)
         if self.tamper is not None:
-            assert isinstance(reply, Parcel)
+            assert isinstance(reply, Envelope)
             reply = self.tamper(self.places[node], kind, arrived, reply)
         if reply is not None:
             self.waiting[str(len(self.sent))] = reply
         return str(len(self.sent))
 
-    def receive(self, sent: Collection[str]) -> dict[str, Parcel | ClientFailure]:
+    def receive(self, sent: Collection[str]) -> dict[str, Envelope | ClientFailure]:
         return {number: self.waiting.pop(number) for number in list(sent) if number in self.waiting}
 
 
-def places(folder: Path, count: int = 8, **changes: object) -> dict[int, Place]:
+def places(folder: Path, count: int = 8, **changes: object) -> dict[int, NodeConfig]:
     """Return sites that play the clients of a recipe, each on a node of its own."""
     return {
-        100 + i: replace(Place(site=str(i), partition_id=i, num_partitions=count, state_dir=str(folder)), **changes)  # type: ignore[arg-type]
+        100 + i: replace(
+            NodeConfig(site=str(i), partition_id=i, num_partitions=count, state_dir=str(folder)), **changes
+        )  # type: ignore[arg-type]
         for i in range(count)
     }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedkeep.errors import ConfigError
-from fedkeep.flower.config import read_place, read_run_config
+from fedkeep.flower.config import read_node_config, read_run_config
 
 
 def test_the_repository_is_an_app_whose_configuration_is_whole() -> None:
@@ -21,9 +21,11 @@ def test_the_repository_is_an_app_whose_configuration_is_whole() -> None:
 
 
 def test_what_a_node_does_not_say_the_run_may_say() -> None:
-    place = read_place({"partition-id": 3, "num-partitions": 8}, {"state-dir": "there", "data-dir": "", "rounds": 3})
+    place = read_node_config(
+        {"partition-id": 3, "num-partitions": 8}, {"state-dir": "there", "data-dir": "", "rounds": 3}
+    )
     assert (place.site, place.partition_id, place.state_dir) == ("3", 3, "there")
-    assert read_place({"site": 1, "data": "x", "state-dir": "here"}, {"state-dir": "there"}).state_dir == "here"
+    assert read_node_config({"site": 1, "data": "x", "state-dir": "here"}, {"state-dir": "there"}).state_dir == "here"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_what_a_node_does_not_say_the_run_may_say() -> None:
 )
 def test_a_node_that_is_configured_badly_is_told_how(node: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read_place(node, {})
+        read_node_config(node, {})
 
 
 def test_a_run_that_is_configured_badly_is_told_how() -> None:
@@ -48,6 +50,8 @@ def test_a_run_that_is_configured_badly_is_told_how() -> None:
 def test_a_run_says_nothing_to_a_real_site() -> None:
     """Whoever starts a run chooses neither what code runs at a site nor where it writes."""
     run = {"allow-code": True, "use": "/tmp/any.py", "state-dir": "/elsewhere", "data-dir": "/other"}
-    assert read_place({"site": "a", "data": "/data/a"}, run) == read_place({"site": "a", "data": "/data/a"}, {})
-    trial = read_place({"partition-id": 1}, run)
+    assert read_node_config({"site": "a", "data": "/data/a"}, run) == read_node_config(
+        {"site": "a", "data": "/data/a"}, {}
+    )
+    trial = read_node_config({"partition-id": 1}, run)
     assert (trial.state_dir, trial.allow_code, trial.use) == ("/elsewhere", False, "")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedkeep.cli import main
-from fedkeep.flower.config import read_place, read_run_config
+from fedkeep.flower.config import read_node_config, read_run_config
 from fedkeep.reporting.run_folder import read_run
 
 pytest.importorskip("flwr")
@@ -74,7 +74,7 @@ def test_the_keys_can_be_made_and_the_gate_opens_with_them(tmp_path: Path, monke
 
 def test_a_site_takes_the_node_config_of_the_guide() -> None:
     (line,) = (line for line in LINES if "--node-config" in line)
-    place = read_place(parse_config_args([after("--node-config", line)]), {})
+    place = read_node_config(parse_config_args([after("--node-config", line)]), {})
     assert (place.site, place.data, place.state_dir) == ("a", "/data/a", "/var/lib/fedkeep")
 
 

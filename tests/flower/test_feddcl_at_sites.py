@@ -16,13 +16,13 @@ from trial import Killed, config, killing, model, records
 
 from fedkeep.cli import main
 from fedkeep.errors import FedKeepError
-from fedkeep.experiment.reading import load_recipe
-from fedkeep.flower import site
-from fedkeep.flower.config import Place
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.flower import client_handler
+from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.generation.diffusion.training_data import load_training_data
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
-from fedkeep.synthesis.diffusion.material import material
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -61,7 +61,7 @@ def test_sites_hold_no_image_that_the_generator_learned_from(tmp_path: Path) -> 
     line = LocalLine(own)
     serve(line, config(recipe, tmp_path / "real", (), methods="feddcl", rounds=1))
     book = json.loads(next((tmp_path / "real" / "trials").rglob("sites.json")).read_text())
-    left = material("digits", "same_classes").left["label"]
+    left = load_training_data("digits", "same_classes").unseen["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
 
@@ -74,7 +74,7 @@ def test_methods_that_draw_nothing_leave_the_same_images_out(tmp_path: Path) -> 
         serve(LocalLine(places(tmp_path / "sites", 3, **own)), wanted)
     serve(LocalLine(places(tmp_path / "own", 3, **own, generator=str(tmp_path / "generator"))), wanted)
     book = json.loads(next((tmp_path / "real" / "trials").rglob("sites.json")).read_text())
-    left = material("digits", "same_classes").left["label"]
+    left = load_training_data("digits", "same_classes").unseen["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
 
@@ -84,7 +84,7 @@ def test_a_real_site_needs_a_generator_of_its_own(recipe: str, tmp_path: Path) -
         serve(LocalLine(own), config(recipe, tmp_path / "many", (), methods="feddcl", rounds=2))
 
 
-def copies(recipe: str, folder: Path) -> dict[int, Place]:
+def copies(recipe: str, folder: Path) -> dict[int, NodeConfig]:
     """Return three real sites, each with a copy of the run's generator."""
     sites = places(folder / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
     for node, place in sites.items():
@@ -97,7 +97,7 @@ def exchange(folder: str) -> None:
     """Put another generator in the place of one, such as a site's own."""
     shutil.rmtree(folder)
     assert main(["generator", "train", "digits", "--seed", "1", "--out", folder, "--quiet", *TINY]) == 0
-    site._built.cache_clear()  # a SuperNode answers each call in a process of its own
+    client_handler._built.cache_clear()  # a SuperNode answers each call in a process of its own
 
 
 def test_another_generator_than_the_servers_is_refused(recipe: str, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(re
 
 def test_a_run_without_a_generator_does_not_know_that_of_a_site(recipe: str, tmp_path: Path) -> None:
     (place,) = places(tmp_path, 1, partition_id=-1, data="digits", generator="of/this/site").values()
-    assert site._generator(load_recipe(recipe), place).name == "of/this/site"
-    assert site._generator(load_recipe(tiny.write_recipe(tmp_path)), place) == GeneratorChoice()
+    assert client_handler._generator(load_recipe(recipe), place).name == "of/this/site"
+    assert client_handler._generator(load_recipe(tiny.write_recipe(tmp_path)), place) == GeneratorConfig()
 
 
 def frozen(recipe: str, folder: Path, sites: str) -> str:
@@ -161,8 +161,8 @@ def frozen(recipe: str, folder: Path, sites: str) -> str:
 def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines, engine_for = [], site.engine_for
-    monkeypatch.setattr(site, "engine_for", lambda *given: engines.append(engine_for(*given)) or engines[-1])
+    engines, engine_for = [], client_handler.engine_for
+    monkeypatch.setattr(client_handler, "engine_for", lambda *given: engines.append(engine_for(*given)) or engines[-1])
     toy = frozen(recipe, tmp_path, '["1-2"]')
     one, many = tmp_path / "one", tmp_path / "many"
     assert main(["run", toy, "--workers", "1", "--quiet", "--out", str(one)]) == 0

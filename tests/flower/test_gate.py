@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 
 import httpx
 
-from fedkeep.flower.gate import Gate
+from fedkeep.flower.path_proxy import PathProxy
 
 
 class Body(httpx.AsyncByteStream):
@@ -26,7 +26,7 @@ def through(path: str, superlink: httpx.AsyncBaseTransport, raw: bytes | None = 
     """Send a request to the gate, as a node would."""
 
     async def ask() -> httpx.Response:
-        gate = Gate("127.0.0.1:8001", httpx.AsyncClient(transport=superlink))
+        gate = PathProxy("127.0.0.1:8001", httpx.AsyncClient(transport=superlink))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate)) as node:
             request = node.build_request(
                 "POST", "https://fl.example.org:8000/", content=b"\0\1body", headers={"x-key": "k"}

@@ -16,8 +16,8 @@ from toys import toy_recipe
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.errors import ConfigError, RunError, ValueRefused
-from fedkeep.experiment.reading import load_recipe
-from fedkeep.flower.line import Parcel
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.flower.transport import Envelope
 
 pytest.importorskip("flwr")
 
@@ -25,7 +25,7 @@ import federation as hosts
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.wire import pack, unpack
+from fedkeep.flower.records import pack, unpack
 
 QUICK = ["fedavg", "sfedkd"]
 OTHERS = ["fedcad", "fedadkd", "scaffold"]
@@ -34,14 +34,14 @@ APART = ["feddcl", "ft-kd"]  # over tasks too, and each site has a network of it
 SITES = 2
 
 
-def parcel() -> Parcel:
+def parcel() -> Envelope:
     tensors = {
         "a": torch.arange(6.0).reshape(2, 3).T,
         "b": torch.tensor(3),
         "c": torch.zeros(0, 4),
         "d": torch.tensor([True, False]),
     }
-    return Parcel({"x": [1, 2.5, "text", None]}, tensors)
+    return Envelope({"x": [1, 2.5, "text", None]}, tensors)
 
 
 def test_a_parcel_arrives_as_it_was_sent() -> None:
@@ -58,11 +58,11 @@ def test_what_is_too_large_is_refused_unread() -> None:
 
 
 def test_a_head_that_is_too_large_is_refused_unread() -> None:
-    assert unpack(pack(Parcel({"x": "y" * 1000})), 1e6, 2000).head
+    assert unpack(pack(Envelope({"x": "y" * 1000})), 1e6, 2000).head
     with pytest.raises(ValueRefused, match=r"a head of 0\.0 MB, where at most 0\.0 MB are taken"):
-        unpack(pack(Parcel({"x": "y" * 2000})), 1e6, 2000)
+        unpack(pack(Envelope({"x": "y" * 2000})), 1e6, 2000)
     with pytest.raises(ValueRefused, match="a head of"):
-        unpack(pack(Parcel({}, {"name" * 600: torch.zeros(1)})), 1e6, 2000)
+        unpack(pack(Envelope({}, {"name" * 600: torch.zeros(1)})), 1e6, 2000)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_fedkeep_did_not_write_is_refused(records: RecordDict) -> None:
 
 def test_types_that_numpy_lacks_are_refused_with_a_reason() -> None:
     with pytest.raises(ValueRefused, match="NumPy"):
-        pack(Parcel({}, {"x": torch.zeros(2, dtype=torch.bfloat16)}))
+        pack(Envelope({}, {"x": torch.zeros(2, dtype=torch.bfloat16)}))
 
 
 def test_keys_are_of_the_kind_that_flower_reads_and_never_overwritten(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_flower_is_not_imported_unless_used_and_without_it_a_command_says_what_t
     code = (
         "import importlib.util as u, sys; find = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'flwr' else find(name, *rest)\n"
-        "import fedkeep.cli.main, fedkeep.flower.server, fedkeep.flower.site\n"
+        "import fedkeep.cli.main, fedkeep.flower.server, fedkeep.flower.client_handler\n"
         "assert 'flwr' not in sys.modules\n"
         "from fedkeep.cli import main; sys.exit(main(['flower', 'new', 'x']))"
     )

@@ -16,12 +16,12 @@ from trial import Killed, config, embedded, embedded_once, killing, model, recor
 from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.paths import trial_name
-from fedkeep.experiment.reading import load_recipe
-from fedkeep.flower import executor, sites
-from fedkeep.flower.journal import Journal
-from fedkeep.flower.line import Kind, Parcel
-from fedkeep.flower.memory import Memory
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.flower import executor, site_registry
+from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.server import serve
+from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.transport import Envelope, MessageKind
 from fedkeep.simulation.messages import ClientFailure
 from fedkeep.simulation.trial import TrialBusy
 
@@ -61,11 +61,11 @@ def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -
     line = LocalLine(places(tmp_path / "states"))
     serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1))
     site, kind, parcel = line.sent[-1]
-    asked = Parcel({**parcel.head, "request": {**parcel.head["request"], "step": "round"}}, parcel.tensors)
+    asked = Envelope({**parcel.head, "request": {**parcel.head["request"], "step": "round"}}, parcel.tensors)
     number = line.send(100 + int(site), kind, asked, 1, 1.0)
     assert isinstance(number, str)
     (reply,) = line.receive([number]).values()
-    assert isinstance(reply, Parcel)
+    assert isinstance(reply, Envelope)
     assert reply.head == {"error": "'round' is no client step of fedavg."}
 
 
@@ -80,13 +80,13 @@ def test_a_server_that_was_killed_lets_nobody_work_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     performed: list[str] = []
-    keep = Memory.keep
+    keep = StateStore.keep
 
-    def watch(self: Memory, call: str, state: Any, found: Any) -> None:
+    def watch(self: StateStore, call: str, state: Any, found: Any) -> None:
         performed.append(f"{self.folder.name} {call}")
         keep(self, call, state, found)
 
-    monkeypatch.setattr(Memory, "keep", watch)
+    monkeypatch.setattr(StateStore, "keep", watch)
     first = LocalLine(places(tmp_path / "states"), killing(after))
     with pytest.raises(Killed):
         serve(first, config(recipe, tmp_path / "sites", methods=method))
@@ -125,22 +125,22 @@ def test_a_message_that_comes_late_removes_nothing_that_is_needed(recipe: str, t
 def spoiling(hows: Mapping[int, str], victims: Mapping[int, str]) -> Tamper:
     """Let one site answer badly in some rounds, each time in another way."""
 
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel | ClientFailure | None:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | ClientFailure | None:
         request = asked.head.get("request", {})
         round = request.get("round")
         if round not in hows or (place.site, request.get("step")) != (victims[round], "train"):
             return said
         first = next(iter(said.tensors))
         bad = {
-            "error": Parcel({"error": "ZeroDivisionError: on purpose"}),
+            "error": Envelope({"error": "ZeroDivisionError: on purpose"}),
             "silence": None,
             "gone": ClientFailure("no answer: the node is gone"),
-            "nan": Parcel(said.head, {**said.tensors, first: said.tensors[first] * torch.nan}),
-            "shape": Parcel(said.head, {**said.tensors, first: torch.zeros(3, 5)}),
-            "type": Parcel(said.head, {**said.tensors, first: said.tensors[first].double()}),
-            "missing": Parcel(said.head, {name: said.tensors[name] for name in list(said.tensors)[1:]}),
-            "nonsense": Parcel({"answer": {"list": [1]}}),
-            "empty": Parcel({}),
+            "nan": Envelope(said.head, {**said.tensors, first: said.tensors[first] * torch.nan}),
+            "shape": Envelope(said.head, {**said.tensors, first: torch.zeros(3, 5)}),
+            "type": Envelope(said.head, {**said.tensors, first: said.tensors[first].double()}),
+            "missing": Envelope(said.head, {name: said.tensors[name] for name in list(said.tensors)[1:]}),
+            "nonsense": Envelope({"answer": {"list": [1]}}),
+            "empty": Envelope({}),
         }
         return bad[hows[round]]
 
@@ -182,12 +182,12 @@ def test_a_bad_answer_loses_a_site_and_no_run(
 
 
 def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         if asked.head.get("request", {}).get("round") != 2 or place.site != victim:
             return said
         fields = said.head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]  # of the one outcome, its reply
         name = fields["moved"]["dict"][0][1]["tensor"]
-        return Parcel(said.head, {**said.tensors, name: torch.zeros(2)})
+        return Envelope(said.head, {**said.tensors, name: torch.zeros(2)})
 
     victim = cohorts[1][0]
     serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "sites", methods="scaffold"))
@@ -201,7 +201,7 @@ def test_too_few_answers_undo_the_round(recipe: str, cohorts: list[list[str]], t
 
 
 def test_too_few_sites_stop_a_run_that_can_be_continued(recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         if asked.head.get("request", {}).get("round") == 2:
             line.places = {}  # all cables are cut
         return said
@@ -230,12 +230,12 @@ def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path, monk
 
 
 def test_who_is_not_of_the_run_is_turned_away(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sites, "AGAIN", 0.0)
+    monkeypatch.setattr(site_registry, "AGAIN", 0.0)
     line = LocalLine(places(tmp_path / "states"))
     monkeypatch.setattr(executor, "POLL", 0.0)
     add: Sequence[tuple[int, str]] = ((200, "stranger"), (201, "3"))
 
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         if asked.head.get("request", {}).get("round") == 1:
             for node, name in add:
                 line.places.setdefault(node, places(tmp_path / "states", 8)[103].__class__(site=name, partition_id=3))
@@ -275,7 +275,9 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
     line = LocalLine(places(tmp_path / "states"))
     with pytest.MonkeyPatch.context() as patch:
         own = {str(strange): odd}
-        patch.setattr("fedkeep.flower.site.load_data", lambda name, folder: own.get(name) or load_data(name, folder))
+        patch.setattr(
+            "fedkeep.flower.client_handler.load_data", lambda name, *rest: own.get(name) or load_data(name, *rest)
+        )
         line.places[103] = line.places[103].__class__(site="3", data=str(strange))
         with pytest.raises(ConfigError, match="'cat'"):
             serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
@@ -330,10 +332,10 @@ def test_states_are_kept_as_long_as_they_may_be_named(recipe: str, tmp_path: Pat
         assert len(list(site.glob("*.state.safetensors"))) <= 2, "this round's and the one that it began with"
 
 
-def outweighing(said: Parcel, **changes: Any) -> Parcel:
+def outweighing(said: Envelope, **changes: Any) -> Envelope:
     head = json.loads(json.dumps(said.head))
     head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"].update(changes)
-    return Parcel(head, said.tensors)
+    return Envelope(head, said.tensors)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +345,7 @@ def outweighing(said: Parcel, **changes: Any) -> Parcel:
 def test_a_site_cannot_count_for_more_than_it_has(
     changes: dict[str, int], reason: str, recipe: str, cohorts: list[list[str]], tmp_path: Path
 ) -> None:
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         bad = asked.head.get("request", {}).get("round") == 2 and place.site == victim
         return outweighing(said, **changes) if bad else said
 
@@ -355,7 +357,7 @@ def test_a_site_cannot_count_for_more_than_it_has(
 
 
 def test_what_a_kill_left_half_written_in_the_journal_is_dropped(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    journal = ReplyLog(tmp_path)
     journal.begin(2)
     (tmp_path / ".000002-abc.safetensors.77.tmp").write_text("half")
     journal.keep("000001-old", ClientFailure("gone"))
@@ -367,7 +369,7 @@ def test_what_a_kill_left_half_written_in_the_journal_is_dropped(tmp_path: Path)
 def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> None:
     begun = config(recipe, tmp_path / "run", methods="fedavg")
 
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         if kind == "perform" and not again:
             again.append(1)
             with pytest.raises(TrialBusy, match="another server app"):
@@ -390,11 +392,11 @@ def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> No
     ],
 )
 def test_label_counts_that_are_none_lose_the_site(bad: torch.Tensor, reason: str, recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         step = asked.head.get("request", {}).get("step")
         if step != "label_counts" or place.site != victims.setdefault("first", place.site):
             return said
-        return Parcel(said.head, dict.fromkeys(said.tensors, bad))
+        return Envelope(said.head, dict.fromkeys(said.tensors, bad))
 
     victims: dict[str, str] = {}
     serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="sfedkd", rounds=1))
@@ -405,10 +407,10 @@ def test_label_counts_that_are_none_lose_the_site(bad: torch.Tensor, reason: str
 
 @pytest.mark.parametrize("seconds", [-1.0, {"float": "nan"}, {"float": "inf"}])
 def test_seconds_that_cannot_be_lose_the_site(seconds: Any, recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         if kind == "perform" and place.site == victims.setdefault("first", place.site):
             answers, _, teachers = said.head["answer"]["tuple"]
-            return Parcel({"answer": {"tuple": [answers, seconds, teachers]}}, said.tensors)
+            return Envelope({"answer": {"tuple": [answers, seconds, teachers]}}, said.tensors)
         return said
 
     victims: dict[str, str] = {}
@@ -423,15 +425,15 @@ def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, cohorts: list[lis
     """Neither with an error, nor with the name of a tensor that is no model's, nor as it comes in again."""
     victims = cohorts[1][:2]
 
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel | ClientFailure:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | ClientFailure:
         if asked.head.get("request", {}).get("round") != 2 or place.site not in victims:
             return said
         if place.site == victims[0]:
-            return Parcel({"error": FORGED})
+            return Envelope({"error": FORGED})
         head = json.loads(json.dumps(said.head))
         model = head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]["model"]["dict"]
         model[0][0] = FORGED
-        return Parcel(head, said.tensors)
+        return Envelope(head, said.tensors)
 
     serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg"))
     lost = records(tmp_path / "run")[1]["lost"]
@@ -444,13 +446,13 @@ def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, cohorts: list[lis
 
 @pytest.mark.parametrize("how", ["error", "lost", "name"])
 def test_a_newcomer_forges_no_line_of_a_log(how: str, recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel | ClientFailure:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | ClientFailure:
         if place.site != "3":
             return said
         bad = {
-            "error": Parcel({"error": FORGED}),
+            "error": Envelope({"error": FORGED}),
             "lost": ClientFailure(FORGED),
-            "name": Parcel({**said.head, "site": "3\n4"}),
+            "name": Envelope({**said.head, "site": "3\n4"}),
         }
         return bad[how]
 
@@ -487,8 +489,8 @@ def test_a_run_whose_every_round_is_undone_stops_and_can_begin_anew(
 ) -> None:
     begun = config(recipe, tmp_path / "run", methods="fedavg", rounds=rounds, min_clients=4)
 
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
-        return Parcel({"error": "out of order"}) if kind == "perform" else said
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+        return Envelope({"error": "out of order"}) if kind == "perform" else said
 
     with pytest.raises(RunError, match=rf"too few sites: fewer than 4 answered in each of {played} rounds"):
         serve(LocalLine(places(tmp_path / "states"), tamper), begun)

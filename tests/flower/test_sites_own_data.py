@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 from local_line import LocalLine
 from trial import config, records
 
-from fedkeep.data import hub, load, sources
+from fedkeep.data import load
 from fedkeep.errors import ConfigError, DataError
-from fedkeep.flower.config import Place
+from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
 
 HELD = {"a": (3, 7, 1), "b": (0, 2), "c": (9, 8, 3, 5)}  # classes of each site
@@ -43,7 +44,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def line_to(folder: Path, data: dict[str, str]) -> LocalLine:
     return LocalLine(
         {
-            number: Place(site=site, data=source, state_dir=str(folder / "states"))
+            number: NodeConfig(site=site, data=source, state_dir=str(folder / "states"))
             for number, (site, source) in enumerate(data.items())
         }
     )
@@ -66,10 +67,10 @@ def test_a_folder_of_images_is_a_sites_data(tasks: int, recipe: str, tmp_path: P
 
 @pytest.fixture
 def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(hub_id: str) -> str:
-        raise hub.Unreachable("no route to host")
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise OSError("no route to host")
 
-    monkeypatch.setattr(sources, "revision", fail)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
 
 
 @pytest.mark.usefixtures("_no_hub")

@@ -16,12 +16,12 @@ from trial import Killed, config, embedded_once, killing, model, records
 from fedkeep.data import DataSet
 from fedkeep.errors import RunError
 from fedkeep.experiment.build import build_federation
-from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.flower.config import Place
-from fedkeep.flower.line import Kind, Parcel
-from fedkeep.flower.memory import Memory
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.server import serve
+from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.transport import Envelope, MessageKind
 
 ROUNDS = 2  # of each task
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -82,8 +82,8 @@ def test_sites_with_data_of_their_own_take_the_rows_of_each_task(
 ) -> None:
     whole = load_recipe(recipe, settings=SETTINGS, rounds=ROUNDS)
     one = alone("fedskf")
-    monkeypatch.setattr("fedkeep.flower.site.load_data", lambda name, folder: as_held(whole, name))
-    own = {node: Place(site=str(node), data=str(node), state_dir=str(tmp_path / "states")) for node in range(8)}
+    monkeypatch.setattr("fedkeep.flower.client_handler.load_data", lambda name, *_: as_held(whole, name))
+    own = {node: NodeConfig(site=str(node), data=str(node), state_dir=str(tmp_path / "states")) for node in range(8)}
     line = LocalLine(own)
     at_sites(recipe, tmp_path / "sites", line, "fedskf")
     assert same(one, tmp_path / "sites")
@@ -101,13 +101,13 @@ def test_a_server_that_was_killed_in_a_task_continues_there(
 ) -> None:
     """FedSKF is killed as the first task ends, and in both rounds of the second; SCAFFOLD right after it has begun."""
     performed: list[str] = []
-    keep = Memory.keep
+    keep = StateStore.keep
 
-    def watch(self: Memory, call: str, state: Any, found: Any) -> None:
+    def watch(self: StateStore, call: str, state: Any, found: Any) -> None:
         performed.append(f"{self.folder.name} {call}")
         keep(self, call, state, found)
 
-    monkeypatch.setattr(Memory, "keep", watch)
+    monkeypatch.setattr(StateStore, "keep", watch)
     with pytest.raises(Killed):
         at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), killing(after)), method)
     at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
@@ -116,9 +116,9 @@ def test_a_server_that_was_killed_in_a_task_continues_there(
 
 
 def test_a_site_that_is_away_as_a_task_ends_is_told_of_and_undoes_nothing(recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Place, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: NodeConfig, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         step = asked.head.get("request", {}).get("step")
-        return Parcel({"error": "away"}) if step == "remember" and place.site == "5" else said
+        return Envelope({"error": "away"}) if step == "remember" and place.site == "5" else said
 
     at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), tamper), "fedskf")
     found = records(tmp_path / "sites")
@@ -127,9 +127,9 @@ def test_a_site_that_is_away_as_a_task_ends_is_told_of_and_undoes_nothing(recipe
 
 
 def test_a_site_tells_its_examples_of_every_task(recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Place, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: NodeConfig, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         short = kind == "introduce" and place.site == "5"
-        return Parcel({**said.head, "examples": said.head["examples"][:1]}) if short else said
+        return Envelope({**said.head, "examples": said.head["examples"][:1]}) if short else said
 
     with pytest.raises(RunError, match="too few sites"):
         at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), tamper), "fedavg")

@@ -14,9 +14,9 @@ from local_line import Tamper
 from safetensors.torch import load_file
 
 import fedkeep
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower.config import RunConfig
-from fedkeep.flower.line import Kind, Parcel
+from fedkeep.flower.transport import Envelope, MessageKind
 
 SETTINGS = ("auxiliary.per_class=2", "run.cohort=4")
 
@@ -60,7 +60,7 @@ def killing(after: int) -> Tamper:
     """Kill the server when a site has answered so many calls and answers another."""
     calls = [0]
 
-    def tamper(place: Any, kind: Kind, asked: Parcel, said: Parcel) -> Parcel:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         calls[0] += kind == "perform"
         if calls[0] > after:
             raise Killed

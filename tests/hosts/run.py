@@ -36,9 +36,9 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedkeep.flower import client_app
-from fedkeep.flower.line import Parcel
+from fedkeep.flower.transport import Parcel
 from fedkeep.flower.server_app import app as server
-from fedkeep.flower.wire import pack, unpack
+from fedkeep.flower.records import pack, unpack
 
 __all__ = ["client", "server"]
 client = ClientApp()

@@ -21,8 +21,8 @@ from torch import Tensor
 from fedkeep.errors import ValueRefused
 from fedkeep.interface import Fit, NoState
 from fedkeep.interface.codec import decode, encode
+from fedkeep.losses import ZERO_LOSS, CrossEntropy, Distillation, Loss, PerTeacher, Sum
 from fedkeep.models import Weights
-from fedkeep.objectives import NOTHING, CrossEntropy, Distillation, Objective, PerTeacher, Sum
 
 T = TypeVar("T")
 
@@ -182,17 +182,17 @@ def test_abstract_containers_and_type_variables() -> None:
 @pytest.mark.parametrize(
     "objective",
     [
-        NOTHING,
-        CrossEntropy(on=1),
+        ZERO_LOSS,
+        CrossEntropy(dataset=1),
         CrossEntropy()
         + Distillation(
             ({"w": torch.ones(2)}, {"w": torch.zeros(2)}), PerTeacher(torch.ones(2), torch.zeros(2)), 2.0, "none"
         ),
-        Sum((CrossEntropy(), CrossEntropy(on=1), Distillation((), PerTeacher(torch.zeros(0), torch.zeros(0))))),
+        Sum((CrossEntropy(), CrossEntropy(dataset=1), Distillation((), PerTeacher(torch.zeros(0), torch.zeros(0))))),
     ],
 )
-def test_objectives_travel_as_values(objective: Objective) -> None:
-    again = decode(encode(objective), Objective)
+def test_objectives_travel_as_values(objective: Loss) -> None:
+    again = decode(encode(objective), Loss)
     assert same(again, objective)
 
 
@@ -279,7 +279,7 @@ BAD: list[tuple[Any, Any]] = [
     (Inner(), Fit),
     (Fit({}, 1, 1, 0.0), Weighed),
     (CrossEntropy(), Inner),
-    (Inner(), Objective),
+    (Inner(), Loss),
     (Inner(number="x"), Inner),
     (Outer(3), Outer),
     (Inner(), int | str | None),
@@ -340,8 +340,8 @@ def test_only_what_the_annotation_names_is_constructed(structure: Any, said: str
         ({"float": "1.0"}, float),
         ({"float": []}, float),
         (10**400, float),
-        ({"class": "Objective", "fields": {}}, Objective),
-        ({"class": "WeightRule", "fields": {}}, Objective),
+        ({"class": "Objective", "fields": {}}, Loss),
+        ({"class": "WeightRule", "fields": {}}, Loss),
         ([], Any),
         ([], int),
         ([1], list[int]),
@@ -426,7 +426,7 @@ json_values = st.recursive(
 @given(
     json_values,
     st.sampled_from(
-        [int, float, Tensor, list[Inner], dict[str, Inner], tuple[int, str], Inner, Outer, Objective, int | None]
+        [int, float, Tensor, list[Inner], dict[str, Inner], tuple[int, str], Inner, Outer, Loss, int | None]
     ),
 )
 def test_any_structure_is_refused_or_fits_its_annotation(structure: Any, hint: Any) -> None:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import fedkeep
 from fedkeep.experiment.build import build_federation
-from fedkeep.experiment.reading import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.metrics import kold, rounds_to
-from fedkeep.models import Weights, architecture
+from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.rows import LOCAL
 from fedkeep.training.party import LocalParty
@@ -150,7 +150,7 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         patch.setattr(LocalParty, "fit", spy)
         run = fedkeep.run(recipe, out=folder / "run")
     federation, digits = build_federation(recipe, 0), fedkeep.load("digits")
-    network = architecture("mlp")(hidden=(8,)).build(digits.shape, 10)  # type: ignore[call-arg]
+    network = get_architecture("mlp")(hidden=(8,)).build(digits.shape, 10)  # type: ignore[call-arg]
     seen = []
     for (number, client), model in left.items():
         network.load_state_dict(dict(model))

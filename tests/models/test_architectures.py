@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.models import (
     MLP,
@@ -25,13 +25,12 @@ from fedkeep.models import (
     MeanCNN,
     Network,
     Shape,
-    architecture,
     architectures,
+    get_architecture,
 )
 from fedkeep.models.base import _place
-from fedkeep.models.custom import split
-from fedkeep.models.layers import Convolution, convolutional, flattened_side
-from fedkeep.models.pooling import MaxPool2
+from fedkeep.models.custom import split_classifier
+from fedkeep.models.layers import Convolution, MaxPool2, convolutional, flattened_side
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table, build
 
@@ -45,8 +44,8 @@ NAMES = (
 @cache
 def network(name: str, shape: Shape, classes: int) -> Network:
     """Return a network in evaluation mode, made once; the tests only read it."""
-    with seeds.borrowed(0):  # VGG-16's first logits hardly tell images apart: with some weights not within 1e-7
-        built = architecture(name)().build(shape, classes)
+    with seeds.temporary_seed(0):  # VGG-16's first logits hardly tell images apart: with some weights not within 1e-7
+        built = get_architecture(name)().build(shape, classes)
     assert isinstance(built, Network)
     return built.eval()
 
@@ -107,7 +106,7 @@ def test_forward_is_the_classifier_after_the_features(name: str) -> None:
         assert logits.shape == (3, 10)
         assert features.shape == (3, model.classifier.in_features)
         assert torch.equal(logits, model.classifier(features))
-        function, classifier = split(model)
+        function, classifier = split_classifier(model)
         assert classifier is model.classifier
         assert torch.equal(function(x), features)
 
@@ -165,20 +164,20 @@ def test_initialisation_is_pytorchs() -> None:
     ],
 )
 def test_the_smallest_image_works_and_a_smaller_one_says_so(name: str, smallest: int) -> None:
-    model = architecture(name)().build((1, smallest, smallest + 1), 4).eval()
+    model = get_architecture(name)().build((1, smallest, smallest + 1), 4).eval()
     with torch.no_grad():
         assert model(images((1, smallest, smallest + 1))).shape == (3, 4)
     for shape in ((1, smallest - 1, 40), (1, 40, smallest - 1)):
         with pytest.raises(
             ConfigError, match=f"^{name} needs images of at least {smallest}x{smallest} pixels"
         ) as error:
-            architecture(name)().build(shape, 4)
+            get_architecture(name)().build(shape, 4)
         assert f"{shape[1]}x{shape[2]}" in str(error.value)
 
 
 def test_usfc_says_its_smallest_image() -> None:
     with pytest.raises(ConfigError, match="at least 15x15 pixels"):
-        architecture("alexnet8-usfc")().build((3, 14, 32), 10)
+        get_architecture("alexnet8-usfc")().build((3, 14, 32), 10)
 
 
 @settings(max_examples=100, deadline=None)
@@ -227,7 +226,7 @@ def test_fast_pooling_is_pytorchs(shape: Shape) -> None:
 
 def test_dropout_is_an_option_and_works_in_training_only() -> None:
     wet, dry = AlexNet8(), AlexNet8(dropout=0.0)
-    assert as_table(wet) == as_table(architecture("alexnet8-usfc")()) == {"dropout": 0.5}
+    assert as_table(wet) == as_table(get_architecture("alexnet8-usfc")()) == {"dropout": 0.5}
     model = wet.build((1, 15, 15), 2)
     assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
     x = images((1, 15, 15))
@@ -291,7 +290,7 @@ def test_mean_cnn_pools_after_every_second_convolution_and_reads_the_mean(maps: 
 
 
 def test_mlp_takes_hidden_layers_and_any_shape() -> None:
-    mlp = build(architecture("mlp"), {"hidden": [7, 5]}, "[model]")
+    mlp = build(get_architecture("mlp"), {"hidden": [7, 5]}, "[model]")
     model = mlp.build((2, 3, 4), 6)
     assert [tuple(p.shape) for p in model.parameters() if p.ndim == 2] == [(7, 24), (5, 7), (6, 5)]
     assert model(images((2, 3, 4))).shape == (3, 6)
@@ -319,12 +318,12 @@ def test_networks_of_one_architecture_share_nothing() -> None:
 )
 def test_an_unknown_name_gets_the_nearest(wrong: str, right: str) -> None:
     with pytest.raises(ConfigError, match=f"no model '{wrong}'. Did you mean '{right}'") as error:
-        architecture(wrong)
+        get_architecture(wrong)
     assert "package.module:function" in str(error.value)
 
 
 def test_names_are_found_in_any_case() -> None:
-    assert architecture("LeNet5") is LeNet5
+    assert get_architecture("LeNet5") is LeNet5
 
 
 def test_a_class_of_ones_own_is_found_and_cannot_take_a_name() -> None:
@@ -337,7 +336,7 @@ def test_a_class_of_ones_own_is_found_and_cannot_take_a_name() -> None:
     class Mine(Base):
         name: ClassVar[str] = "test-of-the-registry"
 
-    assert architecture("test-of-the-registry") is Mine
+    assert get_architecture("test-of-the-registry") is Mine
     assert Base not in architectures().values()
 
     def again() -> type[Architecture]:
@@ -346,10 +345,10 @@ def test_a_class_of_ones_own_is_found_and_cannot_take_a_name() -> None:
     newer = again()
     newer.__module__ = Mine.__module__
     assert _place(newer) == _place(Mine)
-    assert architecture("test-of-the-registry") is newer
+    assert get_architecture("test-of-the-registry") is newer
     try:
         newer.name = Mine.name = "lenet5"
-        with pytest.raises(ConfigError, match=r"fedkeep\.models\.lenet\.LeNet5 and .*Mine are both named 'lenet5'"):
+        with pytest.raises(ConfigError, match=r"fedkeep\.models\.cnn\.LeNet5 and .*Mine are both named 'lenet5'"):
             architectures()
     finally:
         del newer.name, Mine.name

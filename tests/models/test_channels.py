@@ -11,23 +11,23 @@ from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
 
 from fedkeep.errors import ConfigError
 from fedkeep.models import MLP, VGG16, LeNet5, MeanCNN, ResNet18, ResNet32, ResNet50, Shape
-from fedkeep.models.channels import Layer, channels
+from fedkeep.models.channel_groups import ChannelLayer, channel_groups
 
 
 def test_a_chain_reads_what_the_layer_before_writes() -> None:
-    assert channels(LeNet5().build((1, 28, 28), 10)) == (
-        Layer("body.conv1", None, "body.conv1"),
-        Layer("body.conv2", "body.conv1", "body.conv2"),
-        Layer("body.full3", "body.conv2", "body.full3"),
-        Layer("body.full4", "body.full3", "body.full4"),
-        Layer("classifier", "body.full4", None),
+    assert channel_groups(LeNet5().build((1, 28, 28), 10)) == (
+        ChannelLayer("body.conv1", None, "body.conv1"),
+        ChannelLayer("body.conv2", "body.conv1", "body.conv2"),
+        ChannelLayer("body.full3", "body.conv2", "body.full3"),
+        ChannelLayer("body.full4", "body.full3", "body.full4"),
+        ChannelLayer("classifier", "body.full4", None),
     )
 
 
 def test_a_batch_norm_belongs_to_the_layer_before_it() -> None:
-    layers = channels(VGG16(vgg_bn=True).build((3, 32, 32), 4))
+    layers = channel_groups(VGG16(vgg_bn=True).build((3, 32, 32), 4))
     assert [layer.norms for layer in layers] == [(f"body.norm{n}",) for n in range(1, 14)] + [(), (), ()]
-    assert [layer.norms for layer in channels(MeanCNN(maps=(2, 3)).build((1, 4, 4), 2))] == [
+    assert [layer.norms for layer in channel_groups(MeanCNN(maps=(2, 3)).build((1, 4, 4), 2))] == [
         ("body.norm1",),
         ("body.norm2",),
         (),
@@ -35,7 +35,7 @@ def test_a_batch_norm_belongs_to_the_layer_before_it() -> None:
 
 
 def test_a_resnet18_has_four_shared_groups_and_eight_private_ones() -> None:
-    layers = channels(ResNet18().build((3, 8, 8), 10))
+    layers = channel_groups(ResNet18().build((3, 8, 8), 10))
     assert len(layers) == 21
     members: dict[str, list[str]] = {}
     for layer in layers:
@@ -54,7 +54,7 @@ def test_a_resnet18_has_four_shared_groups_and_eight_private_ones() -> None:
         },
     }
     assert len(members) == 12
-    assert layers[-1] == Layer("classifier", "body.stage4.0.branch.conv2", None)
+    assert layers[-1] == ChannelLayer("classifier", "body.stage4.0.branch.conv2", None)
     reads = {layer.name: layer.reads for layer in layers}
     assert reads["body.conv"] is None
     assert reads["body.stage2.0.shortcut.conv"] == reads["body.stage2.0.branch.conv1"] == "body.conv"
@@ -106,7 +106,7 @@ def test_permuting_all_groups_changes_no_logit(network: nn.Module, shape: Shape)
     noise = torch.Generator().manual_seed(0)
     model = lively(network, noise)
     images = torch.randn(3, *shape, generator=noise)
-    moved = permuted(model, channels(network), noise)
+    moved = permuted(model, channel_groups(network), noise)
     assert not torch.equal(moved["classifier.weight"], model["classifier.weight"])
     expected, got = (functional_call(network.eval(), dict(weights), (images,)) for weights in (model, moved))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
@@ -124,14 +124,14 @@ def test_permuting_all_groups_changes_no_logit(network: nn.Module, shape: Shape)
 )
 def test_what_cannot_be_followed_is_named_with_what_to_do(odd: str, what: str) -> None:
     with pytest.raises(ConfigError, match=f"{what}.*Use such a model"):
-        channels(Own(odd))
+        channel_groups(Own(odd))
 
 
 def test_group_norm_and_shortcuts_without_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"through body\.norm, a GroupNorm\."):
-        channels(ResNet18(norm="group").build(GREY, 3))
+        channel_groups(ResNet18(norm="group").build(GREY, 3))
     with pytest.raises(ConfigError, match=r"through body\.stage2\.0\.shortcut, a Padding\."):
-        channels(ResNet32().build(GREY, 3))
+        channel_groups(ResNet32().build(GREY, 3))
 
 
 def test_what_is_added_to_the_image_or_the_logits_stays_in_place() -> None:
@@ -146,4 +146,4 @@ def test_what_is_added_to_the_image_or_the_logits_stays_in_place() -> None:
             logits: Tensor = self.classifier(x) + self.side(x)
             return logits
 
-    assert [(layer.reads, layer.writes) for layer in channels(Around())] == [(None, None)] * 3
+    assert [(layer.reads, layer.writes) for layer in channel_groups(Around())] == [(None, None)] * 3

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError
 from fedkeep.models import Shape, architectures
-from fedkeep.models.custom import Custom, custom, from_path, split
+from fedkeep.models.custom import Custom, custom, from_path, split_classifier
 from fedkeep.options import as_table
 
 SHAPE = (1, 4, 4)
@@ -145,7 +145,7 @@ def test_lazy_layers_have_their_shape_when_built() -> None:
 
 def test_split_of_a_module_that_offers_both_parts() -> None:
     network = custom(Splittable).build(SHAPE, 3)
-    features, classifier = split(network)
+    features, classifier = split_classifier(network)
     images = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
     assert classifier is network.classifier
     assert torch.equal(classifier(features(images)), network(images))
@@ -163,13 +163,13 @@ def test_split_of_a_module_that_offers_both_parts() -> None:
 )
 def test_split_says_what_is_lacking_and_what_to_offer(network: nn.Module, lack: str) -> None:
     with pytest.raises(ConfigError, match=lack) as error:
-        split(network)
+        split_classifier(network)
     assert "forward(images) = classifier(features(images))" in str(error.value)
 
 
 def test_features_that_the_classifier_cannot_read_are_refused() -> None:
     network = custom(Maps).build(SHAPE, 3)  # trains all the same
-    features, _ = split(network)
+    features, _ = split_classifier(network)
     with pytest.raises(ConfigError, match=r"Maps gives shape \[2, 5, 1, 1\] for 2 images.*reads \[2, 5\]"):
         features(torch.zeros(2, *SHAPE))
 

@@ -5,45 +5,54 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedkeep.fusion.masked import masked_mean
-from fedkeep.models.decomposed import Decomposition, Sparse, active, dense, row_count, rows, sparse, stacked
+from fedkeep.aggregation.mean import masked_mean
+from fedkeep.models.fedweit_layers import (
+    FedWeITParametrization,
+    SparseTensors,
+    active_units,
+    active_weights,
+    num_active_weights,
+    stack_dense,
+    to_dense,
+    to_sparse,
+)
 
 LAYERS = {"a": torch.tensor([[1.0, -2.0], [0.1, 3.0], [4.0, 0.0]]), "b": torch.tensor([[-5.0, 0.2]])}
 
 
 def test_large_numbers_travel_with_their_places_and_come_back() -> None:
-    few = sparse(LAYERS, 0.5)
+    few = to_sparse(LAYERS, 0.5)
     assert few.places.tolist() == [0, 1, 3, 4, 6]
     assert few.values.tolist() == [1, -2, 3, 4, -5]
     assert few.fault(8) is None
-    back = dense(few, LAYERS)
+    back = to_dense(few, LAYERS)
     assert [layer.tolist() for layer in back.values()] == [[[1, -2], [0, 3], [4, 0]], [[-5, 0]]]
-    assert [layer.tolist() for layer in dense(sparse(LAYERS, 9.0), LAYERS).values()] == [[[0, 0]] * 3, [[0, 0]]]
+    assert [layer.tolist() for layer in to_dense(to_sparse(LAYERS, 9.0), LAYERS).values()] == [[[0, 0]] * 3, [[0, 0]]]
 
 
 def test_those_of_several_parties_are_stacked() -> None:
-    several = stacked([sparse(LAYERS, 0.5), sparse(LAYERS, 9.0)], LAYERS)
+    several = stack_dense([to_sparse(LAYERS, 0.5), to_sparse(LAYERS, 9.0)], LAYERS)
     assert {name: tuple(layer.shape) for name, layer in several.items()} == {"a": (2, 3, 2), "b": (2, 1, 2)}
-    assert torch.equal(several["a"][0], dense(sparse(LAYERS, 0.5), LAYERS)["a"])
-    assert stacked([], LAYERS) == {}
+    assert torch.equal(several["a"][0], to_dense(to_sparse(LAYERS, 0.5), LAYERS)["a"])
+    assert stack_dense([], LAYERS) == {}
 
 
 @pytest.mark.parametrize("place", [-1, 8])
 def test_places_that_do_not_exist_are_a_fault(place: int) -> None:
-    few = Sparse(torch.ones(1), torch.tensor([place], dtype=torch.int32))
+    few = SparseTensors(torch.ones(1), torch.tensor([place], dtype=torch.int32))
     assert "8 that there are" in str(few.fault(8))
 
 
 @pytest.mark.parametrize("places", [[3, 3], [3, 1]])
 def test_a_place_is_told_once(places: list[int]) -> None:
-    few = Sparse(torch.ones(2), torch.tensor(places, dtype=torch.int32))
+    few = SparseTensors(torch.ones(2), torch.tensor(places, dtype=torch.int32))
     assert "not in rising order, each once" in str(few.fault(8))
 
 
 @pytest.mark.parametrize(("sparsity", "count"), [(0.0, 10), (0.3, 7), (0.5, 5), (0.99, 1)])
 def test_the_units_with_the_smallest_masks_do_not_count(sparsity: float, count: int) -> None:
     mask = torch.tensor([-0.9, 0.1, 0.8, -0.2, 0.7, 0.3, -0.6, 0.4, 0.5, 1.0])
-    kept = active(mask, sparsity)
+    kept = active_units(mask, sparsity)
     assert int(kept.sum()) == count
     assert mask[kept].abs().min() > (mask[~kept].abs().max() if count < 10 else 0)
 
@@ -54,8 +63,8 @@ def test_a_unit_is_the_mean_over_those_whose_masks_count_it() -> None:
         {"a": torch.tensor([3.0, 2.0, 0.1]), "b": torch.ones(1)},
     ]
     models = [{name: factor * layer for name, layer in LAYERS.items()} for factor in (2.0, 4.0)]
-    sent = [rows(model, mask, 0.4) for model, mask in zip(models, masks, strict=True)]
-    assert [len(numbers) for numbers in sent] == [row_count(LAYERS, mask, 0.4) for mask in masks] == [6, 6]
+    sent = [active_weights(model, mask, 0.4) for model, mask in zip(models, masks, strict=True)]
+    assert [len(numbers) for numbers in sent] == [num_active_weights(LAYERS, mask, 0.4) for mask in masks] == [6, 6]
     merged = masked_mean(LAYERS, sent, masks, 0.4)
     factors = torch.tensor([4.0, 3.0, 2.0])
     torch.testing.assert_close(merged["a"], factors[:, None] * LAYERS["a"])
@@ -68,8 +77,8 @@ def test_weights_are_computed_from_their_parts() -> None:
     model = {**LAYERS, "bias": torch.ones(3), "mask.a": torch.tensor([0.0, 100.0, -100.0])}
     model |= {"adaptive.a": torch.full((3, 2), 0.5), "attention.a": torch.tensor([2.0, -1.0])}
     others = {"a": torch.stack((torch.ones(3, 2), torch.full((3, 2), 3.0)))}
-    made = Decomposition(others)(model)
+    made = FedWeITParametrization(others)(model)
     assert list(made) == ["a", "b", "bias"]
     torch.testing.assert_close(made["a"], torch.tensor([[0.5, -1.0], [0.1, 3.0], [0.0, 0.0]]) + 0.5 + 2 - 3)
     assert made["b"] is LAYERS["b"]
-    torch.testing.assert_close(Decomposition()(model)["a"], made["a"] + 1)
+    torch.testing.assert_close(FedWeITParametrization()(model)["a"], made["a"] + 1)

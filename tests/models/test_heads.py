@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError
 from fedkeep.models import Architecture, LeNet5, MeanCNN, ResNet32, Shape, Weights
 from fedkeep.models.custom import custom
-from fedkeep.models.heads import grown, head_of, shrunk, widened
-from fedkeep.models.weights import load_into, weights_of
+from fedkeep.models.heads import add_views, classifier_tensors, expand_rows, truncate
+from fedkeep.models.weights import load_weights, state_dict_copy
 
 GREY: Shape = (1, 28, 28)
 
@@ -55,10 +55,10 @@ def logits(architecture: Architecture, model: Weights, images: Tensor) -> Tensor
 def test_old_rows_are_kept_bit_for_bit_and_the_network_of_more_classes_takes_them(
     architecture: Architecture, before: int, after: int
 ) -> None:
-    old = weights_of(architecture.build(GREY, before))
-    new = grown(old, after, rows_of(2))
+    old = state_dict_copy(architecture.build(GREY, before))
+    new = expand_rows(old, after, rows_of(2))
     assert list(new) == list(old)
-    load_into(architecture.build(GREY, after), new)
+    load_weights(architecture.build(GREY, after), new)
     for name, tensor in old.items():
         if name.startswith("classifier."):
             assert len(new[name]) == after
@@ -77,7 +77,7 @@ def test_old_logits_are_unchanged_bit_for_bit(before: int, after: int, batch: in
         return torch.randint(-64, 64, shape, generator=noise) / 8
 
     old = {"classifier.weight": eighths(before, 84), "classifier.bias": eighths(before)}
-    new = grown(old, after, rows_of(2))
+    new = expand_rows(old, after, rows_of(2))
     new["classifier.weight"][before:] = eighths(after - before, 84)
     features = eighths(batch, 84)
     answers = [linear(features, head["classifier.weight"], head["classifier.bias"]) for head in (old, new)]
@@ -87,38 +87,38 @@ def test_old_logits_are_unchanged_bit_for_bit(before: int, after: int, batch: in
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (6, 24), (50, 100)])
 def test_old_logits_of_real_networks(architecture: Architecture, before: int, after: int) -> None:
-    old = weights_of(architecture.build(GREY, before))
-    new = grown(old, after, rows_of(2))
+    old = state_dict_copy(architecture.build(GREY, before))
+    new = expand_rows(old, after, rows_of(2))
     images = torch.randn(7, *GREY, generator=torch.Generator().manual_seed(1))
     expected = logits(architecture, old, images)
     torch.testing.assert_close(logits(architecture, new, images)[:, :before], expected, rtol=1e-5, atol=1e-6)
-    assert tiny.bits(logits(architecture, shrunk(new, before), images)) == tiny.bits(expected), "the old model's view"
+    assert tiny.bits(logits(architecture, truncate(new, before), images)) == tiny.bits(expected), "the old model's view"
 
 
 def test_new_rows_are_kaimings_with_no_bias_and_the_same_for_everybody() -> None:
-    old = weights_of(ResNet32().build(GREY, 10))
-    new = grown(old, 1010, rows_of(2))
+    old = state_dict_copy(ResNet32().build(GREY, 10))
+    new = expand_rows(old, 1010, rows_of(2))
     rows, limit = new["classifier.weight"][10:], math.sqrt(3 / 64)
     assert float(rows.abs().max()) <= limit
     assert float(rows.abs().max()) > 0.99 * limit
     assert abs(float(rows.mean())) < 0.002  # 64,000 of them: a standard error of 0.0005
     assert float(rows.var()) == pytest.approx(1 / 64, rel=0.02)  # of a uniform distribution: limit^2 / 3
     assert not new["classifier.bias"][10:].any()
-    other = weights_of(ResNet32().build(GREY, 10))  # another party, whose own rows differ
-    assert torch.equal(grown(other, 1010, rows_of(2))["classifier.weight"][10:], rows)
-    assert not torch.equal(grown(other, 1010, rows_of(3))["classifier.weight"][10:], rows)
+    other = state_dict_copy(ResNet32().build(GREY, 10))  # another party, whose own rows differ
+    assert torch.equal(expand_rows(other, 1010, rows_of(2))["classifier.weight"][10:], rows)
+    assert not torch.equal(expand_rows(other, 1010, rows_of(3))["classifier.weight"][10:], rows)
 
 
 def test_growing_by_four_rows_a_class_keeps_the_old_classes_first() -> None:
-    old = grown(weights_of(LeNet5().build(GREY, 3)), 4 * 3, rows_of(1))
-    new = grown(old, 4 * 5, rows_of(2))
+    old = expand_rows(state_dict_copy(LeNet5().build(GREY, 3)), 4 * 3, rows_of(1))
+    new = expand_rows(old, 4 * 5, rows_of(2))
     assert torch.equal(new["classifier.weight"][:12], old["classifier.weight"])
     assert len(new["classifier.weight"]) == len(new["classifier.bias"]) == 20
 
 
 def test_a_row_for_each_class_becomes_the_first_of_several() -> None:
-    old = weights_of(LeNet5().build(GREY, 3))
-    wide = widened(old, 4, rows_of(1))
+    old = state_dict_copy(LeNet5().build(GREY, 3))
+    wide = add_views(old, 4, rows_of(1))
     assert list(wide) == list(old)
     for name in ("classifier.weight", "classifier.bias"):
         assert len(wide[name]) == 12
@@ -127,36 +127,40 @@ def test_a_row_for_each_class_becomes_the_first_of_several() -> None:
     assert others.flatten(0, 1).unique(dim=0).shape == (9, 84), "all different"
     assert 0.9 * math.sqrt(3 / 84) < float(others.abs().max()) <= math.sqrt(3 / 84)
     assert not wide["classifier.bias"].unflatten(0, (3, 4))[:, 1:].any()
-    assert tiny.equal(widened(old, 1, rows_of(1)), old)
-    assert tiny.equal(wide, widened(old, 4, rows_of(1)))
+    assert tiny.equal(add_views(old, 1, rows_of(1)), old)
+    assert tiny.equal(wide, add_views(old, 4, rows_of(1)))
 
 
 def test_growing_to_the_same_size_changes_nothing_and_the_argument_is_never_changed() -> None:
-    old = weights_of(LeNet5().build(GREY, 3))
+    old = state_dict_copy(LeNet5().build(GREY, 3))
     before = {name: tensor.clone() for name, tensor in old.items()}
-    assert tiny.equal(grown(old, 3, rows_of(2)), old)
-    grown(old, 6, rows_of(2))["classifier.weight"].zero_()
+    assert tiny.equal(expand_rows(old, 3, rows_of(2)), old)
+    expand_rows(old, 6, rows_of(2))["classifier.weight"].zero_()
     assert tiny.equal(old, before)
 
 
 def test_the_older_view_shares_memory_and_undoes_growth() -> None:
-    old = weights_of(LeNet5().build(GREY, 3))
-    new = grown(old, 6, rows_of(2))
-    view = shrunk(new, 3)
+    old = state_dict_copy(LeNet5().build(GREY, 3))
+    new = expand_rows(old, 6, rows_of(2))
+    view = truncate(new, 3)
     assert tiny.equal(view, old)
     assert view["classifier.weight"].data_ptr() == new["classifier.weight"].data_ptr()
-    assert head_of(new).keys() == {"classifier.weight", "classifier.bias"}
-    assert head_of(weights_of(Own(GREY, 3))).keys() == {"classifier.weight"}
+    assert classifier_tensors(new).keys() == {"classifier.weight", "classifier.bias"}
+    assert classifier_tensors(state_dict_copy(Own(GREY, 3))).keys() == {"classifier.weight"}
 
 
 def test_errors_say_what_is_there() -> None:
-    model = weights_of(LeNet5().build(GREY, 3))
+    model = state_dict_copy(LeNet5().build(GREY, 3))
     with pytest.raises(ConfigError, match="3 rows already and cannot grow to 2"):
-        grown(model, 2, rows_of(2))
+        expand_rows(model, 2, rows_of(2))
     for rows in (0, 4):
         with pytest.raises(ConfigError, match=f"has 3 rows, so it cannot be cut to {rows}"):
-            shrunk(model, rows)
-    plain = weights_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
-    for function in (lambda: grown(plain, 4, rows_of(2)), lambda: shrunk(plain, 2), lambda: head_of(plain)):
+            truncate(model, rows)
+    plain = state_dict_copy(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
+    for function in (
+        lambda: expand_rows(plain, 4, rows_of(2)),
+        lambda: truncate(plain, 2),
+        lambda: classifier_tensors(plain),
+    ):
         with pytest.raises(ConfigError, match=r"torch\.nn\.Linear named classifier"):
             function()

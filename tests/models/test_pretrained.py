@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fedkeep import seeds
+from fedkeep._utils import seeds
 from fedkeep.errors import ConfigError, MissingExtra, RunError
-from fedkeep.models import Pretrained, architecture
-from fedkeep.models.custom import split
-from fedkeep.models.extractor import CARD, CHECKPOINT, READING, Extractor, Reading, load_extractor
-from fedkeep.models.heads import grown
+from fedkeep.models import Pretrained, get_architecture
+from fedkeep.models.custom import split_classifier
+from fedkeep.models.extractor import CARD, CHECKPOINT, READING, Extractor, InputSpec, load_extractor
+from fedkeep.models.heads import expand_rows
 
 GREY = (1, 12, 10)
-READ = Reading(small_extractor.SIDE, (small_extractor.MEAN,), (small_extractor.STD,))
+READ = InputSpec(small_extractor.SIDE, (small_extractor.MEAN,), (small_extractor.STD,))
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,11 @@ def test_features_are_what_the_whole_network_classifies_by(tmp_path: Path, kind:
 
 
 def test_the_classifier_is_the_whole_model(folder: str) -> None:
-    network = architecture("pretrained")(source=folder).build(GREY, 3)  # type: ignore[call-arg]
+    network = get_architecture("pretrained")(source=folder).build(GREY, 3)  # type: ignore[call-arg]
     assert list(network.state_dict()) == ["classifier.weight", "classifier.bias"]
     assert [tuple(weight.shape) for weight in network.parameters()] == [(3, 8), (3,)]
-    assert split(network)[1] is network.classifier
-    wider = grown(network.state_dict(), 5, seeds.generator(0, "new classes"))
+    assert split_classifier(network)[1] is network.classifier
+    wider = expand_rows(network.state_dict(), 5, seeds.generator(0, "new classes"))
     assert torch.equal(wider["classifier.weight"][:3], network.classifier.weight)
 
 
@@ -61,7 +61,7 @@ def test_networks_share_their_extractor_and_draw_their_classifier_alike(folder: 
     load_extractor.cache_clear()
     heads = []
     for _ in range(2):  # the first loads the extractor, for which random weights are drawn
-        with seeds.borrowed(7):
+        with seeds.temporary_seed(7):
             heads.append(Pretrained(source=folder).build(GREY, 3))
     assert heads[0].extractor is heads[1].extractor
     assert torch.equal(heads[0].classifier.weight, heads[1].classifier.weight)

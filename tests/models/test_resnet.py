@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, group_norm, linear
 
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import DataSet, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit, Training

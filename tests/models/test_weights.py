@@ -15,13 +15,13 @@ from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.models.weights import (
     Weights,
     add,
-    load_into,
+    find_mismatch,
+    load_weights,
     mean,
     parameter_count,
-    same_form,
     scale,
+    state_dict_copy,
     subtract,
-    weights_of,
 )
 
 
@@ -54,7 +54,7 @@ def assert_apart(given: Weights, *others: Weights) -> None:
 
 def test_weights_of_copies_parameters_and_buffers() -> None:
     source: Any = module()
-    weights = weights_of(source)
+    weights = state_dict_copy(source)
     assert set(weights) == set(source.state_dict())
     assert weights["1.num_batches_tracked"].dtype == torch.int64
     assert not any(tensor.requires_grad for tensor in weights.values())
@@ -77,16 +77,16 @@ def test_weights_of_refuses_what_is_no_tensor() -> None:
             pass
 
     with pytest.raises(ConfigError, match="Odd keeps '_extra_state', a dict, in its state dict"):
-        weights_of(Odd(2, 2))
+        state_dict_copy(Odd(2, 2))
 
 
 def test_load_into_restores_bit_for_bit_and_keeps_the_modules_tensors() -> None:
     source, target = module(), module()
     source(torch.randn(4, 1, 4, 4, generator=torch.Generator().manual_seed(0)))
-    weights = weights_of(source)
+    weights = state_dict_copy(source)
     parameters = [id(parameter) for parameter in target.parameters()]
-    load_into(target, weights)
-    assert_same(weights_of(target), weights)
+    load_weights(target, weights)
+    assert_same(state_dict_copy(target), weights)
     assert [id(parameter) for parameter in target.parameters()] == parameters  # an optimiser still holds them
     assert all(parameter.requires_grad for parameter in target.parameters())
     assert_apart(target.state_dict(), weights)
@@ -107,21 +107,21 @@ def test_load_into_says_what_does_not_fit_and_copies_nothing(
     change: Callable[[dict[str, Tensor]], Any], message: str
 ) -> None:
     target = module()
-    before = weights_of(target)
+    before = state_dict_copy(target)
     weights = {name: tensor + 1 for name, tensor in before.items()}
     change(weights)
     with pytest.raises(ValueRefused, match=f"these weights do not fit Sequential: {message}"):
-        load_into(target, weights)
-    assert_same(weights_of(target), before)
+        load_weights(target, weights)
+    assert_same(state_dict_copy(target), before)
 
 
 def test_same_form_is_about_the_first_and_ignores_order() -> None:
     a = model(1)
-    assert same_form(a, dict(reversed(model(2).items()))) is None
+    assert find_mismatch(a, dict(reversed(model(2).items()))) is None
     both = {**model(2), "new": torch.zeros(1)}
     both.pop("conv.weight")
-    assert same_form(both, a) == "it lacks 'conv.weight' and it has 'new', which is not expected"
-    assert same_form({}, {}) is None
+    assert find_mismatch(both, a) == "it lacks 'conv.weight' and it has 'new', which is not expected"
+    assert find_mismatch({}, {}) is None
 
 
 def test_arithmetic_goes_by_name_and_keeps_integers() -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from synthetic_run import RECIPE, write_cell, write_run
 
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import RunError
 from fedkeep.options import as_table
 from fedkeep.reporting.run_folder import Run, read_run

@@ -12,14 +12,14 @@ import pytest
 import tiny
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep._utils.files import atomic_write
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import RunError
-from fedkeep.files import write_whole
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.interface.codec import encode
-from fedkeep.models import architecture
-from fedkeep.objectives import CrossEntropy
+from fedkeep.losses import CrossEntropy
+from fedkeep.models import get_architecture
 from fedkeep.simulation import checkpoint as module
 from fedkeep.simulation.callbacks import Callback, OnRoundEnd
 from fedkeep.simulation.checkpoint import Checkpoint
@@ -75,7 +75,7 @@ def states(engine: Any) -> dict[str, bytes]:
 def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, written = tiny.engine(Remembering(), cohort=2, rounds=9), []
     monkeypatch.setattr(
-        module, "write_whole", lambda path, content: written.append(path.name) or write_whole(path, content)
+        module, "atomic_write", lambda path, content: written.append(path.name) or atomic_write(path, content)
     )
     checkpoint = Checkpoint(tmp_path)
     for number in range(1, 6):
@@ -112,10 +112,10 @@ def test_a_save_that_is_cut_short_at_any_write_loses_nothing(
             writes.append(path.name)
             if len(writes) == cut:
                 raise KeyboardInterrupt
-            write_whole(path, content)
+            atomic_write(path, content)
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "write_whole", failing)
+            patch.setattr(module, "atomic_write", failing)
             try:
                 checkpoint.save(engine, {"at": 2})
             except KeyboardInterrupt:
@@ -136,10 +136,10 @@ def test_an_interrupt_while_saving_still_saves_at_the_end(tmp_path: Path, monkey
         if not interrupted and path.name.startswith("server-2"):
             interrupted.append(path)
             raise KeyboardInterrupt
-        write_whole(path, content)
+        atomic_write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write_whole", once)
+        patch.setattr(module, "atomic_write", once)
         with pytest.raises(KeyboardInterrupt):
             run_trial(tiny.engine(SFedKD()), tmp_path / "cut", checkpoint_share=1e9)  # due after every round
     assert json.loads((tmp_path / "cut" / "checkpoint" / "manifest.json").read_text())["round"] == 2
@@ -226,7 +226,7 @@ def test_a_damaged_checkpoint_file_is_a_clear_error(damage: str, name: str, tmp_
 
 def test_a_checkpoint_of_another_model_or_method_is_refused(tmp_path: Path) -> None:
     folder = killed(SFedKD(), tmp_path / "cell")
-    other = lambda: architecture("mlp")(hidden=(9,)).build(tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]  # noqa: E731
+    other = lambda: get_architecture("mlp")(hidden=(9,)).build(tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]  # noqa: E731
     with pytest.raises(RunError, match=r"another model.*shape"):
         run_trial(tiny.engine(SFedKD(), factory=other), folder)
     with pytest.raises(RunError, match="NoState"):
@@ -305,7 +305,7 @@ def test_saving_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     checkpoint = Checkpoint(tmp_path, share=0.05, _saved_at=now[0])
     monkeypatch.setattr(
-        module, "write_whole", lambda path, content: now.__setitem__(0, now[0] + 0.5) or write_whole(path, content)
+        module, "atomic_write", lambda path, content: now.__setitem__(0, now[0] + 0.5) or atomic_write(path, content)
     )
     engine = tiny.engine(FedAvg())
     assert checkpoint.due(), "the first is free"

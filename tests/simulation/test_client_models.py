@@ -11,14 +11,15 @@ import torch
 from test_process_executor import with_thread
 from torch import Tensor, nn
 
+from fedkeep.data import Federation
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
-from fedkeep.models import Weights, architecture
-from fedkeep.models.weights import same_form
-from fedkeep.objectives import CrossEntropy
+from fedkeep.losses import CrossEntropy
+from fedkeep.models import Weights, get_architecture
+from fedkeep.models.weights import find_mismatch
 
 
 def wide() -> nn.Module:
-    return architecture("mlp")(hidden=(11, 5)).build(tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]
+    return get_architecture("mlp")(hidden=(11, 5)).build(tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]
 
 
 OWN = {"1": wide, "4": wide}
@@ -70,9 +71,9 @@ def test_each_trains_its_own_network() -> None:
     tiny.played(played)
     theirs = {client: state.model for client, state in played.client_states.items()}
     for client, model in theirs.items():
-        assert same_form(model, played.context_of(client).runner.initial) is None
-    assert same_form(theirs["1"], theirs["0"]) is not None
-    assert same_form(theirs["1"], theirs["4"]) is None
+        assert find_mismatch(model, played.context_of(client).runner.initial) is None
+    assert find_mismatch(theirs["1"], theirs["0"]) is not None
+    assert find_mismatch(theirs["1"], theirs["4"]) is None
 
 
 def test_clients_of_one_network_begin_alike_whoever_else_has_which() -> None:
@@ -97,10 +98,10 @@ def test_workers_codec_and_stacks_change_nothing(stack: int) -> None:
 
 def test_own_networks_grow_with_the_tasks() -> None:
     tasks = tiny.stream()
-    first = tasks.federation(1)
+    first = Federation.from_stream(tasks, 1)
 
     def own() -> nn.Module:
-        return architecture("mlp")(hidden=(6,)).build(tiny.SHAPE, first.seen[0])  # type: ignore[call-arg]
+        return get_architecture("mlp")(hidden=(6,)).build(tiny.SHAPE, first.cumulative_classes[0])  # type: ignore[call-arg]
 
     played = tiny.engine_with_tasks(Alone(), tasks, client_factories={"2": own})
     played.set_task(3)

@@ -12,17 +12,17 @@ import tiny
 import torch
 from torch import nn
 
-from fedkeep.algorithms.ewc_kd import EWCKD
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.fedlwf import FedLwF
-from fedkeep.algorithms.fedpass import FedPASS
-from fedkeep.algorithms.ft_kd import FTKD
-from fedkeep.algorithms.lwf_kd import LwFKD
-from fedkeep.data import Augmentation
+from fedkeep.algorithms.heterogeneous.ewc_kd import EWCKD
+from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.heterogeneous.ft_kd import FTKD
+from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
+from fedkeep.algorithms.incremental.fedlwf import FedLwF
+from fedkeep.algorithms.incremental.fedpass import FedPASS
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.data import Augmentation, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, algorithm
-from fedkeep.models import architecture
+from fedkeep.models import get_architecture
 from fedkeep.models.extractor import Extractor, load_extractor
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.simulation.checkpoint import Checkpoint
@@ -37,13 +37,13 @@ def extractor(tmp_path: Path) -> Extractor:
 
 
 def plain(classes: int) -> nn.Module:
-    return architecture("mlp")(hidden=(8,)).build(tiny.SHAPE, classes)  # type: ignore[call-arg]
+    return get_architecture("mlp")(hidden=(8,)).build(tiny.SHAPE, classes)  # type: ignore[call-arg]
 
 
 def feddcl(extractor: Extractor, method: Algorithm[Any, Any] | None = None, **changes: Any) -> Simulation:
     """Return FedDCL, or another, with a frozen server and clients of another network, two tasks of two rounds."""
     tasks = tiny.stream((2, 1), absent=0)
-    own = dict.fromkeys(tasks.federation(1).clients, partial(plain, 2))
+    own = dict.fromkeys(Federation.from_stream(tasks, 1).clients, partial(plain, 2))
     method = method or FedDCL(**tiny.TOYS["feddcl"])
     return tiny.engine_with_tasks(
         method, tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2), client_factories=own, **changes
@@ -69,7 +69,7 @@ def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extract
     tiny.played(engine)
     method = engine.algorithm
     assert isinstance(method, FedDCL)
-    tests = [len(engine.federation.at(task).dataset.test["label"]) for task in (1, 2)]
+    tests = [len(engine.federation.for_task(task).dataset.test["label"]) for task in (1, 2)]
     made = (2 + 1) * method.server_cur + 2 * method.server_pre
     assert extractor.read == sum(tests) + made, "test images, and the server's made ones, in each task"
 
@@ -78,14 +78,6 @@ def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extract
     tiny.played(again)
     assert forgetful.read > extractor.read
     assert tiny.equal(again.server.model, engine.server.model)
-
-
-def test_a_server_that_holds_the_clients_models_asks_them_about_images(extractor: Extractor) -> None:
-    told, asking = (
-        feddcl(extractor, FedDCL(**{**tiny.TOYS["feddcl"], "exchange": way})) for way in ("predictions", "models")
-    )
-    tiny.played(told), tiny.played(asking)
-    assert tiny.equal(told.server.model, asking.server.model)
 
 
 def test_a_resume_ends_in_the_same_bits(extractor: Extractor, tmp_path: Path) -> None:
@@ -135,7 +127,7 @@ def test_the_other_rows_of_its_table(extractor: Extractor, method: Algorithm[Any
     assert extractor.hash() == before
     assert engine.server.model.keys() == HEAD
     assert not torch.equal(engine.server.model["classifier.weight"][:2], first["classifier.weight"])
-    tests = sum(len(engine.federation.at(task).dataset.test["label"]) for task in (1, 2))
+    tests = sum(len(engine.federation.for_task(task).dataset.test["label"]) for task in (1, 2))
     assert extractor.read == len(engine.federation.server["label"]) + tests, "public images, and test images, once"
 
 

@@ -9,9 +9,9 @@ import pytest
 import tiny
 import torch
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
 from fedkeep.simulation.callbacks import OnRoundEnd

@@ -17,29 +17,20 @@ import tiny
 import torch
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedseq import FedSeq
-from fedkeep.algorithms.moon import MOON
-from fedkeep.algorithms.sfedkd import SFedKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.moon import MOON
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.interface import Algorithm, Fit, algorithms, on_client
 from fedkeep.interface.codec import encode
+from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
-from fedkeep.objectives import CrossEntropy
 from fedkeep.simulation.messages import ClientTask
 from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
 from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.workers import (
-    DONE,
-    Handler,
-    Message,
-    Worker,
-    run_worker,
-    serve,
-    start_workers,
-    stop_workers,
-)
+from fedkeep.simulation.workers import DONE, Handler, Message, Worker, run_worker, serve, start_workers, stop_workers
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 

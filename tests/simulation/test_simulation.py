@@ -11,11 +11,11 @@ import tiny
 import torch
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedseq import FedSeq
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
-from fedkeep.objectives import CrossEntropy
+from fedkeep.losses import CrossEntropy
 
 Weights = dict[str, Tensor]
 
@@ -305,7 +305,7 @@ def test_counts_of_a_record_are_those_of_the_model() -> None:
 def test_visits_tell_what_each_client_left_and_what_became_of_the_one_before() -> None:
     engine = tiny.engine(FedSeq(), evaluate_local_models=True, rounds=1)
     (record,) = tiny.played(engine)
-    sizes = [engine.federation.size(client) for client in record["cohort"]]
+    sizes = [engine.federation.num_examples(client) for client in record["cohort"]]
     assert [visit["client"] for visit in record["visits"]] == record["cohort"]
     assert record["visits"][-1]["correct"] == record["correct"]
     assert [visit["own"][1] for visit in record["visits"]] == sizes
@@ -322,7 +322,7 @@ def test_the_loss_of_a_round_weighs_clients_by_examples() -> None:
         )
         single = tiny.engine(FedAvg(), federation=alone, rounds=1, cohort=99)
         losses[client] = tiny.played(single)[0]["loss"]
-    weights = {client: engine.federation.size(client) for client in losses}
+    weights = {client: engine.federation.num_examples(client) for client in losses}
     expected = sum(losses[c] * weights[c] for c in losses) / sum(weights.values())
     assert record["loss"] == pytest.approx(expected)
     assert record["examples"] == sum(weights.values())

@@ -11,12 +11,13 @@ import torch
 from test_process_executor import with_thread
 from torch import Tensor
 
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.data import Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT
-from fedkeep.objectives import CrossEntropy
 from fedkeep.simulation.schedule import Schedule
 
 
@@ -124,7 +125,7 @@ def test_served_averages_grow_too() -> None:
 
 def test_one_task_is_the_run_without_tasks() -> None:
     plain = tiny.engine(FedAvg())
-    assert plain.federation.tasks == 1
+    assert plain.federation.num_tasks == 1
     assert plain.server.classes == tiny.CLASSES
     assert plain.server.old == 0
     before = plain.server.model
@@ -140,8 +141,9 @@ def test_a_network_without_a_linear_classifier_is_told_so() -> None:
 
 
 def test_a_federation_leads_to_every_task() -> None:
-    first = tiny.stream((1, 2)).federation(1)
+    first = Federation.from_stream(tiny.stream((1, 2)), 1)
     assert first.to("cpu") is first
-    assert (first.seen, first.at(2).seen, first.at(2).at(1).seen) == ((1,), (1, 3), (1,))
-    assert first.at(2).dataset.train["image"] is first.dataset.train["image"], "no image is copied"
-    assert first.at(2).at(1).dataset.test["label"].unique().tolist() == [0]
+    second = first.for_task(2)
+    assert [f.cumulative_classes for f in (first, second, second.for_task(1))] == [(1,), (1, 3), (1,)]
+    assert second.dataset.train["image"] is first.dataset.train["image"], "no image is copied"
+    assert second.for_task(1).dataset.test["label"].unique().tolist() == [0]

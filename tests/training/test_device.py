@@ -13,7 +13,7 @@ import torch
 from pretended import DEVICE, There, pretended
 from torch import nn
 
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import knows_tasks

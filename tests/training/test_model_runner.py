@@ -10,13 +10,13 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Training
+from fedkeep.losses import CrossEntropy, LinearTerm
 from fedkeep.models import CNN4, LeNet5, Network, Shape, Weights
 from fedkeep.models.resnet import Norm, Residual
-from fedkeep.objectives import CrossEntropy, Slope
 from fedkeep.training.local_training import BatchStream, TrainJob, autocast, fit
 from fedkeep.training.model_runner import ModelRunner, has_batch_norm
 
@@ -52,7 +52,7 @@ def trained(
     source = BatchStream(data, lambda images: images, Augmentation(), torch.Generator().manual_seed(1), noise, layout)
     training = Training(batch_size=4, lr=0.01, momentum=0.9)
     slope = {key: torch.randn(networks.initial[key].shape, generator=noise).to(dtype) for key in networks.parameters}
-    objective = CrossEntropy() + Slope(slope) if sloping else CrossEntropy()
+    objective = CrossEntropy() + LinearTerm(slope) if sloping else CrossEntropy()
     result = fit(networks, TrainJob(networks.initial, objective, [source], passes=1, round=1, seed=0), training)
     assert all(tensor.is_contiguous() for tensor in result.model.values()), (
         "a model is in plain layout, whatever fit is"

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, log_softmax
 
-from fedkeep import seeds
-from fedkeep.algorithms.fedavg import FedAvg
+from fedkeep._utils import seeds
+from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.errors import FedKeepError, ValueRefused
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.training import Composition
+from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.models import Weights
-from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.model_runner import ModelRunner
 from fedkeep.training.party import LocalClient
@@ -58,21 +58,21 @@ class Forgetful(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Watching(Objective):
+class Watching(Loss):
     """Cross-entropy on all data sets that notes what it was given."""
 
     seen: list[list[list[int]]] = field(default_factory=list)
 
-    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
         self.seen.append([batch.index.tolist() for batch in batches])
         return sum((CrossEntropy(on)(student, batches) for on in range(len(batches))), torch.zeros(()))
 
 
 @dataclass(frozen=True)
-class OfFeatures(Objective):
+class OfFeatures(Loss):
     """Cross-entropy on batches whose first label is even; of others the features' size alone, without classifier."""
 
-    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
         if int(batches[0].data["label"][0]) % 2 == 0:
             return CrossEntropy()(student, batches)
         return student.features(batches[0]).square().mean()
@@ -96,7 +96,7 @@ def trained(
     networks: ModelRunner,
     training: Training,
     *data: dict[str, Tensor],
-    objective: Objective | None = None,
+    objective: Loss | None = None,
     round: int = 1,
     seed: int = 0,
     composition: Composition | None = None,
@@ -396,8 +396,8 @@ def test_a_whole_run_leaves_every_global_generator_alone(augmentation: Augmentat
 
 def test_an_exception_in_training_gives_the_global_generator_back() -> None:
     @dataclass(frozen=True, eq=False)
-    class Failing(Objective):
-        def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+    class Failing(Loss):
+        def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
             torch.rand(3)
             raise ZeroDivisionError
 

@@ -12,16 +12,16 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from fedkeep.algorithms.fedavg import FedAvg
-from fedkeep.algorithms.fedntd import FedNTD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fedntd import FedNTD
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError, ValueRefused
 from fedkeep.interface import Client, Cohort, Fit, Server, Training, on_client
+from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
+from fedkeep.losses.decoupled import MergedTeachers
+from fedkeep.losses.distillation import CachedDistillation
+from fedkeep.losses.penalties import QuadraticPenalty
 from fedkeep.models import LeNet5, Network, Weights
-from fedkeep.objectives import Batch, CrossEntropy, Objective, Student
-from fedkeep.objectives.decoupled import Folded
-from fedkeep.objectives.distillation import Lesson
-from fedkeep.objectives.penalties import Quadratic
 from fedkeep.simulation import autotune as choose
 from fedkeep.simulation.autotune import choose_stack_size
 from fedkeep.training import vmap_training as stack
@@ -57,7 +57,7 @@ def source(data: dict[str, Tensor], seed: int, augmentation: Augmentation | None
 
 def group(
     of: ModelRunner,
-    objective: Callable[[int, int], Objective] = lambda number, count: CrossEntropy(),
+    objective: Callable[[int, int], Loss] = lambda number, count: CrossEntropy(),
     sizes: Sequence[int] = SIZES,
     shape: tuple[int, ...] = tiny.SHAPE,
     passes: int = 3,
@@ -121,7 +121,7 @@ def test_augmented_images_and_further_data_sets_are_stacked() -> None:
             raw = {"image": (columns(count, number)["image"] * 40 + 120).clamp(0, 255).to(torch.uint8)}
             raw["label"] = columns(count, number)["label"]
             sources = [source(raw, number, Augmentation(flip=True, crop=1)), source(columns(5, 50 + number), number)]
-            both.append(TrainJob(of.initial, CrossEntropy() + CrossEntropy(on=1), sources, 2, round=1, seed=0))
+            both.append(TrainJob(of.initial, CrossEntropy() + CrossEntropy(dataset=1), sources, 2, round=1, seed=0))
         return both
 
     agree(ModelStack(of, PLAIN, made()).fit(), [fit(of, one, PLAIN) for one in made()])
@@ -132,21 +132,23 @@ def test_columns_of_different_lengths_and_shared_tensors() -> None:
     of = networks()
     anchor = {name: tensor + 0.1 for name, tensor in of.initial.items()}
 
-    def objective(number: int, count: int) -> Objective:
+    def objective(number: int, count: int) -> Loss:
         noise = torch.Generator().manual_seed(200 + number)
         said = torch.rand(count, 2 + tiny.CLASSES + 1, generator=noise, dtype=torch.float64)
-        lesson = Lesson(Folded(said[:, :2], said[:, 2:-1], said[:, -1]), tau=2.0, factor=0.5, weights=said[:, -1])
-        return CrossEntropy() + lesson + Quadratic(anchor, 0.3)
+        lesson = CachedDistillation(
+            MergedTeachers(said[:, :2], said[:, 2:-1], said[:, -1]), tau=2.0, factor=0.5, log_weights=said[:, -1]
+        )
+        return CrossEntropy() + lesson + QuadraticPenalty(anchor, 0.3)
 
     made = group(of, objective)
     agree(ModelStack(of, PLAIN, made).fit(), [fit(of, assignment, PLAIN) for assignment in group(of, objective)])
 
 
 @dataclass(frozen=True, eq=False)
-class Branching(Objective):
+class Branching(Loss):
     """A loss that looks at its value, which no stack can."""
 
-    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
         loss = CrossEntropy()(student, batches)
         return loss if loss.item() > 0 else 2 * loss
 
@@ -162,18 +164,18 @@ def frozen() -> nn.Module:
 
 
 @dataclass(frozen=True, eq=False)
-class Scaled(Objective):
+class Scaled(Loss):
     """What a user might write: it counts how often it was made, and is scaled by what is no field."""
 
     made: ClassVar[list[int]] = []
-    inner: Objective
+    inner: Loss
 
-    def __init__(self, inner: Objective, factor: float = 1.0) -> None:
+    def __init__(self, inner: Loss, factor: float = 1.0) -> None:
         object.__setattr__(self, "inner", inner)
         object.__setattr__(self, "factor", factor)
         self.made.append(1)
 
-    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
         return self.factor * self.inner(student, batches)
 
 
@@ -189,7 +191,7 @@ class Scaled(Objective):
     ],
     ids=["dropout", "batch norm", "frozen weights", "a user's own", "a loss that branches", "hidden attributes"],
 )
-def test_what_cannot_be_stacked_is_trained_in_the_loop(factory: Callable[[], nn.Module], objective: Objective) -> None:
+def test_what_cannot_be_stacked_is_trained_in_the_loop(factory: Callable[[], nn.Module], objective: Loss) -> None:
     of = networks(factory)
     found = VmapTrainer(of, PLAIN).fit(group(of, lambda number, count: objective))
     looped = [fit(of, one, PLAIN) for one in group(of, lambda number, count: objective)]
@@ -212,10 +214,10 @@ def test_only_trainings_of_one_kind_are_stacked(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(stack, "ModelStack", lambda n, t, group: sizes.append(len(group)) or ModelStack(n, t, group))
     objectives = [
         CrossEntropy(),
-        Quadratic(of.initial, 0.5) + CrossEntropy(),
+        QuadraticPenalty(of.initial, 0.5) + CrossEntropy(),
         CrossEntropy(),
-        Quadratic(of.initial, 0.25) + CrossEntropy(),
-        Quadratic(of.initial, 0.5) + CrossEntropy(),
+        QuadraticPenalty(of.initial, 0.25) + CrossEntropy(),
+        QuadraticPenalty(of.initial, 0.5) + CrossEntropy(),
     ]
     made = group(of, lambda number, count: objectives[number])
     found = VmapTrainer(of, PLAIN).fit(made)
@@ -289,7 +291,7 @@ def test_a_model_of_another_form_is_refused_as_in_the_loop() -> None:
 class Failing(CrossEntropy):
     """Fails once the trial is over."""
 
-    def __call__(self, student: Student, batches: Sequence[Batch]) -> Tensor:
+    def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
         if len(batches[0].index) > 2:
             raise ZeroDivisionError("in training")
         return super().__call__(student, batches)

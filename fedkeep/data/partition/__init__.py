@@ -1,4 +1,4 @@
-"""Partitions: which client holds which rows of the training set."""
+"""Partitions: which client holds which rows of the training set. One scheme a module."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from fedkeep.data.partition.base import Partition, Scheme
-from fedkeep.data.partition.clientwise import ClientwiseDirichlet
 from fedkeep.data.partition.column import ByColumn
-from fedkeep.data.partition.dirichlet import ClasswiseDirichlet
+from fedkeep.data.partition.dirichlet import ClasswiseDirichlet, ClientwiseDirichlet
 from fedkeep.data.partition.exdir import ExDir
 from fedkeep.data.partition.hybrid import Hybrid
 from fedkeep.data.partition.iid import IID
@@ -29,7 +28,7 @@ __all__ = [
 
 
 def schemes() -> Mapping[str, type[Scheme]]:
-    """Return every partition scheme by the name that recipes and the command line use, those of the user's own too."""
+    """Return every partition scheme, the user's own included, by its name in recipes and on the command line."""
     found: dict[str, type[Scheme]] = {}
     pending = list(Scheme.__subclasses__())
     for scheme in pending:

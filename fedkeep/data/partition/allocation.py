@@ -1,7 +1,7 @@
-"""Class by class, cut the examples among the owners of the class in Dirichlet shares, until no client is too small.
+"""Divide each class among its owners in Dirichlet shares, and draw again until no client is too small.
 
-The common part of ExDir and of the class-wise Dirichlet scheme. Attempts are drawn many at a time and on counts only;
-rows are dealt after one is accepted.
+ExDir, the class-wise Dirichlet scheme and the hybrid scheme share it. Attempts are drawn many at a time and on counts
+only; rows are assigned after one is accepted.
 """
 
 from __future__ import annotations
@@ -11,43 +11,47 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedkeep.data.partition.base import Integers, stream
+from fedkeep.data.partition.base import Integers, random_stream
 
 Floats = npt.NDArray[np.float64]
 
-# About this many shares are drawn at a time: large enough to hide NumPy's cost per call, small enough for the cache.
+# Number of shares that are drawn at a time: large enough to hide NumPy's cost per call, small enough for the CPU cache.
 _BATCH = 1 << 17
-# After so many attempts a hopeless request is given up (see `allocate`).
+# Number of attempts after which a hopeless request is given up (see `allocate`).
 _PROBE = 1000
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """How a search for acceptable counts ended.
+    """Result of a search for acceptable counts.
 
-    Attributes
+    Parameters
     ----------
-    counts : int64 [clients, classes], or None if no attempt was acceptable.
-    attempts : how many draws were looked at, the accepted one included.
-    best : examples of the smallest client in the best draw.
-    hopeless : mean number of clients that were too small, if that is why the search ended early, else None.
+    counts : array or None
+        int64 ``[clients, classes]``; None if no attempt was acceptable.
+    attempts : int
+        Number of draws, the accepted one included.
+    best : int
+        Examples of the smallest client in the best draw.
+    mean_too_small : float or None
+        Mean number of clients that were too small, if the search was given up for that; otherwise None.
     """
 
     counts: Integers | None
     attempts: int
     best: int
-    hopeless: float | None = None
+    mean_too_small: float | None = None
 
-    def failure(self, min_size: int, change: str) -> str:
-        """Return why nothing was accepted and what to do; ``change`` names the scheme's own remedy."""
-        advice = [change, "use fewer clients"]
+    def failure(self, min_size: int, remedy: str) -> str:
+        """Return an error text: why nothing was accepted and what to do; ``remedy`` is the scheme's own."""
+        advice = [remedy, "use fewer clients"]
         if min_size > 1:
             advice.insert(0, f"lower min_size (to {self.best} or less)" if self.best else "lower min_size")
         odds = ""
-        if self.hopeless is None:
+        if self.mean_too_small is None:
             advice.append("allow more attempts")
         else:
-            odds = f" On average {self.hopeless:.0f} clients were too small, so more attempts would not help."
+            odds = f" On average {self.mean_too_small:.0f} clients were too small, so more attempts would not help."
         todo = f"{', '.join(advice[:-1])}, or {advice[-1]}."
         return (
             f"no draw out of {self.attempts} gave every client {min_size} example{'s' if min_size > 1 else ''}; "
@@ -56,7 +60,15 @@ class Allocation:
 
 
 def allocate(
-    sizes: Integers, owners: npt.NDArray[np.bool_], *, alpha: float, cap: float, min_size: int, attempts: int, seed: int
+    sizes: Integers,
+    owners: npt.NDArray[np.bool_],
+    *,
+    alpha: float,
+    cap: float,
+    min_size: int,
+    attempts: int,
+    seed: int,
+    shares_at_a_time: int = _BATCH,
 ) -> Allocation:
     """Draw counts until every client has ``min_size`` examples; accept the first draw that does.
 
@@ -75,19 +87,28 @@ def allocate(
 
     Parameters
     ----------
-    sizes : int64 [classes], examples of each class.
-    owners : bool [clients, classes], who may hold what; every class has an owner.
-    alpha : concentration of the Dirichlet distribution.
-    cap : size from which a client gets nothing more.
-    min_size : examples that the smallest client must have.
-    attempts : how many draws are tried at most.
-    seed : the run's seed.
+    sizes : array
+        int64 ``[classes]``, examples of each class.
+    owners : array
+        bool ``[clients, classes]``, which client may hold which class; every class has an owner.
+    alpha : float
+        Concentration of the Dirichlet distribution.
+    cap : float
+        Size from which a client gets nothing more.
+    min_size : int
+        Examples that the smallest client must have.
+    attempts : int
+        Largest number of draws.
+    seed : int
+        The run's seed.
+    shares_at_a_time : int
+        About this many shares are drawn together; the result does not depend on it.
     """
     clients, classes = owners.shape
     members = [np.flatnonzero(owners[:, label]) for label in range(classes)]
     stops = np.cumsum([len(member) for member in members])
-    shares, ties = stream(seed, "shares"), stream(seed, "ties")
-    largest = max(1, _BATCH // int(stops[-1]))
+    shares, ties = random_stream(seed, "shares"), random_stream(seed, "ties")
+    largest = max(1, shares_at_a_time // int(stops[-1]))
     tried, batch, best, short = 0, 1, 0, 0
     while tried < attempts:
         batch = min(batch, (attempts if tried >= _PROBE else min(attempts, _PROBE)) - tried)
@@ -113,20 +134,24 @@ def allocate(
         tried += batch
         short += int((held < min_size).sum()) if tried <= _PROBE else 0
         if tried == _PROBE and short / _PROBE > np.log(attempts) + 20:
-            return Allocation(None, tried, best, hopeless=short / _PROBE)
+            return Allocation(None, tried, best, mean_too_small=short / _PROBE)
         batch = min(2 * batch, largest)
     return Allocation(None, tried, best)
 
 
 def _cut(weights: Floats, under: npt.NDArray[np.bool_], tie: Floats, size: int) -> Floats:
-    """Return how many examples of one class each owner gets, whole numbers [attempts, owners].
+    """Return the number of examples of one class for each owner, whole numbers ``[attempts, owners]``.
 
     Parameters
     ----------
-    weights : [attempts, owners], Gamma(alpha) draws; divided by their sum they are Dirichlet shares.
-    under : [attempts, owners], who is below the cap.
-    tie : [attempts], uniform draws for the case that all weights that count are zero.
-    size : examples of the class.
+    weights : array
+        ``[attempts, owners]``, Gamma(alpha) draws; divided by their sum they are Dirichlet shares.
+    under : array
+        bool ``[attempts, owners]``, which owners are below the cap.
+    tie : array
+        ``[attempts]``, uniform draws for the case that all weights of owners below the cap are zero.
+    size : int
+        Examples of the class.
     """
     ends = np.cumsum(weights * under, axis=1)
     for attempt in np.flatnonzero(ends[:, -1] <= 0):

@@ -1,4 +1,4 @@
-"""What every partition is, and what every scheme that makes one shares."""
+"""Partitions, the base class of the schemes that make them, and helpers for schemes."""
 
 from __future__ import annotations
 
@@ -14,29 +14,38 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedkeep.data.partition.statistics import sizes_summary
+from fedkeep._utils.seeds import numpy_generator
+from fedkeep.data.partition.statistics import size_statistics
 from fedkeep.errors import PartitionError, did_you_mean
 from fedkeep.options import Options, as_table, option
-from fedkeep.seeds import numpy_generator
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
-# One stream a purpose. Drawing more attempts than are needed in one stream cannot shift another, so how many attempts
-# are drawn at a time changes no partition.
+# Each purpose has its own stream. Drawing more attempts than are needed from one stream cannot shift another, so the
+# number of attempts that are drawn at a time changes no partition.
 _STREAMS = {"rows": 0, "shares": 1, "ties": 2, "owners": 3, "order": 4}
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who holds which rows: client ``i`` holds ``rows[offsets[i]:offsets[i + 1]]``.
+    """Which client holds which rows: client ``i`` holds ``rows[offsets[i]:offsets[i + 1]]``.
 
-    Attributes
+    Parameters
     ----------
-    scheme, settings, seed : what made it.
-    attempts : how many draws it took until one was acceptable; 1 for schemes that do not retry.
-    rows : int64 [rows held], row numbers of the training set, each at most once.
-    offsets : int64 [clients + 1].
-    dropped : rows of the training set that no client holds, on purpose (only ``column`` with ``groups`` does this).
+    scheme : str
+        Name of the scheme that made it.
+    settings : mapping of str to object
+        The scheme's options.
+    seed : int
+        The run's seed.
+    attempts : int
+        Number of draws until one was acceptable; 1 for schemes that do not retry.
+    rows : Tensor
+        int64 ``[rows held]``, row numbers of the training set, each at most once.
+    offsets : Tensor
+        int64 ``[clients + 1]``.
+    dropped : int
+        Number of training rows that no client holds, on purpose (only ``column`` with ``groups`` does this).
     """
 
     scheme: str
@@ -52,43 +61,50 @@ class Partition:
         return len(self.offsets) - 1
 
     def __getitem__(self, client: int) -> Tensor:
-        """Return the rows of one client, int64 [size]."""
+        """Return the row numbers of one client, int64 ``[size]``."""
         if not 0 <= client < len(self):
             raise IndexError(f"There is no client {client}: the partition has {len(self)}, counted from 0.")
         return self.rows[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
     @classmethod
-    def of_nothing(cls) -> Partition:
-        """Return the partition that hands out nothing, to nobody: others hold what they hold."""
+    def empty(cls) -> Partition:
+        """Return the partition without clients and rows, for a party that does not know what others hold."""
         return cls("nothing", {}, 0, 1, torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
 
     @property
     def sizes(self) -> Tensor:
-        """Return how many rows each client holds, int64 [clients]."""
+        """Number of rows of each client, int64 ``[clients]``."""
         return self.offsets.diff()
 
-    def counts(self, labels: Tensor, classes: int) -> Tensor:
-        """Return how many examples of each class each client holds, int64 [clients, classes].
+    def counts(self, labels: Tensor, num_classes: int) -> Tensor:
+        """Count each client's examples of each class.
 
         Parameters
         ----------
-        labels : int64 [n], the labels of the training set that was split.
-        classes : number of classes.
+        labels : Tensor
+            int64 ``[n]``, the labels of the training set that was split.
+        num_classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Tensor
+            int64 ``[clients, num_classes]``.
         """
         client = torch.repeat_interleave(torch.arange(len(self)), self.sizes)
-        cell = client * classes + labels.cpu()[self.rows]
-        return torch.bincount(cell, minlength=len(self) * classes).reshape(len(self), classes)
+        index = client * num_classes + labels.cpu()[self.rows]
+        return torch.bincount(index, minlength=len(self) * num_classes).reshape(len(self), num_classes)
 
     @cached_property
     def hash(self) -> str:
-        """Return the SHA-256 of rows and offsets (little-endian int64), in hex: equal hashes are equal partitions."""
+        """SHA-256 of rows and offsets (little-endian int64), in hex: equal hashes are equal partitions."""
         digest = hashlib.sha256()
         for tensor in (self.rows, self.offsets):
             digest.update(np.ascontiguousarray(tensor.numpy(), dtype="<i8").data)
         return digest.hexdigest()
 
     def manifest(self) -> dict[str, Any]:
-        """Return what a run folder says about the partition; JSON-able."""
+        """Return the description of the partition for a run folder, as JSON types."""
         return {
             "scheme": self.scheme,
             "settings": dict(self.settings),
@@ -97,13 +113,23 @@ class Partition:
             "clients": len(self),
             "rows": len(self.rows),
             "dropped": self.dropped,
-            "sizes": sizes_summary(self.sizes.numpy()),
+            "sizes": size_statistics(self.sizes.numpy()),
             "hash": self.hash,
         }
 
 
-class Deal(NamedTuple):
-    """What a scheme decides: ``rows`` int64 [m] grouped by client, ``offsets`` int64 [clients + 1], attempts."""
+class Assignment(NamedTuple):
+    """Rows assigned to clients.
+
+    Parameters
+    ----------
+    rows : array
+        int64 ``[m]``, row numbers grouped by client.
+    offsets : array
+        int64 ``[clients + 1]``, where each client's rows begin, and the end.
+    attempts : int
+        Number of draws until one was acceptable.
+    """
 
     rows: Integers
     offsets: Integers
@@ -112,32 +138,35 @@ class Deal(NamedTuple):
 
 @dataclass(frozen=True)
 class Scheme(Options, ABC):
-    """Base of the partition schemes: a frozen set of options that splits a training set.
+    """Base class of partition schemes: options, and a method that assigns training rows to clients.
 
-    A subclass sets ``name`` and `deal`; `split` checks the request and wraps the result.
+    A subclass sets ``name`` and defines `assign`; `split` checks the request and wraps the result.
     """
 
     name: ClassVar[str]
     clients: int = option(100, "number of clients", low=1)
 
-    def split(self, train: Mapping[str, Tensor], classes: int, seed: int) -> Partition:
-        """Deal the rows of a training set to the clients.
+    def split(self, train: Mapping[str, Tensor], num_classes: int, seed: int) -> Partition:
+        """Divide a training set among the clients.
 
         Parameters
         ----------
-        train : columns of one length, with ``"label"`` int64 [n].
-        classes : number of classes; labels lie in ``0..classes - 1``.
-        seed : the run's seed; the result depends on nothing else that is random.
+        train : mapping of str to Tensor
+            Columns of one length, with ``"label"`` int64 ``[n]``.
+        num_classes : int
+            Number of classes; labels lie in ``0..num_classes - 1``.
+        seed : int
+            The run's seed; nothing else decides the result.
 
         Raises
         ------
         PartitionError
             If the request is impossible, or no acceptable draw came up within the scheme's attempts.
         """
-        labels = _checked_labels(train, classes)
+        labels = _check_labels(train, num_classes)
         if self.clients > len(labels):
             raise self.error(f"{self.clients} clients cannot share {len(labels)} examples. Use fewer clients.")
-        rows, offsets, attempts = self.deal(labels, classes, train, seed)
+        rows, offsets, attempts = self.assign(labels, num_classes, train, seed)
         return Partition(
             scheme=self.name,
             settings=as_table(self),
@@ -149,16 +178,28 @@ class Scheme(Options, ABC):
         )
 
     @abstractmethod
-    def deal(self, labels: Integers, classes: int, train: Mapping[str, Tensor], seed: int) -> Deal:
-        """Return who gets what; ``labels`` int64 [n] are checked. Every scheme has its own."""
+    def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
+        """Assign rows to clients.
+
+        Parameters
+        ----------
+        labels : array
+            int64 ``[n]``, checked.
+        num_classes : int
+            Number of classes.
+        train : mapping of str to Tensor
+            All columns of the training set.
+        seed : int
+            The run's seed; random numbers come from `random_stream`.
+        """
 
     def error(self, message: str) -> PartitionError:
         """Return an error that begins with the scheme and its settings."""
         settings = ", ".join(f"{name}={value}" for name, value in as_table(self).items())
         return PartitionError(f"{self.name}({settings}): {message}")
 
-    def require_room(self, examples: int, min_size: int) -> None:
-        """Raise `PartitionError` if ``clients`` times ``min_size`` is more than there is."""
+    def require_examples(self, examples: int, min_size: int) -> None:
+        """Raise `PartitionError` if there are too few examples for all clients to have ``min_size``."""
         if min_size * self.clients > examples:
             raise self.error(
                 f"{self.clients} clients with at least {min_size} examples each need {min_size * self.clients}, and "
@@ -166,37 +207,37 @@ class Scheme(Options, ABC):
             )
 
 
-def stream(seed: int, purpose: str) -> np.random.Generator:
-    """Return the generator of one purpose within a partition."""
+def random_stream(seed: int, purpose: str) -> np.random.Generator:
+    """Return the random generator of one purpose within a partition: a key of ``_STREAMS``."""
     return numpy_generator(seed, "partition", use=_STREAMS[purpose])
 
 
 def even_sizes(total: int, parts: int) -> Integers:
-    """Return the sizes of `numpy.array_split`, int64 [parts]: equal, the remainder one each to the first."""
+    """Return the sizes of `numpy.array_split`, int64 ``[parts]``: they differ by at most one, the larger ones first."""
     return total // parts + (np.arange(parts, dtype=np.int64) < total % parts)
 
 
-def offsets_of(sizes: Integers) -> Integers:
-    """Return where each part starts, and the end, int64 [parts + 1]."""
+def to_offsets(sizes: Integers) -> Integers:
+    """Return where each part begins, and the end, int64 ``[parts + 1]``, for sizes int64 ``[parts]``."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
-def rows_by_class(labels: Integers, classes: int, seed: int) -> Integers:
-    """Return all row numbers, int64 [n], class after class and in random order within a class."""
-    shuffled = stream(seed, "rows").permutation(len(labels))
-    return shuffled[_stable_order(labels[shuffled], classes)]
+def rows_by_class(labels: Integers, num_classes: int, seed: int) -> Integers:
+    """Return all row numbers, int64 ``[n]``, class after class and in random order within a class."""
+    shuffled = random_stream(seed, "rows").permutation(len(labels))
+    return shuffled[_stable_order(labels[shuffled], num_classes)]
 
 
-def owners_of(counts: Integers) -> Integers:
-    """Return the client of every entry of `rows_by_class`, int64 [sum], for counts int64 [clients, classes]."""
+def clients_by_class(counts: Integers) -> Integers:
+    """Return the client of each row of `rows_by_class`, int64 ``[sum]``, for counts int64 ``[clients, classes]``."""
     clients, classes = counts.shape
     return np.repeat(np.tile(np.arange(clients), classes), counts.T.ravel())
 
 
-def grouped(rows: Integers, owner: Integers, clients: int, attempts: int = 1) -> Deal:
-    """Return the deal in which ``rows[j]`` goes to client ``owner[j]``; both int64 [m]."""
-    sizes = np.bincount(owner, minlength=clients)
-    return Deal(rows[_stable_order(owner, clients)], offsets_of(sizes), attempts)
+def group_by_client(rows: Integers, client_of: Integers, clients: int, attempts: int = 1) -> Assignment:
+    """Return the assignment in which ``rows[j]`` belongs to client ``client_of[j]``; both int64 ``[m]``."""
+    sizes = np.bincount(client_of, minlength=clients)
+    return Assignment(rows[_stable_order(client_of, clients)], to_offsets(sizes), attempts)
 
 
 def _stable_order(keys: Integers, bound: int) -> Integers:
@@ -205,16 +246,16 @@ def _stable_order(keys: Integers, bound: int) -> Integers:
     return np.argsort(narrow, kind="stable")
 
 
-def _checked_labels(train: Mapping[str, Tensor], classes: int) -> Integers:
-    """Return the label column, int64 [n], or raise."""
+def _check_labels(train: Mapping[str, Tensor], num_classes: int) -> Integers:
+    """Return the label column, int64 ``[n]``, or raise."""
     if "label" not in train:
         raise PartitionError(f"The training set has no column 'label'.{did_you_mean('label', train)}")
     labels: Integers = train["label"].cpu().numpy().astype(np.int64, copy=False)
     if labels.ndim != 1 or len(labels) == 0:
         raise PartitionError(f"The labels must be one number an example, not of shape {labels.shape}.")
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
+    if low < 0 or high >= num_classes:
         raise PartitionError(
-            f"The labels go from {low} to {high}; with {classes} classes they must lie in 0..{classes - 1}."
+            f"The labels go from {low} to {high}; with {num_classes} classes they must lie in 0..{num_classes - 1}."
         )
     return labels

@@ -9,16 +9,16 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedkeep.data.partition.base import Deal, Integers, Scheme, even_sizes, grouped, stream
+from fedkeep.data.partition.base import Assignment, Integers, Scheme, even_sizes, group_by_client, random_stream
 from fedkeep.errors import did_you_mean
 from fedkeep.options import option
 
 
 @dataclass(frozen=True)
 class ByColumn(Scheme):
-    """Deal whole groups of a column, such as all examples of a writer, to the clients.
+    """Assign whole groups of a column, such as all examples of a writer, to the clients.
 
-    The groups are shuffled and dealt in equal numbers (they differ by at most one). With ``clients = 0`` every group
+    The groups are shuffled and divided in equal numbers (they differ by at most one). With ``clients = 0`` every group
     is a client of its own, in the order of the column's values.
 
     With ``groups`` only that many groups, drawn at random, are used, and **the rows of the others are left out on
@@ -32,8 +32,8 @@ class ByColumn(Scheme):
     column: str = option("writer", "integer column of the training set that says which group a row belongs to")
     groups: int = option(0, "use only so many groups, drawn at random, and leave the rest out; 0 for all", low=0)
 
-    def deal(self, labels: Integers, classes: int, train: Mapping[str, Tensor], seed: int) -> Deal:
-        """Return the clients' groups, united."""
+    def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
+        """Assign rows to clients; see `Scheme.assign`."""
         if self.column not in train:
             columns = [name for name in train if name not in ("image", "label")]
             known = did_you_mean(self.column, columns) or " It has no columns besides the images and labels."
@@ -46,17 +46,17 @@ class ByColumn(Scheme):
         found, group = np.unique(values, return_inverse=True)
         used = self.groups or len(found)
         clients = self.clients or used
-        self._check(len(found), used, clients)
-        chosen = stream(seed, "order").permutation(len(found))[:used]
+        self._check_groups(len(found), used, clients)
+        chosen = random_stream(seed, "order").permutation(len(found))[:used]
         if self.clients == 0:
             chosen.sort()
         client_of_group = np.full(len(found), -1, np.int64)
         client_of_group[chosen] = np.repeat(np.arange(clients), even_sizes(used, clients))
-        owner = client_of_group[group]
-        kept = np.flatnonzero(owner >= 0)
-        return grouped(kept, owner[kept], clients)
+        client_of = client_of_group[group]
+        kept = np.flatnonzero(client_of >= 0)
+        return group_by_client(kept, client_of[kept], clients)
 
-    def _check(self, found: int, used: int, clients: int) -> None:
+    def _check_groups(self, found: int, used: int, clients: int) -> None:
         if used > found:
             raise self.error(
                 f"column {self.column!r} has {found} groups, not {used}. Set groups to at most {found}, or to 0."

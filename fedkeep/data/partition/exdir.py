@@ -1,4 +1,4 @@
-"""Extended Dirichlet: so many classes for each client, and Dirichlet shares of each class among its owners."""
+"""Extended Dirichlet: each client owns some classes, and each class has Dirichlet shares among its owners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fedkeep.data.partition.allocation import allocate
-from fedkeep.data.partition.base import Deal, Integers, Scheme, grouped, owners_of, rows_by_class, stream
+from fedkeep.data.partition.base import (
+    Assignment,
+    Integers,
+    Scheme,
+    clients_by_class,
+    group_by_client,
+    random_stream,
+    rows_by_class,
+)
 from fedkeep.options import option
 
 _BATCH = 1 << 20  # random keys drawn at a time; the result does not depend on it
@@ -21,7 +29,7 @@ _BATCH = 1 << 20  # random keys drawn at a time; the result does not depend on i
 class ExDir(Scheme):
     """Draw which classes each client owns, then divide each class among its owners with shares from Dir(alpha).
 
-    ExDir(C, alpha) is written here as ``classes`` and ``alpha``. Ownership: ``classes`` distinct classes for each
+    The paper's ExDir(C, alpha) is ``classes`` and ``alpha`` here. Ownership: ``classes`` distinct classes for each
     client, uniformly, redrawn as a whole until every class has at least ``max(floor(classes * clients / C) div 5,
     1)`` owners. Shares: as `ClasswiseDirichlet`, among the owners only and with the same soft cap of ``n / clients``,
     redrawn (not the ownership) until each client has ``min_size`` examples. If all owners of a class are at the cap
@@ -39,12 +47,12 @@ class ExDir(Scheme):
     min_size: int = option(10, "examples that each client has at least", low=1)
     attempts: int = option(100_000, "draws to try before giving up, of the ownership and of the shares", low=1)
 
-    def deal(self, labels: Integers, classes: int, train: Mapping[str, Tensor], seed: int) -> Deal:
-        """Return the first acceptable draw of shares for the first acceptable ownership."""
-        self._check(len(labels), classes)
+    def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
+        """Assign rows to clients; see `Scheme.assign`."""
+        self._check_request(len(labels), num_classes)
         found = allocate(
-            np.bincount(labels, minlength=classes),
-            self._owners(classes, seed),
+            np.bincount(labels, minlength=num_classes),
+            self._draw_owners(num_classes, seed),
             alpha=self.alpha,
             cap=len(labels) / self.clients,
             min_size=self.min_size,
@@ -53,29 +61,31 @@ class ExDir(Scheme):
         )
         if found.counts is None:
             raise self.error(found.failure(self.min_size, "raise alpha or classes"))
-        return grouped(rows_by_class(labels, classes, seed), owners_of(found.counts), self.clients, found.attempts)
+        return group_by_client(
+            rows_by_class(labels, num_classes, seed), clients_by_class(found.counts), self.clients, found.attempts
+        )
 
-    def _check(self, examples: int, classes: int) -> None:
-        if self.classes > classes:
+    def _check_request(self, examples: int, num_classes: int) -> None:
+        if self.classes > num_classes:
             raise self.error(
-                f"a client cannot own {self.classes} classes of {classes}. Set classes to at most {classes}."
+                f"a client cannot own {self.classes} classes of {num_classes}. Set classes to at most {num_classes}."
             )
-        if self.classes * self.clients < classes:
+        if self.classes * self.clients < num_classes:
             raise self.error(
-                f"{self.clients} clients with {self.classes} classes each cannot cover {classes} classes. "
-                f"Set classes to at least {-(-classes // self.clients)}, or use more clients."
+                f"{self.clients} clients with {self.classes} classes each cannot cover {num_classes} classes. "
+                f"Set classes to at least {-(-num_classes // self.clients)}, or use more clients."
             )
-        self.require_room(examples, self.min_size)
+        self.require_examples(examples, self.min_size)
 
-    def _owners(self, classes: int, seed: int) -> npt.NDArray[np.bool_]:
-        """Return who owns what, bool [clients, classes]: the first draw in which every class has enough owners."""
-        least = max(self.classes * self.clients // classes // 5, 1)
-        keys = stream(seed, "owners")
-        largest = max(1, _BATCH // (self.clients * classes))
+    def _draw_owners(self, num_classes: int, seed: int) -> npt.NDArray[np.bool_]:
+        """Return which client owns which class, bool ``[clients, num_classes]``; every class has enough owners."""
+        least = max(self.classes * self.clients // num_classes // 5, 1)
+        keys = random_stream(seed, "owners")
+        largest = max(1, _BATCH // (self.clients * num_classes))
         tried, batch = 0, 1
         while tried < self.attempts:
             batch = min(batch, self.attempts - tried)
-            drawn = keys.random((batch, self.clients, classes))
+            drawn = keys.random((batch, self.clients, num_classes))
             # The classes with the smallest of independent uniform keys are a uniform set of distinct classes.
             chosen = np.argpartition(drawn, self.classes - 1, axis=2)[:, :, : self.classes]
             owners = np.zeros(drawn.shape, dtype=bool)
@@ -87,6 +97,6 @@ class ExDir(Scheme):
             tried += batch
             batch = min(2 * batch, largest)
         raise self.error(
-            f"no draw of the ownership out of {tried} gave each of the {classes} classes at least {least} "
+            f"no draw of the ownership out of {tried} gave each of the {num_classes} classes at least {least} "
             f"owner{'s' if least > 1 else ''}. Raise classes, use more clients, or allow more attempts."
         )

@@ -1,4 +1,4 @@
-"""Some clients alike, the others skewed."""
+"""A mixture of IID clients and clients with label skew."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from fedkeep.data.partition.allocation import allocate
 from fedkeep.data.partition.base import (
-    Deal,
+    Assignment,
     Integers,
     Scheme,
+    clients_by_class,
     even_sizes,
-    grouped,
-    owners_of,
+    group_by_client,
+    random_stream,
     rows_by_class,
-    stream,
 )
-from fedkeep.data.partition.clientwise import draw_owners
+from fedkeep.data.partition.dirichlet import draw_clients
 from fedkeep.options import option
 
 
@@ -28,7 +28,7 @@ from fedkeep.options import option
 class Hybrid(Scheme):
     """Mix IID and skewed clients in the proportion ``iid : non_iid``.
 
-    The IID clients' part of the training set is drawn stratified by class and dealt equally; the rest goes to the
+    The IID clients' part of the training set is drawn stratified by class and divided equally; the rest goes to the
     other clients by class-wise Dirichlet shares with the soft cap ``n / clients`` and ``min_size`` (or, with
     ``per_client``, in equal sizes from Dirichlet priors of the clients); then the clients are shuffled.
 
@@ -46,40 +46,39 @@ class Hybrid(Scheme):
 
     @property
     def iid_clients(self) -> int:
-        """Return how many clients are IID."""
+        """Number of IID clients."""
         return int(self.clients * self.iid / (self.iid + self.non_iid) + 0.5)
 
-    def deal(self, labels: Integers, classes: int, train: Mapping[str, Tensor], seed: int) -> Deal:
-        """Return the two parts, with the clients shuffled."""
+    def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
+        """Assign rows to clients; see `Scheme.assign`."""
         if self.iid + self.non_iid == 0:
             raise self.error(
                 "iid and non_iid are both 0. Say in which proportion clients are IID, such as iid=1, non_iid=1."
             )
-        self.require_room(len(labels), self.min_size)
-        sizes = np.bincount(labels, minlength=classes)
+        self.require_examples(len(labels), self.min_size)
+        sizes = np.bincount(labels, minlength=num_classes)
         # Rounding the running sum keeps each class within one example of its exact part, and the total too.
-        reached = np.floor(np.cumsum(sizes) * self.iid_clients / self.clients + 0.5).astype(np.int64)
-        taken = np.diff(reached, prepend=np.int64(0))
-        taken = np.clip(taken, 0, sizes)
-        by_class = rows_by_class(labels, classes, seed)
-        place = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        alike = place < np.repeat(taken, sizes)
-        owner = np.empty(len(labels), np.int64)
+        running_sum = np.floor(np.cumsum(sizes) * self.iid_clients / self.clients + 0.5).astype(np.int64)
+        iid_sizes = np.clip(np.diff(running_sum, prepend=np.int64(0)), 0, sizes)
+        by_class = rows_by_class(labels, num_classes, seed)
+        rank_in_class = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        is_iid = rank_in_class < np.repeat(iid_sizes, sizes)
+        client_of = np.empty(len(labels), np.int64)
         attempts = 1
-        order = stream(seed, "order")
+        order = random_stream(seed, "order")
         if self.iid_clients:
-            pool = np.repeat(np.arange(self.iid_clients), even_sizes(int(taken.sum()), self.iid_clients))
-            owner[alike] = order.permutation(pool)
+            pool = np.repeat(np.arange(self.iid_clients), even_sizes(int(iid_sizes.sum()), self.iid_clients))
+            client_of[is_iid] = order.permutation(pool)
         if self.iid_clients < self.clients:
-            skewed, attempts = self._skewed(sizes - taken, len(labels) / self.clients, seed)
-            owner[~alike] = self.iid_clients + skewed
-        return grouped(by_class, order.permutation(self.clients)[owner], self.clients, attempts)
+            skewed, attempts = self._assign_skewed(sizes - iid_sizes, len(labels) / self.clients, seed)
+            client_of[~is_iid] = self.iid_clients + skewed
+        return group_by_client(by_class, order.permutation(self.clients)[client_of], self.clients, attempts)
 
-    def _skewed(self, sizes: Integers, cap: float, seed: int) -> tuple[Integers, int]:
-        """Return the client of each remaining example, the first skewed one being 0, and the attempts."""
+    def _assign_skewed(self, sizes: Integers, cap: float, seed: int) -> tuple[Integers, int]:
+        """Return the client of each remaining example, counted from the first skewed one, and the attempts."""
         clients = self.clients - self.iid_clients
         if self.per_client:
-            return draw_owners(sizes, even_sizes(int(sizes.sum()), clients), self.alpha, seed), 1
+            return draw_clients(sizes, even_sizes(int(sizes.sum()), clients), self.alpha, seed), 1
         found = allocate(
             sizes,
             np.ones((clients, len(sizes)), dtype=bool),
@@ -91,4 +90,4 @@ class Hybrid(Scheme):
         )
         if found.counts is None:
             raise self.error(found.failure(self.min_size, "raise alpha"))
-        return owners_of(found.counts), found.attempts
+        return clients_by_class(found.counts), found.attempts

@@ -1,4 +1,4 @@
-"""Clients that are alike."""
+"""IID clients."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedkeep.data.partition.base import Deal, Integers, Scheme, even_sizes, offsets_of, stream
+from fedkeep.data.partition.base import Assignment, Integers, Scheme, even_sizes, random_stream, to_offsets
 
 
 @dataclass(frozen=True)
 class IID(Scheme):
-    """Deal a random permutation of the rows in equal slices; sizes differ by at most one and no row is dropped."""
+    """Cut a random permutation of the rows into equal slices; sizes differ by at most one and no row is dropped."""
 
     name: ClassVar[str] = "iid"
 
-    def deal(self, labels: Integers, classes: int, train: Mapping[str, Tensor], seed: int) -> Deal:
-        """Return the slices of one permutation."""
-        rows = stream(seed, "rows").permutation(len(labels))
-        return Deal(rows, offsets_of(even_sizes(len(labels), self.clients)))
+    def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
+        """Assign rows to clients; see `Scheme.assign`."""
+        rows = random_stream(seed, "rows").permutation(len(labels))
+        return Assignment(rows, to_offsets(even_sizes(len(labels), self.clients)))

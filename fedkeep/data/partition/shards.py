@@ -1,4 +1,4 @@
-"""Label skew by shards: a few pieces of one class each for every client."""
+"""Label skew by shards: each client gets a few pieces, each of one class."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedkeep.data.partition.base import Deal, Integers, Scheme, grouped, rows_by_class, stream
+from fedkeep.data.partition.base import Assignment, Integers, Scheme, group_by_client, random_stream, rows_by_class
 from fedkeep.options import option
 
-_TRADES = 50  # rounds of trading after which a deal of distinct shards counts as random
+_TRADES = 50  # rounds of trading after which an assignment of distinct shards counts as random
 
 
 @dataclass(frozen=True)
 class Sharding(Scheme):
-    """Cut each class into equally many shards and deal ``shards`` of them to each client.
+    """Cut each class into equally many shards and give ``shards`` of them to each client.
 
     Every class is cut into ``shards * clients / C`` near-equal shards, what is left over going one each to the first.
-    The shards are shuffled and dealt, so a client holds at most ``shards`` classes; with ``distinct`` it holds
+    The shards are shuffled and assigned, so a client holds at most ``shards`` classes; with ``distinct`` it holds
     exactly that many.
 
     References: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
     2017; cut per class as in the code of Lee et al., "Preservation of the Global Knowledge by Not-True Distillation
-    in Federated Learning", NeurIPS 2022. ``distinct`` follows the wording of FedADKD's paper; its deals are drawn
+    in Federated Learning", NeurIPS 2022. ``distinct`` follows the wording of FedADKD's paper; its assignments are drawn
     uniformly by global curveball trades (Carstens, Hamann, Meyer, Penschuck, Tran & Wagner, ESA 2018).
     """
 
@@ -33,28 +33,31 @@ class Sharding(Scheme):
     shards: int = option(2, "shards that each client gets", low=1)
     distinct: bool = option(False, "no two shards of one class for one client")
 
-    def deal(self, labels: Integers, classes: int, train: Mapping[str, Tensor], seed: int) -> Deal:
-        """Return the shuffled shards, dealt."""
-        sizes = np.bincount(labels, minlength=classes)
-        per_class = self._shards_per_class(sizes, classes)
-        dealt = self._distinct(per_class, classes, seed) if self.distinct else self._any(per_class, classes, seed)
+    def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
+        """Assign rows to clients; see `Scheme.assign`."""
+        sizes = np.bincount(labels, minlength=num_classes)
+        per_class = self._shards_per_class(sizes, num_classes)
+        draw = self._draw_distinct if self.distinct else self._draw_any
+        held = draw(per_class, num_classes, seed)
         # Shards of a class are taken in the order of the clients that hold them: which client has the longer ones
-        # follows from a random deal already.
-        owner_of_shard = np.repeat(np.arange(self.clients), self.shards)[np.argsort(dealt.ravel(), kind="stable")]
-        position = np.tile(np.arange(per_class), classes)
+        # follows from a random assignment already.
+        owner_of_shard = np.repeat(np.arange(self.clients), self.shards)[np.argsort(held.ravel(), kind="stable")]
+        position = np.tile(np.arange(per_class), num_classes)
         shard_sizes = np.repeat(sizes // per_class, per_class) + (position < np.repeat(sizes % per_class, per_class))
-        return grouped(rows_by_class(labels, classes, seed), np.repeat(owner_of_shard, shard_sizes), self.clients)
+        return group_by_client(
+            rows_by_class(labels, num_classes, seed), np.repeat(owner_of_shard, shard_sizes), self.clients
+        )
 
-    def _shards_per_class(self, sizes: Integers, classes: int) -> int:
-        per_class, over = divmod(self.shards * self.clients, classes)
+    def _shards_per_class(self, sizes: Integers, num_classes: int) -> int:
+        per_class, over = divmod(self.shards * self.clients, num_classes)
         if over:
             raise self.error(
                 f"{self.shards} shards for each of {self.clients} clients are {self.shards * self.clients}, which "
-                f"{classes} classes cannot share equally. Make shards * clients a multiple of {classes}."
+                f"{num_classes} classes cannot share equally. Make shards * clients a multiple of {num_classes}."
             )
-        if self.distinct and self.shards > classes:
+        if self.distinct and self.shards > num_classes:
             raise self.error(
-                f"{classes} classes do not give {self.shards} distinct shards. Set shards to at most {classes}."
+                f"{num_classes} classes do not give {self.shards} distinct shards. Set shards to at most {num_classes}."
             )
         if per_class > sizes.min():
             raise self.error(
@@ -63,18 +66,18 @@ class Sharding(Scheme):
             )
         return per_class
 
-    def _any(self, per_class: int, classes: int, seed: int) -> Integers:
+    def _draw_any(self, per_class: int, num_classes: int, seed: int) -> Integers:
         """Return each client's classes, int64 [clients, shards]; one may come twice."""
-        labels = stream(seed, "owners").permutation(np.repeat(np.arange(classes), per_class))
+        labels = random_stream(seed, "owners").permutation(np.repeat(np.arange(num_classes), per_class))
         return labels.reshape(self.clients, self.shards)
 
-    def _distinct(self, per_class: int, classes: int, seed: int) -> Integers:
-        """Return each client's classes, int64 [clients, shards], none twice; uniform over all such deals."""
-        # Dealt one by one, the shards of a class go to clients in a row, and there are at most as many as clients.
-        labels = np.repeat(np.arange(classes), per_class).reshape(self.shards, self.clients).T
-        owns = np.zeros((self.clients, classes), dtype=bool)
+    def _draw_distinct(self, per_class: int, num_classes: int, seed: int) -> Integers:
+        """Return each client's classes, int64 [clients, shards], none twice; uniform over all such assignments."""
+        # Given out one by one, a class's shards go to successive clients, and there are at most as many as clients.
+        labels = np.repeat(np.arange(num_classes), per_class).reshape(self.shards, self.clients).T
+        owns = np.zeros((self.clients, num_classes), dtype=bool)
         np.put_along_axis(owns, labels, True, axis=1)
-        generator = stream(seed, "owners")
+        generator = random_stream(seed, "owners")
         half = self.clients // 2
         for _ in range(_TRADES):
             order = generator.permutation(self.clients)

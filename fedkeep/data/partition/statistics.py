@@ -1,4 +1,4 @@
-"""How unequal a partition is, in the numbers that papers report."""
+"""Statistics of how unequal a partition is, as papers report them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 Numbers = npt.NDArray[Any]
 
 
-def sizes_summary(sizes: Numbers) -> dict[str, float]:
-    """Return min, median, max, mean and (population) standard deviation of the sizes, int [clients]."""
+def size_statistics(sizes: Numbers) -> dict[str, float]:
+    """Return min, median, max, mean and (population) standard deviation of clients' sizes, int ``[clients]``."""
     return {
         "min": int(sizes.min()),
         "median": float(np.median(sizes)),
@@ -22,16 +22,17 @@ def sizes_summary(sizes: Numbers) -> dict[str, float]:
     }
 
 
-def statistics(counts: Numbers | Tensor) -> dict[str, float]:
-    """Return what a table says about a partition.
+def partition_statistics(counts: Numbers | Tensor) -> dict[str, float]:
+    """Return statistics of a partition.
 
     Parameters
     ----------
-    counts : int [clients, classes], examples of each class that each client holds.
+    counts : array or Tensor
+        int ``[clients, classes]``, each client's examples of each class.
 
     Returns
     -------
-    dict
+    dict of str to float
         ``clients``, ``examples``; ``size_min``, ``size_median``, ``size_max``, ``size_mean``, ``size_std``
         (population); and means over the clients that hold anything: ``classes_per_client`` (classes with at least one
         example), ``gini_impurity`` (``1 - sum p^2``: 0 for one class, ``1 - 1/C`` when balanced) and
@@ -53,7 +54,7 @@ def statistics(counts: Numbers | Tensor) -> dict[str, float]:
     return {
         "clients": len(table),
         "examples": int(sizes.sum()),
-        **{f"size_{name}": value for name, value in sizes_summary(sizes).items()},
+        **{f"size_{name}": value for name, value in size_statistics(sizes).items()},
         "classes_per_client": float((held > 0).sum(axis=1).mean()),
         "gini_impurity": float((1.0 - (share**2).sum(axis=1)).mean()),
         "label_entropy": float(entropy.mean()),

@@ -1,0 +1,1 @@
+"""Helpers that know nothing of federated learning, except how its randomness is named."""

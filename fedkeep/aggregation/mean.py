@@ -1,0 +1,168 @@
+"""Means of models: plain, moving, normalised by steps (FedNova), and of masked layers (FedWeIT)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.interface import Fit
+from fedkeep.models import Weights
+from fedkeep.models.fedweit_layers import active_units, broadcast_units
+from fedkeep.models.weights import add, mean, scale, subtract
+
+Aggregation = Literal["num_examples", "uniform"]
+"""How clients are weighted in a mean: by their numbers of examples, or all alike."""
+
+
+def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
+    """Return sum_i n_i w_i / sum_i n_i, n_i the numbers of examples (McMahan et al., 2017, algorithm 1).
+
+    The whole state dict is averaged; integer buffers are the first reply's. If nobody had an example, all count alike.
+
+    Parameters
+    ----------
+    replies : Mapping[str, Fit]
+        By client, at least one.
+
+    Returns
+    -------
+    Weights
+    """
+    examples = [float(reply.examples) for reply in replies.values()]
+    return mean([reply.model for reply in replies.values()], examples if any(examples) else None)
+
+
+def aggregate(replies: Mapping[str, Fit], how: Aggregation) -> Weights:
+    """Return the mean of the replies' models.
+
+    Parameters
+    ----------
+    replies : Mapping[str, Fit]
+        By client, at least one.
+    how : {"num_examples", "uniform"}
+        Whether clients are weighted by their numbers of examples, or all alike.
+
+    Returns
+    -------
+    Weights
+    """
+    return weighted_mean(replies) if how == "num_examples" else mean([reply.model for reply in replies.values()])
+
+
+def ema(average: Weights, new: Weights, decay: float) -> Weights:
+    """Return the exponential moving average ``decay * average + (1 - decay) * new``.
+
+    Parameters
+    ----------
+    average : Weights
+        The average so far; empty before there is one.
+    new : Weights
+        The next model.
+    decay : float
+        The share that the average keeps.
+
+    Returns
+    -------
+    Weights
+        ``new`` where there is no average yet.
+    """
+    return add(scale(average, decay), new, 1 - decay) if average else new
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """Return how many plain SGD steps go as far along a constant gradient as these with momentum rho.
+
+    a = (t - rho (1 - rho^t) / (1 - rho)) / (1 - rho), which is t without momentum (Wang et al., 2020, FedNova, sec. 4).
+
+    Parameters
+    ----------
+    steps : int
+        t.
+    momentum : float
+        rho.
+
+    Returns
+    -------
+    float
+    """
+    # Summed up, not in closed form, which loses its digits near rho = 1, and divides by zero there.
+    velocity = distance = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1
+        distance += velocity
+    return distance
+
+
+def normalised_mean(
+    start: Weights, replies: Mapping[str, Fit], momentum: float, buffers: Collection[str] = ()
+) -> Weights:
+    """Return w - (sum_i p_i a_i) sum_i (p_i / a_i) (w - w_i), p_i by examples (Wang et al., 2020, FedNova, eq. 5).
+
+    Clients that took no step take no part. With equal a_i this is FedAvg.
+
+    Parameters
+    ----------
+    start : Weights
+        w, from which all clients trained.
+    replies : Mapping[str, Fit]
+        By client.
+    momentum : float
+        Of the clients' SGD, for the effective steps a_i.
+    buffers : Collection[str]
+        Tensors that are averaged by examples in any case: nobody took steps along them, and a variance that is
+        extrapolated beyond those of all clients may become negative.
+
+    Returns
+    -------
+    Weights
+        ``start`` if no client took a step.
+    """
+    trained = [reply for reply in replies.values() if reply.steps]
+    if not trained:
+        return start
+    examples = [float(reply.examples) for reply in trained]
+    steps = [effective_steps(reply.steps, momentum) for reply in trained]
+    plain = mean([reply.model for reply in trained], examples)
+    if len(set(steps)) == 1:
+        return plain
+    mean_steps = sum(p * a for p, a in zip(examples, steps, strict=True)) / sum(examples)
+    per_step = [p / a for p, a in zip(examples, steps, strict=True)]
+    direction = mean([subtract(reply.model, start) for reply in trained], per_step)
+    model = add(start, direction, mean_steps * sum(per_step) / sum(examples))
+    return model | {name: plain[name] for name in buffers}
+
+
+def masked_mean(
+    layers: Weights, sent: Sequence[Tensor], masks: Sequence[Weights], sparsity: float
+) -> dict[str, Tensor]:
+    """Return for each unit the mean over those clients who sent it (Yoon et al., 2021, FedWeIT).
+
+    Parameters
+    ----------
+    layers : Weights
+        By name, [units, ...], as they are. A unit that nobody sent stays so.
+    sent : Sequence[Tensor]
+        By client, what `fedkeep.models.fedweit_layers.active_weights` gave.
+    masks : Sequence[Weights]
+        By client, the masks with which it did, by layer [units].
+    sparsity : float
+        The share of units that a mask leaves out.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        By name, [units, ...].
+    """
+    total = {name: torch.zeros_like(layer) for name, layer in layers.items()}
+    count = {name: layer.new_zeros(len(layer)) for name, layer in layers.items()}
+    for numbers, mask in zip(sent, masks, strict=True):
+        chosen = {name: active_units(mask[name], sparsity) for name in layers}
+        sizes = [int(chosen[name].sum()) * layer[0].numel() for name, layer in layers.items()]
+        for name, part in zip(layers, torch.split(numbers, sizes), strict=True):
+            total[name][chosen[name]] += part.view(-1, *layers[name].shape[1:])
+            count[name] += chosen[name]
+    counts = {name: broadcast_units(count[name], layer) for name, layer in layers.items()}
+    return {n: torch.where(counts[n] > 0, total[n] / counts[n].clamp(min=1), layer) for n, layer in layers.items()}

@@ -1,0 +1,152 @@
+"""FedADKD: decoupled distillation from the received model, its target part weighted by each client's label balance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log1p
+from typing import Literal
+
+from torch import Tensor
+
+from fedkeep.aggregation import Aggregation, aggregate
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
+from fedkeep.losses import CrossEntropy, Distillation, Loss
+from fedkeep.losses.discrepancy import proportions
+from fedkeep.losses.fedadkd_variants import FedADKDVariant, Mask, TargetReading
+from fedkeep.models import Weights
+from fedkeep.options import option
+
+
+@dataclass
+class LabelBalance:
+    """What the server keeps.
+
+    Attributes
+    ----------
+    gini : dict[str, float]
+        Gini impurity of each client's labels, as last received.
+    """
+
+    gini: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class FitWithGini(Fit):
+    """A fit, and the label balance of the client.
+
+    Attributes
+    ----------
+    gini : float
+        The Gini impurity 1 - sum_c p_c^2 of the labels that it was trained on.
+    """
+
+    gini: float
+
+
+@dataclass(frozen=True)
+class FedADKD(Algorithm[LabelBalance]):
+    """Adaptive decoupled knowledge distillation: CE + phi_i w_target TC + w_nontarget NT at temperature 1, no tau^2.
+
+    phi_i = M x_i / sum_j x_j over the cohort of M, x = ln(1 + delta G), G the Gini impurity of a client's labels; the
+    mean of phi over the cohort is 1 (eqs. 6 and 7).
+
+    What the paper leaves open, and what is done here (docs/tried-readings.md has what else was tried):
+
+    - it defines f(G) and then prints G: f is used; ``delta=0`` gives the printed formula, its limit;
+    - w_target (alpha) and delta have no printed value: 1 and 1;
+    - phi is computed before the clients have computed G: a client without a known G counts as G = 1;
+    - eq. 3 prints one term under a sum over classes on which it does not depend. ``tckd=binary`` reads it as TC, as in
+      decoupled distillation, which has no gradient where training starts; ``single_term`` is the term alone, which is
+      the cross-entropy times p_y^T but for a constant. ``nckd_mask`` has the masks of figure 3;
+    - algorithm 1 averages uniformly, its base code by examples: uniform.
+
+    Ablations: ``phi=off`` sets phi to 1; ``w_target=0`` is FedNTD at temperature 1 with the same aggregation, bit for
+    bit. ``w_target_iid`` gives clients of balanced labels (G of ``iid_from`` and more) a target weight of their own,
+    with phi = 1 for all (figure 4, whose procedure the paper does not describe).
+    """
+
+    title = "FedADKD"
+    paper = "FedADKD, 2025: Adaptive decoupled knowledge distillation in federated learning (thesis)"
+
+    w_target: float = option(1.0, "weight of the target part (alpha in the paper)", low=0.0)
+    w_nontarget: float = option(1.0, "weight of the non-target part (beta in the paper)", low=0.0)
+    delta: float = option(1.0, "how strongly differences of balance are compressed; 0: not at all", low=0.0)
+    phi: Literal["on", "off"] = option("on", "whether the target part is weighted by balance (off: ablation)")
+    tckd: TargetReading = option("binary", "reading of the target part")
+    nckd_mask: Mask = option("gather", "how the target is kept out of the non-target part")
+    w_target_iid: float | None = option(None, "the same for balanced clients; none: no difference", low=0.0)
+    iid_from: float = option(0.85, "Gini impurity from which a client is balanced", low=0.0, high=1.0)
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
+
+    def round(self, server: Server[LabelBalance], cohort: Cohort) -> None:
+        """Weigh the clients by label balance (eqs. 6 and 7), let all train, and average their models."""
+        gini = server.state.gini
+        phi = self.balance_weights([client.id for client in cohort], gini)
+        replies = cohort.ask(self.train, server.model, each(phi))
+        server.model = aggregate(replies, self.aggregation)
+        gini |= {name: reply.gini for name, reply in replies.items()}
+
+    def balance_weights(self, clients: list[str], known: dict[str, float]) -> dict[str, float]:
+        """Compute phi for each client of the cohort (eqs. 6 and 7).
+
+        Parameters
+        ----------
+        clients : list[str]
+            The cohort.
+        known : dict[str, float]
+            Gini impurity by client; 1 for clients that it lacks.
+
+        Returns
+        -------
+        dict[str, float]
+            By client; 1 for all if none has more than one class.
+        """
+        gini = [known.get(client, 1.0) for client in clients]
+        x = [log1p(self.delta * g) if self.delta else g for g in gini]
+        if self.phi == "off" or self.w_target_iid is not None or not sum(x):
+            return dict.fromkeys(clients, 1.0)
+        return {client: len(x) * value / sum(x) for client, value in zip(clients, x, strict=True)}
+
+    @on_client
+    def train(self, client: Client, model: Weights, phi: float) -> FitWithGini:
+        """Train on labels and on the received model's predictions (eq. 8), and return the labels' balance."""
+        gini = gini_impurity(client.data["label"].bincount(minlength=client.classes))
+        w_target = self.w_target
+        if self.w_target_iid is not None and gini >= self.iid_from:
+            w_target = self.w_target_iid
+        fit = client.fit(model, CrossEntropy() + self.distillation(model, phi * w_target))
+        return FitWithGini(**vars(fit), gini=gini)
+
+    def distillation(self, model: Weights, w_target: float) -> Loss:
+        """Return the distillation from the received model, in the reading that was chosen.
+
+        Parameters
+        ----------
+        model : Weights
+            The received model.
+        w_target : float
+            Weight of the target part, phi included.
+
+        Returns
+        -------
+        Loss
+        """
+        if self.tckd == "binary" and self.nckd_mask == "gather":
+            return Distillation.decoupled(model, w_target, self.w_nontarget)
+        return FedADKDVariant(model, w_target, self.w_nontarget, self.tckd, self.nckd_mask)
+
+
+def gini_impurity(counts: Tensor) -> float:
+    """Return the Gini impurity 1 - sum_c p_c^2.
+
+    Parameters
+    ----------
+    counts : Tensor
+        [classes], label counts.
+
+    Returns
+    -------
+    float
+        0 without examples.
+    """
+    return 1 - float(proportions(counts).square().sum()) if counts.any() else 0.0

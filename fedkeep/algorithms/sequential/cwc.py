@@ -1,0 +1,114 @@
+"""CWC (reconstructed): a penalty that is passed along protects what mattered to earlier clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal
+
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
+from fedkeep.losses import ZERO_LOSS, CrossEntropy, QuadraticPenalty
+from fedkeep.losses.penalties import PathIntegral
+from fedkeep.models import Weights
+from fedkeep.models.weights import add, scale
+from fedkeep.options import option
+
+
+@dataclass
+class AccumulatedImportance:
+    """What the server keeps.
+
+    Attributes
+    ----------
+    importance : Weights
+        Of every parameter for the clients so far; empty means zero.
+    """
+
+    importance: Weights = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class FitWithImportance(Fit):
+    """A fit, and the importances after it.
+
+    Attributes
+    ----------
+    importance : Weights
+        Of every parameter, with the client's added.
+    """
+
+    importance: Weights
+
+
+@dataclass(frozen=True)
+class CWC(Algorithm[AccumulatedImportance]):
+    """Cyclical weight consolidation, RECONSTRUCTED: CE + w_penalty / 2 * sum_j O_j (w_j - a_j)^2, a the received model.
+
+    No code and no full text of the paper was at hand, only its abstract and a summary: it trains serially, regularises
+    by a consolidation matrix of importances that is attenuated by a factor when clients are visited again. Ours is one
+    reading: after its training a client adds to O what mattered to it, and O is multiplied by ``attenuation`` at the
+    start of every round. O is capped where lr * w_penalty * O would exceed 1, beyond which a step overshoots. Two
+    models are sent per client. With ``w_penalty=0`` this is FedSeq.
+
+    What mattered is the diagonal Fisher information (``importance=fisher``) or the sensitivity of the outputs
+    (``mas``, memory-aware synapses) at the new model, of at most 500 examples; or what each parameter's path through
+    the training gained (``si``, synaptic intelligence), of all that were trained on.
+    """
+
+    title = "CWC (reconstructed)"
+    paper = "Cyclical weight consolidation, 2024: arXiv 2405.10647 (reconstructed from its abstract)"
+    schedule = "sequential"
+
+    w_penalty: float = option(100.0, "weight of the penalty (lambda; grid 1, 10, 100, 1000)", low=0.0)
+    attenuation: float = option(0.5, "share that importances keep each round (sigma)", low=0.0, high=1.0)
+    importance: Literal["fisher", "mas", "si"] = option("fisher", "how a parameter's importance is measured")
+    damping: float = option(0.1, "added to squared distances, with importance=si", low=1e-12)
+
+    @classmethod
+    def name(cls) -> str:
+        return "cwc"
+
+    def round(self, server: Server[AccumulatedImportance], cohort: Cohort) -> None:
+        """Pass the model and the importances from client to client."""
+        importance: Weights = scale(server.state.importance, self.attenuation)
+        for client in cohort:
+            if reply := client.ask(self.train, server.model, importance):
+                server.model, importance = reply.model, reply.importance
+        server.state.importance = importance
+
+    @on_client
+    def train(self, client: Client, model: Weights, importance: Weights) -> FitWithImportance:
+        """Train the model of the previous client near it, and add what matters to this client."""
+        penalty = self.penalty(client, model, importance)
+        start = {name: model[name] for name in client.parameters}
+        path = PathIntegral(start, penalty) if self.importance == "si" else None
+        fit = client.fit(model, CrossEntropy() + (penalty or ZERO_LOSS), watch=path)
+        if path:
+            added: Weights = path.importance(fit.model, self.damping)
+        else:
+            added = client.sensitivity(fit.model, 500) if self.importance == "mas" else client.fisher(fit.model, 500)
+        return FitWithImportance(**vars(fit), importance=add(importance, added) if importance else added)
+
+    def penalty(self, client: Client, model: Weights, importance: Weights) -> QuadraticPenalty | None:
+        """Return the penalty of a client.
+
+        Parameters
+        ----------
+        client : Client
+            Whose learning rate caps the importances.
+        model : Weights
+            The received model, a.
+        importance : Weights
+            O, by parameter; empty means zero.
+
+        Returns
+        -------
+        QuadraticPenalty or None
+            None if nothing is protected.
+        """
+        if not importance or not self.w_penalty:
+            return None
+        rate = client.training.lr_at(client.round)
+        cap = 1 / (rate * self.w_penalty) if rate else inf
+        capped = {name: value.clamp(max=cap) for name, value in importance.items()}
+        return QuadraticPenalty(model, self.w_penalty / 2, capped)

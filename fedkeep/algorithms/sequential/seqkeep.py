@@ -1,0 +1,81 @@
+"""SeqKeep (ours): a sequence whose moving average is the evaluation model, and the teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from fedkeep.aggregation import ema
+from fedkeep.algorithms.sequential.teachers import PreparedDistillation, prepare_distillation, take_distillation
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
+from fedkeep.losses import CrossEntropy, PerTeacher, Scale
+from fedkeep.models import Weights
+from fedkeep.models.weights import mean
+from fedkeep.options import option
+
+
+@dataclass
+class MovingAverage:
+    """What the server keeps.
+
+    Attributes
+    ----------
+    model : Weights
+        The moving average; empty before the first round has ended.
+    """
+
+    model: Weights = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
+    """Sequential federated learning that is evaluated at, and taught by, the moving average of its clients' models.
+
+    The model that the last client of a round leaves has forgotten part of what the clients before it taught, so it
+    swings from round to round. The mean of a round's models (those that its clients sent on) does not, and the server
+    has seen them all: A <- ema_decay A + (1 - ema_decay) mean. A is what is evaluated and exported. It also is the only
+    teacher of the next round, CE + s (w_nontarget NT + w_target TC), for two models sent down per client instead of
+    one.
+
+    In none of the papers; docs/averaged-sequences.md shows what was tried.
+    """
+
+    title = "SeqKeep"
+    paper = "FedKeep, 2026: docs/averaged-sequences.md"
+    schedule = "sequential"
+
+    tau: float = option(1.0, "softmax temperature", low=1e-3)
+    kd_scale: Scale = option("tau2", "whether the distillation is multiplied by tau squared")
+    ema_decay: float = option(0.8, "share of itself that the moving average keeps each round", low=0.0, high=1.0)
+    w_nontarget: float = option(3.0, "weight of the non-target part", low=0.0)
+    w_target: float = option(0.0, "weight of the target part", low=0.0)
+    evaluate: Literal["ema", "last"] = option("ema", "which model is evaluated and exported")
+
+    def round(self, server: Server[MovingAverage], cohort: Cohort) -> None:
+        """Let clients prepare the average as a teacher, pass the model from client to client, then average."""
+        average = server.state.model
+        if average and (self.w_nontarget or self.w_target):
+            rule = PerTeacher(torch.tensor([self.w_target]), torch.tensor([self.w_nontarget]))
+            cohort.start(self.prepare, [average], rule)
+        models = []
+        for client in cohort:
+            if reply := client.ask(self.train, server.model):
+                server.model = reply.model
+                if reply.steps:
+                    models.append(reply.model)
+        if models:
+            server.state.model = ema(average, mean(models), self.ema_decay)
+        if self.evaluate == "ema" and server.state.model:
+            server.served = server.state.model
+
+    @on_client
+    def prepare(self, client: Client[PreparedDistillation], teachers: list[Weights], rule: PerTeacher) -> None:
+        """Compute the average's outputs while waiting for the model."""
+        prepare_distillation(client, teachers, rule, self.tau, self.kd_scale)
+
+    @on_client
+    def train(self, client: Client[PreparedDistillation], model: Weights) -> Fit:
+        """Train the model of the previous client on labels and on the average's outputs."""
+        return client.fit(model, CrossEntropy() + take_distillation(client))

@@ -1,0 +1,120 @@
+"""Functions that sequential methods with teachers call: choosing them, and asking them while a client waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.interface import Client
+from fedkeep.losses import ZERO_LOSS, Distillation, Loss, Scale, WeightRule
+from fedkeep.losses.discrepancy import Metric, proportions, select_complementary
+from fedkeep.models import Weights
+
+Selection = Literal["greedy", "random"]
+
+
+@dataclass
+class PreviousRound:
+    """What the server keeps from round to round.
+
+    Attributes
+    ----------
+    models : dict[str, Weights]
+        The models of the last round by client, in the order in which the clients trained, each right after it did.
+    label_counts : dict[str, Tensor]
+        [classes] by client, of all clients that ever took part.
+    """
+
+    models: dict[str, Weights] = field(default_factory=dict)
+    label_counts: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class PreparedDistillation:
+    """What a client keeps from `prepare` to `train`.
+
+    Attributes
+    ----------
+    distillation : Loss
+        Its teachers' part of the loss.
+    """
+
+    distillation: Loss = ZERO_LOSS
+
+
+def select_teachers(
+    state: PreviousRound, count: int, selection: Selection, metric: Metric, rng: torch.Generator | None = None
+) -> list[str]:
+    """Choose the round's teachers among the clients of the last round.
+
+    Parameters
+    ----------
+    state : PreviousRound
+        The candidates' models and label counts.
+    count : int
+        How many teachers there shall be.
+    selection : {"greedy", "random"}
+        ``greedy`` is SFedKD's algorithm 1: together the teachers cover the classes evenly. ``random`` is the baseline
+        of its table 3.
+    metric : {"kl", "l1", "l2", "js"}
+        How the distance from even coverage is measured.
+    rng : torch.Generator or None
+        For ``random``.
+
+    Returns
+    -------
+    list[str]
+        The teachers' client ids; fewer than ``count`` if there are fewer candidates.
+    """
+    candidates = list(state.models)
+    if selection == "random":
+        order = torch.randperm(len(candidates), generator=rng).tolist()
+        return [candidates[i] for i in order[:count]]
+    shares = {client: proportions(state.label_counts[client]) for client in candidates}
+    return select_complementary(candidates, shares, count, metric)
+
+
+def prepare_distillation(
+    client: Client[PreparedDistillation],
+    teachers: Sequence[Weights],
+    rule: WeightRule | None,
+    tau: float,
+    scale: Scale,
+) -> None:
+    """Compute the teachers' outputs on a client's examples, and keep them until it trains.
+
+    Parameters
+    ----------
+    client : Client
+        The client, which waits for the model.
+    teachers : Sequence[Weights]
+        Its teachers.
+    rule : WeightRule or None
+        How they are weighted; None without teachers.
+    tau : float
+        The softmax temperature.
+    scale : {"tau2", "none"}
+        Whether the distillation is multiplied by tau squared.
+    """
+    distillation = ZERO_LOSS if rule is None else Distillation(tuple(teachers), rule, tau, scale)
+    client.state.distillation = client.cache_teachers(distillation)
+
+
+def take_distillation(client: Client[PreparedDistillation]) -> Loss:
+    """Return what `prepare_distillation` kept, and forget it.
+
+    Parameters
+    ----------
+    client : Client
+        The client, which now trains.
+
+    Returns
+    -------
+    Loss
+    """
+    distillation, client.state.distillation = client.state.distillation, ZERO_LOSS
+    return distillation

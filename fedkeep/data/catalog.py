@@ -1,0 +1,194 @@
+"""The data sets that are known by name, with their columns, normalisation and Hub ids."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedkeep._utils.libraries import require_optional
+from fedkeep.data.assemble import Normalisation
+from fedkeep.data.ham10000 import split_by_lesion
+from fedkeep.data.readers import RawSplits, parquet_files
+from fedkeep.data.schema import Schema
+from fedkeep.errors import DataError, MissingExtra
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """Describe a known data set.
+
+    Parameters
+    ----------
+    name : str
+        Its name in recipes.
+    title : str
+        Its usual name.
+    num_classes : int
+        Number of classes of the complete data set.
+    shape : tuple of int
+        Channels, height and width of its images.
+    schema : Schema
+        Its columns and splits.
+    normalisation : tuple of two tuples of float, or None
+        Mean and standard deviation per channel, of pixels scaled to 0..1; None computes them from the training images.
+    hub : str
+        Its Hugging Face Hub id; empty if the Hub has none like it.
+    folder : str
+        Its folder below the data folder; the Hub id if empty.
+    note : str
+        What a reader of results has to know.
+    location : str
+        Where the local copy is; empty if there is none.
+    num_local_classes : int or None
+        Number of classes of the local copy; None if there is none.
+    prepare : callable or None
+        Makes the Hub's splits equal to the local copy's.
+    """
+
+    name: str
+    title: str
+    num_classes: int
+    shape: tuple[int, int, int]
+    schema: Schema
+    normalisation: Normalisation | None
+    hub: str = ""
+    folder: str = ""
+    note: str = ""
+    location: str = ""
+    num_local_classes: int | None = None
+    prepare: Callable[[RawSplits], RawSplits] | None = None
+
+    @property
+    def path(self) -> str:
+        """The folder of its Parquet files, relative to the data folder."""
+        return self.folder or self.hub
+
+    def files(self, root: Path | None) -> dict[str, list[Path]]:
+        """Return the local Parquet files by split name; an empty dict if the training split is missing."""
+        if root is None:
+            return {}
+        found = {split: parquet_files(root / self.path, split) for split in (self.schema.train, self.schema.test)}
+        return {split: files for split, files in found.items() if files} if found[self.schema.train] else {}
+
+
+_GREY_28, _COLOUR_32, _COLOUR_64 = (1, 28, 28), (3, 32, 32), (3, 64, 64)
+_GREY, _COLOUR = Schema(channels=1), Schema(channels=3)
+_ONLY_SCALED: Normalisation = ((0.0,), (1.0,))
+_HAM10000_NOTE = (
+    "Two thirds of the images are of class nv: read the balanced accuracy too. Middle square at {side} x {side} "
+    "pixels; own split by lesion, not stratified, since there is no official one."
+)
+_CIFAR = Schema(image="img", channels=3)
+
+_ENTRIES = (
+    CatalogEntry(
+        "digits", "Handwritten digits of scikit-learn", 10, (1, 8, 8), _GREY, None, location="inside scikit-learn",
+        num_local_classes=10, note="Needs no download; a stratified fifth is the test split.",
+    ),
+    CatalogEntry(
+        "fashion-mnist", "Fashion-MNIST", 10, _GREY_28, _GREY, ((0.2860,), (0.3530,)), "zalando-datasets/fashion_mnist",
+    ),
+    CatalogEntry("mnist", "MNIST", 10, _GREY_28, _GREY, ((0.1307,), (0.3081,)), "ylecun/mnist"),
+    CatalogEntry(
+        "cifar10", "CIFAR-10", 10, _COLOUR_32, _CIFAR, ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        "uoft-cs/cifar10",
+    ),
+    CatalogEntry(
+        "cifar100", "CIFAR-100", 100, _COLOUR_32, replace(_CIFAR, label="fine_label"),
+        ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)), "uoft-cs/cifar100",
+    ),
+    CatalogEntry(
+        "cinic10", "CINIC-10", 10, _COLOUR_32, _COLOUR, ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
+        "flwrlabs/cinic10", note="The validation split is not used.",
+    ),
+    CatalogEntry(
+        "femnist", "FEMNIST (LEAF)", 62, _GREY_28,
+        Schema(label="character", columns=(("writer_id", "writer"),), group="writer", test_share=0.1, channels=1),
+        _ONLY_SCALED, "flwrlabs/femnist",
+        note="The column 'writer' numbers the writers. Pixels are only divided by 255.",
+    ),
+    CatalogEntry("femnist-digits", "FEMNIST's digits", 10, _GREY_28, _GREY, _ONLY_SCALED, location="made from femnist"),
+    CatalogEntry(
+        "femnist-alphabet", "FEMNIST's letters, capital and small ones as one", 26, _GREY_28, _GREY, _ONLY_SCALED,
+        location="made from femnist",
+    ),
+    CatalogEntry(
+        "ham10000", "HAM10000", 7, _COLOUR_32, replace(_COLOUR, side=32), None, "marmal88/skin_cancer",
+        "ham10000_32x32", note=_HAM10000_NOTE.format(side=32), prepare=split_by_lesion,
+    ),
+    CatalogEntry(
+        "ham10000-64", "HAM10000, larger", 7, _COLOUR_64, replace(_COLOUR, side=64), None, "marmal88/skin_cancer",
+        "ham10000_64x64", note=_HAM10000_NOTE.format(side=64), prepare=split_by_lesion,
+    ),
+    CatalogEntry(
+        "tiny-imagenet", "Tiny-ImageNet", 200, _COLOUR_64, replace(_COLOUR, test="valid"),
+        ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)), "zh-plus/tiny-imagenet",
+    ),
+    CatalogEntry(
+        "femnist-letters", "FEMNIST's letters from K on, as EMNIST has them", 32, _GREY_28, _GREY, None,
+        location="made from femnist", note="Scaled and centred as EMNIST's letters.",
+    ),
+    CatalogEntry(
+        "emnist-letters-a-to-j", "EMNIST Letters, A to J", 10, _GREY_28, _GREY, ((0.1696,), (0.3289,)),
+        folder="emnist_letters_a_to_j",
+        note="Made from the official test split only: not comparable with published EMNIST results.",
+    ),
+)  # fmt: skip
+
+CATALOG: Mapping[str, CatalogEntry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def known_datasets(data_dir: str | Path | None = None) -> Mapping[str, CatalogEntry]:
+    """Return the known data sets by name, each with the location and the number of classes of its local copy.
+
+    Parameters
+    ----------
+    data_dir : str or Path, optional
+        The data folder; by default the environment variable ``FEDKEEP_DATA``.
+
+    Raises
+    ------
+    DataError
+        If the data folder does not exist.
+    """
+    root = data_folder(data_dir)
+    return {name: _locate(entry, root) for name, entry in CATALOG.items()}
+
+
+def data_folder(data_dir: str | Path | None) -> Path | None:
+    """Return the folder of local data sets, or None if none is set.
+
+    Parameters
+    ----------
+    data_dir : str or Path or None
+        The folder; None for the environment variable ``FEDKEEP_DATA``.
+
+    Raises
+    ------
+    DataError
+        If it does not exist.
+    """
+    source = "The data folder" if data_dir is not None else "FEDKEEP_DATA"
+    chosen = os.environ.get("FEDKEEP_DATA") or None if data_dir is None else data_dir
+    if chosen is None:
+        return None
+    folder = Path(chosen).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{source} is {folder}, which is no folder. Give one that holds data sets, or leave it out.")
+    return folder
+
+
+def _locate(entry: CatalogEntry, root: Path | None) -> CatalogEntry:
+    files = entry.files(root)
+    if root is None or not files:
+        return entry
+    label = entry.schema.label
+    try:
+        parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
+        table = parquet.read_table([str(path) for path in files[entry.schema.train]], columns=[label])
+        count = len(table[label].unique())
+    except (MissingExtra, OSError, ValueError, KeyError):  # a list of data sets must not fail for one broken file
+        count = None
+    return replace(entry, location=str(root / entry.path), num_local_classes=count)

@@ -1,0 +1,43 @@
+"""Remove images that someone has seen already: images are compared by a hash of their pixels."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedkeep.data.dataset import DataSet
+
+
+def image_hashes(images: Tensor) -> Tensor:
+    """Return a hash of each image's pixels.
+
+    Parameters
+    ----------
+    images : Tensor
+        uint8 ``[n, channels, height, width]``.
+
+    Returns
+    -------
+    Tensor
+        int64 ``[n]``: equal for equal images; equal for different ones with a probability of 2^-64.
+    """
+    rows = images.cpu().numpy()
+    hashes = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
+    return torch.tensor([int.from_bytes(one, "little", signed=True) for one in hashes], dtype=torch.int64)
+
+
+def without_images(dataset: DataSet, hashes: Tensor) -> DataSet:
+    """Return a data set without the training images that have one of these hashes.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        The data set; its test images stay.
+    hashes : Tensor
+        int64 ``[m]``; see `image_hashes`.
+    """
+    kept = ~torch.isin(image_hashes(dataset.train["image"]), hashes)
+    return replace(dataset, train={name: column[kept] for name, column in dataset.train.items()})

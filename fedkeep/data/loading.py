@@ -1,0 +1,200 @@
+"""Load a data set by name: a known one, one of the Hugging Face Hub, or a folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeep.data import cache
+from fedkeep.data.assemble import assemble
+from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
+from fedkeep.data.combine import concatenate
+from fedkeep.data.dataset import DataSet, channel_statistics
+from fedkeep.data.emnist_style import emnist_style_letters
+from fedkeep.data.femnist_subsets import femnist_alphabet, femnist_digits
+from fedkeep.data.holdout import hold_out
+from fedkeep.data.readers import (
+    TEST_NAMES,
+    RawSplits,
+    hub_commit,
+    image_files,
+    is_offline,
+    parquet_files,
+    read_hub,
+    read_images,
+    read_parquet,
+)
+from fedkeep.data.schema import Schema, infer_schema
+from fedkeep.errors import DataError, did_you_mean
+
+log = logging.getLogger(__name__)
+
+_FEMNIST_SUBSETS = {
+    "femnist-letters": emnist_style_letters,
+    "femnist-digits": femnist_digits,
+    "femnist-alphabet": femnist_alphabet,
+}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_DIGITS_TEST_SHARE = 0.2
+
+
+def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
+    """Load a data set.
+
+    A local copy is preferred to the Hub. Decoded images are kept in the cache folder (``FEDKEEP_CACHE``).
+
+    Parameters
+    ----------
+    name : str
+        A known name (see `fedkeep.data.catalog`), a Hub id ``"owner/name"``, or a folder, relative to the working
+        directory or to the data folder, that holds the Parquet files ``train.parquet`` and ``test.parquet`` or images,
+        ``train/CLASS/*.png`` and ``test/CLASS/*.png`` or ``CLASS/*.png`` alone. Several names with ``+`` between them
+        are one data set (see `fedkeep.data.combine.concatenate`).
+    data_dir : str or Path, optional
+        The data folder: local copies, ``OWNER/NAME/SPLIT.parquet``. By default the environment variable
+        ``FEDKEEP_DATA``.
+
+    Raises
+    ------
+    DataError
+        If the name is none of these, the data set is neither local nor on a Hub that answers, or it is malformed.
+    MissingExtra
+        If packages for reading images are not installed.
+    """
+    if name == "digits":
+        return _load_digits()
+    if name in _FEMNIST_SUBSETS:
+        return _FEMNIST_SUBSETS[name](load("femnist", data_dir=data_dir))
+    by_hub_id = {entry.hub: entry for entry in reversed([*CATALOG.values()]) if entry.hub}  # the first of several
+    if (entry := CATALOG.get(name) or by_hub_id.get(name)) is not None:
+        return _check_classes(entry, _load_known(entry, data_folder(data_dir)))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _load_folder(path, path.resolve().name)
+    root = data_folder(data_dir)
+    if root is not None and name and (root / name).is_dir():
+        return _load_folder(root / name, name)
+    if "+" in name:
+        return concatenate([load(part.strip(), data_dir=data_dir) for part in name.split("+")])
+    if _HUB_ID.fullmatch(name):
+        return _load_hub(name, name, None)
+    hint = did_you_mean(name.lower().replace("_", "-"), CATALOG)
+    raise DataError(
+        f"There is no data set {name!r}: it is neither a known name, nor a folder, nor a Hub id such as "
+        f"'owner/name'.{hint}"
+    )
+
+
+def _load_digits() -> DataSet:
+    """Return scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, a stratified fifth of them as the test split.
+
+    The pixel values 0..16 are scaled to 0..255. Source: Alpaydin & Kaynak, "Optical Recognition of Handwritten
+    Digits", UCI (1998), the test part.
+    """
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    image = (torch.from_numpy(loaded.images) * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
+    label = torch.from_numpy(loaded.target).long()
+    chosen = hold_out(label, _DIGITS_TEST_SHARE)
+    train = {"image": image[~chosen], "label": label[~chosen]}
+    test = {"image": image[chosen], "label": label[chosen]}
+    return DataSet("digits", train, test, tuple(map(str, range(10))), *channel_statistics(train["image"]))
+
+
+def _load_known(entry: CatalogEntry, root: Path | None) -> DataSet:
+    files = entry.files(root)
+    if root is None or not files:
+        if entry.hub:
+            return _load_hub(entry.name, entry.hub, entry)
+        raise DataError(
+            f"The data set {entry.name!r} was not found locally, and the Hub has none like it. "
+            f"{_local_copy_advice(entry.path, entry.schema)}"
+        )
+    folder, schema = root / entry.path, entry.schema
+    if schema.test not in files and not schema.test_share:
+        raise DataError(f"{folder} has {schema.train}.parquet but no {schema.test}.parquet.")
+
+    def build() -> DataSet:
+        return assemble(entry.name, read_parquet(files), schema, str(folder), entry.normalisation, entry.note)
+
+    version = cache.file_stamps((path for paths in files.values() for path in paths), folder)
+    return cache.load_or_build(cache.entry_path(entry.name, _decoding(entry), version), build)
+
+
+def _check_classes(entry: CatalogEntry, dataset: DataSet) -> DataSet:
+    """Return the data set; raise `DataError` if it has more classes than the known data set of its name."""
+    if dataset.num_classes > entry.num_classes:
+        raise DataError(
+            f"{entry.title} has {entry.num_classes} classes, but this copy has {dataset.num_classes}: "
+            f"{', '.join(dataset.label_names[:12])}{', ...' if dataset.num_classes > 12 else ''}. Correct its labels "
+            f"in {entry.schema.label!r}, or load a folder of your own by its path."
+        )
+    return dataset
+
+
+def _load_folder(folder: Path, name: str) -> DataSet:
+    files = {split: parquet_files(folder, split) for split in ("train", *TEST_NAMES)}
+    parquet = {split: paths for split, paths in files.items() if paths}
+    images = {} if parquet else image_files(folder)
+    every = [path for paths in parquet.values() for path in paths]
+    every += [path for classes in images.values() for paths in classes.values() for path in paths]
+
+    def build() -> DataSet:
+        splits = read_parquet(parquet) if parquet else read_images(images)
+        return assemble(name, splits, infer_schema(splits, str(folder)), str(folder))
+
+    return cache.load_or_build(cache.entry_path(name, "folder", cache.file_stamps(every, folder)), build)
+
+
+def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None) -> DataSet:
+    def build(commit: str | None) -> DataSet:
+        splits: RawSplits = read_hub(hub_id, commit)
+        if entry is None:
+            return assemble(name, splits, infer_schema(splits, hub_id), hub_id)
+        splits = splits if entry.prepare is None else entry.prepare(splits)
+        return assemble(name, splits, entry.schema, hub_id, entry.normalisation, entry.note)
+
+    decoding = None if entry is None else _decoding(entry)
+    try:
+        commit = hub_commit(hub_id)
+        return cache.load_or_build(cache.entry_path(hub_id, decoding, commit), lambda: build(commit))
+    except ConnectionError as error:
+        kept = cache.latest_entry(hub_id, decoding)
+        if kept is not None and (dataset := cache.read_entry(kept)) is not None:
+            log.warning("The Hub cannot be reached (%s): %s is the copy that was loaded last.", error, name)
+            return dataset
+        reason = str(error)
+    if is_offline():  # `datasets` may have it from an earlier download, and does not ask the Hub first
+        try:
+            return build(None)
+        except ConnectionError as error:
+            reason = str(error)
+    path, schema = (entry.path, entry.schema) if entry is not None else (hub_id, Schema())
+    hint = (
+        "HF_HUB_OFFLINE is set, which forbids it: unset it."
+        if is_offline()
+        else "HF_HUB_OFFLINE=1 takes what the Hub's library has downloaded before."
+    )
+    raise DataError(
+        f"The data set {name!r} was not found locally, and the Hugging Face Hub cannot be reached ({reason}). "
+        f"{_local_copy_advice(path, schema)} Or connect this machine to the Hub. {hint}"
+    )
+
+
+def _local_copy_advice(path: str, schema: Schema) -> str:
+    variable = os.environ.get("FEDKEEP_DATA")
+    now = f"FEDKEEP_DATA is {variable}" if variable else "FEDKEEP_DATA is not set"
+    wanted = " and ".join(f"{path}/{split}.parquet" for split in (schema.train, schema.test))
+    return f"Either put {wanted} into a folder and name that folder with --data-dir or FEDKEEP_DATA ({now})."
+
+
+def _decoding(entry: CatalogEntry) -> list[Any]:
+    """Return what decides how a known data set is decoded, for the cache."""
+    return [entry.name, asdict(entry.schema), entry.normalisation, entry.note]

@@ -1,0 +1,200 @@
+"""Which columns and splits of a data set are images, labels, training and test data: given, or inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep.data.readers import TEST_NAMES, RawSplits, datasets_library, read_column
+from fedkeep.errors import DataError, did_you_mean
+
+_IMAGE_NAMES = ("image", "img")
+_LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Name the columns and splits of a stored data set.
+
+    Parameters
+    ----------
+    image, label : str
+        The columns of images and labels.
+    train, test : str
+        The splits; an empty test split is made from the training split (see `test_share`).
+    columns : tuple of (str, str)
+        Further columns: the stored name and the name in a `DataSet`. Their values are numbered in sorted order.
+    group : str
+        A name in `columns` within which a missing test split is held out; empty for within each class.
+    test_share : float
+        Share of each group that is held out if there is no test split; with 0 a missing test split is an error.
+    channels : int or None
+        1 or 3 converts all images; None leaves them.
+    side : int or None
+        Pixels to which the middle square of each image is resized; None leaves images as they are.
+    """
+
+    image: str = "image"
+    label: str = "label"
+    train: str = "train"
+    test: str = "test"
+    columns: tuple[tuple[str, str], ...] = ()
+    group: str = ""
+    test_share: float = 0.0
+    channels: int | None = None
+    side: int | None = None
+
+    def check(self, split: Any, where: str) -> None:
+        """Raise `DataError` if the table of a split lacks a column; the error names the nearest that it has."""
+        for column in (self.image, self.label, *(stored for stored, _ in self.columns)):
+            if column not in split.features:
+                raise DataError(
+                    f"{where}: the column {column!r} is missing.{did_you_mean(column, split.features)} "
+                    "Rename the columns, or write the file again with Hugging Face `datasets`."
+                )
+
+
+def infer_schema(splits: RawSplits, where: str) -> Schema:
+    """Return the schema of a data set that is not in the catalog.
+
+    Parameters
+    ----------
+    splits : mapping of str to datasets table
+        The splits by name.
+    where : str
+        What errors call the data set.
+
+    Raises
+    ------
+    DataError
+        If there is no split ``"train"``, or the image or the label column is ambiguous.
+    """
+    if "train" not in splits:
+        raise DataError(
+            f"{where}: there is no split 'train'.{did_you_mean('train', splits)} A data set needs 'train' and should "
+            f"have one of {', '.join(map(repr, TEST_NAMES))}."
+        )
+    features = splits["train"].features
+    test = next((name for name in TEST_NAMES if name in splits), "")
+    image = _only("Image", [name for name in features if _is_image(features[name])], _IMAGE_NAMES, features, where)
+    return Schema(image=image, label=_label_column(features, where), test=test, test_share=0.2)
+
+
+def _is_image(feature: Any) -> bool:
+    """Return whether a column holds images, declared or as plain bytes."""
+    library = datasets_library("Reading a data set")
+    plain = isinstance(feature, library.Value) and feature.dtype in ("binary", "large_binary")
+    return isinstance(feature, library.Image) or plain or (isinstance(feature, dict) and "bytes" in feature)
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    """Return the names that a ClassLabel column declares; None for another column."""
+    is_label = isinstance(feature, datasets_library("Reading a data set").ClassLabel)
+    return list(feature.names) if is_label else None
+
+
+def _label_column(features: Mapping[str, Any], where: str) -> str:
+    declared = [name for name in features if _class_names(features[name]) is not None]
+    if declared:
+        return _only("ClassLabel", declared, _LABEL_NAMES, features, where)
+    for name in _LABEL_NAMES:
+        if name in features:
+            return name
+    raise DataError(
+        f"{where}: no column says which class an image has (columns: {', '.join(features)}). Name it 'label', or write "
+        "the file with Hugging Face `datasets` and a ClassLabel feature."
+    )
+
+
+def _only(kind: str, names: Sequence[str], usual: tuple[str, ...], features: Mapping[str, Any], where: str) -> str:
+    """Return the only column of a kind, or the one of several with a usual name."""
+    chosen = names[:1] if len(names) == 1 else [name for name in usual if name in names][:1]
+    if chosen:
+        return chosen[0]
+    found = f"several ({', '.join(names)})" if names else f"none among {', '.join(features) or 'no columns'}"
+    raise DataError(f"{where}: one {kind} column is needed but there is {found}. Name the one to use {usual[0]!r}.")
+
+
+def number_values(
+    splits: Sequence[Any], wheres: Sequence[str], column: str
+) -> tuple[list[Tensor], tuple[str, ...], int]:
+    """Replace a column's values by numbers 0, 1, ..., the same ones in all splits.
+
+    Values that a ClassLabel feature declares keep their order and lose those that do not occur; others are sorted.
+
+    Parameters
+    ----------
+    splits : sequence of datasets tables
+        The splits that are numbered together.
+    wheres : sequence of str
+        What errors call each of them.
+    column : str
+        The column.
+
+    Returns
+    -------
+    numbers : list of Tensor
+        int64 ``[n]`` of each split.
+    names : tuple of str
+        What each number stands for.
+    declared : int
+        How many names the column declares.
+
+    Raises
+    ------
+    DataError
+        If values are missing, are neither integers nor text, or lie outside the declared classes.
+    """
+    columns = [_values(split, column, where) for split, where in zip(splits, wheres, strict=True)]
+    if len({values.dtype.kind for values in columns}) > 1:
+        raise DataError(f"{wheres[0]}: the column {column!r} holds numbers in one split and text in another.")
+    occurring, inverse = np.unique(np.concatenate(columns), return_inverse=True)
+    declared = _class_names(splits[0].features[column])
+    if declared is not None and occurring.dtype.kind == "i":
+        for split, where, values in zip(splits, wheres, columns, strict=True):
+            _check_range(values, len(declared), column, where)
+            if (_class_names(split.features[column]) or []) != declared:
+                raise DataError(
+                    f"{where}: the column {column!r} declares other classes than {wheres[0]}. Write both splits with "
+                    "the same class names in the same order."
+                )
+        names = tuple(str(declared[value]) for value in occurring)
+    else:
+        names = tuple(str(value) for value in occurring)
+    cuts = np.cumsum([len(values) for values in columns])[:-1]
+    numbers = [torch.from_numpy(np.ascontiguousarray(part, dtype=np.int64)) for part in np.split(inverse, cuts)]
+    return numbers, names, len(declared) if declared is not None else len(names)
+
+
+def _values(split: Any, column: str, where: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return a column as an array of int64 or of text."""
+    values = read_column(split, column, where)
+    if not values:
+        raise DataError(f"{where}: there are no rows.")
+    missing = sum(value is None or value != value for value in values)
+    if missing:
+        raise DataError(f"{where}: {missing} rows have no {column!r} (empty or NaN). Remove or fill them.")
+    array = np.asarray(values)
+    if array.dtype.kind in "biu" and array.ndim == 1:
+        return array.astype(np.int64)
+    if array.dtype.kind == "U":
+        return array
+    raise DataError(
+        f"{where}: the column {column!r} must hold integers or text, not {split.features[column]} such as "
+        f"{values[0]!r}."
+    )
+
+
+def _check_range(values: np.ndarray[Any, np.dtype[Any]], num_classes: int, column: str, where: str) -> None:
+    wrong = np.flatnonzero((values < 0) | (values >= num_classes))
+    if len(wrong):
+        hint = " A Hub test split with -1 hides its labels; use another split." if values[wrong[0]] == -1 else ""
+        raise DataError(
+            f"{where}: row {wrong[0]} has {column!r} = {values[wrong[0]]}, but {num_classes} declared classes allow "
+            f"0..{num_classes - 1} only.{hint}"
+        )

@@ -1,0 +1,140 @@
+"""Examples that the server holds: a small labelled auxiliary set, or public images without labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep._utils import seeds
+from fedkeep.data.dataset import Data, DataSet, format_shape
+from fedkeep.errors import ConfigError, DataError
+from fedkeep.options import Options, option
+
+
+@dataclass(frozen=True)
+class Auxiliary(Options):
+    """A few labelled images of each class for the server.
+
+    FedCAD's paper says "can be acquired from public data" and no more. ``train_holdout`` draws them from the training
+    images, which the clients then do not have; ``train_shared`` takes the first of each class in file order and leaves
+    them with the clients too, as the code that the paper builds on does; ``test_subset`` draws them from the test
+    images, which then do not count for accuracy.
+    """
+
+    per_class: int = option(0, "images of each class; 0: the server has no such set", low=0)
+    source: Literal["train_holdout", "train_shared", "test_subset"] = option(
+        "train_holdout", "training images taken from the clients, or left with them too, or test images"
+    )
+
+    def split(self, dataset: DataSet, seed: int) -> tuple[DataSet, Data]:
+        """Take the auxiliary set from a data set.
+
+        Parameters
+        ----------
+        dataset : DataSet
+            The run's data set; not changed.
+        seed : int
+            The run's seed.
+
+        Returns
+        -------
+        rest : DataSet
+            The data set without the images that were taken.
+        auxiliary : mapping of str to Tensor
+            The auxiliary set, sorted by class; empty if there is none.
+
+        Raises
+        ------
+        DataError
+            If a class has too few images.
+        """
+        if not self.per_class:
+            return dataset, {}
+        name: Literal["train", "test"] = "test" if self.source == "test_subset" else "train"
+        columns = dataset.test if name == "test" else dataset.train
+        order = torch.arange(len(columns["label"]))
+        if self.source != "train_shared":
+            order = torch.randperm(len(order), generator=seeds.generator(seed, "auxiliary"))
+        labels = columns["label"].cpu()[order]
+        taken = torch.cat([order[self._first_of_class(labels, c, dataset)] for c in range(dataset.num_classes)])
+        if self.source != "train_shared":
+            left = torch.ones(len(order), dtype=torch.bool)
+            left[taken] = False
+            rest = _select_rows(columns, left.nonzero().flatten())
+            dataset = replace(dataset, test=rest) if name == "test" else replace(dataset, train=rest)
+        return dataset, _select_rows(columns, taken)
+
+    def _first_of_class(self, labels: Tensor, c: int, dataset: DataSet) -> Tensor:
+        found = (labels == c).nonzero().flatten()[: self.per_class]
+        if len(found) < self.per_class:
+            raise DataError(
+                f"[auxiliary] asks for {self.per_class} images of each class, and {dataset.name} has only {len(found)} "
+                f"of {dataset.label_names[c]!r} to draw from. Lower auxiliary.per_class."
+            )
+        return found
+
+
+def _select_rows(columns: Data, rows: Tensor) -> Data:
+    return {name: column[rows.to(column.device)] for name, column in columns.items()}
+
+
+@dataclass(frozen=True)
+class Public(Options):
+    """Training images of another data set, without their labels, on which clients and server exchange predictions."""
+
+    name: str = option("", "data set, Hub id or path, as in [data]; empty: there is no public set")
+    images: int = option(0, "how many, drawn at random once for a seed; 0: all", low=0)
+    classes: tuple[str, ...] = option((), "only images of these classes, by name; empty: of all")
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the data set is not named."""
+        if not self.name and (self.images or self.classes):
+            raise ConfigError("[public] says how many images or which classes, but not of what. Give it a name.")
+
+    def draw(self, source: DataSet, target: DataSet, seed: int) -> Data:
+        """Draw the public images.
+
+        Parameters
+        ----------
+        source : DataSet
+            The data set that they are drawn from.
+        target : DataSet
+            The run's data set, whose images have the same shape.
+        seed : int
+            The run's seed.
+
+        Returns
+        -------
+        mapping of str to Tensor
+            The columns ``"image"`` and ``"label"``; all labels are 0.
+
+        Raises
+        ------
+        DataError
+            If the images have another shape, there are too few, or a class does not exist.
+        """
+        if source.shape != target.shape:
+            raise DataError(
+                f"[public] {source.name} has images of {format_shape(source.shape)}, and {target.name} has images of "
+                f"{format_shape(target.shape)}. Choose a public set with images of that size."
+            )
+        unknown = [name for name in self.classes if name not in source.label_names]
+        if unknown:
+            raise DataError(
+                f"[public] {source.name} has no class {unknown[0]!r}. It has: {', '.join(source.label_names)}."
+            )
+        labels = source.train["label"].cpu()
+        wanted = torch.tensor([source.label_names.index(name) for name in self.classes], dtype=labels.dtype)
+        rows = (torch.isin(labels, wanted) if self.classes else torch.ones_like(labels).bool()).nonzero().flatten()
+        if len(rows) < max(self.images, 1):
+            raise DataError(
+                f"[public] asks for {self.images or 'some'} images, and {source.name} has only {len(rows)} of these "
+                "classes. Lower public.images or name more classes."
+            )
+        if self.images:
+            chosen = torch.randperm(len(rows), generator=seeds.generator(seed, "public set"))[: self.images]
+            rows = rows[chosen]
+        return {"image": source.train["image"][rows], "label": torch.zeros(len(rows), dtype=torch.int64)}

@@ -1,0 +1,248 @@
+"""Task streams: which classes arrive in which task, and which client holds which of their examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep._utils import seeds
+from fedkeep.data.dataset import DataSet
+from fedkeep.data.partition import ByColumn, Partition, Scheme
+from fedkeep.errors import ConfigError, DataError, PartitionError
+from fedkeep.options import Options, option
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One task: its new classes are the labels ``num_old_classes`` to ``num_classes - 1``.
+
+    Parameters
+    ----------
+    number : int
+        Number of the task, counted from 1.
+    num_old_classes, num_classes : int
+        Number of classes before the task, and with it.
+    partition : Partition
+        Which client holds which rows of the stream's training set; a client may hold none.
+    test : Tensor
+        int64 ``[m]``, the rows of the stream's test set whose class has arrived by now.
+    """
+
+    number: int
+    num_old_classes: int
+    num_classes: int
+    partition: Partition
+    test: Tensor
+
+    def new_class_rows(self, labels: Tensor) -> Tensor:
+        """Return the indices of the labels that belong to the task's new classes.
+
+        Parameters
+        ----------
+        labels : Tensor
+            int64 ``[n]``.
+
+        Returns
+        -------
+        Tensor
+            int64 ``[m]``, on the CPU.
+        """
+        labels = labels.cpu()
+        return ((labels >= self.num_old_classes) & (labels < self.num_classes)).nonzero().flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class TaskStream:
+    """A data set whose classes arrive in tasks. Tasks are row numbers: no training image is copied.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        The data set, relabelled so that classes are numbered in order of arrival; those of no task come last.
+    order : tuple of int
+        ``order[c]`` is the label that class c had before.
+    tasks : tuple of Task
+        The tasks in their order.
+    """
+
+    dataset: DataSet
+    order: tuple[int, ...]
+    tasks: tuple[Task, ...]
+
+    def dataset_of(self, number: int) -> DataSet:
+        """Return the data set with the test images of the classes that have arrived by a task, counted from 1."""
+        rows = self.tasks[number - 1].test
+        test = {name: column[rows.to(column.device)] for name, column in self.dataset.test.items()}
+        return replace(self.dataset, test=test)
+
+    def manifest(self) -> list[dict[str, Any]]:
+        """Return the description of each task for a run folder, as JSON types."""
+        names = self.dataset.label_names
+        return [
+            {"classes": list(names[task.num_old_classes : task.num_classes]), "partition": task.partition.manifest()}
+            for task in self.tasks
+        ]
+
+
+@dataclass(frozen=True)
+class Tasks(Options):
+    """How the classes of a data set arrive, as in TARGET (Zhang et al., 2023) and the papers that follow its protocol.
+
+    Classes are put in an order and cut into tasks of equal size, and each task's examples are partitioned separately.
+    Those papers' concentration b is ``dirichlet`` with alpha = b and min_size = 1, whose soft cap is their rule that a
+    client with its equal part gets no further class; their 0 is ``iid``.
+    """
+
+    tasks: int = option(1, "number of tasks", low=1)
+    class_order: Literal["shuffled", "source"] | tuple[int, ...] = option(
+        "shuffled", "order in which classes arrive: shuffled by the seed, the data set's own, or a list of labels"
+    )
+    classes: int = option(0, "take only the first so many classes of the data set, before shuffling; 0: all", low=0)
+    sizes: tuple[int, ...] = option((), "number of classes in each task, where they are not equal", low=1)
+    reseed_each_task: bool = option(
+        True, "partition every task with the run's own seed, so that clients' shares repeat, or with one of the task"
+    )
+    absent: int = option(0, "clients, drawn anew for each task, that hold nothing of it", low=0)
+
+    def check(self) -> None:
+        """Raise `ConfigError` if options contradict each other."""
+        if self.sizes and len(self.sizes) != self.tasks:
+            raise ConfigError(f"Tasks.sizes gives {len(self.sizes)} sizes for {self.tasks} tasks: give one for each.")
+        if self.classes and not isinstance(self.class_order, str):
+            raise ConfigError("Tasks.class_order lists the classes already: leave Tasks.classes out.")
+
+    def stream(self, dataset: DataSet, scheme: Scheme, seed: int) -> TaskStream:
+        """Return the tasks of a data set.
+
+        Parameters
+        ----------
+        dataset : DataSet
+            Its classes may stand in any order.
+        scheme : Scheme
+            How each task's examples are assigned to clients. ``column`` is refused, since its clients would change with
+            the task.
+        seed : int
+            The run's seed.
+
+        Raises
+        ------
+        ConfigError
+            If the classes cannot be divided so.
+        DataError
+            If a class of a task has no training example.
+        PartitionError
+            If a task cannot be partitioned so.
+        """
+        stream = self.class_schedule(dataset, seed)
+        _check_examples(stream.dataset, stream.tasks[-1].num_classes)
+        tasks = (replace(task, partition=self._partition(stream.dataset, scheme, task, seed)) for task in stream.tasks)
+        return replace(stream, tasks=tuple(tasks))
+
+    def class_schedule(self, dataset: DataSet, seed: int) -> TaskStream:
+        """Return which classes arrive in which task, with an empty partition of each task.
+
+        It depends on the class names, the options and the seed alone, so that server and sites compute the same one.
+
+        Parameters
+        ----------
+        dataset : DataSet
+            A data set with the run's classes, whatever its examples.
+        seed : int
+            The run's seed.
+
+        Raises
+        ------
+        ConfigError
+            If the classes cannot be divided so.
+        """
+        arriving = self._arriving_labels(dataset, seed)
+        order = (*arriving, *(c for c in range(dataset.num_classes) if c not in set(arriving)))
+        relabelled = _relabel(dataset, order)
+        tasks, old = [], 0
+        for number, size in enumerate(self._task_sizes(len(arriving)), start=1):
+            test = (relabelled.test["label"].cpu() < old + size).nonzero().flatten()
+            tasks.append(Task(number, old, old + size, Partition.empty(), test))
+            old += size
+        return TaskStream(relabelled, order, tuple(tasks))
+
+    def _arriving_labels(self, dataset: DataSet, seed: int) -> tuple[int, ...]:
+        """Return the labels that arrive, in order."""
+        have = dataset.num_classes
+        if not isinstance(self.class_order, str):
+            given = self.class_order
+            if len(set(given)) < len(given) or not all(0 <= c < have for c in given) or not given:
+                raise ConfigError(
+                    f"Tasks.class_order must list labels of {dataset.name}, each once, from 0 to {have - 1}: "
+                    f"not {list(given)}."
+                )
+            return given
+        count = self.classes or have
+        if count > have:
+            raise ConfigError(f"Tasks.classes asks for {count} classes, and {dataset.name} has {have}.")
+        if self.class_order == "source":
+            return tuple(range(count))
+        return tuple(torch.randperm(count, generator=seeds.generator(seed, "class order")).tolist())
+
+    def _task_sizes(self, classes: int) -> tuple[int, ...]:
+        """Return the number of classes of each task."""
+        if self.tasks > classes:
+            raise ConfigError(f"{classes} classes cannot arrive in {self.tasks} tasks: use at most {classes}.")
+        if self.sizes:
+            if sum(self.sizes) != classes:
+                raise ConfigError(
+                    f"Tasks.sizes has {sum(self.sizes)} classes in all, and {classes} arrive. Change sizes, or set "
+                    f"classes to {sum(self.sizes)}."
+                )
+            return self.sizes
+        size, left = divmod(classes, self.tasks)
+        if left:
+            nearly = [size + (task < left) for task in range(self.tasks)]
+            raise ConfigError(
+                f"{classes} classes cannot be cut into {self.tasks} tasks of equal size. Set sizes, such as {nearly}, "
+                f"or classes to {size * self.tasks}."
+            )
+        return (size,) * self.tasks
+
+    def _partition(self, dataset: DataSet, scheme: Scheme, task: Task, seed: int) -> Partition:
+        """Return the partition of one task, in row numbers of the whole training set and over all clients."""
+        if isinstance(scheme, ByColumn):
+            raise PartitionError("tasks cannot be partitioned by column: a value's client would change with the task.")
+        if self.absent >= scheme.clients:
+            raise PartitionError(f"{self.absent} of {scheme.clients} clients are absent: nobody is left.")
+        rows = task.new_class_rows(dataset.train["label"])
+        train = {name: c.cpu()[rows] for name, c in dataset.train.items() if name != "image"}
+        train["label"] = train["label"] - task.num_old_classes
+        own = seed if self.reseed_each_task else seeds.derive(seed, "task partition", task=task.number)
+        try:
+            present_clients = replace(scheme, clients=scheme.clients - self.absent)
+            found = present_clients.split(train, task.num_classes - task.num_old_classes, own)
+        except PartitionError as error:
+            raise PartitionError(f"task {task.number} of {self.tasks}: {error}") from None
+        who = torch.randperm(scheme.clients, generator=seeds.generator(seed, "absent clients", task=task.number))
+        present = who[: len(found)].sort().values
+        sizes = torch.zeros(scheme.clients, dtype=torch.int64).index_copy(0, present, found.sizes)
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)))
+        return replace(found, rows=rows[found.rows], offsets=offsets)
+
+
+def _relabel(dataset: DataSet, order: Sequence[int]) -> DataSet:
+    """Return the data set with label ``order[c]`` as c; its images are the same tensors."""
+    new = torch.tensor(order).argsort()
+    train, test = (
+        {**split, "label": new.to(split["label"].device)[split["label"]]} for split in (dataset.train, dataset.test)
+    )
+    return replace(dataset, train=train, test=test, label_names=tuple(dataset.label_names[c] for c in order))
+
+
+def _check_examples(dataset: DataSet, classes: int) -> None:
+    found = torch.bincount(dataset.train["label"].cpu(), minlength=dataset.num_classes)[:classes]
+    empty = [dataset.label_names[c] for c in (found == 0).nonzero().flatten().tolist()]
+    if empty:
+        raise DataError(
+            f"{dataset.name} has no training example of {', '.join(map(repr, empty))}, which should arrive. Leave such "
+            "classes out with class_order or classes."
+        )

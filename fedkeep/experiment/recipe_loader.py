@@ -1,0 +1,208 @@
+"""Recipes are read from TOML files, and checked word by word before anything runs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeep.data import Augmentation, Tasks
+from fedkeep.data.partition import schemes
+from fedkeep.data.server_data import Auxiliary, Public
+from fedkeep.errors import ConfigError, did_you_mean, nearest
+from fedkeep.experiment.grid import expand_grids
+from fedkeep.experiment.model_config import read_client_models, read_model
+from fedkeep.experiment.overrides import SECTIONS, apply_overrides, merge_tables
+from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_index import ROOT, paper_tables, recipe_names
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.interface import Training, algorithm, algorithms
+from fedkeep.options import Options, build
+from fedkeep.simulation.schedule import Schedule
+
+OPTIONS: Mapping[str, type[Options]] = {
+    "training": Training,
+    "run": Schedule,
+    "augmentation": Augmentation,
+    "auxiliary": Auxiliary,
+    "public": Public,
+    "generator": GeneratorConfig,
+    "tasks": Tasks,
+}
+"""What holds the options of each section of a recipe; those of data, partition and model depend on a name."""
+
+KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", *SECTIONS)
+
+
+def load_recipe(
+    name: str,
+    *,
+    settings: Sequence[str] = (),
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    rounds: int | None = None,
+    allow_code: bool = False,
+    grid: bool = False,
+) -> Recipe:
+    """Read a recipe by name or path, change it, and check all of it.
+
+    Parameters
+    ----------
+    settings : changes such as ``"training.lr=0.05"``, ``"algorithm.teachers=3"`` (all methods that have the option) or
+        ``"sfedkd.tau=1"`` (that method, by name or label).
+    methods : methods to run instead of the recipe's; those that the recipe lists keep its options.
+    allow_code : let the recipe name a model as ``package.module:function``, which is then imported.
+    grid : run a method that the paper tuned once for every combination of the options in its ``grid``; otherwise once,
+    as it stands.
+
+    Raises
+    ------
+    ConfigError
+        For anything that cannot be carried out as written, with the nearest valid name.
+    """
+    table, where = _read(name, ())
+    if rounds is not None:
+        table.setdefault("run", {})["rounds"] = rounds
+    if seeds is not None:
+        table["seeds"] = list(seeds)
+    if methods is not None:
+        table["methods"] = _pick(table.get("methods", []), methods)
+    apply_overrides(table, settings)
+    if settings:
+        table["title"] = f"{table.get('title', name)} (changed: {', '.join(settings)})"
+    return _build(name, table | {"methods": expand_grids(_method_tables(table, where), grid, where)}, where, allow_code)
+
+
+def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
+    """Read a recipe that `Recipe.to_toml` wrote, and check all of it; ``where`` is what errors call it.
+
+    Raises
+    ------
+    ConfigError
+        For anything that cannot be carried out as written, with the nearest valid name.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"cannot read {where}: {error}") from error
+    return _build(where, table, where, allow_code)
+
+
+def recipe_text(name: str) -> Mapping[str, Any]:
+    """Return the ``[paper]`` table of a recipe by name or path, without carrying out anything that it says."""
+    return _table(_read(name, ())[0], "paper", f"recipe {name!r}")
+
+
+def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
+    """Return a recipe's table with what it extends merged in, and how to call it in errors."""
+    path = Path(name)
+    if path.suffix != ".toml":
+        path = ROOT / f"{name}.toml"
+        if not path.is_file():
+            raise _unknown(name)
+    if path.resolve() in chain:
+        raise ConfigError(f"recipe {name!r} extends itself, by way of {', '.join(link.name for link in chain)}.")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no file {name!r}. Give a path to a recipe, or a name such as demo. See: fedkeep recipes."
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the recipe {name!r}: {error}") from error
+    for section in SECTIONS:
+        _table(table, section, f"recipe {name!r}")
+    _method_tables(table, f"recipe {name!r}")
+    parents = table.pop("extends", [])
+    base: dict[str, Any] = {}
+    for parent in map(str, parents if isinstance(parents, list) else [parents]):
+        # A path is as seen from the file that names it.
+        place = str(path.parent / parent) if parent.endswith(".toml") else parent
+        base = merge_tables(base, _read(place, (*chain, path.resolve()))[0])
+    return merge_tables(base, table), f"recipe {name!r}"
+
+
+def _unknown(name: str) -> ConfigError:
+    tables = paper_tables()
+    if table := tables.get(name.rstrip("/")):
+        columns = ", ".join(table.columns)
+        return ConfigError(f"{name!r} is no recipe; it has one for each column of {table.table}: {columns}.")
+    hint = nearest(name, [*recipe_names(), *tables])
+    return ConfigError(f"there is no recipe {name!r}.{hint} See: fedkeep recipes. Or give a path to a .toml file.")
+
+
+def _pick(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str, Any]]:
+    picked = []
+    for name in wanted:
+        found = [
+            m for m in listed if name.lower() in (str(m.get("algorithm", "")).lower(), str(m.get("label", "")).lower())
+        ]
+        picked.extend(found or [{"algorithm": name}])
+    return picked
+
+
+def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Recipe:
+    for key in table:
+        if key not in KEYS:
+            raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
+    sections = {section: dict(_table(table, section, where)) for section in SECTIONS}
+    data = sections["data"].pop("name", None)
+    validation = sections["data"].pop("validation", 0.0)
+    if not isinstance(data, str) or sections["data"]:
+        raise ConfigError(
+            f"{where}: [data] needs a name, a known data set, a Hub id or a path, and may have a share for validation."
+        )
+    scheme = sections["partition"].pop("scheme", "iid")
+    if not isinstance(scheme, str) or scheme not in schemes():
+        raise ConfigError(f"{where}: there is no partition scheme {scheme!r}.{did_you_mean(str(scheme), schemes())}")
+    partition = build(schemes()[scheme], sections["partition"], f"{where}, [partition]")
+    parts: dict[str, Any] = {
+        "model": read_model(sections["model"], f"{where}, [model]", allow_code),
+        "methods": _methods(_method_tables(table, where), where),
+        "seeds": table.get("seeds", [0]),
+        "client_models": read_client_models(table.get("client_models", []), where, allow_code),
+        "paper": _table(table, "paper", where),
+    }
+    parts |= {section: build(cls, sections[section], f"{where}, [{section}]") for section, cls in OPTIONS.items()}
+    try:
+        title = _title(str(table.get("title", name)), validation)
+        return Recipe(name=name, title=title, data=data, partition=partition, validation=validation, **parts)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _title(title: str, validation: Any) -> str:
+    """Return a recipe's title, which says what models are evaluated on, if it is not the test images."""
+    mark = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
+    return title if mark in title else f"{title} ({mark})"
+
+
+def _table(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
+    value = table.get(section, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {section} must be a table, [{section}].")
+    return value
+
+
+def _method_tables(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    entries = table.get("methods", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(
+            f"{where}: methods must be tables, each under [[methods]]; there is no method to run otherwise."
+        )
+    return entries
+
+
+def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
+    methods = []
+    for entry in entries:
+        options = dict(entry)
+        name, label = options.pop("algorithm", None), options.pop("label", None)
+        point_of = str(options.pop("point_of", ""))
+        if not isinstance(name, str):
+            raise ConfigError(f"{where}: each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
+        cls = algorithm(name)
+        built = build(cls, options, f"{where}, method {name}")
+        methods.append(Method(str(label or cls.title or cls.__name__), built, point_of))
+    return tuple(methods)

@@ -1,0 +1,72 @@
+"""Losses of local training: the distillation kernel, weight rules, and terms, as pure functions of tensors."""
+
+from fedkeep.data import Data
+from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Sum, TeacherOutputs
+from fedkeep.losses.classification import TSD, CompensatedCrossEntropy, CrossEntropy, WeightedCrossEntropy
+from fedkeep.losses.contrastive import ModelContrastive, SupCon
+from fedkeep.losses.distillation import (
+    CachedDistillation,
+    Distillation,
+    Head,
+    LogitMatching,
+    Scale,
+    SubsetDistillation,
+    soft_label_loss,
+)
+from fedkeep.losses.features import BoundingLoss, FeatureDistance, FeatureMSE
+from fedkeep.losses.penalties import L1Penalty, LinearTerm, QuadraticPenalty
+from fedkeep.losses.prototypes import PrototypeCrossEntropy, Prototypes
+from fedkeep.losses.weight_rules import (
+    EntropyAndLabelWeighting,
+    ExampleWeighting,
+    FullKL,
+    FullKLByClass,
+    FullKLByConfidence,
+    FullKLByEntropy,
+    PerTeacher,
+    WeightRule,
+)
+from fedkeep.losses.wrappers import ClassSubset, ConcatForward, Rotated, Scaled
+
+__all__ = [
+    "TSD",
+    "ZERO_LOSS",
+    "Batch",
+    "BoundingLoss",
+    "CachedDistillation",
+    "ClassSubset",
+    "CompensatedCrossEntropy",
+    "ConcatForward",
+    "CrossEntropy",
+    "Data",
+    "Distillation",
+    "EntropyAndLabelWeighting",
+    "ExampleWeighting",
+    "FeatureDistance",
+    "FeatureMSE",
+    "FullKL",
+    "FullKLByClass",
+    "FullKLByConfidence",
+    "FullKLByEntropy",
+    "Head",
+    "L1Penalty",
+    "LinearTerm",
+    "LogitMatching",
+    "Loss",
+    "ModelContrastive",
+    "ModelView",
+    "PerTeacher",
+    "PrototypeCrossEntropy",
+    "Prototypes",
+    "QuadraticPenalty",
+    "Rotated",
+    "Scale",
+    "Scaled",
+    "SubsetDistillation",
+    "Sum",
+    "SupCon",
+    "TeacherOutputs",
+    "WeightRule",
+    "WeightedCrossEntropy",
+    "soft_label_loss",
+]

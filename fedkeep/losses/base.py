@@ -1,0 +1,151 @@
+"""What local training minimises, as values: `Loss`, and what a loss is given to compute itself.
+
+A loss is a frozen dataclass of tensors and numbers, and a pure function of (model view, batches). Losses add up. Since
+a loss is a value, it can be stored in a checkpoint, sent to a client, and stacked over clients; a closure could not.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from fedkeep.data import Data
+from fedkeep.models import Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The rows of a data set that one training step sees.
+
+    Attributes
+    ----------
+    data : Data
+        The rows: images normalised and augmented, and the other columns, each of length b.
+    index : Tensor
+        int64 [b], the row numbers in the whole data set. A loss uses them to look up its own columns.
+    """
+
+    data: Data
+    index: Tensor
+
+
+class ModelView(Protocol):
+    """The network in training, as a loss sees it."""
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The parameters by name. They require gradients."""
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the network's logits [b, classes]; computed once per batch, however many losses ask."""
+
+    def features(self, batch: Batch) -> Tensor:
+        """Return the input of the classifier, [b, width], from the same forward pass as `logits`."""
+
+    def teacher_logits(self, model: Weights, batch: Batch) -> Tensor:
+        """Return the logits of a frozen model on the same images, in evaluation mode and without gradient."""
+
+    def teacher_features(self, model: Weights, batch: Batch) -> Tensor:
+        """Return the classifier's input of a frozen model on the same images, likewise."""
+
+
+class TeacherOutputs(Protocol):
+    """The outputs of frozen models on all examples of one data set."""
+
+    def __call__(self, model: Weights) -> Tensor:
+        """Return a model's logits [n, classes]."""
+
+    def features(self, model: Weights) -> Tensor:
+        """Return the input of its classifier, [n, width]."""
+
+    def for_data(self, data: Data) -> TeacherOutputs:
+        """Return the same models' outputs on another data set, such as the rotated images."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loss(ABC):
+    """One term, or a sum of terms, of a local loss.
+
+    ``columns`` names the fields whose tensors hold one row per example of a data set; they are read only at a batch's
+    ``index``. Clients whose losses differ only in the numbers inside tensors, and in the length of columns, can be
+    trained side by side as one model.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        """Compute the loss of one step.
+
+        Parameters
+        ----------
+        model : ModelView
+            The network in training.
+        batches : Sequence[Batch]
+            One batch for each data set that `fit` was given. Most losses read the first.
+
+        Returns
+        -------
+        Tensor
+            A scalar: a mean over the batch or, for penalties, a function of the weights.
+        """
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        """Replace frozen teachers by their outputs on a data set, as columns.
+
+        Losses without teachers, and those that read another data set, return themselves.
+
+        Parameters
+        ----------
+        outputs : TeacherOutputs
+            ``outputs(model)`` are a model's logits [n, classes] on all of ``data``.
+        data : Data
+            The data set of number ``dataset``.
+        dataset : int
+            Which of the data sets of `fit` this is.
+
+        Returns
+        -------
+        Loss
+            The same loss, which no longer needs the teachers on this data set.
+        """
+        return self
+
+    def __add__(self, other: Loss) -> Loss:
+        terms = (*_terms(self), *_terms(other))
+        return terms[0] if len(terms) == 1 else Sum(terms)
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Loss):
+    """A sum of losses, flat. The empty sum is `ZERO_LOSS`, and adding it changes nothing, not even rounding.
+
+    Attributes
+    ----------
+    terms : tuple[Loss, ...]
+        The terms, none of which is itself a sum.
+    """
+
+    terms: tuple[Loss, ...] = ()
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        if not self.terms:
+            raise ValueError("there is nothing to minimise: the loss is an empty sum")
+        total = self.terms[0](model, batches)
+        for term in self.terms[1:]:
+            total = total + term(model, batches)
+        return total
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        return Sum(_terms(*(term.cache_teachers(outputs, data, dataset) for term in self.terms)))
+
+
+ZERO_LOSS: Loss = Sum()
+
+
+def _terms(*losses: Loss) -> tuple[Loss, ...]:
+    return tuple(term for loss in losses for term in (loss.terms if isinstance(loss, Sum) else (loss,)))

@@ -1,0 +1,180 @@
+"""Cross-entropies with the labels: the plain one, weighted ones, and two for class-incremental learning.
+
+`CompensatedCrossEntropy` is GLFC's (Dong et al., 2022). `TSD` is the task semantics distillation of FedSKF
+(Electronics 2024, 13, 1772), which is a binary cross-entropy to labels and old predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy
+
+from fedkeep.data import Data
+from fedkeep.losses.base import Batch, Loss, ModelView, TeacherOutputs
+from fedkeep.losses.decoupled import upcast
+from fedkeep.models import Weights
+
+TSDReading = Literal["recombined_sigmoid", "recombined_softmax", "glfc"]
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True, eq=False)
+class CrossEntropy(Loss):
+    """Mean over the batch of -ln p(label), p the softmax of the logits divided by ``tau``.
+
+    Attributes
+    ----------
+    dataset : int
+        The number of the data set that this loss reads.
+    tau : float
+        The softmax temperature.
+    """
+
+    dataset: int = 0
+    tau: float = 1.0
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[self.dataset]
+        logits = upcast(model.logits(batch))
+        return cross_entropy(logits if self.tau == 1.0 else logits / self.tau, batch.data["label"])
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedCrossEntropy(Loss):
+    """Mean over the batch of -v(label) ln p(label); not divided by the sum of the weights.
+
+    Attributes
+    ----------
+    weight : Tensor
+        [classes], v.
+    """
+
+    weight: Tensor
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        logits, labels = upcast(model.logits(batches[0])), batches[0].data["label"]
+        return (self.weight.to(labels.device)[labels] * cross_entropy(logits, labels, reduction="none")).mean()
+
+
+@dataclass(frozen=True, eq=False)
+class CompensatedCrossEntropy(Loss):
+    """Mean over the batch and the classes of binary cross-entropies, with the gradient compensation of GLFC's code.
+
+    The weight of an example is g = 1 - sigmoid(its label's logit), divided by the mean g of the batch's examples of the
+    first ``old`` classes or, for the others, by that of the others. So old and new classes count alike, however many
+    examples they have. No gradient flows through the weights. Before there are old classes all weigh the same.
+
+    Attributes
+    ----------
+    old : int
+        The number of old classes.
+    """
+
+    old: int
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        logits, labels = upcast(model.logits(batches[0])), batches[0].data["label"]
+        one_hot = _one_hot(labels, logits.shape[-1], logits.dtype)
+        losses = binary_cross_entropy_with_logits(logits, one_hot, reduction="none").mean(-1)
+        if not self.old:
+            return losses.mean()
+        g = ((1 - logits.detach().sigmoid()) * one_hot).sum(-1)
+        is_old = (labels < self.old).to(logits.dtype)
+        weights = _divided_by_mean(g, is_old) + _divided_by_mean(g, 1 - is_old)
+        return (weights * losses).mean()
+
+
+def tsd_loss(old: Tensor, student: Tensor, labels: Tensor, reading: TSDReading, reduction: Reduction) -> Tensor:
+    """Compute the task semantics distillation (FedSKF, eq. 8).
+
+    With the old model's logits for the old classes beside the student's for the new ones, it is a binary cross-entropy
+    to the labels. As printed the old half is a constant, so the term teaches nothing about old classes; its source,
+    GLFC (Dong et al., 2022), means something else. So there are three readings.
+
+    Parameters
+    ----------
+    old : Tensor
+        [b, old classes], the frozen model's logits.
+    student : Tensor
+        [b, classes], the student's logits.
+    labels : Tensor
+        int64 [b].
+    reading : {"recombined_sigmoid", "recombined_softmax", "glfc"}
+        ``recombined_sigmoid``, as printed: of [old logits; the student's new ones] through a sigmoid each, to the
+        one-hot labels. ``recombined_softmax``: of the same through a softmax, where the old logits compete with the new
+        ones. ``glfc``: of all the student's logits to [sigmoid of the old logits; one-hot labels], as in GLFC's code.
+    reduction : {"mean", "sum"}
+        Over the classes; over the batch it is a mean.
+
+    Returns
+    -------
+    Tensor
+        A scalar.
+    """
+    old, student = upcast(old.detach()), upcast(student)
+    known = old.shape[-1]
+    one_hot = _one_hot(labels, student.shape[-1], student.dtype)
+    if reading == "glfc":
+        target = torch.cat((old.sigmoid(), one_hot[:, known:]), dim=-1)
+        losses = binary_cross_entropy_with_logits(student, target, reduction="none")
+    else:
+        recombined = torch.cat((old, student[:, known:]), dim=-1)
+        if reading == "recombined_sigmoid":
+            losses = binary_cross_entropy_with_logits(recombined, one_hot, reduction="none")
+        else:
+            losses = binary_cross_entropy(recombined.softmax(-1), one_hot, reduction="none")
+    return losses.mean() if reduction == "mean" else losses.sum(-1).mean()
+
+
+@dataclass(frozen=True, eq=False)
+class TSD(Loss):
+    """`tsd_loss` on the first data set.
+
+    Attributes
+    ----------
+    teacher : Weights
+        The old model; empty once its outputs are cached.
+    known : int
+        How many classes the teacher knows: the first ones.
+    reading : {"recombined_sigmoid", "recombined_softmax", "glfc"}
+        Which reading of the equation.
+    reduction : {"mean", "sum"}
+        Over the classes.
+    teacher_logits : Tensor or None
+        [n, known], the cached outputs.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("teacher_logits",)
+
+    teacher: Weights
+    known: int
+    reading: TSDReading = "recombined_sigmoid"
+    reduction: Reduction = "mean"
+    teacher_logits: Tensor | None = None
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[0]
+        cached = self.teacher_logits
+        old = model.teacher_logits(self.teacher, batch) if cached is None else cached[batch.index]
+        return tsd_loss(old[:, : self.known], model.logits(batch), batch.data["label"], self.reading, self.reduction)
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        if dataset or self.teacher_logits is not None:
+            return self
+        return replace(self, teacher={}, teacher_logits=outputs(self.teacher)[:, : self.known])
+
+
+def _one_hot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    # Not `one_hot`, which reads the values and so cannot run under `vmap`.
+    return (labels[:, None] == torch.arange(classes, device=labels.device)).to(dtype)
+
+
+def _divided_by_mean(values: Tensor, members: Tensor) -> Tensor:
+    """Return values [b] divided by their mean among ``members`` (1 or 0), and 0 elsewhere."""
+    mean = (values * members).sum() / members.sum().clamp(min=1)
+    return values * members / mean.clamp(min=torch.finfo(values.dtype).tiny)

@@ -1,0 +1,152 @@
+"""Other readings of FedADKD's equation 3, kept to test claims about it.
+
+The paper prints one term under a sum over classes on which the term does not depend, and gives no code. The usual
+reading, the two-class divergence TC, is in `fedkeep.losses.decoupled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
+
+from fedkeep.data import Data
+from fedkeep.losses.base import Batch, Loss, ModelView, TeacherOutputs
+from fedkeep.losses.decoupled import log_split, upcast
+from fedkeep.models import Weights
+
+TargetReading = Literal["binary", "single_term"]
+Mask = Literal["gather", "additive", "zero_logit"]
+
+
+def target_part(teacher: Tensor, student: Tensor, labels: Tensor, reading: TargetReading) -> Tensor:
+    """Compute the target part in some reading, at temperature 1.
+
+    Parameters
+    ----------
+    teacher, student : Tensor
+        [b, classes], logits.
+    labels : Tensor
+        int64 [b].
+    reading : {"binary", "single_term"}
+        ``binary`` is the divergence of (p_y, q_y), TC (Zhao et al., 2022, eq. 5). ``single_term`` is its first term
+        alone, p_y^T ln(p_y^T / p_y^S), which may be negative.
+
+    Returns
+    -------
+    Tensor
+        [b].
+    """
+    fixed, trained = log_split(teacher, labels, 1.0), log_split(student, labels, 1.0)
+    term = fixed.target.exp() * (fixed.target - trained.target)
+    if reading == "binary":
+        return term + fixed.rest.exp() * (fixed.rest - trained.rest)
+    return term
+
+
+def nontarget_part(teacher: Tensor, student: Tensor, labels: Tensor, mask: Mask) -> Tensor:
+    """Compute the non-target part with the target masked in some way, at temperature 1.
+
+    Parameters
+    ----------
+    teacher, student : Tensor
+        [b, classes], logits.
+    labels : Tensor
+        int64 [b].
+    mask : {"gather", "additive", "zero_logit"}
+        ``gather`` removes the target's logit, which gives NT. ``additive`` subtracts 1,000 from it, as in the code of
+        decoupled distillation; the same in float32. ``zero_logit`` sets it to 0, so that it stays in the softmax.
+
+    Returns
+    -------
+    Tensor
+        [b].
+    """
+    if mask == "gather":
+        fixed, trained = log_split(teacher, labels, 1.0), log_split(student, labels, 1.0)
+        others = fixed.others.exp().scatter(-1, labels.unsqueeze(-1), 0.0)
+        return (others * (fixed.others - trained.others)).sum(-1)
+    is_target = torch.arange(teacher.shape[-1], device=labels.device) == labels.unsqueeze(-1)
+    masked = [
+        logits.masked_fill(is_target, 0.0) if mask == "zero_logit" else logits - 1000.0 * is_target
+        for logits in (student, teacher)
+    ]
+    student_log, teacher_log = (log_softmax(logits, -1) for logits in masked)
+    return kl_div(student_log, teacher_log, reduction="none", log_target=True).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class FedADKDVariant(Loss):
+    """Mean over the batch of w_target * `target_part` + w_nontarget * `nontarget_part`, with one teacher.
+
+    Attributes
+    ----------
+    teacher : Weights
+        The frozen model.
+    w_target, w_nontarget : float
+        Factors on the two parts.
+    target : {"binary", "single_term"}
+        Reading of the target part.
+    mask : {"gather", "additive", "zero_logit"}
+        How the target is kept out of the non-target part.
+    """
+
+    teacher: Weights
+    w_target: float
+    w_nontarget: float
+    target: TargetReading = "binary"
+    mask: Mask = "gather"
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[0]
+        return self.compute(model.teacher_logits(self.teacher, batch), model.logits(batch), batch.data["label"])
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        return self if dataset else CachedFedADKDVariant(replace(self, teacher={}), outputs(self.teacher))
+
+    def compute(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss from logits.
+
+        Parameters
+        ----------
+        teacher, student : Tensor
+            [b, classes], logits.
+        labels : Tensor
+            int64 [b].
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
+        teacher, student = upcast(teacher), upcast(student)
+        if student.shape[-1] == 1:  # with one class its probability is 1 in every model
+            return student.new_zeros(())
+        target = self.w_target * target_part(teacher, student, labels, self.target)
+        return (target + self.w_nontarget * nontarget_part(teacher, student, labels, self.mask)).mean()
+
+
+@dataclass(frozen=True, eq=False)
+class CachedFedADKDVariant(Loss):
+    """The same with the teacher's logits as a column over the first data set.
+
+    Attributes
+    ----------
+    variant : FedADKDVariant
+        The loss; its teacher is empty.
+    logits : Tensor
+        [n, classes].
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("logits",)
+
+    variant: FedADKDVariant
+    logits: Tensor
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[0]
+        return self.variant.compute(self.logits[batch.index], model.logits(batch), batch.data["label"])

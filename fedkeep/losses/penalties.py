@@ -1,0 +1,209 @@
+"""Penalties on the weights, and how much each parameter mattered (elastic weight consolidation, path integrals).
+
+One quadratic and one linear term serve proximal, curvature and control-variate methods; an L1 penalty makes weights
+sparse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedkeep.losses.base import Batch, Loss, ModelView
+from fedkeep.models import Weights
+
+
+@dataclass(frozen=True, eq=False)
+class QuadraticPenalty(Loss):
+    """factor * sum_j c_j (w_j - a_j)^2 over the parameters that have an anchor; buffers take no part.
+
+    Attributes
+    ----------
+    anchor : Weights
+        a, a whole model, or some of its tensors, such as its classifier.
+    factor : float
+        The factor, such as mu / 2 for FedProx.
+    curvature : Weights
+        c by parameter, not negative; empty means 1 everywhere.
+    """
+
+    anchor: Weights
+    factor: float
+    curvature: Weights = field(default_factory=dict)
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        anchored = {name: weight for name, weight in model.weights.items() if name in self.anchor}
+        squares = {name: (weight - self.anchor[name]).square() for name, weight in anchored.items()}
+        if self.curvature:
+            squares = {name: self.curvature[name] * square for name, square in squares.items()}
+        return self.factor * torch.stack([square.sum() for square in squares.values()]).sum()
+
+    def gradient(self, weights: Weights) -> dict[str, Tensor]:
+        """Return the gradient 2 factor c (w - a).
+
+        Parameters
+        ----------
+        weights : Weights
+            w, by parameter.
+
+        Returns
+        -------
+        dict[str, Tensor]
+            Of the parameters that have an anchor.
+        """
+        gradient = {
+            name: 2 * self.factor * (weight - self.anchor[name])
+            for name, weight in weights.items()
+            if name in self.anchor
+        }
+        return {name: self.curvature[name] * g for name, g in gradient.items()} if self.curvature else gradient
+
+
+@dataclass(frozen=True, eq=False)
+class LinearTerm(Loss):
+    """sum_j g_j w_j over the parameters: it adds g to every gradient (SCAFFOLD's correction).
+
+    Attributes
+    ----------
+    gradient : Weights
+        g, by parameter; other names take no part.
+    """
+
+    gradient: Weights
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        # Over the network's parameters, not over g: a whole model has buffers too, which are not trained.
+        return torch.stack([(self.gradient[name] * weight).sum() for name, weight in model.weights.items()]).sum()
+
+
+@dataclass(frozen=True, eq=False)
+class L1Penalty(Loss):
+    """factor * sum_j |w_j| over some parameters.
+
+    Attributes
+    ----------
+    names : tuple[str, ...]
+        The parameters.
+    factor : float
+        The factor.
+    """
+
+    names: tuple[str, ...]
+    factor: float
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        return self.factor * torch.stack([model.weights[name].abs().sum() for name in self.names]).sum()
+
+
+@torch.no_grad()
+def pad_rows(older: Weights, model: Weights) -> dict[str, Tensor]:
+    """Append rows of zeros to an older model's tensors, up to as many rows as a model has.
+
+    For elastic weight consolidation (Kirkpatrick et al., 2017) of a model whose classifier grows: where the older model
+    had no rows, anchor and curvature are 0.
+
+    Parameters
+    ----------
+    older : Weights
+        An anchor, or curvatures by parameter, with at most as many rows.
+    model : Weights
+        With at least the same names.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        Of ``older``'s names.
+    """
+    return {name: _pad(tensor, len(model[name])) if tensor.ndim else tensor for name, tensor in older.items()}
+
+
+@torch.no_grad()
+def merge_fisher(old: Weights, new: Weights, share: float, limit: float = 1e-4) -> dict[str, Tensor]:
+    """Return share * old + (1 - share) * min(new, limit), and min(new, limit) alone in rows that old lacks.
+
+    As in the code of TARGET (Zhang et al., 2023), where the share is that of old classes among all seen.
+
+    Parameters
+    ----------
+    old, new : Weights
+        Diagonals of the Fisher information by parameter; ``old`` is empty in the first task.
+    share : float
+        Weight of the old information.
+    limit : float
+        Where the new information is cut.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        Of ``new``'s names and shapes.
+    """
+    limited = {name: tensor.clamp(max=limit) for name, tensor in new.items()}
+    padded = pad_rows(old, limited)
+    merged = {name: share * padded[name] + (1 - share) * limited[name] for name in padded}
+    return {name: _with_rows(merged[name], tensor, old[name]) if old else tensor for name, tensor in limited.items()}
+
+
+class PathIntegral:
+    """Sums up how much each parameter's path through a training lowered the loss: synaptic intelligence.
+
+    -sum_t g_t (w_{t+1} - w_t) over the steps t (Zenke et al., 2017, "Continual learning through synaptic intelligence",
+    eq. 3), with g the gradient of the loss without its ``penalty``. It is a step callback of `fit`.
+
+    Parameters
+    ----------
+    start : Weights
+        The parameters before the first step.
+    penalty : QuadraticPenalty or None
+        What is minimised beside the loss.
+    """
+
+    def __init__(self, start: Weights, penalty: QuadraticPenalty | None = None) -> None:
+        self.penalty = penalty
+        self.start = self.position = dict(start)
+        self.gradient = {name: torch.zeros_like(weight) for name, weight in start.items()}
+        self.gain = dict(self.gradient)
+
+    @torch.no_grad()
+    def __call__(self, weights: Mapping[str, Tensor]) -> None:
+        """Add the step that led here, and note the gradient of the next one."""
+        self._move_to({name: weight.detach().clone() for name, weight in weights.items()})
+        from_penalty = self.penalty.gradient(weights) if self.penalty else {}
+        for name, weight in weights.items():
+            total = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            self.gradient[name] = total - from_penalty[name] if name in from_penalty else total.clone()
+
+    def importance(self, end: Weights, damping: float) -> dict[str, Tensor]:
+        """Return gain / ((end - start)^2 + damping) of each parameter, not below zero (eq. 5).
+
+        Parameters
+        ----------
+        end : Weights
+            The model after the last step.
+        damping : float
+            Added to the squared distances.
+
+        Returns
+        -------
+        dict[str, Tensor]
+            By parameter.
+        """
+        self._move_to({name: end[name] for name in self.start})
+        squares = {name: (self.position[name] - self.start[name]).square() + damping for name in self.start}
+        return {name: (gain / squares[name]).clamp(min=0) for name, gain in self.gain.items()}
+
+    def _move_to(self, now: dict[str, Tensor]) -> None:
+        moves = {name: now[name] - self.position[name] for name in self.gain}
+        self.gain = {name: gain - self.gradient[name] * moves[name] for name, gain in self.gain.items()}
+        self.position = now
+
+
+def _pad(tensor: Tensor, rows: int) -> Tensor:
+    return torch.cat((tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])))
+
+
+def _with_rows(merged: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return the merged rows that old has, and then the new ones."""
+    return torch.cat((merged[: len(old)], new[len(old) :])) if new.ndim else merged

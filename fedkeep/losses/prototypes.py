@@ -1,0 +1,247 @@
+"""What stands for old classes: prototypes with noise around them (PASS), and chosen exemplars (iCaRL).
+
+PASS (Zhu et al., 2021) trains the classifier on noisy mean features of old classes. iCaRL (Rebuffi et al., 2017) keeps
+some examples of each class, and classifies by the nearest mean of features that are scaled to length 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear, normalize
+
+from fedkeep.losses.base import Batch, Loss, ModelView
+from fedkeep.losses.decoupled import upcast
+from fedkeep.models.heads import BIAS, WEIGHT
+
+MAX_RADIUS = 1e6
+"""No features have a larger radius: its noise would drown everything."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prototypes:
+    """What stands for classes without their examples.
+
+    Attributes
+    ----------
+    classes : Tensor
+        int64 [k].
+    means : Tensor
+        [k, width], the mean features of each class.
+    examples : Tensor
+        int64 [k], over how many examples each mean was taken.
+    radius : float
+        Of the noise around the means. Its square is the mean over classes of their features' variance, itself a mean
+        over the width (trace of the covariance / width, divided by n - 1). Classes with one example do not count, and
+        without any other it is 0.
+    """
+
+    classes: Tensor
+    means: Tensor
+    examples: Tensor
+    radius: float
+
+    def validate(self, classes: range, width: int, available: int) -> str | None:
+        """Return what is wrong with prototypes that a client sent, or None if nothing is.
+
+        Parameters
+        ----------
+        classes : range
+            The classes that they may be of.
+        width : int
+            The number of features.
+        available : int
+            How many examples the client has.
+
+        Returns
+        -------
+        str or None
+        """
+        named = self.classes.tolist()
+        if self.classes.dim() != 1 or self.classes.dtype != torch.int64 or len(set(named)) < len(named):
+            return f"prototypes whose classes are no distinct numbers: {named}"
+        count = len(named)
+        if self.means.shape != (count, width) or self.examples.shape != (count,) or self.means.dtype != torch.float32:
+            return f"prototypes of shape {list(self.means.shape)} for {count} classes, not {[count, width]} in float32"
+        if wrong := set(named) - set(classes):
+            return f"prototypes of {sorted(wrong)}, which are no classes of this task"
+        examples = self.examples.tolist()
+        if self.examples.dtype != torch.int64 or min(examples, default=1) < 1 or sum(examples) > available:
+            return f"prototypes of no examples, or of more than it has: {examples}, and it has {available}"
+        return f"prototypes of radius {self.radius}" if not 0 <= self.radius < MAX_RADIUS else None
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw features of random classes, each its class's mean plus radius * N(0, I).
+
+        Parameters
+        ----------
+        count : int
+            How many.
+        generator : torch.Generator
+            On the CPU.
+
+        Returns
+        -------
+        tuple[Tensor, Tensor]
+            Features [count, width] and their classes, int64 [count].
+        """
+        rows = torch.randint(len(self.classes), (count,), generator=generator).to(self.classes.device)
+        noise = torch.randn(count, self.means.shape[1], generator=generator).to(self.means)
+        return self.means[rows] + self.radius * noise, self.classes[rows]
+
+
+@torch.no_grad()
+def prototypes(features: Tensor, labels: Tensor) -> Prototypes:
+    """Compute the prototypes of the classes that occur, in order.
+
+    Parameters
+    ----------
+    features : Tensor
+        [n, width].
+    labels : Tensor
+        int64 [n], of at least one example.
+
+    Returns
+    -------
+    Prototypes
+    """
+    counts = torch.bincount(labels)
+    found = counts.nonzero().flatten()
+    members = [features[labels == c] for c in found.tolist()]
+    variances = [rows.var(dim=0).mean() for rows in members if len(rows) > 1]
+    radius = float(torch.stack(variances).mean().sqrt()) if variances else 0.0
+    return Prototypes(found, torch.stack([rows.mean(0) for rows in members]), counts[found], radius)
+
+
+def extend_prototypes(old: Prototypes | None, new: Prototypes | None, fixed: bool) -> Prototypes | None:
+    """Return the prototypes of older classes together with those of other, newer ones.
+
+    Parameters
+    ----------
+    old, new : Prototypes or None
+        None stands for no class at all.
+    fixed : bool
+        Whether the first radius that is not 0 stays for all classes, or the newest replaces it.
+
+    Returns
+    -------
+    Prototypes or None
+    """
+    if old is None or new is None:
+        return old or new
+    radius = (old.radius or new.radius) if fixed else new.radius
+    columns = {name: torch.cat((getattr(old, name), getattr(new, name))) for name in ("classes", "means", "examples")}
+    return Prototypes(**columns, radius=radius)
+
+
+def pool_prototypes(parts: Sequence[Prototypes]) -> Prototypes | None:
+    """Merge the prototypes of several clients into those of all their examples together.
+
+    Each class's mean is that of all its examples, and the squared radius is the mean over these examples. The distance
+    of one client's mean from another's is left out: each client measured the variance around its own mean.
+
+    Parameters
+    ----------
+    parts : Sequence[Prototypes]
+        One for each client.
+
+    Returns
+    -------
+    Prototypes or None
+        None without any part.
+    """
+    if not parts:
+        return None
+    labels, means = torch.cat([part.classes for part in parts]), torch.cat([part.means for part in parts])
+    weights = torch.cat([part.examples for part in parts])
+    totals = torch.bincount(labels, weights.double())
+    found = totals.nonzero().flatten()
+    sums = means.new_zeros(len(totals), means.shape[1]).index_add_(0, labels, means * weights[:, None])
+    examples = totals[found]
+    squares = sum(part.radius**2 * int(part.examples.sum()) for part in parts)
+    radius = math.sqrt(squares / float(examples.sum()))
+    return Prototypes(found, sums[found] / examples[:, None].to(sums), examples.long(), radius)
+
+
+@dataclass(frozen=True, eq=False)
+class PrototypeCrossEntropy(Loss):
+    """Cross-entropy of the classifier on given features, its logits divided by ``tau``.
+
+    Attributes
+    ----------
+    features : Tensor
+        [n, width], one row for each example of the first data set, whose batches select what a step sees.
+    labels : Tensor
+        int64 [n], rows of the classifier.
+    tau : float
+        The softmax temperature.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("features", "labels")
+
+    features: Tensor
+    labels: Tensor
+    tau: float = 0.1
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        rows = batches[0].index
+        logits = linear(self.features[rows], model.weights[WEIGHT], model.weights.get(BIAS))
+        return cross_entropy(upcast(logits) / self.tau, self.labels[rows])
+
+
+@torch.no_grad()
+def herd(features: Tensor, count: int) -> Tensor:
+    """Choose exemplars of one class by herding (iCaRL, algorithm 4).
+
+    Each next exemplar is that with which the mean of those chosen comes closest to the mean of all. So the first few of
+    a choice are the choice of a few: an older memory is truncated, not chosen anew.
+
+    Parameters
+    ----------
+    features : Tensor
+        [n, width], of all examples of the class. Of equally good ones the first is taken.
+    count : int
+        How many to keep.
+
+    Returns
+    -------
+    Tensor
+        int64 [min(count, n)], row numbers, the most representative first.
+    """
+    rows = normalize(features.double(), dim=1)
+    mean, total, chosen = rows.mean(0), rows.new_zeros(rows.shape[1]), list[int]()
+    left = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    for number in range(1, min(count, len(rows)) + 1):
+        distances = (mean - (rows + total) / number).norm(dim=1)
+        best = int(distances.masked_fill(~left, torch.inf).argmin())
+        chosen.append(best)
+        left[best] = False
+        total = total + rows[best]
+    return torch.tensor(chosen, dtype=torch.int64, device=features.device)
+
+
+@torch.no_grad()
+def nearest_mean_scores(features: Tensor, means: Tensor) -> Tensor:
+    """Compute scores that are highest at the nearest mean: minus the squared distance of directions.
+
+    A class without a mean is never the nearest.
+
+    Parameters
+    ----------
+    features : Tensor
+        [n, width].
+    means : Tensor
+        [classes, width], directions of length 1; NaN for a class without examples.
+
+    Returns
+    -------
+    Tensor
+        [n, classes].
+    """
+    distances = torch.cdist(normalize(features, dim=1), means).square()
+    return -distances.nan_to_num(nan=torch.inf)

@@ -1,0 +1,254 @@
+"""Losses that change what another loss sees: some of the classes, rotated images, or all data sets in one pass.
+
+Cross-entropy among the new classes is ``ClassSubset(CrossEntropy(), old)``, and distillation of the old ones
+``ClassSubset(Distillation(...), 0, old, any_label=True)``: classes outside do not compete, and their rows of the
+classifier get no gradient. Classes are numbered in order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedkeep.data import Data
+from fedkeep.errors import ConfigError
+from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, TeacherOutputs
+from fedkeep.models import Weights
+
+ROTATIONS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class ClassSubset(Loss):
+    """A loss that sees the logits of classes ``start`` to ``stop - 1`` only, and numbers them from 0.
+
+    Attributes
+    ----------
+    term : Loss
+        What is computed on the subset.
+    start : int
+        The first class.
+    stop : int or None
+        One beyond the last class; None stands for the end.
+    any_label : bool
+        Whether examples of other classes take part, which needs a ``stop``. Their label becomes the nearest inside:
+        for terms that do not look at labels, such as the full divergence from a teacher.
+    """
+
+    term: Loss
+    start: int = 0
+    stop: int | None = None
+    any_label: bool = False
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        if self._has_one_class:
+            return next(iter(model.weights.values())).new_zeros(())
+        # The images stay the same tensors: a model view recognises by them what it has computed already.
+        relabelled = [replace(batch, data=self._relabelled(batch.data)) for batch in batches]
+        return self.term(_SubsetView(model, slice(self.start, self.stop)), relabelled)
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        if self._has_one_class:
+            return ZERO_LOSS
+        subset = _SubsetOutputs(outputs, slice(self.start, self.stop))
+        return replace(self, term=self.term.cache_teachers(subset, self._relabelled(data), dataset))
+
+    @property
+    def _has_one_class(self) -> bool:
+        """Whether there is one class only, which has probability 1 whatever the logits."""
+        return self.stop is not None and self.stop - self.start == 1
+
+    def _relabelled(self, data: Data) -> Data:
+        if "label" not in data:
+            return data
+        label = data["label"] - self.start
+        if self.any_label and self.stop is not None:
+            label = label.clamp(0, self.stop - self.start - 1)
+        return {**data, "label": label}
+
+
+@dataclass(frozen=True)
+class _SubsetView:
+    """A model view of whose logits, and those of its teachers, only some columns are visible."""
+
+    model: ModelView
+    classes: slice
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.model.weights
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self.model.logits(batch)[..., self.classes]
+
+    def features(self, batch: Batch) -> Tensor:
+        return self.model.features(batch)
+
+    def teacher_logits(self, model: Weights, batch: Batch) -> Tensor:
+        return self.model.teacher_logits(model, batch)[..., self.classes]
+
+    def teacher_features(self, model: Weights, batch: Batch) -> Tensor:
+        return self.model.teacher_features(model, batch)
+
+
+@dataclass(frozen=True)
+class _SubsetOutputs:
+    """The same columns of teachers' outputs on a whole data set."""
+
+    outputs: TeacherOutputs
+    classes: slice
+
+    def __call__(self, model: Weights) -> Tensor:
+        return self.outputs(model)[..., self.classes]
+
+    def features(self, model: Weights) -> Tensor:
+        return self.outputs.features(model)
+
+    def for_data(self, data: Data) -> TeacherOutputs:
+        return replace(self, outputs=self.outputs.for_data(data))
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(Loss):
+    """A term times a factor.
+
+    Attributes
+    ----------
+    factor : float
+        The factor.
+    term : Loss
+        The term.
+    """
+
+    factor: float
+    term: Loss
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        return self.factor * self.term(model, batches)
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        term = self.term.cache_teachers(outputs, data, dataset)
+        return ZERO_LOSS if term is ZERO_LOSS else replace(self, term=term)
+
+
+@dataclass(frozen=True, eq=False)
+class ConcatForward(Loss):
+    """A term for which the network sees the images of all data sets in one forward pass.
+
+    So batch norm's statistics are of all data sets together. Without batch norm it is the term itself, up to rounding.
+
+    Attributes
+    ----------
+    term : Loss
+        The term.
+    """
+
+    term: Loss
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        return self.term(_ConcatView(model, batches), batches)
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        return replace(self, term=self.term.cache_teachers(outputs, data, dataset))
+
+
+class _ConcatView:
+    """A model view that runs several batches as one; frozen models run each by itself."""
+
+    def __init__(self, model: ModelView, batches: Sequence[Batch]) -> None:
+        self.model = model
+        self.images = [batch.data["image"] for batch in batches]
+        # One batch object for all terms: a model view recognises by its images what it has computed already.
+        self.joined = Batch({"image": torch.cat(self.images)}, torch.cat([batch.index for batch in batches]))
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.model.weights
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self._part(self.model.logits, batch)
+
+    def features(self, batch: Batch) -> Tensor:
+        return self._part(self.model.features, batch)
+
+    def teacher_logits(self, model: Weights, batch: Batch) -> Tensor:
+        return self.model.teacher_logits(model, batch)
+
+    def teacher_features(self, model: Weights, batch: Batch) -> Tensor:
+        return self.model.teacher_features(model, batch)
+
+    def _part(self, forward: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
+        """Return the rows of one of the batches. Images that a term made itself run alone."""
+        for number, images in enumerate(self.images):
+            if images is batch.data["image"]:
+                return torch.split(forward(self.joined), [len(images) for images in self.images])[number]
+        return forward(batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Rotated(Loss):
+    """A term on the first data set's images in all four rotations; the classifier has four rows for each class.
+
+    As in PASS (Zhu et al., 2021). A batch becomes four times as long, and row i of the data rows 4 i to 4 i + 3. Put
+    all terms that see images into one `Rotated`: the network then sees each image once.
+
+    Attributes
+    ----------
+    term : Loss
+        The term.
+    """
+
+    term: Loss
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = Batch(_rotate_data(batches[0].data), _repeat_for_rotations(batches[0].index))
+        return self.term(model, [batch, *batches[1:]])
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        if dataset:
+            return self
+        rotated = _rotate_data(data)
+        return replace(self, term=self.term.cache_teachers(outputs.for_data(rotated), rotated, dataset))
+
+
+def rotate(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate images by 0, 90, 180 and 270 degrees.
+
+    Parameters
+    ----------
+    images : Tensor
+        [b, channels, side, side].
+    labels : Tensor
+        int64 [b].
+
+    Returns
+    -------
+    tuple[Tensor, Tensor]
+        [4 b, channels, side, side], the four rotations of each image one after another, and the label 4 y + k of the
+        k-th rotation of class y.
+
+    Raises
+    ------
+    ConfigError
+        For images that are not square.
+    """
+    height, width = images.shape[-2:]
+    if height != width:
+        raise ConfigError(
+            f"images are {height} pixels high and {width} wide, and a method that turns them needs square ones. Crop "
+            "the data set, or use another method."
+        )
+    rotated = torch.stack([images.rot90(k, (-2, -1)) for k in range(ROTATIONS)], dim=1).flatten(0, 1)
+    return rotated, _repeat_for_rotations(labels)
+
+
+def _repeat_for_rotations(numbers: Tensor) -> Tensor:
+    return (ROTATIONS * numbers[:, None] + torch.arange(ROTATIONS, device=numbers.device)).flatten()
+
+
+def _rotate_data(data: Data) -> Data:
+    images, labels = rotate(data["image"], data["label"])
+    return {"image": images, "label": labels}

@@ -1,0 +1,352 @@
+"""Fusion by optimal transport: permuted copies come back exactly, functions are kept, and maps are the formulas."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, get_args
+
+import pytest
+import tiny
+import torch
+from permuting import lively, permuted
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedkeep.aggregation.transport import Skip, Transport, align_classifier
+from fedkeep.aggregation.transport_plans import Cost, compute_plan, cost_matrix
+from fedkeep.errors import ConfigError
+from fedkeep.models import MLP, VGG16, LeNet5, Network, ResNet18, Shape, Weights
+from fedkeep.models.channel_groups import channel_groups
+from fedkeep.models.cnn import STAGES
+from fedkeep.models.layers import Convolution, convolutional
+from fedkeep.models.weights import add, mean, state_dict_copy
+
+ALIGNED = Transport(result="aligned")
+
+
+def small_vgg(norm: bool = True) -> Network:
+    """Return VGG-16's layers with an eighth of the maps, and hidden layers of 40 units, on flattened 2x3 maps."""
+    layers = [
+        Convolution(maps // 8, 3, padding=1, pool=(2, 2) if place == count else None, norm=norm)
+        for maps, count in STAGES
+        for place in range(1, count + 1)
+    ]
+    return convolutional("small", (1, 64, 96), 5, convolutions=layers, hidden=(40, 40), dropout=0.5, dropped="outputs")
+
+
+class Thin(ResNet18):
+    """ResNet-18 with an eighth of the maps."""
+
+    maps: ClassVar[tuple[int, ...]] = (8, 16, 32, 64)
+
+
+NETWORKS: dict[str, tuple[nn.Module, Shape]] = {
+    "lenet5": (LeNet5().build((1, 28, 28), 10), (1, 28, 28)),
+    "vgg": (small_vgg(norm=False), (1, 64, 96)),
+    "vgg with batch norm": (small_vgg(), (1, 64, 96)),
+    "resnet18": (Thin().build((3, 8, 8), 10), (3, 8, 8)),
+}
+each_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+def model(name: str, seed: int) -> dict[str, Tensor]:
+    """Return weights of their own for each seed: PyTorch's initial spread, drawn anew."""
+    network, _ = NETWORKS[name]
+    noise = torch.Generator().manual_seed(seed)
+    drawn = {
+        k: torch.randn(v.shape, generator=noise) * v.std() for k, v in state_dict_copy(network).items() if v.ndim > 1
+    }
+    return lively(network, noise) | drawn
+
+
+def logits(name: str, weights: Weights) -> Tensor:
+    network, shape = NETWORKS[name]
+    images = torch.randn(4, *shape, generator=torch.Generator().manual_seed(9))
+    with torch.no_grad():
+        answer: Tensor = functional_call(network.eval(), dict(weights), (images,))
+    return answer
+
+
+def same_function(name: str, ours: Weights, theirs: Weights) -> bool:
+    a, b = logits(name, ours), logits(name, theirs)
+    return bool(torch.allclose(a, b, rtol=0, atol=1e-5 * float(b.abs().max())))
+
+
+# Permuted copies
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"skip": skip}) for name in NETWORKS for skip in get_args(Skip)),
+        *(("vgg with batch norm", {"cost": cost}) for cost in get_args(Cost)),
+        ("lenet5", {"solver": "sinkhorn", "reg": 1e-3}),
+    ],
+)
+def test_a_permuted_copy_is_laid_back_exactly(name: str, options: dict[str, Any]) -> None:
+    base, layers = model(name, 1), channel_groups(NETWORKS[name][0])
+    copy = permuted(base, layers, torch.Generator().manual_seed(2))
+    assert not torch.equal(copy["classifier.weight"], base["classifier.weight"])
+    found = Transport(result="aligned", **options).project(copy, base, layers)
+    assert tiny.equal(found.model, base)
+
+
+def test_a_permuted_copy_of_resnet18_at_full_width_is_laid_back_exactly() -> None:
+    network = ResNet18().build((3, 32, 32), 100)
+    base, layers = lively(network, torch.Generator().manual_seed(1)), channel_groups(network)
+    copy = permuted(base, layers, torch.Generator().manual_seed(2))
+    assert tiny.equal(ALIGNED.project(copy, base, layers).model, base)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vgg_bn", [False, True])
+def test_a_permuted_copy_of_vgg16_is_laid_back_exactly(vgg_bn: bool) -> None:
+    network = VGG16(vgg_bn=vgg_bn).build((3, 64, 64), 200)
+    base, layers = lively(network, torch.Generator().manual_seed(1)), channel_groups(network)
+    copy = permuted(base, layers, torch.Generator().manual_seed(2))
+    assert tiny.equal(ALIGNED.project(copy, base, layers).model, base)
+
+
+@each_network
+def test_equal_models_give_the_identity(name: str) -> None:
+    base = model(name, 1)
+    found = Transport().project(base, base, channel_groups(NETWORKS[name][0]))
+    assert tiny.equal(found.model, base)
+    assert set(found.diagonal.values()) == {1.0}
+
+
+# The function
+
+
+@each_network
+def test_an_aligned_model_of_unrelated_weights_computes_what_it_did(name: str) -> None:
+    source, base = model(name, 1), model(name, 2)
+    found = ALIGNED.project(source, base, channel_groups(NETWORKS[name][0]))
+    assert same_function(name, found.model, source)
+    assert not torch.equal(found.model["classifier.weight"], source["classifier.weight"])
+    assert max(found.diagonal.values()) < 0.6, "neurons have changed places"
+    assert torch.equal(found.model["classifier.bias"], source["classifier.bias"]), "classes have not"
+    assert not same_function(name, Transport().project(source, base, channel_groups(NETWORKS[name][0])).model, source)
+
+
+@pytest.mark.parametrize("name", ["vgg with batch norm", "resnet18"])
+def test_refined_plans_keep_the_function_and_come_closer_to_the_base(name: str) -> None:
+    source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
+    ways = {skip: Transport("sq", result="aligned", skip=skip) for skip in ("tied", "refine")}  # type: ignore[arg-type]
+    found = {skip: way.project(source, base, layers) for skip, way in ways.items()}
+    assert same_function(name, found["refine"].model, source)
+    assert found["refine"].diagonal.keys() == found["tied"].diagonal.keys()
+    weights = [f"{layer.name}.weight" for layer in layers]
+    away = {s: sum(float((one.model[w] - base[w]).square().sum()) for w in weights) for s, one in found.items()}
+    assert away["refine"] < 0.999 * away["tied"]
+
+
+def test_plans_of_their_own_keep_no_function_where_layers_are_added() -> None:
+    source, base = model("resnet18", 1), model("resnet18", 2)
+    found = Transport(result="aligned", skip="sj").project(source, base, channel_groups(NETWORKS["resnet18"][0]))
+    assert not same_function("resnet18", found.model, source)
+
+
+def test_without_sums_it_makes_no_difference_whose_plan_it_is() -> None:
+    source, base, layers = model("vgg", 1), model("vgg", 2), channel_groups(NETWORKS["vgg"][0])
+    tied, own = (Transport(skip=skip).project(source, base, layers) for skip in ("tied", "sj"))  # type: ignore[arg-type]
+    assert tiny.equal(tied.model, own.model)
+    assert tied.diagonal == own.diagonal
+
+
+@each_network
+def test_models_that_began_alike_stay_in_place_and_aligned_is_the_mean(name: str) -> None:
+    start, layers = model(name, 1), channel_groups(NETWORKS[name][0])
+    floats = {k: v for k, v in start.items() if v.is_floating_point()}
+    clients = [
+        start | add(floats, {k: v - v.mean() for k, v in model(name, s).items() if k in floats}, 0.05)
+        for s in (2, 3, 4)
+    ]
+    found = ALIGNED.fuse(clients, 1, layers)
+    assert set(found.diagonal.values()) == {1.0}
+    assert tiny.equal(found.model, mean(clients))
+    fused = Transport().fuse(clients, 1, layers).model
+    # Half the mean and half the base: the base counts (K + 1) / 2K, two thirds of three clients.
+    expected = mean(clients, [1 / 6, 4 / 6, 1 / 6])
+    for key, tensor in expected.items():
+        torch.testing.assert_close(fused[key], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_the_base_is_the_next_model_each_time() -> None:
+    layers = channel_groups(NETWORKS["lenet5"][0])
+    clients = [model("lenet5", seed) for seed in (1, 2, 3)]
+    for turn in (0, 1, 2, 3, 7):
+        found = Transport(eta=1.0).fuse(clients, turn, layers).model
+        assert tiny.equal(found, clients[turn % 3])
+
+
+@each_network
+def test_eta_goes_from_the_laid_source_to_the_base(name: str) -> None:
+    source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
+    aligned = ALIGNED.project(source, base, layers).model
+    assert tiny.equal(Transport(eta=0.0).project(source, base, layers).model, aligned)
+    assert tiny.equal(Transport(eta=1.0).project(source, base, layers).model, dict(base))
+    quarter = Transport(eta=0.25).project(source, base, layers).model
+    for key, tensor in aligned.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(quarter[key], 0.75 * tensor + 0.25 * base[key], rtol=1e-5, atol=1e-7)
+
+
+def test_counters_are_the_sources() -> None:
+    source, base = model("resnet18", 1), model("resnet18", 2)
+    counters = [key for key in source if key.endswith("num_batches_tracked")]
+    for key in counters:
+        source[key], base[key] = torch.tensor(7), torch.tensor(100)
+    found = Transport().project(source, base, channel_groups(NETWORKS["resnet18"][0])).model
+    assert {int(found[key]) for key in counters} == {7}
+
+
+# The formulas
+
+
+@pytest.mark.parametrize("solver", ["emd", "sinkhorn"])
+def test_a_chain_is_the_papers_steps(solver: Any) -> None:
+    """W~ = T' (W T_before), T_before the identity on pixels, in full matrices."""
+    network = MLP(hidden=(6, 5)).build((1, 2, 2), 3)
+    layers, reg = channel_groups(network), 0.3
+    source, base = ({k: torch.randn(v.shape) for k, v in state_dict_copy(network).items()} for _ in range(2))
+    found = Transport(result="aligned", solver=solver, reg=reg).project(source, base, layers)
+    before = torch.eye(4, dtype=torch.float64)
+    for name in ("body.full1", "body.full2"):
+        incoming = source[f"{name}.weight"].double() @ before
+        n = len(incoming)
+        plan = compute_plan(cost_matrix(incoming.float(), base[f"{name}.weight"], "euclidean"), solver, reg)
+        if solver == "emd":
+            plan = torch.eye(n, dtype=torch.float64)[:, plan]
+        torch.testing.assert_close(found.model[f"{name}.weight"], (plan.T @ incoming).float(), rtol=1e-4, atol=1e-5)
+        bias = (plan.T @ source[f"{name}.bias"].double()).float()
+        torch.testing.assert_close(found.model[f"{name}.bias"], bias, rtol=1e-4, atol=1e-5)
+        assert found.diagonal[name] == pytest.approx(float(plan.trace()) / n)
+        before = plan
+    expected = (source["classifier.weight"].double() @ before).float()
+    torch.testing.assert_close(found.model["classifier.weight"], expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found.model["classifier.bias"], source["classifier.bias"])
+
+
+def residual() -> nn.Module:
+    """Return the smallest network with both kinds of shortcut: one with weights, then one without."""
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(4, 5)
+            self.a, self.b, self.short = nn.Linear(5, 6), nn.Linear(6, 7), nn.Linear(5, 7)
+            self.c, self.d = nn.Linear(7, 6), nn.Linear(6, 7)
+            self.classifier = nn.Linear(7, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x).relu()
+            x = (self.b(self.a(x).relu()) + self.short(x)).relu()
+            x = (self.d(self.c(x).relu()) + x).relu()
+            logits: Tensor = self.classifier(x)
+            return logits
+
+    return Small()
+
+
+def planned(*pairs: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the exact map, as a matrix, between rows laid side by side."""
+    ours, theirs = (torch.cat(rows, 1) for rows in zip(*pairs, strict=True))
+    plan = compute_plan(cost_matrix(ours, theirs, "euclidean"), "emd", 0.01)
+    return torch.eye(len(plan), dtype=torch.float64)[:, plan]
+
+
+@pytest.mark.parametrize("skip", ["tied", "sj"])
+def test_sums_are_handled_as_each_reading_says(skip: Any) -> None:
+    network = residual()
+    a, b = ({k: torch.randn(v.shape) for k, v in state_dict_copy(network).items()} for _ in range(2))
+    found = Transport(result="aligned", skip=skip).project(a, b, channel_groups(network)).model
+    w = {
+        name: (a[f"{name}.weight"].double(), b[f"{name}.weight"].double())
+        for name in ("stem", "a", "b", "short", "c", "d")
+    }
+
+    def into(name: str, before: Tensor) -> tuple[Tensor, Tensor]:
+        return w[name][0] @ before, w[name][1]
+
+    stem = planned(w["stem"])
+    inner = planned(into("a", stem))
+    if skip == "tied":
+        joint = planned(into("b", inner), into("short", stem))
+        second = planned(into("c", joint))
+        maps = {"b": joint, "short": joint, "d": joint}
+        last = joint
+    else:
+        branch, short = planned(into("b", inner)), planned(into("short", stem))
+        joint = (branch + short) / 2
+        second = planned(into("c", joint))
+        last = planned(into("d", second))  # the shortcut without weights counts for nothing
+        maps = {"b": branch, "short": short, "d": last}
+    maps |= {"stem": stem, "a": inner, "c": second}
+    reads = {"stem": torch.eye(4, dtype=torch.float64), "a": stem, "b": inner, "short": stem, "c": joint, "d": second}
+    for name, plan in maps.items():
+        expected = (plan.T @ w[name][0] @ reads[name]).float()
+        torch.testing.assert_close(found[f"{name}.weight"], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found["classifier.weight"], (a["classifier.weight"].double() @ last).float(), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_biases_count_if_asked_for() -> None:
+    """Two units with equal weights and exchanged biases: only the biases tell which is which."""
+    network = MLP(hidden=(2,)).build((1, 1, 2), 2)
+    source = state_dict_copy(network) | {
+        "body.full1.weight": torch.ones(2, 2),
+        "body.full1.bias": torch.tensor([0.0, 5.0]),
+    }
+    base = dict(source) | {"body.full1.bias": torch.tensor([5.0, 0.0])}
+    blind, seeing = (
+        Transport(result="aligned", bias_in_cost=b).project(source, base, channel_groups(network))
+        for b in (False, True)
+    )
+    assert blind.model["body.full1.bias"].tolist() == [0.0, 5.0]
+    assert seeing.model["body.full1.bias"].tolist() == [5.0, 0.0]
+
+
+def test_batch_norms_scales_count_if_asked_for() -> None:
+    base, layers = model("resnet18", 1), channel_groups(NETWORKS["resnet18"][0])
+    blank = dict(base) | {"body.conv.weight": torch.ones_like(base["body.conv.weight"])}
+    copy = permuted(blank, layers, torch.Generator().manual_seed(2))
+    found = Transport(result="aligned", bias_in_cost=True).project(copy, blank, layers)
+    assert tiny.equal(found.model, blank)
+    assert not tiny.equal(ALIGNED.project(copy, blank, layers).model, blank), "its weights alone tell nothing apart"
+
+
+# Personal classifiers
+
+
+@each_network
+def test_a_clients_own_classifier_follows_the_features(name: str) -> None:
+    source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
+    own = {key: torch.randn(source[key].shape) for key in ("classifier.weight", "classifier.bias")}
+    found = ALIGNED.project(source, base, layers)
+    assert same_function(name, found.model | align_classifier(own, found.last), dict(source) | own)
+    assert torch.equal(align_classifier(own, None)["classifier.weight"], own["classifier.weight"])
+
+
+def test_flattened_maps_keep_their_pixels() -> None:
+    network = convolutional("one", (1, 6, 6), 3, convolutions=[Convolution(4, 3)], hidden=(3,))
+    layers = channel_groups(network)
+    base = state_dict_copy(network)
+    source = permuted(base, layers, torch.Generator().manual_seed(0))
+    found = ALIGNED.project(source, base, layers).model["body.full2.weight"]
+    assert found.shape == (3, 4 * 2 * 2)
+    assert torch.equal(found, base["body.full2.weight"])
+
+
+def test_projecting_changes_no_argument() -> None:
+    source, base = model("lenet5", 1), model("lenet5", 2)
+    before = [{k: v.clone() for k, v in weights.items()} for weights in (source, base)]
+    Transport().project(source, base, channel_groups(NETWORKS["lenet5"][0]))
+    assert all(tiny.equal(ours, theirs) for ours, theirs in zip((source, base), before, strict=True))
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"Transport\.eta must be 0 to 1"):
+        Transport(eta=1.5)
+    with pytest.raises(ConfigError, match=r"Transport\.solver cannot be 'exact'\. Known: emd, sinkhorn"):
+        Transport(solver="exact")  # type: ignore[arg-type]

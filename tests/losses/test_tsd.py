@@ -1,0 +1,122 @@
+"""The three readings of task semantics distillation, as loops over examples and classes."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from table_model import EXACT, TableView, data, draw, logits, model, settled, value_and_gradients
+from torch import Tensor
+
+from fedkeep.losses import TSD
+from fedkeep.losses.classification import Reduction, TSDReading, tsd_loss
+
+EXAMPLES, WIDTH, OLD, CLASSES = 8, 4, 3, 5
+STUDENT = model(EXAMPLES, WIDTH, CLASSES, seed=1)
+TEACHER = model(EXAMPLES, WIDTH, OLD, seed=2)
+DATA = data([0, 1, 2, 3, 4, 3, 4, 0])  # exemplars of old classes among the new ones
+ROWS = (6, 3, 0, 1, 5)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def by_hand(old: Tensor, student: Tensor, labels: list[int], reading: TSDReading, reduction: Reduction) -> float:
+    """Return the loss as the papers write it, a binary cross-entropy of every example and class."""
+    total = 0.0
+    for said, own, label in zip(old.tolist(), student.tolist(), labels, strict=True):
+        joined = [*said, *own[OLD:]]
+        powers = [math.exp(z) for z in joined]
+        for c in range(CLASSES):
+            target = float(c == label)
+            if reading == "recombined_sigmoid":
+                p = sigmoid(joined[c])
+            elif reading == "recombined_softmax":
+                p = powers[c] / sum(powers)
+            else:
+                p, target = sigmoid(own[c]), sigmoid(said[c]) if c < OLD else target
+            total -= target * math.log(p) + (1 - target) * math.log(1 - p)
+    return total / len(labels) / (CLASSES if reduction == "mean" else 1)
+
+
+@pytest.mark.parametrize("reading", get_args(TSDReading))
+@pytest.mark.parametrize("reduction", get_args(Reduction))
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_each_reading_is_its_formula(reading: TSDReading, reduction: Reduction, is_settled: bool) -> None:
+    batch = draw(DATA, ROWS)
+    expected = by_hand(logits(TEACHER, batch), logits(STUDENT, batch), batch.data["label"].tolist(), reading, reduction)
+    objective = TSD(TEACHER, OLD, reading, reduction)
+    loss, _ = value_and_gradients(settled(objective, DATA) if is_settled else objective, STUDENT, batch)
+    assert float(loss) == pytest.approx(expected, rel=1e-10)
+
+
+def slopes_of(reading: TSDReading) -> dict[str, Tensor]:
+    return value_and_gradients(TSD(TEACHER, OLD, reading, "sum"), STUDENT, draw(DATA, ROWS))[1]
+
+
+def test_as_printed_it_is_the_binary_cross_entropy_of_the_new_rows_alone() -> None:
+    slopes = slopes_of("recombined_sigmoid")
+    assert not slopes["classifier.weight"][:OLD].any()
+    assert not slopes["classifier.bias"][:OLD].any()
+    batch = draw(DATA, ROWS)
+    truth = torch.nn.functional.one_hot(batch.data["label"], CLASSES).double()
+    expected = (logits(STUDENT, batch).sigmoid() - truth)[:, OLD:].sum(0) / len(ROWS)
+    torch.testing.assert_close(slopes["classifier.bias"][OLD:], expected, **EXACT)
+
+
+def test_through_a_softmax_old_logits_compete_but_old_rows_learn_nothing() -> None:
+    slopes = slopes_of("recombined_softmax")
+    assert not slopes["classifier.weight"][:OLD].any()
+    higher = {**TEACHER, "classifier.bias": TEACHER["classifier.bias"] + 1}
+    other = value_and_gradients(TSD(higher, OLD, "recombined_softmax", "sum"), STUDENT, draw(DATA, ROWS))[1]
+    assert not torch.allclose(other["classifier.bias"], slopes["classifier.bias"])
+
+
+def test_as_in_glfc_old_rows_are_taught() -> None:
+    slopes = slopes_of("glfc")
+    batch = draw(DATA, ROWS)
+    own, said = logits(STUDENT, batch).sigmoid(), logits(TEACHER, batch).sigmoid()
+    torch.testing.assert_close(slopes["classifier.bias"][:OLD], (own[:, :OLD] - said).sum(0) / len(ROWS), **EXACT)
+    assert slopes["classifier.weight"][:OLD].any()
+
+
+def test_the_sum_over_classes_is_so_many_times_the_mean() -> None:
+    batch = draw(DATA, ROWS)
+    for reading in get_args(TSDReading):
+        mean, total = (value_and_gradients(TSD(TEACHER, OLD, reading, r), STUDENT, batch)[0] for r in ("mean", "sum"))
+        torch.testing.assert_close(total, CLASSES * mean, **EXACT)
+
+
+@pytest.mark.parametrize("reading", get_args(TSDReading))
+def test_extreme_logits_stay_finite_and_no_gradient_reaches_the_teacher(reading: TSDReading) -> None:
+    old = torch.tensor([[300.0, -300.0, 0.0]], requires_grad=True)
+    student = torch.tensor([[-300.0, 300.0, 0.0, 300.0, -300.0]], requires_grad=True)
+    loss = tsd_loss(old, student, torch.tensor([4]), reading, "sum")
+    assert torch.isfinite(loss)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert student.grad is not None
+    assert torch.isfinite(student.grad).all()
+    assert old.grad is None
+
+
+def test_half_precision_is_raised() -> None:
+    old, student = torch.randn(2, OLD).half(), torch.randn(2, CLASSES).half()
+    losses = [tsd_loss(old, student, torch.tensor([1, 4]), reading, "mean") for reading in get_args(TSDReading)]
+    assert {loss.dtype for loss in losses} == {torch.float32}
+
+
+def test_settled_it_holds_the_old_classes_and_asks_nobody() -> None:
+    objective = settled(TSD(TEACHER, OLD), DATA)
+    assert isinstance(objective, TSD)
+    assert objective.teacher == {}
+    assert objective.teacher_logits is not None
+    assert objective.teacher_logits.shape == (EXAMPLES, OLD)
+    view = TableView(STUDENT)
+    objective(view, [draw(DATA, ROWS)])
+    assert view.teacher_calls == 0
+    assert settled(objective, DATA) is objective
+    answer = None
+    assert TSD(TEACHER, OLD).cache_teachers(answer, DATA, 1).teacher is TEACHER  # type: ignore[arg-type,attr-defined]
