@@ -72,8 +72,8 @@ class Trainer:
     def __init__(self, case: Case, layout: torch.memory_format, precision: Precision) -> None:
         self.case = case
         self.training = Training(batch_size=case.batch, lr=0.01, weight_decay=1e-4, precision=precision)
-        self.networks = ModelRunner(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
-        self.networks.layout = layout
+        self.runner = ModelRunner(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
+        self.runner.layout = layout
         self.runner.train_network.to(memory_format=layout)  # type: ignore[call-overload]
         noise, count = torch.Generator().manual_seed(0), case.batch * case.steps
         self.data = {"image": torch.randn(count, *case.shape, generator=noise), "label": torch.arange(count) % 10}
@@ -81,9 +81,9 @@ class Trainer:
     def train(self) -> Fit:
         """Take the case's steps."""
         order = torch.Generator().manual_seed(1)
-        source = BatchStream(self.data, lambda images: images, Augmentation(), order, order, self.networks.layout)
+        source = BatchStream(self.data, lambda images: images, Augmentation(), order, order, self.runner.layout)
         todo = TrainJob(self.runner.initial, CrossEntropy(), [source], passes=1, round=1, seed=0)
-        return fit(self.networks, todo, self.training)
+        return fit(self.runner, todo, self.training)
 
 
 @dataclass(frozen=True)

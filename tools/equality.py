@@ -170,7 +170,7 @@ def in_engine(key: str, situation: str, way: str) -> Digests:
             pool.close()
     for what in changes.get("served", ()):
         found |= of_model(engine.evaluation_model(what), f"{what} weights")
-    found |= {"server's state": digest(engine.server.state), "clients' states": digest(engine.states)}
+    found |= {"server's state": digest(engine.server.state), "clients' states": digest(engine.client_states)}
     return of_model(engine.server.model) | of_records(records) | found
 
 

@@ -18,7 +18,6 @@ from typing import Any, get_origin
 import pytest
 import tiny
 import torch
-from fedkeep.simulation.cohort import LocalCohort
 from torch import Tensor, nn
 
 from fedkeep._utils.type_hints import annotations_of
@@ -28,8 +27,9 @@ from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.codec import encode
 from fedkeep.models import Network, Weights
 from fedkeep.models.heads import BIAS, WEIGHT
+from fedkeep.simulation.callbacks import Callback, OnRoundEnd
 from fedkeep.simulation.checkpoint import Checkpoint
-from fedkeep.simulation.rounds import RoundState
+from fedkeep.simulation.rounds import LocalCohort, RoundState
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.trial import run_trial
 from fedkeep.training.local_training import BatchStream
@@ -141,7 +141,7 @@ class Conformance:
         lines = (whole / "rounds.jsonl").read_bytes().splitlines()
         for at in range(1, ROUNDS + 1):
             with pytest.raises(Killed):
-                run_trial(tiny.engine(method, training=tiny.SHORT), cut, raise_at(at))
+                run_trial(tiny.engine(method, training=tiny.SHORT), cut, [raise_at(at)])
             assert (cut / "rounds.jsonl").read_bytes().splitlines() == lines[:at]
             assert not (cut / "result.json").exists()
         run_trial(tiny.engine(method, training=tiny.SHORT), cut)
@@ -394,7 +394,7 @@ def undisturbed(method: Method, build: Callable[..., Simulation] = tiny.engine, 
         torch.manual_seed(GLOBAL_SEED)
         records = tiny.played(engine)
     assert {step for _, _, step in calls} <= set(client_steps(type(method)))
-    return Undisturbed(records, calls, engine.server.model, engine.server.state, engine.states)
+    return Undisturbed(records, calls, engine.server.model, engine.server.state, engine.client_states)
 
 
 @functools.cache
@@ -425,9 +425,9 @@ def seen(method: Method) -> dict[str, Any]:
             orders[fitting[-1]].append([row for batch in drawn for row in batch.index.tolist()])
         return drawn
 
-    def spy_init(self: LocalClient, place: Any, name: str, data: Any, *args: Any, **kwargs: Any) -> None:
+    def spy_init(self: LocalClient, context: Any, name: str, data: Any, *args: Any, **kwargs: Any) -> None:
         labels[name] = data["label"].tolist()
-        init(self, place, name, data, *args, **kwargs)
+        init(self, context, name, data, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalParty, "fit", spy_fit)
@@ -443,31 +443,17 @@ def work_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engine serve a cohort last first, and do at once what it would put off."""
 
     def ask(self: LocalCohort, step: Any, *args: Any, **kwargs: Any) -> Any:
-        backwards = LocalCohort(self.flight, list(reversed(list(self.clients))))
+        backwards = LocalCohort(self.round, list(reversed(list(self.clients))))
         replies = original_ask(backwards, step, *args, **kwargs)
         return {client: replies[client] for client in self.clients if client in replies}
 
-    def start(self: RoundState, client: str, call: Any) -> None:
-        original_start(self, client, call)
-        if not asking:
-            self.cache_teachers()
+    def start(self: RoundState, tasks: Any) -> None:
+        original_start(self, tasks)
+        self.finish()
 
-    def ask_one(self: RoundState, client: str, call: Any) -> Any:
-        asking.append(client)
-        try:
-            return original_ask_one(self, client, call)
-        finally:
-            asking.pop()
-
-    def ask_each(self: RoundState, calls: Any) -> dict[str, Any]:
-        return {client: self.ask(client, call) for client, call in calls.items()}
-
-    asking: list[str] = []
-    original_ask, original_start, original_ask_one = LocalCohort.ask, RoundState.start, RoundState.ask
+    original_ask, original_start = LocalCohort.ask, RoundState.start
     monkeypatch.setattr(LocalCohort, "ask", ask)
     monkeypatch.setattr(RoundState, "start", start)
-    monkeypatch.setattr(RoundState, "ask", ask_one)
-    monkeypatch.setattr(RoundState, "ask_all", ask_each)
 
 
 def last_step(method: Method) -> str:
@@ -510,10 +496,12 @@ def played_whole(method: Method, factory: pytest.TempPathFactory) -> Path:
     if repr(method) not in _whole:
         folder = factory.mktemp("whole")
 
-        def on_round(finished: Any) -> None:
-            shutil.copytree(folder / "whole", folder / f"killed-in-{finished.record['round']}")
+        def copy(state: Any, result: Any) -> None:
+            shutil.copytree(folder / "whole", folder / f"killed-in-{result.record['round']}")
 
-        run_trial(tiny.engine(method, training=tiny.SHORT), folder / "whole", on_round, checkpoint_share=1e-12)
+        run_trial(
+            tiny.engine(method, training=tiny.SHORT), folder / "whole", [OnRoundEnd(copy)], checkpoint_share=1e-12
+        )
         _whole[repr(method)] = folder
     return _whole[repr(method)]
 
@@ -533,12 +521,12 @@ def resumes_behind_its_checkpoint(method: Method, at: int, folder: Path, factory
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def raise_at(number: int) -> Callable[[Any], None]:
-    def on_round(finished: Any) -> None:
-        if finished.record["round"] == number:
+def raise_at(number: int) -> Callback:
+    def kill(state: Any, result: Any) -> None:
+        if result.record["round"] == number:
             raise Killed
 
-    return on_round
+    return OnRoundEnd(kill)
 
 
 def break_replies(method: Method, monkeypatch: pytest.MonkeyPatch, number: int, faults: Mapping[str, str]) -> None:
@@ -600,7 +588,7 @@ def diverge(monkeypatch: pytest.MonkeyPatch, place: tuple[int, str]) -> None:
 def condition(engine: Simulation) -> dict[str, Any]:
     """Return all that a later round can depend on, comparable."""
     empty = encode(engine.client_state())
-    states = {client: encode(state) for client, state in engine.states.items()}
+    states = {client: encode(state) for client, state in engine.client_states.items()}
     return {
         "finished": engine.finished,
         "model": encode(engine.server.model),
