@@ -17,16 +17,24 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
 import torch
-from telling import arguments, beginning, gain
-
+from telling import arguments
+from telling import beginning
+from telling import gain
 from fedkeep.data import Augmentation
-from fedkeep.interface import Fit, Training
+from fedkeep.interface import Fit
+from fedkeep.interface import Training
 from fedkeep.interface.training import Precision
 from fedkeep.losses import CrossEntropy
-from fedkeep.models import CNN4, AlexNet8, Architecture, LeNet5, ResNet18, Shape
-from fedkeep.training.local_training import BatchStream, TrainJob, fit
+from fedkeep.models import CNN4
+from fedkeep.models import AlexNet8
+from fedkeep.models import Architecture
+from fedkeep.models import LeNet5
+from fedkeep.models import ResNet18
+from fedkeep.models import Shape
+from fedkeep.training.local_training import BatchStream
+from fedkeep.training.local_training import TrainJob
+from fedkeep.training.local_training import fit
 from fedkeep.training.model_runner import ModelRunner
 
 WAYS: dict[str, tuple[torch.memory_format, Precision]] = {
@@ -72,8 +80,8 @@ class Trainer:
     def __init__(self, case: Case, layout: torch.memory_format, precision: Precision) -> None:
         self.case = case
         self.training = Training(batch_size=case.batch, lr=0.01, weight_decay=1e-4, precision=precision)
-        self.networks = ModelRunner(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
-        self.networks.layout = layout
+        self.runner = ModelRunner(lambda: case.architecture.build(case.shape, 10), 0, torch.device("cpu"))
+        self.runner.layout = layout
         self.runner.train_network.to(memory_format=layout)  # type: ignore[call-overload]
         noise, count = torch.Generator().manual_seed(0), case.batch * case.steps
         self.data = {"image": torch.randn(count, *case.shape, generator=noise), "label": torch.arange(count) % 10}
@@ -81,9 +89,9 @@ class Trainer:
     def train(self) -> Fit:
         """Take the case's steps."""
         order = torch.Generator().manual_seed(1)
-        source = BatchStream(self.data, lambda images: images, Augmentation(), order, order, self.networks.layout)
+        source = BatchStream(self.data, lambda images: images, Augmentation(), order, order, self.runner.layout)
         todo = TrainJob(self.runner.initial, CrossEntropy(), [source], epochs=1, round=1, seed=0)
-        return fit(self.networks, todo, self.training)
+        return fit(self.runner, todo, self.training)
 
 
 @dataclass(frozen=True)

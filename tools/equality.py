@@ -44,7 +44,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "tests", "tests/algorithms
 import tiny
 import tomli_w
 import torch
-from conformance import Killed, play, raise_at
+from conformance import Killed, raise_at
 from digests import Digests, digest, of_model, of_records, of_run, read_records
 from local_line import LocalLine, places
 from matplotlib.figure import Figure
@@ -58,7 +58,9 @@ import fedkeep
 from fedkeep.flower.server import serve as serve_sites
 from fedkeep.models import get_architecture
 from fedkeep.options import as_table
-from fedkeep.simulation.process_executor import ProcessExecutor, Worker, serve
+from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
+from fedkeep.simulation.trial import run_trial
+from fedkeep.simulation.workers import Worker, serve
 
 KEYS = """
 asd aver ca-mkd cwc dddr ebkd ewc-kd ewc-kd-on-made-images fedadam fedadkd fedavg fedavgm fedcad fedcurv feddcl feddf
@@ -115,7 +117,7 @@ def built(key: str, situation: str, **changes: Any) -> Any:
     tasks = "tasks" in situation
     if "networks" in situation:
         wide, classes = get_architecture("mlp")(hidden=(11, 5)), 1 if tasks else tiny.CLASSES  # type: ignore[call-arg]
-        settings["own"] = dict.fromkeys("14", lambda: wide.build(tiny.SHAPE, classes))
+        settings["client_factories"] = dict.fromkeys("14", lambda: wide.build(tiny.SHAPE, classes))
     method = VARIANTS[RENAMED.get(key, key)]
     return tiny.engine_with_tasks(method, **settings) if tasks else tiny.engine(method, rounds=3, **settings)
 
@@ -148,7 +150,7 @@ def work(orders: Connection, address: str) -> None:
         while True:
             engine = built(*orders.recv())
             with Client(address) as connection:
-                serve(engine, connection)
+                serve(connection, step_handlers(engine))
 
 
 def in_engine(key: str, situation: str, way: str) -> Digests:
@@ -159,18 +161,18 @@ def in_engine(key: str, situation: str, way: str) -> Digests:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             with suppress(Killed):
-                play(engine, folder, raise_at(killed))
+                run_trial(engine, folder, [raise_at(killed)])
             engine = built(key, situation, **changes)
-            play(engine, folder)
+            run_trial(engine, folder)
             records, found = read_records(folder), of_model(load_file(folder / "model.safetensors"), "exported weights")
     else:
         pool = hire(engine, workers, key, situation) if workers else None
         records = tiny.played(engine)
         if pool is not None:
-            pool.close()
+            pool.stop()
     for what in changes.get("served", ()):
         found |= of_model(engine.evaluation_model(what), f"{what} weights")
-    found |= {"server's state": digest(engine.server.state), "clients' states": digest(engine.states)}
+    found |= {"server's state": digest(engine.server.state), "clients' states": digest(engine.client_states)}
     return of_model(engine.server.model) | of_records(records) | found
 
 

@@ -94,7 +94,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     fed = method(**options)
     engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort=5)
     tiny.played(engine, 1)
-    before, server_before = copy_containers(engine.states), copy_containers(engine.server.model)
+    before, server_before = copy_containers(engine.client_states), copy_containers(engine.server.model)
     tiny.played(engine, 1)
     old, new, tau = sizes[0], sizes[1], fed.tau
     network = engine.context.runner.build(engine.server.model).double()
@@ -157,7 +157,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     expected = {"": descend(engine, expand_like(server_before, initial), both, distilled, ("", 0), fed.server_epochs)}
     for client in engine.federation.clients:
         expected[client] = descend(engine, own[client], both, distilled, (client, 2), fed.feedback_epochs)
-    for name, found in ({"": engine.server.model} | {c: engine.states[c].model for c in own}).items():
+    for name, found in ({"": engine.server.model} | {c: engine.client_states[c].model for c in own}).items():
         for key, tensor in found.items():
             torch.testing.assert_close(tensor.double(), expected[name][key], **CLOSE)
 
@@ -171,11 +171,11 @@ def test_the_heads_part_with_the_second_task(options: dict[str, Any]) -> None:
     tiny.played(joint, 2), tiny.played(sliced, 2)
     assert tiny.equal(joint.server.model, sliced.server.model)
     for client in joint.federation.clients:
-        assert tiny.equal(joint.states[client].model, sliced.states[client].model)
+        assert tiny.equal(joint.client_states[client].model, sliced.client_states[client].model)
     tiny.played(joint, 1), tiny.played(sliced, 1)
     assert tiny.equal(joint.server.model, sliced.server.model) == ("server_loss" in options), "its labels are among all"
     for client in joint.federation.clients:
-        assert not tiny.equal(joint.states[client].model, sliced.states[client].model)
+        assert not tiny.equal(joint.client_states[client].model, sliced.client_states[client].model)
 
 
 def test_prototypes_are_the_clients_mean_round_after_round() -> None:
@@ -263,7 +263,8 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     brightening = Augmentation(brightness=1.0)
     engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5, augmentation=brightening)
     tiny.played(engine, 1)
-    client = LocalClient(engine.place, "0", engine.federation.data("0"), engine.states["0"], task=1, round=9, uses={})
+    data, state = engine.federation.data("0"), engine.client_states["0"]
+    client = LocalClient(engine.context, "0", data, state, task=1, round=9, uses={})
     asked: list[Any] = []
 
     def noted(assignment: Any) -> Any:
@@ -275,7 +276,7 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     engine.server.train = noted
     fed.distill_into(engine.server, engine.server.model, torch.zeros(2 * fed.server_cur, 2), 1)
     for assignment, own in zip(asked, (len(client.data["label"]), 0), strict=True):
-        (source,) = assignment.sources
+        (source,) = assignment.streams
         plain = engine.context.normalise(source.data["image"])
         (batch,) = source.batches(1000, merge_last=False)
         as_they_were = (batch.data["image"] == plain[batch.index]).flatten(1).all(1)
@@ -294,8 +295,8 @@ def test_a_client_that_comes_late_is_shown_all_that_it_missed() -> None:
     tiny.played(engine)
     pool = engine.server.state.pool
     for client in engine.federation.clients:
-        assert torch.equal(engine.states[client].pool["image"], pool["image"])
-        assert torch.equal(engine.states[client].pool["label"], pool["label"])
+        assert torch.equal(engine.client_states[client].pool["image"], pool["image"])
+        assert torch.equal(engine.client_states[client].pool["label"], pool["label"])
 
 
 def test_the_control_learns_the_labels_of_made_images_alone() -> None:
@@ -341,7 +342,7 @@ def test_logits_of_any_size_leave_models_finite(monkeypatch: pytest.MonkeyPatch)
     engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort=5)
     (record,) = tiny.played(engine)
     assert not record["lost"]
-    for model in (engine.server.model, *(engine.states[client].model for client in engine.federation.clients)):
+    for model in (engine.server.model, *(engine.client_states[client].model for client in engine.federation.clients)):
         assert all(tensor.isfinite().all() for tensor in model.values())
 
 

@@ -62,7 +62,7 @@ def test_each_task_is_drawn_by_its_own_generator(cls: type[Any], options: dict[s
     brightness = {c: drawn["image"][drawn["label"] == c].unique().tolist() for c in drawn["label"].unique().tolist()}
     assert brightness == ({2: [80]} if cls is LwFKDOnGeneratedImages else {0: [40], 1: [40], 2: [80]})
     old = PrototypeReply(sent[0][1].prototypes, sent[0][1].counts, "painter 1")
-    engine.server.begin(2, 1)
+    engine.server.begin_round(2, 1)
     assert "prototypes of shape [2, 1]" in str(fault(engine.server, old, 1))
     other = PrototypeReply(torch.zeros(1, 2), torch.tensor([1]), "painter 1")
     assert "for another generator than the server's" in str(fault(engine.server, other, 1))

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
-
+from typing import Any
+from typing import get_args
 import pytest
 import tiny
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
-from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
-
-from fedkeep.algorithms.incremental.class_incremental import concat, distill_old_classes, update_memory
-from fedkeep.algorithms.incremental.fedewc import EWCState, FedEWC
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import cross_entropy
+from torch.nn.functional import normalize
+from watched import TWO_ONE
+from watched import Method
+from watched import Seen
+from watched import distilled
+from watched import logits
+from watched import loss_of
+from watched import second_task
+from fedkeep.algorithms.incremental.class_incremental import concat
+from fedkeep.algorithms.incremental.class_incremental import distill_old_classes
+from fedkeep.algorithms.incremental.class_incremental import update_memory
+from fedkeep.algorithms.incremental.fedewc import EWCState
+from fedkeep.algorithms.incremental.fedewc import FedEWC
 from fedkeep.algorithms.incremental.fedicarl import FediCaRL
-from fedkeep.algorithms.incremental.fedlwf import FedLwF, FedProxLwF
-from fedkeep.algorithms.incremental.fedskf import FedSKF, FedSKFClientState, next_in_turn, random_turn
+from fedkeep.algorithms.incremental.fedlwf import FedLwF
+from fedkeep.algorithms.incremental.fedlwf import FedProxLwF
+from fedkeep.algorithms.incremental.fedskf import FedSKF
+from fedkeep.algorithms.incremental.fedskf import FedSKFClientState
+from fedkeep.algorithms.incremental.fedskf import next_in_turn
+from fedkeep.algorithms.incremental.fedskf import random_turn
 from fedkeep.algorithms.incremental.finetune import Finetune
 from fedkeep.algorithms.incremental.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental.target import TARGET
@@ -26,10 +40,13 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
 from fedkeep.losses import ZERO_LOSS
-from fedkeep.losses.classification import TSDReading, tsd_loss
+from fedkeep.losses.classification import TSDReading
+from fedkeep.losses.classification import tsd_loss
 from fedkeep.losses.prototypes import nearest_mean_scores
-from fedkeep.models import Network, Weights
-from fedkeep.models.heads import WEIGHT, classifier_tensors
+from fedkeep.models import Network
+from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
+from fedkeep.models.heads import classifier_tensors
 from fedkeep.models.weights import mean
 from fedkeep.training.model_runner import ModelRunner
 
@@ -98,7 +115,7 @@ def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> No
     engine, seen, _ = second_task(FLwF2T(per_class=2, ce_slice="all"), monkeypatch)
     own, given, model = seen.results[1, 2, "1"].model, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     held = torch.bincount(engine.federation.for_task(1).data("1")["label"], minlength=2)
-    labels = given.sources[0].data["label"]
+    labels = given.streams[0].data["label"]
     assert torch.bincount(labels, minlength=3)[:2].tolist() == held.clamp(max=2).tolist() != [0, 0]
     assert int((labels == 2).sum()) == engine.federation.for_task(2).num_examples("1")
     value, images, batch = loss_of(engine, given, model)
@@ -111,7 +128,7 @@ def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FedEWC(w_penalty=7.0), monkeypatch, rounds=3)
-    kept: EWCState = engine.states["1"]
+    kept: EWCState = engine.client_states["1"]
     assert tiny.equal(kept.anchor, {name: old[name] for name in kept.anchor})
     assert 0 < max(float(f.max()) for f in kept.fisher.values()) <= 1e-4
     given, model = seen.fits[2, 1, "1"], seen.results[2, 1, "1"].model
@@ -132,12 +149,12 @@ def test_fedewc_pulls_what_is_trained(compat: Any, pulls: bool, monkeypatch: pyt
     name = "body.full1.weight"
     live = dict(moved) | {name: moved[name].clone().requires_grad_()}
     value, images, labels = loss_of(engine, given, live)
-    network = engine.context.runner.trained
+    network = engine.context.runner.train_network
     labelled = cross_entropy(functional_call(network, live, (images,))[:, 2:], labels - 2)
     pull = torch.autograd.grad(value, live[name])[0] - torch.autograd.grad(labelled, live[name])[0]
     expected = torch.zeros_like(pull)
     if pulls:
-        expected = 1e5 * engine.states["1"].fisher[name] * (moved[name] - old[name])
+        expected = 1e5 * engine.client_states["1"].fisher[name] * (moved[name] - old[name])
         assert float(expected.abs().max()) > 1e-4
     torch.testing.assert_close(pull, expected, rtol=1e-4, atol=1e-6)
 
@@ -145,7 +162,7 @@ def test_fedewc_pulls_what_is_trained(compat: Any, pulls: bool, monkeypatch: pyt
 def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FediCaRL(per_class=2), monkeypatch)
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
-    labels = given.sources[0].data["label"]
+    labels = given.streams[0].data["label"]
     held = engine.federation.for_task(1).data("1")["label"]
     assert torch.bincount(labels, minlength=3)[:2].tolist() == torch.bincount(held, minlength=2).clamp(max=2).tolist()
     assert int((labels == 2).sum()) == engine.federation.num_examples("1")
@@ -153,13 +170,13 @@ def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPa
     student = logits(engine, model, images)
     expected = cross_entropy(student, batch) + distilled(student, logits(engine, old, images), 2)
     torch.testing.assert_close(value, expected)
-    assert engine.states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.num_examples("1"))
+    assert engine.client_states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.num_examples("1"))
 
 
 def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FediCaRL(loss="glfc", per_class=2), monkeypatch)
     for place, known in (((1, 2, "1"), 0), ((2, 2, "1"), 2)):
-        engine.enter(place[0])
+        engine.set_task(place[0])
         given, model = seen.fits[place], seen.results[place].model
         value, images, labels = loss_of(engine, given, model)
         student = logits(engine, model, images)
@@ -192,7 +209,7 @@ def test_what_each_client_keeps_or_all_together(method: Method, most: int) -> No
     for client in "0123":
         labels = [engine.federation.for_task(task).data(client)["label"] for task in (1, 2)]
         had = torch.bincount(torch.cat(labels), minlength=3)
-        held = torch.bincount(engine.states[client].memory["label"], minlength=3)
+        held = torch.bincount(engine.client_states[client].memory["label"], minlength=3)
         assert torch.equal(held, had.clamp(max=most))
 
 
@@ -202,7 +219,7 @@ def test_exemplars_are_herded_or_drawn() -> None:
             FediCaRL(per_class=2, selection=selection), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT
         )
         tiny.played(engine, 1)
-        return torch.cat([state.memory["image"] for state in engine.states.values()])
+        return torch.cat([state.memory["image"] for state in engine.client_states.values()])
 
     assert kept("herding").shape == kept("random").shape
     assert not torch.equal(kept("herding"), kept("random"))
@@ -211,13 +228,13 @@ def test_exemplars_are_herded_or_drawn() -> None:
 def test_a_full_memory() -> None:
     small = tiny.engine_with_tasks(FediCaRL(memory=3), TWO_ONE, cohort=4)
     tiny.played(small)
-    assert all(len(state.memory["label"]) <= 3 for state in small.states.values())
+    assert all(len(state.memory["label"]) <= 3 for state in small.client_states.values())
 
 
 def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
     engine = tiny.engine_with_tasks(FediCaRL(classify="nearest_mean", per_class=3), TWO_ONE, cohort=4)
     tiny.played(engine, 3)
-    held = [concat(engine.federation.data(c), engine.states[c].memory) for c in "0123"]
+    held = [concat(engine.federation.data(c), engine.client_states[c].memory) for c in "0123"]
     data = {name: torch.cat([one[name] for one in held]) for name in ("image", "label")}
     rows = normalize(engine.server.features(engine.server.model, data), dim=1)
     means = normalize(torch.stack([rows[data["label"] == each].mean(0) for each in range(3)]), dim=1)
@@ -270,7 +287,7 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
     while engine.finished < engine.rounds:
         before = engine.server.model
         record = engine.run_round().record
-        task, number = engine.schedule.place(record["round"])
+        task, number = engine.schedule.position(record["round"])
         sent[task, number] = engine.server.expand_head(before)
         assert record["log"]["diagonal"]
         assert all(0 <= share <= 1 for share in record["log"]["diagonal"])
@@ -293,7 +310,7 @@ def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
             FedSKF(w_pull=w_pull, pit="off"), TWO_ONE, rounds=3, cohort=4, training=training
         )
         tiny.played(engine, 3)
-        states: list[FedSKFClientState] = list(engine.states.values())
+        states: list[FedSKFClientState] = list(engine.client_states.values())
         heads = torch.stack([state.own_model[WEIGHT] for state in states])
         return float((heads - heads.mean(0)).abs().max())
 
@@ -410,12 +427,12 @@ def test_nothing_is_taught_without_a_model_or_without_weight() -> None:
 def test_memories_are_shortened_and_joined() -> None:
     engine = tiny.engine_with_tasks(FediCaRL(), TWO_ONE, cohort=4)
     tiny.played(engine, 2)
-    state = engine.states["0"]
+    state = engine.client_states["0"]
     first = state.memory
     from fedkeep.training.party import LocalClient
 
-    engine.enter(2)
-    client = LocalClient(engine.place, "0", engine.federation.data("0"), state, task=2, round=1, uses={})
+    engine.set_task(2)
+    client = LocalClient(engine.context, "0", engine.federation.data("0"), state, task=2, round=1, uses={})
     later = update_memory(client, engine.server.expand_head(engine.server.model), first, 1, "herding")
     assert int(torch.bincount(later["label"]).max()) == 1
     for c in set(first["label"].tolist()):

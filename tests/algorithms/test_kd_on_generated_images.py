@@ -37,7 +37,7 @@ def test_the_images_are_feddcls_of_the_task() -> None:
         assert torch.equal(generated["image"], expected["image"])
         assert torch.equal(generated["label"], expected["label"])
         for client in mine.federation.clients:
-            assert torch.equal(mine.states[client].public["image"], generated["image"])
+            assert torch.equal(mine.client_states[client].public["image"], generated["image"])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_generated:
         tiny.played(theirs, 2)
         assert tiny.equal(mine.server.model, theirs.server.model)
         for client in mine.federation.clients:
-            assert tiny.equal(mine.states[client].model, theirs.states[client].model)
+            assert tiny.equal(mine.client_states[client].model, theirs.client_states[client].model)
 
 
 def test_images_are_sent_once_a_task_and_weights_never() -> None:
