@@ -12,22 +12,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkeep.algorithms.dddr import DDDR
-    from fedkeep.algorithms.ewc_kd import EWCKD
-    from fedkeep.algorithms.feddcl import FedDCL
-    from fedkeep.algorithms.fedewc import FedEWC
-    from fedkeep.algorithms.fedgems import FedGEMS
-    from fedkeep.algorithms.fedicarl import FediCaRL
-    from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
-    from fedkeep.algorithms.fedmd import FedMD
-    from fedkeep.algorithms.fedpass import FedPASS
-    from fedkeep.algorithms.fedskf import FedSKF
-    from fedkeep.algorithms.fedweit import FedWeIT
-    from fedkeep.algorithms.finetune import Finetune
-    from fedkeep.algorithms.flwf2t import FLwF2T
-    from fedkeep.algorithms.ft_kd import FTKD
-    from fedkeep.algorithms.lander import LANDER
-    from fedkeep.algorithms.lwf_kd import LwFKD
+    from fedkeep.algorithms.heterogeneous.ewc_kd import EWCKD
+    from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+    from fedkeep.algorithms.heterogeneous.fedgems import FedGEMS
+    from fedkeep.algorithms.heterogeneous.fedmd import FedMD
+    from fedkeep.algorithms.heterogeneous.ft_kd import FTKD
+    from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
+    from fedkeep.algorithms.incremental.dddr import DDDR
+    from fedkeep.algorithms.incremental.fedewc import FedEWC
+    from fedkeep.algorithms.incremental.fedicarl import FediCaRL
+    from fedkeep.algorithms.incremental.fedlwf import FedLwF, FedProxLwF
+    from fedkeep.algorithms.incremental.fedpass import FedPASS
+    from fedkeep.algorithms.incremental.fedskf import FedSKF
+    from fedkeep.algorithms.incremental.fedweit import FedWeIT
+    from fedkeep.algorithms.incremental.finetune import Finetune
+    from fedkeep.algorithms.incremental.flwf2t import FLwF2T
+    from fedkeep.algorithms.incremental.lander import LANDER
+    from fedkeep.algorithms.incremental.target import TARGET
     from fedkeep.algorithms.parallel.asd import ASD, FedNTDASD
     from fedkeep.algorithms.parallel.fedadkd import FedADKD
     from fedkeep.algorithms.parallel.fedavg import FedAvg
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.sequential.fedseq import FedSeq
     from fedkeep.algorithms.sequential.seqkeep import SeqKeep
     from fedkeep.algorithms.sequential.sfedkd import SFedKD
-    from fedkeep.algorithms.target import TARGET
     from fedkeep.api import resume, run
     from fedkeep.data import load
     from fedkeep.errors import FedKeepError
@@ -65,16 +65,16 @@ _HOMES = {
     "AVER": "fedkeep.algorithms.sequential.aver",
     "CAMKD": "fedkeep.algorithms.sequential.aver",
     "CWC": "fedkeep.algorithms.sequential.cwc",
-    "DDDR": "fedkeep.algorithms.dddr",
+    "DDDR": "fedkeep.algorithms.incremental.dddr",
     "EBKD": "fedkeep.algorithms.sequential.aver",
-    "EWCKD": "fedkeep.algorithms.ewc_kd",
-    "FTKD": "fedkeep.algorithms.ft_kd",
-    "FedDCL": "fedkeep.algorithms.feddcl",
+    "EWCKD": "fedkeep.algorithms.heterogeneous.ewc_kd",
+    "FTKD": "fedkeep.algorithms.heterogeneous.ft_kd",
+    "FedDCL": "fedkeep.algorithms.heterogeneous.feddcl",
     "FedDF": "fedkeep.algorithms.parallel.feddf",
-    "FedGEMS": "fedkeep.algorithms.fedgems",
-    "FedMD": "fedkeep.algorithms.fedmd",
-    "LwFKD": "fedkeep.algorithms.lwf_kd",
-    "FLwF2T": "fedkeep.algorithms.flwf2t",
+    "FedGEMS": "fedkeep.algorithms.heterogeneous.fedgems",
+    "FedMD": "fedkeep.algorithms.heterogeneous.fedmd",
+    "LwFKD": "fedkeep.algorithms.heterogeneous.lwf_kd",
+    "FLwF2T": "fedkeep.algorithms.incremental.flwf2t",
     "FedADKD": "fedkeep.algorithms.parallel.fedadkd",
     "FedAdam": "fedkeep.algorithms.parallel.fedopt",
     "FedAvg": "fedkeep.algorithms.parallel.fedavg",
@@ -82,30 +82,30 @@ _HOMES = {
     "FedCAD": "fedkeep.algorithms.parallel.fedcad",
     "FedCurv": "fedkeep.algorithms.parallel.fedcurv",
     "FedDKD": "fedkeep.algorithms.parallel.feddkd",
-    "FedEWC": "fedkeep.algorithms.fedewc",
+    "FedEWC": "fedkeep.algorithms.incremental.fedewc",
     "FedGKD": "fedkeep.algorithms.parallel.fedgkd",
     "FedKeepError": "fedkeep.errors",
     "FedLSD": "fedkeep.algorithms.parallel.fedlsd",
-    "FedLwF": "fedkeep.algorithms.fedlwf",
+    "FedLwF": "fedkeep.algorithms.incremental.fedlwf",
     "FedNTD": "fedkeep.algorithms.parallel.fedntd",
     "FedNTDASD": "fedkeep.algorithms.parallel.asd",
     "FedNova": "fedkeep.algorithms.parallel.fednova",
-    "FedPASS": "fedkeep.algorithms.fedpass",
+    "FedPASS": "fedkeep.algorithms.incremental.fedpass",
     "FedProx": "fedkeep.algorithms.parallel.fedprox",
-    "FedProxLwF": "fedkeep.algorithms.fedlwf",
-    "FedSKF": "fedkeep.algorithms.fedskf",
+    "FedProxLwF": "fedkeep.algorithms.incremental.fedlwf",
+    "FedSKF": "fedkeep.algorithms.incremental.fedskf",
     "FedSeq": "fedkeep.algorithms.sequential.fedseq",
-    "FedWeIT": "fedkeep.algorithms.fedweit",
-    "FediCaRL": "fedkeep.algorithms.fedicarl",
-    "Finetune": "fedkeep.algorithms.finetune",
-    "LANDER": "fedkeep.algorithms.lander",
+    "FedWeIT": "fedkeep.algorithms.incremental.fedweit",
+    "FediCaRL": "fedkeep.algorithms.incremental.fedicarl",
+    "Finetune": "fedkeep.algorithms.incremental.finetune",
+    "LANDER": "fedkeep.algorithms.incremental.lander",
     "MOON": "fedkeep.algorithms.parallel.moon",
     "Machine": "fedkeep.experiment.run",
     "Recipe": "fedkeep.experiment.recipe",
     "SCAFFOLD": "fedkeep.algorithms.parallel.scaffold",
     "SFedKD": "fedkeep.algorithms.sequential.sfedkd",
     "SeqKeep": "fedkeep.algorithms.sequential.seqkeep",
-    "TARGET": "fedkeep.algorithms.target",
+    "TARGET": "fedkeep.algorithms.incremental.target",
     "algorithms": "fedkeep.interface.algorithm",
     "custom": "fedkeep.models.custom",
     "load": "fedkeep.data",

@@ -15,10 +15,10 @@ from fedkeep.data import DataSet, Federation, Tasks, TaskStream
 from fedkeep.data.partition import ClasswiseDirichlet, Partition
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.plan import Plan
+from fedkeep.generation.diffusion.generator import Generator
+from fedkeep.generation.diffusion.schedules import NoiseSchedule
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Weights, architecture
-from fedkeep.synthesis.diffusion.generator import Generator
-from fedkeep.synthesis.diffusion.noise import Noise
 
 CLASSES = 3
 SHAPE = (1, 4, 4)
@@ -97,15 +97,15 @@ def network() -> nn.Module:
     return architecture("mlp")(hidden=(8,)).build(SHAPE, CLASSES)  # type: ignore[call-arg]
 
 
-SYNTHESIS = {"nums": 6, "synthesis_batch_size": 4, "g_steps": 2, "warmup": 1, "nz": 3, "ngf": 2, "kd_steps": 2}
-DRAWING = {"proto_rounds": 2, "proto_steps": 2, "proto_batch": 4, "sampler_steps": 2}
-DRAWN = {"cur": 2, "pre": 2, **DRAWING}
+INVERSION = {"nums": 6, "synthesis_batch_size": 4, "g_steps": 2, "warmup": 1, "ngf": 2, "kd_steps": 2}
+PROTOTYPES = {"proto_rounds": 2, "proto_steps": 2, "proto_batch": 4, "sampler_steps": 2}
+REPLAY = {"cur": 2, "pre": 2, **PROTOTYPES}
 TOYS: dict[str, dict[str, Any]] = {
-    "target": SYNTHESIS,
-    "feddcl": {**DRAWN, "server_cur": 3, "server_pre": 2},
-    "dddr": DRAWN,
-    **{f"{name}-kd-on-made-images": {**DRAWING, "server_cur": 3} for name in ("ft", "ewc", "lwf")},
-    "lander": {**SYNTHESIS, "anchors": str(Path(__file__).parent / "anchors.csv"), "syn_batch_size": 3},
+    "target": INVERSION,
+    "feddcl": {**REPLAY, "server_cur": 3, "server_pre": 2},
+    "dddr": REPLAY,
+    **{f"{name}-kd-on-generated-images": {**PROTOTYPES, "server_cur": 3} for name in ("ft", "ewc", "lwf")},
+    "lander": {**INVERSION, "anchors": str(Path(__file__).parent / "anchors.csv"), "syn_batch_size": 3},
 }
 """Options without which a method cannot run here: as it comes it is too large, or lacks a file."""
 
@@ -119,32 +119,32 @@ class ToyGenerator(Generator):
     """Sees noise in what differs from its prototype, a picture; nothing is learned."""
 
     shape = SHAPE
-    noise = Noise(times=10)
+    schedule = NoiseSchedule(num_timesteps=10)
     regime = "paper"
-    drawn = SHAPE
-    prototype_sizes = (SHAPE,)
+    sample_shape = SHAPE
+    prototype_shapes = (SHAPE,)
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 — a constant
         self.device = device
 
-    def start(self, classes: int) -> Tensor:
-        return torch.zeros(classes, *SHAPE).to(self.device)
+    def initial_prototypes(self, num_classes: int) -> Tensor:
+        return torch.zeros(num_classes, *SHAPE).to(self.device)
 
-    def conditions(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def conditioning(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
         return prototypes.flatten(2)
 
-    def null(self) -> Tensor:
+    def null_conditioning(self) -> Tensor:
         return torch.zeros(1, 1, 16).to(self.device)
 
-    def predict(self, noisy: Tensor, times: Tensor, conditions: Tensor) -> Tensor:
-        return noisy - conditions.view_as(noisy)
+    def predict_noise(self, noisy: Tensor, timesteps: Tensor, conditioning: Tensor) -> Tensor:
+        return noisy - conditioning.view_as(noisy)
 
     def encode(self, images: Tensor, rng: torch.Generator) -> Tensor:
         self.check_images(images)
         return images.float() / 127.5 - 1
 
-    def decode(self, drawn: Tensor) -> Tensor:
-        return ((drawn.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    def decode(self, samples: Tensor) -> Tensor:
+        return ((samples.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
     def hash(self) -> str:
         return "toy"

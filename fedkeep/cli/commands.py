@@ -73,7 +73,7 @@ def _add_flower(command: argparse.ArgumentParser) -> None:
 
 def _add_generator(command: argparse.ArgumentParser) -> None:
     verbs = command.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    train = verbs.add_parser("train", help="train a generator; the same command again goes on where it was stopped")
+    train = verbs.add_parser("train", help="train a generator; the same command again continues a stopped training")
     train.add_argument("data", help="grey or rgb, as in FedDCL, or a data set; several with + between them")
     train.add_argument("--out", required=True, metavar="DIR", help="folder of the generator")
     train.add_argument(
@@ -83,16 +83,16 @@ def _add_generator(command: argparse.ArgumentParser) -> None:
         help="paper: all training images; same_classes: a part of each class; disjoint: other classes (default: paper)",
     )
     train.add_argument(
-        "--codes",
+        "--clusters",
         type=positive,
         default=1,
         metavar="N",
-        help="codes of each class, one for images that look alike: more to find prototypes by (default: 1)",
+        help="subclasses of each class, for images that look alike: a prototype search then knows more (default: 1)",
     )
-    train.add_argument("--half", action="store_true", help="keep 16 bits a weight: half the size")
+    train.add_argument("--half", action="store_true", help="save 16 bits a weight: half the size")
     _add_generator_options(train, "unet.widths=[64,128,128] or training.steps=5000")
     train.set_defaults(command=_lazily("generator", "train"))
-    sample = verbs.add_parser("sample", help="draw real and generated images side by side")
+    sample = verbs.add_parser("sample", help="write a picture of real and generated images side by side")
     sample.add_argument("folder", metavar="DIR", help="folder of the generator")
     sample.add_argument("--out", metavar="FILE", help="the picture, .png (default: samples.png in the folder)")
     sample.add_argument("--count", type=positive, default=8, help="images of each class (default: 8)")
@@ -113,7 +113,7 @@ def _add_generator_use(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--on",
         metavar="DATA",
-        help="draw the classes of these data, from prototypes that are found first (default: the generator's own)",
+        help="generate the classes of these data, after a prototype search (default: the generator's own classes)",
     )
     _add_generator_options(command, "sampler.guidance=1 or prototypes.steps=500")
 
@@ -218,7 +218,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "compare": ("show several runs in one table", _add_compare),
     "report": ("write the table and the HTML report of a run again", _add_report),
     "flower": ("run across machines, on Flower: make an app, make keys", _add_flower),
-    "generator": ("train a diffusion model that draws images of classes, and look at it", _add_generator),
+    "generator": ("train a diffusion model that generates images of classes, and look at it", _add_generator),
     "pretrain": ("train the extractor of a server that then only learns a classifier", _add_pretrain),
     "recipes": ("list the recipes and the papers' tables, or print one", _add_recipes),
 }

@@ -1,4 +1,4 @@
-"""``fedkeep generator``: train a diffusion model, look at what it draws, and measure how good that is."""
+"""``fedkeep generator``: train a diffusion model, look at its images, and measure how good they are."""
 
 from __future__ import annotations
 
@@ -26,54 +26,54 @@ from fedkeep.engine.classifier import train_classifier
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
 from fedkeep.experiment.setup import checked_device
 from fedkeep.files import write_whole
+from fedkeep.generation.diffusion.generator import REGIMES, Regime
+from fedkeep.generation.diffusion.image_cache import ImageCache
+from fedkeep.generation.diffusion.pixel import ModelCard, PixelGenerator, load_generator
+from fedkeep.generation.diffusion.prototypes import PrototypeSearch, check_held, search_prototypes
+from fedkeep.generation.diffusion.quality_check import QualityReport, quality_check
+from fedkeep.generation.diffusion.schedules import NoiseSchedule, Sampler
+from fedkeep.generation.diffusion.subclass_clusters import cluster_subclasses
+from fedkeep.generation.diffusion.training import GeneratorTraining, train_generator
+from fedkeep.generation.diffusion.training_data import load_benchmark, load_training_data
+from fedkeep.generation.diffusion.unet import UNet
 from fedkeep.interface import Training
 from fedkeep.models import architecture
 from fedkeep.options import as_table
 from fedkeep.reporting.image_grid import image_grid
 from fedkeep.reporting.plots import save_png
-from fedkeep.synthesis.diffusion.codes import finer_codes
-from fedkeep.synthesis.diffusion.gate import Gate, quality_gate
-from fedkeep.synthesis.diffusion.generator import REGIMES, Regime
-from fedkeep.synthesis.diffusion.material import benchmark, material
-from fedkeep.synthesis.diffusion.noise import Noise, Sampler
-from fedkeep.synthesis.diffusion.pixel import Card, PixelGenerator, load_generator
-from fedkeep.synthesis.diffusion.prototypes import Inversion, check_held, invert
-from fedkeep.synthesis.diffusion.store import ImageStore
-from fedkeep.synthesis.diffusion.training import GeneratorTraining, train_generator
-from fedkeep.synthesis.diffusion.unet import UNet
 
-JUDGE = Training(batch_size=64, lr=0.02, momentum=0.9)
-JUDGE_STEPS = 2000  # as many for every classifier of the gate, however many images it has
+CLASSIFIER_TRAINING = Training(batch_size=64, lr=0.02, momentum=0.9)
+CLASSIFIER_STEPS = 2000  # for every classifier of the quality check, however many images it has
 
 
 def train(options: Namespace, console: Console) -> int:
-    """Train a generator, or go on with its training."""
+    """Train a generator, or continue its training."""
     _require_diffusers()
     if options.regime not in get_args(Regime):
         raise ConfigError(
             f"there is no regime {options.regime!r}.{did_you_mean(options.regime, map(str, get_args(Regime)))}"
         )
     device = checked_device(options.device)
-    given = read_settings(options.settings, {"unet": UNet, "noise": Noise, "training": GeneratorTraining})
+    given = read_settings(options.settings, {"unet": UNet, "schedule": NoiseSchedule, "training": GeneratorTraining})
     settings = cast(GeneratorTraining, given["training"])
-    learned = material(options.data, options.regime, options.data_dir)
-    dataset = learned.dataset
-    data = learned.learned
-    if options.codes > 1:
-        data = {**data, "code": finer_codes(data["image"], data["label"], options.codes, options.seed)}
-    card = Card(
+    source = load_training_data(options.data, options.regime, options.data_dir)
+    dataset, data = source.dataset, source.seen
+    if options.clusters > 1:
+        subclasses = cluster_subclasses(data["image"], data["label"], options.clusters, options.seed)
+        data = {**data, "subclass": subclasses}
+    card = ModelCard(
         cast(UNet, given["unet"]),
-        cast(Noise, given["noise"]),
+        cast(NoiseSchedule, given["schedule"]),
         dataset.shape,
         dataset.label_names,
-        learned.name,
-        learned.regime,
-        held_out=learned.held_out,
-        codes=options.codes,
+        source.name,
+        source.regime,
+        held_out=source.held_out,
+        clusters_per_class=options.clusters,
     )
-    finer = f", {options.codes} codes each" if options.codes > 1 else ""
-    _say(console, f"{dataset.name}: {int(learned.seen.sum()):,} images of {dataset.classes} classes{finer}")
-    _say_regime(console, learned.regime)
+    per_class = f", {options.clusters} clusters each" if options.clusters > 1 else ""
+    _say(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.classes} classes{per_class}")
+    _say_regime(console, source.regime)
     with Counter(console, "steps", options.quiet) as counter:
         generator = train_generator(
             card,
@@ -85,21 +85,21 @@ def train(options: Namespace, console: Console) -> int:
             half=options.half,
             on_step=lambda done, loss: counter(done, settings.steps, f"loss {loss:.4f}"),
         )
-    _say(console, f"{generator.parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
+    _say(console, f"{generator.num_parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
     _say(console, f"wrote {options.out}; look at it: fedkeep generator sample {options.out}")
     return 0
 
 
 def sample(options: Namespace, console: Console) -> int:
-    """Draw a picture of real and generated images."""
+    """Write a picture of real and generated images."""
     out = Path(options.out or Path(options.folder) / "samples.png")
     if out.suffix != ".png":
         raise ConfigError(f"--out {out}: the picture is written as .png.")
-    work = _work(options, console)
-    generated = work.draw(options.count, console)
-    train, names = work.dataset.train, work.dataset.label_names
+    request = _prepare(options, console)
+    generated = request.generate(options.count, console)
+    train, names = request.dataset.train, request.dataset.label_names
     real = [train["image"][_first(train["label"], c, options.count)] for c in range(len(names))]
-    title = f"{work.generator.card.data}, {work.generator.regime}: {_about(work.sampler)}"
+    title = f"{request.generator.card.data}, {request.generator.regime}: {_about(request.sampler)}"
     figure = image_grid(real, generated["image"].chunk(len(names)), names, title)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_png(figure, out, dpi=96)
@@ -108,42 +108,50 @@ def sample(options: Namespace, console: Console) -> int:
 
 
 def check(options: Namespace, console: Console) -> int:
-    """Apply the quality gate; print its figures and write them beside the generator."""
+    """Run the quality check; print its accuracies and write them into the generator's folder."""
     model = architecture(options.model)()
-    work = _work(options, console)
-    generated = work.draw(options.count, console)
-    dataset = work.dataset
+    request = _prepare(options, console)
+    generated = request.generate(options.count, console)
+    dataset = request.dataset
     chosen = torch.cat([_first(dataset.train["label"], c, options.real) for c in range(dataset.classes)])
     real = {name: dataset.train[name][chosen] for name in ("image", "label")}
 
-    def learn(data: Data) -> Any:
+    def fit_classifier(data: Data) -> Any:
         return train_classifier(
-            model, data, dataset.classes, dataset.normalise, JUDGE, steps=JUDGE_STEPS, seed=options.seed,
-            device=work.generator.device,
-        )  # fmt: skip
+            model,
+            data,
+            dataset.classes,
+            dataset.normalise,
+            CLASSIFIER_TRAINING,
+            steps=CLASSIFIER_STEPS,
+            seed=options.seed,
+            device=request.generator.device,
+        )
 
-    gate = quality_gate(learn, real, dataset.test, generated, dataset.classes)
-    console.print(_gate_table(gate, dataset.label_names))
-    figures = {
-        "generator": work.generator.loaded_hash,
-        "regime": work.generator.regime,
-        "data": work.name,
+    report = quality_check(fit_classifier, real, dataset.test, generated, dataset.classes)
+    console.print(_quality_table(report, dataset.label_names))
+    accuracies = {
+        "generator": request.generator.loaded_hash,
+        "regime": request.generator.regime,
+        "data": request.name,
         "prototypes": "found" if options.on else "learned",
-        "sampler": as_table(work.sampler),
+        "sampler": as_table(request.sampler),
         "count": options.count,
         "model": options.model,
         "label_names": dataset.label_names,
-        **{name: _figures(values) for name, values in vars(gate).items()},
+        **{name: _to_json(values) for name, values in vars(report).items()},
     }
-    out = Path(options.folder) / ("gate.json" if not options.on else f"gate-on-{work.name.replace('/', '-')}.json")
-    write_whole(out, json.dumps(figures, indent=1) + "\n")
+    out = Path(options.folder) / (
+        "quality.json" if not options.on else f"quality-on-{request.name.replace('/', '-')}.json"
+    )
+    write_whole(out, json.dumps(accuracies, indent=1) + "\n")
     _say(console, f"wrote {out}")
     return 0
 
 
 @dataclass(frozen=True)
-class _Work:
-    """A generator, what it shall draw, and the real images of that; of a class there may be several prototypes."""
+class _Request:
+    """A generator, the prototypes to generate from, and the real images; a class may have several prototypes."""
 
     name: str
     generator: PixelGenerator
@@ -153,61 +161,63 @@ class _Work:
     seed: int
     quiet: bool
 
-    def draw(self, count: int, console: Console) -> Data:
-        """Return so many images of each class, as many of each of its prototypes; a few more where that cannot be."""
-        codes = len(self.prototypes) // self.dataset.classes
+    def generate(self, count: int, console: Console) -> Data:
+        """Return at least ``count`` images of each class, equally many from each of its prototypes."""
+        per_class = len(self.prototypes) // self.dataset.classes
         with Counter(console, "images", self.quiet) as counter:
-            return ImageStore().images(
+            return ImageCache().images(
                 self.generator,
                 self.prototypes,
-                [c for c in range(self.dataset.classes) for _ in range(codes)],
-                math.ceil(count / codes),
+                [c for c in range(self.dataset.classes) for _ in range(per_class)],
+                math.ceil(count / per_class),
                 self.sampler,
                 seed=self.seed,
                 on_images=counter,
             )
 
 
-def _work(options: Namespace, console: Console) -> _Work:
+def _prepare(options: Namespace, console: Console) -> _Request:
     _require_diffusers()
     given = read_settings(
-        options.settings, {"sampler": Sampler, "prototypes": Inversion}, {"prototypes": {"steps": 250}}
+        options.settings, {"sampler": Sampler, "prototypes": PrototypeSearch}, {"prototypes": {"steps": 250}}
     )
     generator = load_generator(options.folder, checked_device(options.device))
     card = generator.card
     _say_regime(console, card.regime)
-    sampler, prototypes = cast(Sampler, given["sampler"]), generator.rows()
+    sampler, prototypes = cast(Sampler, given["sampler"]), generator.class_embeddings()
     if options.on is None:
-        name, dataset = card.data, material(card.data, card.regime, options.data_dir).dataset
+        name, dataset = card.data, load_training_data(card.data, card.regime, options.data_dir).dataset
         if dataset.label_names != card.label_names:
             raise RunError(f"the generator in {options.folder} learned other classes than {name} has here.")
     else:
-        name, dataset = options.on, benchmark(options.on, options.data_dir)
-        private = dataset.train
+        name, dataset = options.on, load_benchmark(options.on, options.data_dir)
+        examples = dataset.train
         if (name, "same_classes") == (card.data, card.regime):
-            private = material(name, card.regime, options.data_dir).left
-        prototypes = _found(generator, private, dataset, cast(Inversion, given["prototypes"]), options.seed, console)
-    return _Work(name, generator, prototypes, dataset, sampler, options.seed, options.quiet)
+            examples = load_training_data(name, card.regime, options.data_dir).unseen
+        search = cast(PrototypeSearch, given["prototypes"])
+        prototypes = _search_prototypes(generator, examples, dataset, search, options.seed, console)
+    return _Request(name, generator, prototypes, dataset, sampler, options.seed, options.quiet)
 
 
-def _found(
-    generator: PixelGenerator, images: Data, dataset: DataSet, settings: Inversion, seed: int, console: Console
+def _search_prototypes(
+    generator: PixelGenerator, images: Data, dataset: DataSet, settings: PrototypeSearch, seed: int, console: Console
 ) -> Tensor:
-    """Return prototypes as one client with all images would find them."""
+    """Return the prototypes that one client with all images would find."""
     check_held(torch.bincount(images["label"], minlength=dataset.classes), dataset.label_names)
     rng = seeds.generator(seed, "prototypes")
-    found = invert(generator, generator.start(dataset.classes), images["image"], images["label"], settings, rng)
-    first, last = (sum(part) / len(part) for part in (found.losses[:20], found.losses[-20:]))
+    initial = generator.initial_prototypes(dataset.classes)
+    result = search_prototypes(generator, initial, images["image"], images["label"], settings, rng)
+    first, last = (sum(part) / len(part) for part in (result.losses[:20], result.losses[-20:]))
     _say(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
-    return found.prototypes
+    return result.prototypes
 
 
-def _gate_table(gate: Gate, label_names: Sequence[str]) -> Table:
+def _quality_table(report: QualityReport, label_names: Sequence[str]) -> Table:
     table = Table(
         "class", "real to real", "real to generated", "generated to real", box=box.SIMPLE_HEAD, pad_edge=False,
         title="accuracy in %: trained on, to asked about", title_justify="left",
     )  # fmt: skip
-    columns = (gate.real, gate.shown, gate.learned)
+    columns = (report.real, report.shown, report.learned)
     for c, name in enumerate(label_names):
         table.add_row(escape(name), *(f"{100 * float(column[c]):.1f}" for column in columns))
     sources = dict.fromkeys(name.partition(": ")[0] for name in label_names if ": " in name)
@@ -218,8 +228,8 @@ def _gate_table(gate: Gate, label_names: Sequence[str]) -> Table:
     return table
 
 
-def _figures(values: Tensor) -> list[float | None]:
-    """Return accuracies as JSON can hold them; None for a class without an image."""
+def _to_json(values: Tensor) -> list[float | None]:
+    """Return accuracies for JSON; None for a class without an image."""
     return [None if math.isnan(value) else round(value, 4) for value in values.tolist()]
 
 

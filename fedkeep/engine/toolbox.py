@@ -24,7 +24,7 @@ from fedkeep.models.heads import continued
 from fedkeep.models.weights import load_into
 
 if TYPE_CHECKING:
-    from fedkeep.synthesis.diffusion.generator import Generator
+    from fedkeep.generation.diffusion.generator import Generator
 
 
 class LocalParty(Party[Any]):

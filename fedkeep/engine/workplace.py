@@ -18,7 +18,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit, Training
 
 if TYPE_CHECKING:
-    from fedkeep.synthesis.diffusion.generator import Generator
+    from fedkeep.generation.diffusion.generator import Generator
 
 
 LoadGenerator = Callable[[int], "Generator"]

@@ -19,6 +19,7 @@ PRINTED = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")
 def check(recipe: Recipe) -> None:
     """Raise `ConfigError` where the parts of a recipe contradict each other, or a method lacks what it needs."""
     _check_seeds(recipe.seeds)
+    _check_validation(recipe.validation)
     _check_methods(recipe.methods)
     _check_sizes(recipe)
     _check_server(recipe)
@@ -34,6 +35,11 @@ def _check_seeds(seeds: Any) -> None:
         raise ConfigError(f"seeds must be a list of integers from 0 on, such as [0, 1, 2], not {given!r}.")
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds {given} name one twice. Each seed is run once.")
+
+
+def _check_validation(share: Any) -> None:
+    if type(share) not in (int, float) or not 0 <= share <= 0.5:
+        raise ConfigError(f"data.validation is a share of the training images, 0 (none) to 0.5, not {share!r}.")
 
 
 def _check_methods(methods: tuple[Method, ...]) -> None:
@@ -110,7 +116,7 @@ def _check_needs(recipe: Recipe, method: Method) -> None:
             f"{method.label} needs a public set, about whose images clients tell what they think. Name a data set with "
             "images of the same size: public.name=fashion-mnist."
         )
-    if "generator" in needs and not recipe.generator.each:
+    if "generator" in needs and not recipe.generator.per_task:
         raise ConfigError(
             f"{method.label} needs a generator of images. Train one with fedkeep generator train, and name its folder: "
             "generator.name=FOLDER, or one for each task: generator.by_task."

@@ -15,8 +15,8 @@ from fedkeep.experiment.cells import pinned_threads
 from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.setup import engine_for, federate
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.values import payload
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 BASE = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
 
@@ -75,7 +75,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     )
     shortest = replace(recipe.training, epochs=1)
     # A method that draws from a generator is not estimated, and none is left without tasks.
-    brief = replace(recipe, methods=(method,), run=plan, tasks=Tasks(), training=shortest, generator=GeneratorChoice())
+    brief = replace(recipe, methods=(method,), run=plan, tasks=Tasks(), training=shortest, generator=GeneratorConfig())
     engine = engine_for(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
     engine.advance()
     finished = engine.advance()

@@ -18,9 +18,9 @@ from fedkeep.experiment.changes import SECTIONS, apply, merged
 from fedkeep.experiment.grid import gridded
 from fedkeep.experiment.networks import read_client_models, read_model
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithm, algorithms
 from fedkeep.options import Options, build
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 OPTIONS: Mapping[str, type[Options]] = {
     "training": Training,
@@ -28,7 +28,7 @@ OPTIONS: Mapping[str, type[Options]] = {
     "augmentation": Augmentation,
     "auxiliary": Auxiliary,
     "public": Public,
-    "generator": GeneratorChoice,
+    "generator": GeneratorConfig,
     "tasks": Tasks,
 }
 """What holds the options of each section of a recipe; those of data, partition and model depend on a name."""
@@ -149,8 +149,11 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
             raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
     sections = {section: dict(_table(table, section, where)) for section in SECTIONS}
     data = sections["data"].pop("name", None)
+    validation = sections["data"].pop("validation", 0.0)
     if not isinstance(data, str) or sections["data"]:
-        raise ConfigError(f"{where}: [data] needs exactly one option, name: a known data set, a Hub id or a path.")
+        raise ConfigError(
+            f"{where}: [data] needs a name, a known data set, a Hub id or a path, and may have a share for validation."
+        )
     scheme = sections["partition"].pop("scheme", "iid")
     if not isinstance(scheme, str) or scheme not in schemes():
         raise ConfigError(f"{where}: there is no partition scheme {scheme!r}.{did_you_mean(str(scheme), schemes())}")
@@ -164,9 +167,16 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
     }
     parts |= {section: build(cls, sections[section], f"{where}, [{section}]") for section, cls in OPTIONS.items()}
     try:
-        return Recipe(name=name, title=str(table.get("title", name)), data=data, partition=partition, **parts)
+        title = _title(str(table.get("title", name)), validation)
+        return Recipe(name=name, title=title, data=data, partition=partition, validation=validation, **parts)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _title(title: str, validation: Any) -> str:
+    """Return a recipe's title, which says what models are evaluated on, if it is not the test images."""
+    mark = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
+    return title if mark in title else f"{title} ({mark})"
 
 
 def _table(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:

@@ -18,10 +18,10 @@ from fedkeep.engine.plan import Plan
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.checks import check
 from fedkeep.experiment.networks import ClientModel, model_table
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 LONGEST = 200
 """Of a label's folder name, in characters: file systems take 255 bytes, and a seed is added."""
@@ -56,6 +56,8 @@ class Recipe:
     ----------
     name : how it was asked for. title : a line for people.
     data : a known data set, a Hub id or a path (see `fedkeep.data.load`).
+    validation : share of each class's training images that is kept from the clients, and on which models are evaluated
+        in the place of the test images, so that options can be chosen; 0: there is none.
     model : the server's network, and every client's that has none of its own in ``client_models``.
     methods : compared on the same partitions, initial weights, cohorts and batch orders. seeds : one run of each for
     each.
@@ -79,10 +81,11 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
     public: Public = field(default_factory=Public)
-    generator: GeneratorChoice = field(default_factory=GeneratorChoice)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     tasks: Tasks = field(default_factory=Tasks)
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
+    validation: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("seeds", "methods", "client_models"):
@@ -114,7 +117,7 @@ class Recipe:
         table: dict[str, Any] = {
             "title": self.title,
             "seeds": list(self.seeds),
-            "data": {"name": self.data},
+            "data": {"name": self.data} | ({"validation": self.validation} if self.validation else {}),
             "partition": {"scheme": self.partition.name, **as_table(self.partition)},
             "model": model_table(self.model),
             "training": as_table(self.training),

@@ -10,30 +10,35 @@ import torch
 
 from fedkeep.data import Data, DataSet, Federation, load
 from fedkeep.data.fingerprints import without
+from fedkeep.data.holdout import validated
 from fedkeep.data.known import data_folder
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.networks import Factory
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.networks import about_extractor, located, own_models, pretrained
 from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.generation.diffusion._libraries import check_installed
+from fedkeep.generation.diffusion.generator import Generator
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.models import Architecture
 from fedkeep.models.weights import digest
 from fedkeep.options import as_table
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
-from fedkeep.synthesis.diffusion.generator import Generator
-from fedkeep.synthesis.diffusion.libraries import check_installed
 
 TOLD = 100_000  # clients of whom a run says who holds what; of a million it would be 30 MB in every cell
 
 
-def load_data(name: str, data_dir: str | Path | None = None) -> DataSet:
-    """Load a data set, or return it again if it was one of the last two."""
-    return _load(name, data_folder(data_dir))
+def load_data(name: str, data_dir: str | Path | None = None, validation: float = 0.0) -> DataSet:
+    """Load a data set, or return it again if it was one of the last two.
+
+    With a share for ``validation``, that part of its training images stands for its test images.
+    """
+    return _load(name, data_folder(data_dir), validation)
 
 
 @lru_cache(maxsize=2)  # a recipe may name a public set too
-def _load(name: str, folder: Path | None) -> DataSet:
-    return load(name, data_dir=folder)
+def _load(name: str, folder: Path | None, validation: float) -> DataSet:
+    loaded = load(name, data_dir=folder)
+    return validated(loaded, validation) if validation else loaded
 
 
 def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
@@ -46,7 +51,7 @@ def federate(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> F
     DataError
         If its generator learned from a part of the clients' classes, as it says, and none of their images is here.
     """
-    dataset = load_data(recipe.data, data_dir)
+    dataset = load_data(recipe.data, data_dir, recipe.validation)
     for one in _there(recipe, data_dir):
         rest = _without(dataset, one, data_dir)
         if rest is not dataset and len(rest.train["label"]) == len(dataset.train["label"]):
@@ -69,8 +74,8 @@ def without_seen(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None =
     return dataset
 
 
-def _without(dataset: DataSet, generator: GeneratorChoice, data_dir: str | Path | None) -> DataSet:
-    seen = generator.seen(data_dir)
+def _without(dataset: DataSet, generator: GeneratorConfig, data_dir: str | Path | None) -> DataSet:
+    seen = generator.fingerprints(data_dir)
     return without(dataset, seen) if len(seen) else dataset
 
 
@@ -82,10 +87,10 @@ def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
     return " ".join(one.hash(data_dir) for one in _there(recipe, data_dir))
 
 
-def _there(recipe: Recipe, data_dir: str | Path | None) -> tuple[GeneratorChoice, ...]:
+def _there(recipe: Recipe, data_dir: str | Path | None) -> tuple[GeneratorConfig, ...]:
     """Return the recipe's generators; none where no method needs them, and not all of their folders are here."""
-    each = recipe.generator.each
-    return each if _draws(recipe) or all(one.is_there(data_dir) for one in each) else ()
+    each = recipe.generator.per_task
+    return each if _draws(recipe) or all(one.exists(data_dir) for one in each) else ()
 
 
 def _draws(recipe: Recipe) -> bool:
@@ -127,7 +132,7 @@ def engine_for(
     model = located(recipe.model, data_dir)
 
     @cache
-    def load_generator(choice: GeneratorChoice) -> Generator:
+    def load_generator(choice: GeneratorConfig) -> Generator:
         return choice.load(dataset.shape[-1], torch.device(device), data_dir)
 
     return Embedded(
@@ -140,7 +145,7 @@ def engine_for(
         seed=seed,
         device=checked_device(device),
         graphs=graphs,
-        load_generator=lambda task: load_generator(recipe.generator.of(task)),
+        load_generator=lambda task: load_generator(recipe.generator.for_task(task)),
         own=own_factories(recipe, federation, data_dir),
     )
 
@@ -179,7 +184,7 @@ def checked_generator(recipe: Recipe, federation: Federation, data_dir: str | Pa
     if _draws(recipe):
         check_installed()
         names, seen = _arriving(federation), (0, *federation.at(federation.tasks).seen)
-        for task, one in enumerate(recipe.generator.each, start=1):
+        for task, one in enumerate(recipe.generator.per_task, start=1):
             one.check_shape(federation.dataset.shape, data_dir)
             one.check_classes(names, data_dir)
             if recipe.generator.by_task:
@@ -240,7 +245,7 @@ def describe_cell(
     if said:
         described["extractor"] = "; ".join(said)
     if "generator" in method.algorithm.needs:
-        described["generator"] = recipe.generator.about(data_dir)
+        described["generator"] = recipe.generator.describe(data_dir)
         rests_on["generator"] = generator_hash(recipe, data_dir)
     return described
 

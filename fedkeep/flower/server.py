@@ -76,7 +76,7 @@ def serve(line: Line, config: RunConfig) -> Run:
 def _play(line: Line, config: RunConfig, recipe: Recipe, method: Method, seed: int, cell: Path) -> None:
     """Play one method with one seed, in the round where it stopped if it was begun before."""
     data_dir = config.data_dir or None
-    whole = load_data(config.data or recipe.data, data_dir)
+    whole = load_data(config.data or recipe.data, data_dir, recipe.validation)
     kept = without_seen(recipe, whole, data_dir)
     dataset, held = held_by_server(recipe, seed, kept, data_dir)
     one = replace(recipe, methods=(method,), seeds=(seed,), paper={})

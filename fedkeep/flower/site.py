@@ -24,9 +24,9 @@ from fedkeep.flower.config import Place
 from fedkeep.flower.federations import OwnData, announced, fitted, own_data, part_of
 from fedkeep.flower.line import Kind, Parcel, naming
 from fedkeep.flower.memory import Memory, left_by, reference
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.codec import flatten
 from fedkeep.models import Pretrained
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
 
 log = logging.getLogger(__name__)
 
@@ -112,16 +112,16 @@ def _built(text: str, wanted: str, place: Place) -> Embedded:
     return engine_for(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
 
 
-def _generator(recipe: Recipe, place: Place) -> GeneratorChoice:
+def _generator(recipe: Recipe, place: Place) -> GeneratorConfig:
     """Return the generator as this site has it: a real site reads no folder that the run names."""
-    if place.generator and recipe.generator.each:  # else the run knows of none, and nothing is kept from its clients
-        return recipe.generator.at(place.generator)
+    if place.generator and recipe.generator.per_task:  # else the run has none, and nothing is kept from its clients
+        return recipe.generator.at_site(place.generator)
     if "generator" in recipe.methods[0].algorithm.needs and place.partition_id < 0:
         raise ConfigError(
             f"site {place.site} has no generator of images, and this run needs one. Copy it there and name its folder "
             'in the node-config: generator="/path/to/it".'
         )
-    return recipe.generator if place.partition_id >= 0 else GeneratorChoice()
+    return recipe.generator if place.partition_id >= 0 else GeneratorConfig()
 
 
 def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> OwnData:
@@ -133,7 +133,7 @@ def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: Place) -> 
             f"site {place.site} has another generator of images than the run's server. Copy the server's folder to the "
             "place that the node-config names."
         )
-    whole = load_data(place.data or recipe.data, data_dir)
+    whole = load_data(place.data or recipe.data, data_dir, recipe.validation)
     kept = without_seen(recipe, whole, data_dir)
     if wanted["left_out"] and kept is whole:
         raise ConfigError(

@@ -20,7 +20,7 @@ from fedkeep.losses import Data, Loss
 from fedkeep.models import Weights
 
 if TYPE_CHECKING:
-    from fedkeep.synthesis.diffusion.generator import Generator
+    from fedkeep.generation.diffusion.generator import Generator
 
 
 @dataclass

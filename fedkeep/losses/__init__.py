@@ -4,7 +4,15 @@ from fedkeep.data import Data
 from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Sum, TeacherOutputs
 from fedkeep.losses.classification import TSD, CompensatedCrossEntropy, CrossEntropy, WeightedCrossEntropy
 from fedkeep.losses.contrastive import ModelContrastive, SupCon
-from fedkeep.losses.distillation import CachedDistillation, Distillation, LogitMatching, Scale, soft_label_loss
+from fedkeep.losses.distillation import (
+    CachedDistillation,
+    Distillation,
+    Head,
+    JointHeadDistillation,
+    LogitMatching,
+    Scale,
+    soft_label_loss,
+)
 from fedkeep.losses.features import BoundingLoss, FeatureDistance, FeatureMSE
 from fedkeep.losses.penalties import L1Penalty, LinearTerm, QuadraticPenalty
 from fedkeep.losses.prototypes import PrototypeCrossEntropy, Prototypes
@@ -40,6 +48,8 @@ __all__ = [
     "FullKLByClass",
     "FullKLByConfidence",
     "FullKLByEntropy",
+    "Head",
+    "JointHeadDistillation",
     "L1Penalty",
     "LinearTerm",
     "LogitMatching",

@@ -17,6 +17,8 @@ from fedkeep.losses.wrappers import ClassSubset
 from fedkeep.models import Weights
 
 Scale = Literal["tau2", "none"]
+Head = Literal["joint", "sliced"]
+"""Whether a student's softmax runs over all its outputs, or over those of old and of new classes apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,10 +210,88 @@ class CachedDistillation(Loss):
         return self.factor * _mean(losses, None if self.log_weights is None else self.log_weights[batch.index])
 
 
+@dataclass(frozen=True, eq=False)
+class JointHeadDistillation(Loss):
+    """Distillation from a model that knows some of the classes only, to a student in whom all classes compete.
+
+    Mean over the batch of -weight * s * sum_c p_c ln q_c: p is the teacher's softmax among the classes ``start`` to
+    ``stop - 1``, and zero elsewhere; q is the student's, over all its outputs. So a student whose distribution inside
+    the range is the teacher's, and that has outputs outside, still has a gradient, which lowers these.
+
+    Attributes
+    ----------
+    teacher : Weights
+        The frozen model; empty once its outputs are cached.
+    start, stop : int
+        The classes that the teacher knows.
+    weight : float
+        Factor on the loss.
+    tau : float
+        The softmax temperature of both.
+    scale : {"tau2", "none"}
+        Whether s is tau squared or 1.
+    dataset : int
+        The number of the data set that this loss reads.
+    probabilities : Tensor or None
+        [n, stop - start], p of all examples of the data set, once it is cached.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("probabilities",)
+
+    teacher: Weights
+    start: int
+    stop: int
+    weight: float = 1.0
+    tau: float = 1.0
+    scale: Scale = "none"
+    dataset: int = 0
+    probabilities: Tensor | None = None
+
+    def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
+        batch = batches[self.dataset]
+        if self.probabilities is None:
+            target = self._softmax(model.teacher_logits(self.teacher, batch)[..., self.start : self.stop])
+        else:
+            target = self.probabilities[batch.index]
+        log_q = (upcast(model.logits(batch)) / self.tau).log_softmax(-1)[..., self.start : self.stop]
+        factor = self.weight * _factor(self.tau, self.scale)
+        return -factor * (target * log_q).sum(-1).mean()
+
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+        if dataset != self.dataset or self.probabilities is not None:
+            return self
+        return self.with_logits(outputs(self.teacher)[..., self.start : self.stop])
+
+    def with_logits(self, logits: Tensor) -> JointHeadDistillation:
+        """Return the same loss with the teacher's outputs in the place of the teacher.
+
+        Parameters
+        ----------
+        logits : Tensor
+            [n, stop - start], on all examples of the data set.
+
+        Returns
+        -------
+        JointHeadDistillation
+        """
+        return replace(self, teacher={}, probabilities=self._softmax(logits))
+
+    def _softmax(self, logits: Tensor) -> Tensor:
+        return (upcast(logits.detach()) / self.tau).softmax(-1)
+
+
 def soft_label_loss(
-    logits: Tensor, data: Data, tau: float, weight: float = 1.0, *, start: int = 0, dataset: int = 0
+    logits: Tensor,
+    data: Data,
+    tau: float,
+    weight: float = 1.0,
+    *,
+    start: int = 0,
+    dataset: int = 0,
+    scale: Scale = "none",
+    outputs: int = 0,
 ) -> Loss:
-    """Return weight * the mean cross-entropy with softmax(logits / tau), among the classes that the logits are of.
+    """Return weight * s * the mean cross-entropy with softmax(logits / tau).
 
     For learning from predictions whose models are not at hand: predictions were sent, not weights.
 
@@ -223,26 +303,32 @@ def soft_label_loss(
     data : Data
         The data set.
     tau : float
-        The softmax temperature, of the student too; there is no tau^2.
+        The softmax temperature, of the student too.
     weight : float
         Factor on the cross-entropy.
     start : int
         The first class.
     dataset : int
         The number of the data set.
+    scale : {"tau2", "none"}
+        Whether s is tau squared or 1.
+    outputs : int
+        How many outputs the student has, if all shall compete; 0 if only the classes that the logits are of shall.
 
     Returns
     -------
     Loss
-        `ZERO_LOSS` if there is one class only.
+        `ZERO_LOSS` if there is one class only, and no other competes.
     """
+    stop = start + logits.shape[1]
+    if outputs > logits.shape[1]:
+        return JointHeadDistillation({}, start, stop, weight, tau, scale, dataset).with_logits(logits)
     if logits.shape[1] == 1:
         return ZERO_LOSS
-    stop = start + logits.shape[1]
     # The full divergence does not depend on labels, but the kernel needs the same ones here and in training.
     labels = (data["label"] - start).clamp(0, stop - start - 1)
     term = CachedDistillation.from_logits(
-        logits.unsqueeze(0), labels, FullKL(weight), tau, "none", dataset=dataset, teacher_entropy=False
+        logits.unsqueeze(0), labels, FullKL(weight), tau, scale, dataset=dataset, teacher_entropy=False
     )
     return ClassSubset(term, start, stop, any_label=True)
 

@@ -24,20 +24,15 @@ VARIANTS["cwc-si"] = METHODS["cwc"](importance="si")  # type: ignore[call-arg]
 
 VARIANTS["fedicarl-memory-global-random"] = METHODS["fedicarl"](memory=9, scope="global", selection="random")  # type: ignore[call-arg]
 VARIANTS["fedicarl-nearest_mean"] = METHODS["fedicarl"](classify="nearest_mean")  # type: ignore[call-arg]
-VARIANTS["target-repo-reptile"] = METHODS["target"](**tiny.SYNTHESIS, compat="repo", is_maml=False)
+VARIANTS["target-repo"] = METHODS["target"](**tiny.INVERSION, compat="repo")
 VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_slice="all", ce_slice="all", per_class=2)  # type: ignore[call-arg]
-VARIANTS["fedicarl-glfc-target_repo"] = METHODS["fedicarl"](loss="glfc", compat="target_repo", memory=4)  # type: ignore[call-arg]
-VARIANTS["fedskf-icarl"] = METHODS["fedskf"](  # type: ignore[call-arg]
-    level="icarl", tsd="glfc", first_pull="old_rows", old_local="post_sync", pit_counter="per_task"
-)
-VARIANTS["fedskf-pass"] = METHODS["fedskf"](  # type: ignore[call-arg]
-    level="pass", tsd="glfc", old_local="post_sync", pit_solver="sinkhorn", pit_map_local_cls=True
-)
+VARIANTS["fedicarl-glfc"] = METHODS["fedicarl"](loss="glfc")  # type: ignore[call-arg]
+VARIANTS["fedskf-icarl"] = METHODS["fedskf"](level="icarl", tsd="glfc", pit_turn="random")  # type: ignore[call-arg]
+VARIANTS["fedskf-pass"] = METHODS["fedskf"](level="pass", tsd="glfc", pit="aligned")  # type: ignore[call-arg]
 VARIANTS["fedpass-global"] = METHODS["fedpass"](scope="global", radius="latest")  # type: ignore[call-arg]
-VARIANTS["feddcl-models-independent-per_round"] = METHODS["feddcl"](
-    **tiny.TOYS["feddcl"], exchange="models", pools="independent", regen="per_round", pass_len="shorter", w_scl=0.5
-)
-VARIANTS["feddcl-step-total"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], inner_unit="step", syn_count="total")
+VARIANTS["feddcl-labels"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], server_loss="labels")
+VARIANTS["feddcl-joint-tau2"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], head="joint", kd_scale="tau2")
+VARIANTS["lwf-kd-joint-tau2"] = METHODS["lwf-kd"](head="joint", kd_scale="tau2")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)

@@ -111,6 +111,17 @@ def test_golden_masks(mask: Any, value: float) -> None:
     assert nontarget_part(teacher, student, torch.tensor([0]), mask).item() == pytest.approx(value, abs=1e-6)
 
 
+def test_the_single_term_is_cross_entropy_times_how_probable_the_teacher_finds_the_label() -> None:
+    teacher, student = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.tensor([0, 3, 1, 2, 2])
+    student.requires_grad_()
+    slope = torch.autograd.grad(target_part(teacher, student, labels, "single_term").sum(), student)[0]
+    sure = teacher.softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
+    entropies = -student.log_softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
+    expected = torch.autograd.grad((sure * entropies).sum(), student)[0]
+    torch.testing.assert_close(slope, expected, rtol=1e-12, atol=1e-14)
+
+
 def test_a_single_target_term_may_be_negative() -> None:
     labels = torch.tensor([1])
     sure, unsure = torch.tensor([[0.0, 4.0, 0.0]]), torch.tensor([[0.0, 0.5, 0.0]])

@@ -13,20 +13,19 @@ from torch import Tensor, log_softmax, softmax
 from torch.func import functional_call
 
 from fedkeep import seeds
-from fedkeep.algorithms.drawing import Found
-from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.said import Said, averaged
+from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.heterogeneous.logit_exchange import LogitReply, mean_logits
+from fedkeep.algorithms.incremental.prototype_generation import PrototypeReply
 from fedkeep.data import Augmentation
-from fedkeep.data.fingerprints import fingerprints
 from fedkeep.engine.embedded import Embedded
 from fedkeep.engine.toolbox import LocalClient, LocalParty
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.reading import load_recipe
-from fedkeep.interface import Copy, Fit
+from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prototypes
+from fedkeep.interface import Fit
 from fedkeep.interface.values import copied
 from fedkeep.models import architecture
 from fedkeep.models.heads import continued
-from fedkeep.synthesis.diffusion.prototypes import Inversion, invert
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 Set = tuple[Tensor, Tensor]  # normalised images in float64, and labels
@@ -34,6 +33,11 @@ Set = tuple[Tensor, Tensor]  # normalised images in float64, and labels
 
 def method(**options: Any) -> FedDCL:
     return FedDCL(**{**tiny.TOYS["feddcl"], **options})
+
+
+def images_per_class(fed: FedDCL) -> int:
+    """Return how many images of each class the pool has."""
+    return max(fed.cur, fed.pre, fed.server_cur, fed.server_pre)
 
 
 def batches(data: Set, rng: torch.Generator, size: int, passes: int | None) -> Iterator[Tensor]:
@@ -65,14 +69,26 @@ def descend(
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
-def among(logits: Tensor, start: int, stop: int, p: Tensor, tau: float) -> Tensor:
-    """Return the mean cross-entropy with probabilities p among some classes."""
-    return -(p * log_softmax(logits[:, start:stop] / tau, -1)).sum(-1).mean()
+def among(logits: Tensor, start: int, stop: int, p: Tensor, fed: FedDCL) -> Tensor:
+    """Return the mean cross-entropy with probabilities p of some classes, among these or among all."""
+    tau, scale = fed.tau, fed.tau**2 if fed.kd_scale == "tau2" else 1.0
+    if fed.head == "joint":
+        return -scale * (p * log_softmax(logits / tau, -1)[:, start:stop]).sum(-1).mean()
+    return -scale * (p * log_softmax(logits[:, start:stop] / tau, -1)).sum(-1).mean()
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
 @pytest.mark.parametrize(
-    "options", [{}, {"server_cur": 2, "server_pre": 5}, {"w_kd": 3.0, "w_ce_pre": 0.5, "tau": 1.0}]
+    "options",
+    [
+        {},
+        {"server_cur": 2, "server_pre": 5},
+        {"w_kd": 3.0, "tau": 1.0},
+        {"kd_scale": "tau2"},
+        {"head": "joint", "w_kd": 3.0},
+        {"head": "joint", "kd_scale": "tau2", "server_cur": 2, "server_pre": 5},
+    ],
+    ids=str,
 )
 def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, Any]) -> None:
     fed = method(**options)
@@ -90,7 +106,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
 
     def made(start: int, stop: int, count: int) -> Set:
         rows = [k for k, c in enumerate(kept.pool["label"].tolist()) if start <= c < stop]
-        first = [k for k in rows if k % fed.images(engine.server) < count]
+        first = [k for k in rows if k % images_per_class(fed) < count]
         return images({name: column[first] for name, column in kept.pool.items()})
 
     def said(model: Mapping[str, Tensor], data: Set) -> Tensor:
@@ -116,16 +132,17 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
         def loss(w: Any, drawn: Any, mixed: Any = mixed, replay: Any = replay, teacher: Any = teacher) -> Tensor:
             rows, others = drawn
             z, r = (functional_call(network, w, (data[0][k],)) for data, k in ((mixed, rows), (replay, others)))
-            hard = -log_softmax(z[:, old:], -1)[torch.arange(len(rows)), mixed[1][rows] - old].mean()
-            past = -log_softmax(r[:, :old], -1)[torch.arange(len(others)), replay[1][others]].mean()
-            return hard + fed.w_ce_pre * past + fed.w_kd * among(r, 0, old, teacher[others], tau)
+            skip, until = (0, None) if fed.head == "joint" else (old, old)
+            hard = -log_softmax(z[:, skip:], -1)[torch.arange(len(rows)), mixed[1][rows] - skip].mean()
+            past = -log_softmax(r[:, :until], -1)[torch.arange(len(others)), replay[1][others]].mean()
+            return hard + past + fed.w_kd * among(r, 0, old, teacher[others], fed)
 
         start = continued(before[client].model, initial)
         own[client] = descend(engine, start, [mixed, replay], loss, (client, 0), engine.training.epochs)
         told.append(said(own[client], current)[:, old:])
     mean = torch.stack([softmax(z / tau, -1) for z in told]).mean(0)
     past = softmax(said(server_before, earlier) / tau, -1)
-    torch.testing.assert_close(softmax(kept.answers.double() / tau, -1), past, **CLOSE)
+    torch.testing.assert_close(softmax(kept.old_logits.double() / tau, -1), past, **CLOSE)
 
     sets = [(current, mean, old, old + new), (earlier, past, 0, old)]
     sets.sort(key=lambda one: len(one[0][1]), reverse=True)
@@ -133,16 +150,32 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     def distilled(w: Any, drawn: Any) -> Tensor:
         parts = zip(sets, drawn, strict=True)
         return sum(  # type: ignore[return-value]
-            among(functional_call(network, w, (data[0][rows],)), a, b, p[rows], tau) for (data, p, a, b), rows in parts
+            among(functional_call(network, w, (data[0][rows],)), a, b, p[rows], fed) for (data, p, a, b), rows in parts
         )
 
     both = [one[0] for one in sets]
-    expected = {"": descend(engine, continued(server_before, initial), both, distilled, ("", 0), fed.server_passes)}
+    expected = {"": descend(engine, continued(server_before, initial), both, distilled, ("", 0), fed.server_epochs)}
     for client in engine.federation.clients:
-        expected[client] = descend(engine, own[client], both, distilled, (client, 2), fed.feedback_passes)
+        expected[client] = descend(engine, own[client], both, distilled, (client, 2), fed.feedback_epochs)
     for name, found in ({"": engine.server.model} | {c: engine.states[c].model for c in own}).items():
         for key, tensor in found.items():
             torch.testing.assert_close(tensor.double(), expected[name][key], **CLOSE)
+
+
+@pytest.mark.parametrize("options", [{}, {"server_loss": "labels"}], ids=str)
+def test_the_heads_part_with_the_second_task(options: dict[str, Any]) -> None:
+    joint, sliced = (
+        tiny.engine_with_tasks(method(head=head, **options), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+        for head in ("joint", "sliced")
+    )
+    tiny.played(joint, 2), tiny.played(sliced, 2)
+    assert tiny.equal(joint.server.model, sliced.server.model)
+    for client in joint.federation.clients:
+        assert tiny.equal(joint.states[client].model, sliced.states[client].model)
+    tiny.played(joint, 1), tiny.played(sliced, 1)
+    assert tiny.equal(joint.server.model, sliced.server.model) == ("server_loss" in options), "its labels are among all"
+    for client in joint.federation.clients:
+        assert not tiny.equal(joint.states[client].model, sliced.states[client].model)
 
 
 def test_prototypes_are_the_clients_mean_round_after_round() -> None:
@@ -150,14 +183,14 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
     engine = tiny.engine_with_tasks(fed, tiny.stream((3,), absent=0), rounds=1, cohort=5)
     federation = engine.federation
     tiny.played(engine, 1)
-    rows = engine.place.load_generator(1).start(3)
-    settings = Inversion(fed.proto_steps, fed.proto_batch, "adamw")
+    rows = engine.place.load_generator(1).initial_prototypes(3)
+    settings = PrototypeSearch(fed.proto_steps, fed.proto_batch, "adamw")
     for use in range(fed.proto_rounds):
         found = []
         for client in federation.clients:
             data = federation.data(client)
             rng = seeds.generator(0, "prototypes", task=1, round=1, client=client, use=use)
-            found.append(invert(tiny.ToyGenerator(), rows, data["image"], data["label"], settings, rng))
+            found.append(search_prototypes(tiny.ToyGenerator(), rows, data["image"], data["label"], settings, rng))
         for c in range(3):
             counts = [one.counts[c].item() for one in found]
             rows[c] = sum(n * one.prototypes[c] for n, one in zip(counts, found, strict=True)) / sum(counts)
@@ -180,9 +213,9 @@ def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
     ]
     answers = 4 * (fed.server_pre * 2) * 2
     assert [r["down"] for r in records] == [
-        searched[0] + 5 * (fed.images(engine.server) * 2 * image) + 5 * logits[0],
+        searched[0] + 5 * (images_per_class(fed) * 2 * image) + 5 * logits[0],
         5 * logits[0],
-        searched[1] + 5 * (fed.images(engine.server) * 1 * image + answers) + 5 * logits[1],
+        searched[1] + 5 * (images_per_class(fed) * 1 * image + answers) + 5 * logits[1],
         5 * logits[1],
     ]
 
@@ -198,116 +231,31 @@ def different(algorithm: FedDCL, **changes: Any) -> Embedded:
     return tiny.engine_with_tasks(algorithm, tasks, rounds=2, cohort=5, own=own, **changes)
 
 
-def test_a_server_that_holds_the_models_learns_the_same_as_one_that_is_told_predictions() -> None:
-    told, asking = (different(method(exchange=exchange)) for exchange in ("predictions", "models"))
-    one, other = tiny.played(told), tiny.played(asking)
-    assert tiny.equal(told.server.model, asking.server.model)
-    for client in told.federation.clients:
-        assert tiny.equal(told.states[client].model, asking.states[client].model)
-    same = ("correct", "test_loss", "down", "lost")
-    assert [[r[name] for name in same] for r in one] == [[r[name] for name in same] for r in other]
-    weights = sum(t.nbytes for client in told.federation.clients for t in asking.states[client].model.values())
-    assert other[-1]["up"] == weights, "models are what leaves clients, and nothing else does"
-    assert one[-1]["up"] != weights
-
-
 def test_the_mean_of_what_clients_say_is_one_of_probabilities() -> None:
     said = [4 * torch.randn(6, 3, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(5)]
     for tau in (1.0, 2.0):
-        mean = softmax(averaged(said, tau, "prob") / tau, -1)
+        mean = softmax(mean_logits(said, tau, "prob") / tau, -1)
         torch.testing.assert_close(mean.sum(-1), torch.ones(6, dtype=torch.float64), rtol=1e-12, atol=0)
         expected = torch.stack([softmax(z / tau, -1) for z in said]).mean(0)
         torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-15)
 
 
-def test_independent_pools_have_no_image_in_common() -> None:
-    fed = method(pools="independent")
-    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5)
-    tiny.played(engine)
-    pool = engine.server.state.pool
-    assert fed.images(engine.server) == 2 + 3
-    clients, server = fed.part(pool, 0, 3, 2), fed.server_part(engine.server, 0, 3, 3)
-    assert not torch.isin(fingerprints(clients["image"]), fingerprints(server["image"])).any()
-    assert torch.equal(clients["label"].unique(), server["label"].unique())
-    shared = method()
-    assert torch.equal(shared.server_part(engine.server, 0, 1, 2)["image"], shared.part(pool, 0, 1, 2)["image"])
-
-
-def test_images_made_anew_in_every_round_replace_all() -> None:
-    engine = tiny.engine_with_tasks(method(regen="per_round"), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
-    pools = []
-    for _ in range(4):
-        old = engine.server.state.old
-        tiny.played(engine, 1)
-        state = engine.server.state
-        pools.append(state.pool)
-        for client in engine.federation.clients:
-            assert torch.equal(engine.states[client].pool["image"], state.pool["image"])
-            assert torch.equal(engine.states[client].answers, state.answers)
-        if engine.federation.task == 2:
-            replayed = engine.algorithm.server_part(engine.server, 0, 2, 2)
-            answers = engine.server.predict(old or engine.server.state.old, replayed)[:, :2]
-            torch.testing.assert_close(state.answers, answers)
-    first, again, grown, last = (pool["image"] for pool in pools)
-    assert not torch.equal(first, again)
-    assert torch.equal(again, grown[: len(again)]), "a new task adds its own"
-    assert not torch.isin(fingerprints(grown), fingerprints(last)).any()
-
-
-def test_a_pass_is_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = {}
-    for pass_len in ("longer", "shorter"):
-        fed = method(pass_len=pass_len, server_cur=12, server_pre=8)
-        engine = tiny.engine_with_tasks(fed, tiny.stream((1, 2), absent=0), rounds=1, cohort=5)
-        tiny.played(engine, 1)
-        fit, taken = LocalParty.fit, []
-
-        def counted(self: LocalParty, *args: Any, fit: Any = fit, taken: Any = taken, **kwargs: Any) -> Any:
-            found = fit(self, *args, **kwargs)
-            if not self.name:
-                taken.append(found.steps)
-            return found
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalParty, "fit", counted)
-            tiny.played(engine, 1)
-        steps[pass_len] = taken
-    assert steps == {"longer": [2 * 24 // 6], "shorter": [2 * 2]}  # two passes, six images a step
-
-
-def test_inner_counts_may_be_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_is_as_long_as_the_larger_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.engine_with_tasks(
+        method(server_cur=12, server_pre=8), tiny.stream((1, 2), absent=0), rounds=1, cohort=5
+    )
+    tiny.played(engine, 1)
     fit, taken = LocalParty.fit, []
 
     def counted(self: LocalParty, *args: Any, **kwargs: Any) -> Any:
         found = fit(self, *args, **kwargs)
-        taken.append((bool(self.name), found.steps))
+        if not self.name:
+            taken.append(found.steps)
         return found
 
     monkeypatch.setattr(LocalParty, "fit", counted)
-    for inner, feedback in (({"server_passes": 3, "server_cur": 12}, 1), ({"server_loss": "labels"}, 0)):
-        fed = method(inner_unit="step", feedback_passes=feedback, **inner)
-        engine = tiny.engine_with_tasks(fed, tiny.stream((1, 2), absent=0), rounds=1, cohort=5)
-        tiny.played(engine, 1)
-        before = copied(engine.states)
-        taken.clear()
-        tiny.played(engine, 1)
-        local = [(True, engine.training.epochs)] * 5
-        assert taken == [*local, (False, fed.server_passes), *[(True, feedback)] * 5]
-        assert not tiny.equal(before["0"].model, engine.states["0"].model)
-
-
-def test_counts_may_be_of_a_set_as_a_whole() -> None:
-    fed = method(syn_count="total", cur=5, pre=4, server_cur=7, server_pre=3)
-    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5)
     tiny.played(engine, 1)
-    drawn = torch.bincount(engine.server.state.pool["label"]).tolist()
-    assert drawn == [4, 4], "7 of two classes: 4 of each"
-    tiny.played(engine, 1)
-    pool, server = engine.server.state.pool, engine.server
-    assert torch.bincount(pool["label"]).tolist() == [4, 4, 7]
-    sets = fed.part(pool, 2, 3, fed.cur), fed.part(pool, 0, 2, fed.pre)
-    sets += fed.server_part(server, 2, 3, fed.server_cur), fed.server_part(server, 0, 2, fed.server_pre)
-    assert [torch.bincount(one["label"]).tolist() for one in sets] == [[0, 0, 5], [2, 2], [0, 0, 7], [2, 2]]
+    assert taken == [2 * 24 // 6], "two epochs over 24 images of two classes, six a step"
 
 
 def test_made_images_are_as_bright_as_they_were_drawn() -> None:
@@ -323,9 +271,9 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
         return Fit(assignment.model, 0, 0, 0.0)
 
     client.train = noted
-    fed.trained(client)
+    fed.train(client)
     engine.server.train = noted
-    fed.distilled(engine.server, engine.server.model, torch.zeros(2 * fed.server_cur, 2), 1)
+    fed.distill_into(engine.server, engine.server.model, torch.zeros(2 * fed.server_cur, 2), 1)
     for assignment, own in zip(asked, (len(client.data["label"]), 0), strict=True):
         (source,) = assignment.sources
         plain = engine.place.normalise(source.data["image"])
@@ -357,7 +305,7 @@ def test_the_control_learns_the_labels_of_made_images_alone() -> None:
         tiny.stream((3,), absent=0),
         rounds=1,
         cohort=5,
-        lose=lambda number, client, step: "away" if (client, step) == ("2", "learn") else None,
+        lose=lambda number, client, step: "away" if (client, step) == ("2", "train") else None,
     )
     tiny.played(engine), tiny.played(other)
     assert tiny.equal(engine.server.model, other.server.model)
@@ -371,43 +319,26 @@ def test_replies_that_cannot_be_lose_their_client() -> None:
     def fault(reply: Any) -> str:
         return str(engine.algorithm.fault(engine.server, reply, 7))
 
-    assert fault(Found(rows, counts, "toy")) == "None"
-    assert "of shape [2, 1, 4, 4] in torch.float32, not [3, 1, 4, 4]" in fault(Found(rows[:2], counts, "toy"))
-    assert "in torch.float64" in fault(Found(rows.double(), counts, "toy"))
-    assert "prototypes with numbers beyond 10000" in fault(Found(rows - 3e38, counts, "toy"))
-    assert "for another generator than the server's" in fault(Found(rows, counts, "another"))
+    assert fault(PrototypeReply(rows, counts, "toy")) == "None"
+    assert "of shape [2, 1, 4, 4] in torch.float32, not [3, 1, 4, 4]" in fault(PrototypeReply(rows[:2], counts, "toy"))
+    assert "in torch.float64" in fault(PrototypeReply(rows.double(), counts, "toy"))
+    assert "prototypes with numbers beyond 10000" in fault(PrototypeReply(rows - 3e38, counts, "toy"))
+    assert "for another generator than the server's" in fault(PrototypeReply(rows, counts, "another"))
     for wrong in (counts + 1, counts * 2**60, counts.float(), torch.tensor([8, -1, 0])):
-        assert "counts of its examples that cannot be" in fault(Found(rows, wrong, "toy"))
-    assert "logits of shape [4, 3]" in fault(Said(torch.zeros(4, 3)))
+        assert "counts of its examples that cannot be" in fault(PrototypeReply(rows, wrong, "toy"))
+    assert "logits of shape [4, 3]" in fault(LogitReply(torch.zeros(4, 3)))
 
 
-@pytest.mark.parametrize("copy", [{}, {"another": torch.zeros(1)}, {"classifier.weight": torch.zeros(3, 8)}])
-def test_a_copy_that_is_no_whole_model_loses_its_client(copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FedDCL.send
-
-    @functools.wraps(honest)
-    def send(self: FedDCL, client: Any) -> Copy:
-        said = honest(self, client)
-        return Copy(copy) if client.id == "1" else said
-
-    monkeypatch.setattr(FedDCL, "send", send)
-    engine = tiny.engine_with_tasks(method(exchange="models"), tiny.stream((3,), absent=0), rounds=1, cohort=5)
-    (record,) = tiny.played(engine)
-    assert list(record["lost"]) == ["1"]
-    assert "answered with another model: it lacks" in record["lost"]["1"]
-
-
-@pytest.mark.parametrize("ensemble", ["prob", "logit"])
-def test_logits_of_any_size_leave_models_finite(ensemble: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FedDCL.learn
+def test_logits_of_any_size_leave_models_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = FedDCL.train
 
     @functools.wraps(honest)
-    def learn(self: FedDCL, client: Any) -> Said:
+    def train(self: FedDCL, client: Any) -> LogitReply:
         said = honest(self, client)
-        return Said(torch.full_like(said.logits, 3e38)) if client.id in "12" else said
+        return LogitReply(torch.full_like(said.logits, 3e38)) if client.id in "12" else said
 
-    monkeypatch.setattr(FedDCL, "learn", learn)
-    engine = tiny.engine_with_tasks(method(ensemble=ensemble), tiny.stream((3,), absent=0), rounds=1, cohort=5)
+    monkeypatch.setattr(FedDCL, "train", train)
+    engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort=5)
     (record,) = tiny.played(engine)
     assert not record["lost"]
     for model in (engine.server.model, *(engine.states[client].model for client in engine.federation.clients)):

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
 from watched import TWO_ONE, Seen, distilled, logits, loss_of, second_task
 
-from fedkeep.algorithms.fedpass import FedPASS
-from fedkeep.algorithms.fedskf import FedSKF
-from fedkeep.errors import ConfigError
+from fedkeep.algorithms.incremental.fedpass import FedPASS
+from fedkeep.algorithms.incremental.fedskf import FedSKF
 from fedkeep.losses import PrototypeCrossEntropy, Prototypes
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT, head_of
@@ -158,12 +157,6 @@ def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(known.means[0], features[data["label"] == known.classes[0]].mean(0))
 
 
-def test_fedskf_with_pass_pulls_the_rows_of_old_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, seen, _ = second_task(FedSKF(level="pass", first_pull="old_rows"), monkeypatch, rounds=3)
-    (pull,) = (term for term in seen.fits[2, 1, "1"].objective.terms if hasattr(term, "curvature"))  # type: ignore[attr-defined]
-    assert pull.curvature[BIAS].tolist() == [1.0] * 8 + [0.0] * 4
-
-
 def test_the_first_task_of_fedskf_with_pass_is_fedpasss() -> None:
     models = []
     for method in (FedPASS(), FedSKF(level="pass", pit="off", sync=False)):
@@ -171,8 +164,3 @@ def test_the_first_task_of_fedskf_with_pass_is_fedpasss() -> None:
         tiny.played(engine, 2)
         models.append(engine.server.model)
     assert tiny.equal(*models)
-
-
-def test_pass_tells_all_classes_apart() -> None:
-    with pytest.raises(ConfigError, match=r"leave FedSKF\.ce_slice out"):
-        FedSKF(level="pass", ce_slice="new")

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from watched import Seen
 
 from fedkeep import seeds
-from fedkeep.algorithms.fedweit import FedWeIT, Own, Share
+from fedkeep.algorithms.incremental.fedweit import FedWeIT, WeITTaskReport, WeITUpdate
 from fedkeep.data import TaskStream
 from fedkeep.engine.fit import Pupil
 from fedkeep.errors import ConfigError
@@ -255,7 +255,7 @@ def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_missed_what_others_told_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
-    lose = lambda number, client, step: "lost it" if (client, step, number) == ("1", "hear", 3) else None  # noqa: E731
+    lose = lambda number, client, step: "lost it" if (client, step, number) == ("1", "receive", 3) else None  # noqa: E731
     engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4, lose=lose)
     records = tiny.played(engine, 4)
     assert [record["lost"] for record in records] == [{}, {}, {"1": "lost it"}, {}]
@@ -285,7 +285,7 @@ def test_a_network_whose_classifier_is_not_known_is_decomposed_whole() -> None:
 def test_who_was_never_asked_in_a_task_tells_nothing() -> None:
     engine = tiny.engine_with_tasks(LOUD, THREE, cohort=1, rounds=1)
     tiny.played(engine, 1)
-    assert len(engine.server.state.told) == 1
+    assert len(engine.server.state.adaptive) == 1
 
 
 REFUSED = {
@@ -301,14 +301,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_parts_of_another_form_are_refused(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FedWeIT.tell
+    honest = FedWeIT.report
 
     @functools.wraps(honest)
-    def tell(self: FedWeIT, client: Any) -> Own | None:
+    def report(self: FedWeIT, client: Any) -> WeITTaskReport | None:
         told = honest(self, client)
         return REFUSED[said](told) if (client.task, client.id) == (2, "1") else told
 
-    monkeypatch.setattr(FedWeIT, "tell", tell)
+    monkeypatch.setattr(FedWeIT, "report", report)
     engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4)
     records = tiny.played(engine)
     assert [list(record["lost"]) for record in records] == [[], [], [], ["1"], [], []]
@@ -319,7 +319,7 @@ def test_rows_that_do_not_belong_to_the_masks_are_refused(monkeypatch: pytest.Mo
     honest = FedWeIT.train
 
     @functools.wraps(honest)
-    def train(self: FedWeIT, client: Any, model: Weights) -> Share:
+    def train(self: FedWeIT, client: Any, model: Weights) -> WeITUpdate:
         share = honest(self, client, model)
         return replace(share, body=share.body[1:]) if client.id == "1" else share
 

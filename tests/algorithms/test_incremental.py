@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -14,17 +13,15 @@ from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
 
-from fedkeep.aggregation import Transport
-from fedkeep.aggregation.transport import Projection
-from fedkeep.algorithms.fedewc import Consolidated, FedEWC
-from fedkeep.algorithms.fedicarl import FediCaRL
-from fedkeep.algorithms.fedlwf import FedLwF, FedProxLwF
-from fedkeep.algorithms.fedskf import FedSKF, Personal, next_in_turn
-from fedkeep.algorithms.finetune import Finetune
-from fedkeep.algorithms.flwf2t import FLwF2T
-from fedkeep.algorithms.incremental import joined, old_classes, remembered
+from fedkeep.algorithms.incremental.class_incremental import concat, distill_old_classes, update_memory
+from fedkeep.algorithms.incremental.fedewc import EWCState, FedEWC
+from fedkeep.algorithms.incremental.fedicarl import FediCaRL
+from fedkeep.algorithms.incremental.fedlwf import FedLwF, FedProxLwF
+from fedkeep.algorithms.incremental.fedskf import FedSKF, FedSKFClientState, next_in_turn, random_turn
+from fedkeep.algorithms.incremental.finetune import Finetune
+from fedkeep.algorithms.incremental.flwf2t import FLwF2T
+from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.algorithms.target import TARGET
 from fedkeep.engine.networks import Networks
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
@@ -45,7 +42,7 @@ def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
 
 UNIFORM = FedAvg(aggregation="uniform")
 FIRST = [Finetune(), FedLwF(), FLwF2T(), FediCaRL(), FedEWC(), FedProxLwF(mu=0.0), FedSKF(pit="off", sync=False)]
-FIRST.append(TARGET(**tiny.SYNTHESIS))
+FIRST.append(TARGET(**tiny.INVERSION))
 
 
 @pytest.mark.parametrize("method", FIRST, ids=repr)
@@ -114,7 +111,7 @@ def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, old = second_task(FedEWC(w_penalty=7.0), monkeypatch, rounds=3)
-    kept: Consolidated = engine.states["1"]
+    kept: EWCState = engine.states["1"]
     assert tiny.equal(kept.anchor, {name: old[name] for name in kept.anchor})
     assert 0 < max(float(f.max()) for f in kept.fisher.values()) <= 1e-4
     given, model = seen.fits[2, 1, "1"], seen.results[2, 1, "1"].model
@@ -180,28 +177,17 @@ def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None
         torch.testing.assert_close(value, expected)
 
 
-def test_fedicarl_as_in_targets_code_draws_from_all_past_examples_at_every_visit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine, seen, old = second_task(FediCaRL(compat="target_repo", memory=3), monkeypatch)
-    again = []
-    for client in "0123":
-        past, own = engine.federation.at(1).data(client), engine.federation.size(client)
-        images = [seen.fits[2, round, client].sources[0].data["image"][own:] for round in (1, 2)]
-        assert [len(each) for each in images] == [min(3, len(past["label"]))] * 2, "all, if there are fewer"
-        assert len(engine.states[client].memory["label"]) == len(past["label"]) + own
-        again.append(torch.equal(images[0], images[1]))
-    assert not all(again)
-    value, images, labels = loss_of(engine, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model)
-    student = logits(engine, seen.results[2, 2, "1"].model, images)
-    expected = cross_entropy(student, labels) + distilled(student, logits(engine, old, images), 2)
-    torch.testing.assert_close(value, expected)
-
-
-@pytest.mark.parametrize("method", [FediCaRL, partial(FedSKF, level="icarl")], ids=["fedicarl", "fedskf"])
-@pytest.mark.parametrize(("scope", "most"), [("client", 4), ("global", 1)])
-def test_what_each_client_keeps_or_all_together(method: Any, scope: Any, most: int) -> None:
-    engine = tiny.engine_with_tasks(method(per_class=4, scope=scope), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT)
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [
+        (FediCaRL(per_class=4), 4),
+        (FediCaRL(per_class=4, scope="global"), 1),
+        (FedSKF(level="icarl", per_class=4), 4),
+    ],
+    ids=repr,
+)
+def test_what_each_client_keeps_or_all_together(method: Method, most: int) -> None:
+    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT)
     tiny.played(engine)
     for client in "0123":
         labels = [engine.federation.at(task).data(client)["label"] for task in (1, 2)]
@@ -210,11 +196,10 @@ def test_what_each_client_keeps_or_all_together(method: Any, scope: Any, most: i
         assert torch.equal(held, had.clamp(max=most))
 
 
-@pytest.mark.parametrize("method", [FediCaRL, partial(FedSKF, level="icarl")], ids=["fedicarl", "fedskf"])
-def test_exemplars_are_herded_or_drawn(method: Any) -> None:
+def test_exemplars_are_herded_or_drawn() -> None:
     def kept(selection: Any) -> torch.Tensor:
         engine = tiny.engine_with_tasks(
-            method(per_class=2, selection=selection), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT
+            FediCaRL(per_class=2, selection=selection), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT
         )
         tiny.played(engine, 1)
         return torch.cat([state.memory["image"] for state in engine.states.values()])
@@ -232,7 +217,7 @@ def test_a_full_memory() -> None:
 def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
     engine = tiny.engine_with_tasks(FediCaRL(classify="nearest_mean", per_class=3), TWO_ONE, cohort=4)
     tiny.played(engine, 3)
-    held = [joined(engine.federation.data(c), engine.states[c].memory) for c in "0123"]
+    held = [concat(engine.federation.data(c), engine.states[c].memory) for c in "0123"]
     data = {name: torch.cat([one[name] for one in held]) for name in ("image", "label")}
     rows = normalize(engine.server.features(engine.server.model, data), dim=1)
     means = normalize(torch.stack([rows[data["label"] == each].mean(0) for each in range(3)]), dim=1)
@@ -266,12 +251,12 @@ def test_fedskf_by_formula(level: Any, start: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("reading", ["off", *get_args(TSDReading)])
 def test_fedskf_with_each_reading_of_tsd(reading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = FedSKF(tsd=reading, tsd_reduction="sum", ce_slice="all", w_pull=0.0, w_local=5.0, w_global=0.5)
+    method = FedSKF(level="icarl", tsd=reading, w_pull=0.0, w_local=5.0, w_global=0.5)
     engine, seen, old = second_task(method, monkeypatch)
     own, model = seen.results[1, 2, "1"].model, seen.results[2, 2, "1"].model
     value, images, labels = loss_of(engine, seen.fits[2, 2, "1"], model)
     student, local = logits(engine, model, images), logits(engine, own, images)
-    tsd = 0.0 if reading == "off" else tsd_loss(local, student, labels, reading, "sum")
+    tsd = 0.0 if reading == "off" else tsd_loss(local, student, labels, reading, "mean")
     expected = cross_entropy(student, labels) + 5 * (distilled(student, local, 2) + tsd)
     torch.testing.assert_close(value, expected + 0.5 * distilled(student, logits(engine, old, images), 2))
 
@@ -299,51 +284,6 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
     assert not tiny.equal(head_of(own), head_of(others))
 
 
-def test_fedskf_lets_classifiers_follow_the_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every projection turns the eight neurons by one; the base is as it was, and who is absent misses several."""
-    turn = torch.arange(8).roll(1)
-
-    def project(self: Transport, source: Weights, base: Weights, layers: Any) -> Projection:
-        return Projection(dict(source), {"all": 0.0}, turn)
-
-    monkeypatch.setattr(Transport, "project", project)
-    seen = Seen(monkeypatch)
-    method = FedSKF(pit_map_local_cls=True, sync_round=1, old_local="post_sync")
-    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=6, cohort=3)
-    behind: dict[str, int] = {}
-    last: dict[str, Weights] = {}
-    longest = 0
-    for number in range(1, 7):
-        cohort = engine.advance().record["cohort"]
-        for client in cohort:
-            start = seen.fits[1, number, client].model[WEIGHT]
-            if client in last:
-                assert torch.equal(start, last[client][WEIGHT][:, torch.arange(8).roll(behind[client])])
-                longest = max(longest, behind[client])
-            last[client] = seen.results[1, number, client].model
-        behind = {client: behind.get(client, 0) + 1 for client in last} | dict.fromkeys(cohort, 1)
-        behind[engine.server.state.base] = 0
-    assert longest > 1
-    for client in last:
-        moved = last[client][WEIGHT][:, torch.arange(8).roll(behind[client])]
-        assert torch.equal(engine.states[client].old_own[WEIGHT], moved), "its old model reads the last extractor"
-
-
-def test_rows_of_new_classes_follow_the_neurons_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    turn = torch.arange(8).roll(1)
-    monkeypatch.setattr(Transport, "project", lambda self, source, *_: Projection(dict(source), {"all": 0.0}, turn))
-    seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(FedSKF(pit_map_local_cls=True), TWO_ONE, rounds=3, cohort=4)
-    tiny.played(engine, 3)
-    before, base = engine.server.model, engine.server.state.base
-    tiny.played(engine, 1)
-    new = engine.server.grown(before)[WEIGHT][2:]
-    for client in "0123":
-        own, start = seen.results[1, 3, client].model[WEIGHT], seen.fits[2, 1, client].model[WEIGHT]
-        assert torch.equal(start[:2], own if client == base else own[:, turn])
-        assert torch.equal(start[2:], new)
-
-
 def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
     def spread(w_pull: float) -> float:
         training = replace(tiny.TRAINING, epochs=30, lr=0.01, momentum=0.0)
@@ -351,8 +291,8 @@ def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
             FedSKF(w_pull=w_pull, pit="off"), TWO_ONE, rounds=3, cohort=4, training=training
         )
         tiny.played(engine, 3)
-        states: list[Personal] = list(engine.states.values())
-        heads = torch.stack([state.own[WEIGHT] for state in states])
+        states: list[FedSKFClientState] = list(engine.states.values())
+        heads = torch.stack([state.own_model[WEIGHT] for state in states])
         return float((heads - heads.mean(0)).abs().max())
 
     assert spread(45.0) < 0.1 * spread(0.0)
@@ -366,26 +306,47 @@ def test_the_bases_turn_goes_round() -> None:
     assert next_in_turn(["4", "1"], "2") == "4"
 
 
-@pytest.mark.parametrize(("counter", "expected"), [("global", "012301"), ("per_task", "012012")])
-def test_the_bases_turn_goes_on_from_task_to_task_or_begins_again(counter: Any, expected: str) -> None:
-    engine = tiny.engine_with_tasks(FedSKF(pit_counter=counter), TWO_ONE, rounds=3, cohort=4, training=tiny.SHORT)
+def test_the_bases_turn_goes_on_from_task_to_task() -> None:
+    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort=4, training=tiny.SHORT)
     turns = []
     while engine.finished < engine.rounds:
         engine.advance()
         turns.append(engine.server.state.base)
-    assert turns == list(expected)
+    assert turns == list("012301")
 
 
-def test_fedskfs_options_are_those_of_its_fusion() -> None:
-    method = FedSKF(
-        pit="aligned", pit_eta=0.25, pit_cost="sq", pit_solver="sinkhorn", pit_reg=0.3, pit_skip="refine",
-        pit_bias_in_cost=True,
-    )  # fmt: skip
-    expected = Transport(
-        cost="sq", solver="sinkhorn", reg=0.3, skip="refine", bias_in_cost=True, result="aligned", eta=0.25
+def test_by_lot_each_client_is_the_base_once_a_turn_and_no_round_is_somebodys() -> None:
+    engine = tiny.engine_with_tasks(FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort=4, training=tiny.SHORT)
+    turns = []
+    while engine.finished < engine.rounds:
+        engine.advance()
+        turns.append(engine.server.state.base)
+    cycles = [turns[k : k + 4] for k in range(0, 16, 4)]
+    assert all(sorted(cycle) == list("0123") for cycle in cycles)
+    assert len({cycle[-1] for cycle in cycles}) > 1, "the last of a turn is not always the same"
+
+
+def test_by_lot_those_who_had_no_turn_come_first() -> None:
+    def drawn(clients: list[str], done: list[str]) -> set[str]:
+        return {random_turn(clients, done, torch.Generator().manual_seed(seed)) for seed in range(40)}
+
+    assert drawn(["0", "1", "10"], []) == {"0", "1", "10"}
+    assert drawn(["0", "1", "10"], ["1"]) == {"0", "10"}
+    assert drawn(["1"], ["1"]) == {"1"}, "the others are not there"
+    orders = [["0", "10", "2"], ["2", "0", "10"]]
+    assert random_turn(orders[0], [], torch.Generator().manual_seed(3)) == random_turn(
+        orders[1], [], torch.Generator().manual_seed(3)
     )
-    assert method.transport == expected
-    assert FedSKF().transport == Transport()
+
+
+def test_lots_are_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def turns(seed: int) -> list[str]:
+        engine = tiny.engine_with_tasks(
+            FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort=4, training=tiny.SHORT, seed=seed
+        )
+        return [engine.advance() and engine.server.state.base for _ in range(16)]  # type: ignore[func-returns-value]
+
+    assert turns(0) == turns(0) != turns(1)
 
 
 def test_fedskfs_projection_is_its_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,10 +385,10 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
 
     train = FedSKF.train
 
-    def noting(self: FedSKF, client: Any, model: Weights, moves: list[torch.Tensor]) -> Fit:
+    def noting(self: FedSKF, client: Any, model: Weights) -> Fit:
         places.append((client.task, client.round))
         try:
-            return train(self, client, model, moves)
+            return train(self, client, model)
         finally:
             places.pop()
 
@@ -440,11 +401,11 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_is_taught_without_a_model_or_without_weight() -> None:
-    assert old_classes({}, 3.0, 2.0) is ZERO_LOSS
-    assert old_classes({WEIGHT: torch.zeros(2, 3)}, 0.0, 2.0) is ZERO_LOSS
+    assert distill_old_classes({}, 3.0, 2.0) is ZERO_LOSS
+    assert distill_old_classes({WEIGHT: torch.zeros(2, 3)}, 0.0, 2.0) is ZERO_LOSS
 
 
-def test_memories_are_cut_short_and_joined() -> None:
+def test_memories_are_shortened_and_joined() -> None:
     engine = tiny.engine_with_tasks(FediCaRL(), TWO_ONE, cohort=4)
     tiny.played(engine, 2)
     state = engine.states["0"]
@@ -453,11 +414,11 @@ def test_memories_are_cut_short_and_joined() -> None:
 
     engine.enter(2)
     client = LocalClient(engine.place, "0", engine.federation.data("0"), state, task=2, round=1, uses={})
-    later = remembered(client, engine.server.grown(engine.server.model), first, 1, "herding")
+    later = update_memory(client, engine.server.grown(engine.server.model), first, 1, "herding")
     assert int(torch.bincount(later["label"]).max()) == 1
     for c in set(first["label"].tolist()):
         assert torch.equal(later["image"][later["label"] == c][0], first["image"][first["label"] == c][0])
-    assert len(joined(later, {})["label"]) == len(later["label"])
+    assert len(concat(later, {})["label"]) == len(later["label"])
 
 
 def test_the_methods_are_known_by_name() -> None:

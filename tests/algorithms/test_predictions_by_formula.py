@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import tiny
@@ -11,13 +12,18 @@ from byhand import Hand, Model, hand_of
 from torch import Tensor, log_softmax, softmax
 
 from fedkeep import seeds
-from fedkeep.algorithms.fedgems import FedGEMS
-from fedkeep.algorithms.fedmd import FedMD
-from fedkeep.algorithms.ft_kd import FTKD
+from fedkeep.algorithms.heterogeneous.ewc_kd import EWCKD
+from fedkeep.algorithms.heterogeneous.fedgems import FedGEMS
+from fedkeep.algorithms.heterogeneous.fedmd import FedMD
+from fedkeep.algorithms.heterogeneous.ft_kd import FTKD
+from fedkeep.algorithms.heterogeneous.logit_exchange import LogitReply
+from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
-from fedkeep.algorithms.said import Said
 from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.toolbox import LocalParty
+from fedkeep.interface import Fit
+from fedkeep.losses import ClassSubset, CrossEntropy
 
 ROUNDS = 2
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
@@ -91,14 +97,14 @@ def test_own_models_and_a_consensus(method: FTKD) -> None:
         for client in cohort:
             own[client] = hand.train(client, number, own.get(client, hand.initial), hand.cross_entropy)
         told = [hand.taught(own[client], images) for client in cohort]
-        tau = method.tau
+        tau = getattr(method, "tau", 1.0)
         if isinstance(method, FedGEMS):
             chances = torch.stack([softmax(said / tau, -1) for said in told])
             sure = 1 / -(chances * chances.log()).sum(-1)
             together = tau * ((sure.exp() / sure.exp().sum(0))[..., None] * chances).sum(0).log()
             before = hand.taught(model, images)
             consensus = torch.where((before.argmax(-1) == labels)[:, None], before, together)
-        elif method.ensemble == "prob":
+        elif getattr(method, "ensemble", "logit") == "prob":
             consensus = tau * torch.stack([softmax(said / tau, -1) for said in told]).mean(0).log()
         else:
             consensus = torch.stack(told).mean(0)
@@ -131,9 +137,9 @@ def test_weights_never_leave_and_public_images_are_sent_once() -> None:
 
 def test_a_client_that_says_too_little_is_lost_by_name() -> None:
     engine = tiny.engine(FTKD())
-    said = Said(torch.zeros(5, tiny.CLASSES))
+    said = LogitReply(torch.zeros(5, tiny.CLASSES))
     assert "not [6, 3] in float32" in str(engine.algorithm.fault(engine.server, said, 9))
-    assert engine.algorithm.fault(engine.server, Said(torch.zeros(6, tiny.CLASSES)), 9) is None
+    assert engine.algorithm.fault(engine.server, LogitReply(torch.zeros(6, tiny.CLASSES)), 9) is None
 
 
 def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
@@ -144,3 +150,40 @@ def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
     model = engine.states[last["client"]].model
     assert last["correct"] == engine.evaluate(model, last["client"]).correct
     assert last["previous"] is None
+
+
+@pytest.mark.parametrize("cls", [FTKD, LwFKD, EWCKD])
+def test_the_head_says_with_which_classes_labels_compete(cls: type[FTKD], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [cls(head=head).head for head in ("joint", "sliced")] == ["joint", "sliced"]  # type: ignore[arg-type]
+    engines = [
+        tiny.engine_with_tasks(cls(head=head), tiny.stream((2, 1), absent=0), rounds=1, cohort=5)  # type: ignore[arg-type]
+        for head in ("joint", "sliced")
+    ]
+    fit, losses = LocalParty.fit, list[Any]()
+
+    def noted(self: LocalParty, model: Any, loss: Any, *args: Any, **kwargs: Any) -> Fit:
+        if self.name == "1" and self.task == 2 and not args:
+            losses.append(loss)
+        return fit(self, model, loss, *args, **kwargs)
+
+    monkeypatch.setattr(LocalParty, "fit", noted)
+    for engine in engines:
+        tiny.played(engine)
+    joint, sliced = (getattr(loss, "terms", (loss,))[0] for loss in losses)
+    assert isinstance(joint, CrossEntropy)
+    assert isinstance(sliced, ClassSubset)
+    assert not tiny.equal(engines[0].server.model, engines[1].server.model)
+
+
+def test_squared_temperature_is_a_factor_of_the_distillation(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit, factors = LocalParty.fit, set[float]()
+
+    def noted(self: LocalParty, model: Any, loss: Any, *args: Any, **kwargs: Any) -> Fit:
+        factors.update([loss.term.factor] if isinstance(loss, ClassSubset) else [])
+        return fit(self, model, loss, *args, **kwargs)
+
+    monkeypatch.setattr(LocalParty, "fit", noted)
+    for scale, factor in (("none", 1.0), ("tau2", 9.0)):
+        factors.clear()
+        tiny.played(tiny.engine(FTKD(tau=3.0, kd_scale=scale), rounds=1))  # type: ignore[arg-type]
+        assert factors == {factor}

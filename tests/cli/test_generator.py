@@ -11,7 +11,8 @@ import pytest
 from fedkeep.cli import generator as command
 from fedkeep.cli import main
 
-TINY = ["--set", "unet.widths=[8,8]", "--set", "unet.blocks=1", "--set", "noise.times=20", "--set", "training.steps=4"]
+QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "schedule.num_timesteps=20", "training.steps=4")
+TINY = [word for change in QUICK for word in ("--set", change)]
 FEW = ["--set", "sampler.steps=2", "--count", "2"]
 
 
@@ -50,14 +51,14 @@ def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.Mo
 
     told = cli("check", folder, "--model", "mlp", *FEW)
     assert "20/20 images" in told
-    gate = json.loads((folder / "gate.json").read_text())
+    gate = json.loads((folder / "quality.json").read_text())
     assert gate["regime"] == "same_classes"
     assert gate["generator"] == card["hash"]
     assert [len(gate[name]) for name in ("real", "shown", "learned", "label_names")] == [10] * 4
 
     told = cli("check", folder, "--on", "digits", "--set", "prototypes.steps=3", "--model", "mlp", *FEW)
     assert "prototypes: 3 steps, loss" in told
-    assert json.loads((folder / "gate-on-digits.json").read_text())["prototypes"] == "found"
+    assert json.loads((folder / "quality-on-digits.json").read_text())["prototypes"] == "found"
 
 
 def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from fedkeep.cli import generator as command
 from fedkeep.cli import main
+from fedkeep.generation.diffusion.pixel import read_card
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.synthesis.diffusion.pixel import read_card
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -25,7 +25,7 @@ PLACES = {
     "emnist_letters_a_to_j": list("ABCDEFGHIJ"),
     "zalando-datasets/fashion_mnist": [f"garment {number}" for number in range(10)],
 }
-TINY = ["unet.widths=[8,8]", "unet.blocks=1", "unet.patch=2", "noise.times=20", "training.steps=4"]
+TINY = ["unet.widths=[8,8]", "unet.blocks=1", "unet.patch=2", "schedule.num_timesteps=20", "training.steps=4"]
 FEW = ["cur=3", "pre=2", "server_cur=4", "server_pre=2", "proto_rounds=2", "proto_steps=2", "proto_batch=8"]
 DRAWN = ["sampler=ddim", "sampler_steps=2"]
 
@@ -71,7 +71,7 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
         return capsys.readouterr().out
 
     tiny = [word for change in TINY for word in ("--set", change)]
-    told = call("generator", "train", "grey", "--regime", "same_classes", "--codes", 2, "--out", folder, *tiny)
+    told = call("generator", "train", "grey", "--regime", "same_classes", "--clusters", 2, "--out", folder, *tiny)
     assert "60 images of 30 classes, 2 codes each" in told
     card = read_card(folder)
     assert (card.data, card.regime, card.codes, card.held_out) == ("grey", "same_classes", 2, 0.15)
@@ -79,7 +79,7 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
     few = ["--count", 3, "--set", "sampler.steps=2", "--seed", 1]
     call("generator", "sample", folder, *few)
     assert "mnist: 0" in call("generator", "check", folder, "--model", "mlp", *few)
-    gate = json.loads((folder / "gate.json").read_text())
+    gate = json.loads((folder / "quality.json").read_text())
     assert len(gate["shown"]) == 30
 
     options = [f"feddcl.{change}" for change in (*FEW, *DRAWN)]

@@ -10,7 +10,8 @@ import torch
 
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.digits import digits
-from fedkeep.data.holdout import hold_out
+from fedkeep.data.fingerprints import fingerprints
+from fedkeep.data.holdout import hold_out, validated
 from fedkeep.errors import DataError
 
 
@@ -127,3 +128,24 @@ def test_hold_out_takes_the_share_of_each_group_and_leaves_one() -> None:
     assert [int(chosen[groups == group].sum()) for group in (0, 7, 3)] == [2, 5, 0]
     # A group's choice is drawn, not its first rows.
     assert chosen[groups == 7].nonzero().flatten().tolist() != [0, 1, 2, 3, 4]
+
+
+def test_a_part_of_the_training_images_stands_for_the_test_images() -> None:
+    whole = digits()
+    part = validated(whole, 0.1)
+    together = torch.cat((part.train["label"], part.test["label"]))
+    assert torch.equal(together.bincount(), whole.train["label"].bincount())
+    share = part.test["label"].bincount() / together.bincount()
+    assert float((share - 0.1).abs().max()) < 0.005
+    ours, theirs = fingerprints(part.test["image"]), fingerprints(part.train["image"])
+    assert torch.isin(ours, fingerprints(whole.train["image"])).all()
+    assert int(torch.isin(ours, theirs).sum()) == 0, "clients do not have them"
+    assert not torch.isin(fingerprints(whole.test["image"]), torch.cat((ours, theirs))).any()
+    assert torch.equal(part.test["image"], validated(whole, 0.1).test["image"])
+    assert "10% of each class's training images, held out; the test images are not used" in part.note
+    assert (part.mean, part.label_names) == (whole.mean, whole.label_names)
+
+
+def test_a_part_of_no_image_is_refused() -> None:
+    with pytest.raises(DataError, match="holds none out"):
+        validated(small(), 1e-6)

@@ -12,12 +12,12 @@ import tiny
 import torch
 from torch import nn
 
-from fedkeep.algorithms.ewc_kd import EWCKD
-from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.fedlwf import FedLwF
-from fedkeep.algorithms.fedpass import FedPASS
-from fedkeep.algorithms.ft_kd import FTKD
-from fedkeep.algorithms.lwf_kd import LwFKD
+from fedkeep.algorithms.heterogeneous.ewc_kd import EWCKD
+from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.heterogeneous.ft_kd import FTKD
+from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
+from fedkeep.algorithms.incremental.fedlwf import FedLwF
+from fedkeep.algorithms.incremental.fedpass import FedPASS
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.engine.checkpoint import Checkpoint
@@ -78,14 +78,6 @@ def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extract
     tiny.played(again)
     assert forgetful.read > extractor.read
     assert tiny.equal(again.server.model, engine.server.model)
-
-
-def test_a_server_that_holds_the_clients_models_asks_them_about_images(extractor: Extractor) -> None:
-    told, asking = (
-        feddcl(extractor, FedDCL(**{**tiny.TOYS["feddcl"], "exchange": way})) for way in ("predictions", "models")
-    )
-    tiny.played(told), tiny.played(asking)
-    assert tiny.equal(told.server.model, asking.server.model)
 
 
 def test_a_resume_ends_in_the_same_bits(extractor: Extractor, tmp_path: Path) -> None:

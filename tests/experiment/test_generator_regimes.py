@@ -21,11 +21,11 @@ from fedkeep.experiment.cells import describe_begun
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.setup import checked_generator, federate
-from fedkeep.synthesis.diffusion.material import HELD_OUT, material
-from fedkeep.synthesis.diffusion.pixel import CARD, SEEN, read_card, read_seen
+from fedkeep.generation.diffusion.pixel import CARD, FINGERPRINTS, read_card, read_fingerprints
+from fedkeep.generation.diffusion.training_data import HELD_OUT, load_training_data
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-QUICK = ["unet.widths=[8,8]", "unet.blocks=1", "noise.times=20", "training.steps=2"]
+QUICK = ["unet.widths=[8,8]", "unet.blocks=1", "schedule.num_timesteps=20", "training.steps=2"]
 
 
 def trained(folder: Path, regime: str) -> Path:
@@ -51,9 +51,9 @@ def recipe(generator: Path, *methods: str, settings: tuple[str, ...] = ()) -> Re
 
 def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: Path) -> None:
     whole = load("digits")
-    seen = read_seen(same_classes)
-    drawn = material("digits", "same_classes")
-    assert torch.equal(seen, fingerprints(drawn.learned["image"]).unique())
+    seen = read_fingerprints(same_classes)
+    drawn = load_training_data("digits", "same_classes")
+    assert torch.equal(seen, fingerprints(drawn.seen["image"]).unique())
     assert read_card(same_classes).held_out == HELD_OUT
     for settings in ((), ("tasks.tasks=2",)):
         federation = federate(recipe(same_classes, settings=settings), 0)
@@ -63,8 +63,8 @@ def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: 
             held += [fingerprints(there.data(client)["image"]) for client in there.clients]
         theirs = torch.cat(held)
         assert not torch.isin(theirs, seen).any(), "no overlap"
-        assert torch.equal(theirs.sort().values, fingerprints(drawn.left["image"]).sort().values), "and nothing else"
-    assert len(theirs) + drawn.seen.sum() == len(whole.train["label"])
+        assert torch.equal(theirs.sort().values, fingerprints(drawn.unseen["image"]).sort().values), "and nothing else"
+    assert len(theirs) + drawn.is_seen.sum() == len(whole.train["label"])
 
 
 def test_methods_without_a_generator_hold_the_same_and_need_no_folder(same_classes: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_resume_finds_what_the_run_began_with_or_is_refused(
 def test_other_data_than_the_generator_learned_from_are_refused(
     same_classes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def others(name: str, data_dir: object = None) -> DataSet:
+    def others(name: str, *_: object) -> DataSet:
         dataset = load(name)
         return replace(dataset, train={**dataset.train, "image": 255 - dataset.train["image"]})
 
@@ -112,10 +112,10 @@ def test_other_data_than_the_generator_learned_from_are_refused(
 
 def test_a_folder_that_does_not_say_what_it_saw_is_refused(same_classes: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(same_classes, tmp_path / "copy")
-    (folder / SEEN).write_bytes((folder / SEEN).read_bytes()[:-1] + b"?")
+    (folder / FINGERPRINTS).write_bytes((folder / FINGERPRINTS).read_bytes()[:-1] + b"?")
     with pytest.raises(RunError, match=r"is not what generator\.json says"):
         federate(recipe(folder), 0)
-    (folder / SEEN).unlink()
+    (folder / FINGERPRINTS).unlink()
     with pytest.raises(RunError, match="Copy the whole folder again"):
         federate(recipe(folder), 0)
     card = json.loads((folder / CARD).read_text())

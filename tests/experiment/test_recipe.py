@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.sequential.fedseq import FedSeq
@@ -23,6 +24,7 @@ from fedkeep.experiment.machine import Machine
 from fedkeep.experiment.networks import ClientModel, of_one, own_models
 from fedkeep.experiment.reading import load_recipe
 from fedkeep.experiment.recipe import Method, Recipe, with_methods
+from fedkeep.experiment.setup import describe_cell, federate
 from fedkeep.models.mlp import MLP
 
 
@@ -249,7 +251,7 @@ SETTING_ERRORS = [
     ("partition.alhpa=1", "there is no option 'alhpa'.*'alpha'"),
     ("model.hiden=[1]", "there is no option 'hiden'.*'hidden'"),
     ("augmentation.flp=true", "there is no option 'flp'.*'flip'"),
-    ("data.nam=x", r"\[data\] needs exactly one option, name"),
+    ("data.nam=x", r"\[data\] needs a name"),
     ("algorithm.teachres=1", "no method.*'teachers'"),
     ("sfedkd.teachres=1", "there is no option 'teachres'.*'teachers'"),
     ("fedavg.teachers=1", "there is no option 'teachers'"),
@@ -358,7 +360,7 @@ def test_malformed_files_and_changes_together_are_errors_too(text: str, changes:
         ("demmo", "no recipe 'demmo'. Did you mean 'demo'.*fedkeep recipes.*toml file"),
         ("sfedkd/tabel4", "no recipe 'sfedkd/tabel4'. Did you mean 'sfedkd/table4'"),
         ("sfedkd/table4", "one for each column of SFedKD, table 4: sfedkd/table4/cifar10-2-0.5, sfedkd/table4/cif"),
-        ("sfedkd/_base", "needs exactly one option, name"),
+        ("sfedkd/_base", "needs a name"),
         ("nowhere/x.toml", "no file 'nowhere/x.toml'.*demo"),
         ("", "no recipe"),
     ],
@@ -461,3 +463,32 @@ def test_what_is_no_range_of_clients_is_a_name(name: str) -> None:
 def test_client_models_that_cannot_be(load: Any, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(tiny.RECIPE + text)
+
+
+def test_a_recipe_that_is_evaluated_on_training_images_says_so(load: Any) -> None:
+    recipe = load(settings=["data.validation=0.1"])
+    assert recipe.validation == 0.1
+    assert recipe.title == "tiny (changed: data.validation=0.1) (evaluated on 10% of the training images)"
+    again = load(recipe.to_toml())
+    assert (again.title, again.validation) == (recipe.title, 0.1)
+    assert load().validation == 0
+    assert "validation" not in load().to_toml()
+    other = load(settings=["data.validation=0.1", "data.name=mnist"])
+    assert other.validation == 0, "other data have nothing in common"
+
+
+@pytest.mark.parametrize("share", ["0.6", "-0.1", "true", "'much'"])
+def test_a_share_for_validation_is_a_share(load: Any, share: str) -> None:
+    with pytest.raises(ConfigError, match=r"data.validation is a share of the training images, 0 \(none\) to 0.5"):
+        load(settings=[f"data.validation={share}"])
+
+
+def test_validation_images_are_the_test_set_of_a_federation(load: Any) -> None:
+    whole, part = (federate(load(settings=s), 0) for s in ([], ["data.validation=0.1"]))
+    train, test = part.dataset.train["label"], part.dataset.test["label"]
+    assert len(train) + len(test) == len(whole.dataset.train["label"])
+    assert sum(part.size(client) for client in part.clients) == len(train)
+    assert torch.equal(federate(load(settings=["data.validation=0.1"]), 1).dataset.test["label"], test)
+    described = describe_cell(load(), load().methods[0], 0, part)
+    assert "held out; the test images are not used" in described["dataset_note"]
+    assert sum(described["test_total"]) == len(test)

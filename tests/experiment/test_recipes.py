@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedkeep.algorithms.feddcl import FedDCL
-from fedkeep.algorithms.fedpass import FedPASS
-from fedkeep.algorithms.fedskf import FedSKF
-from fedkeep.algorithms.fedweit import FedWeIT
+from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.incremental.fedpass import FedPASS
+from fedkeep.algorithms.incremental.fedskf import FedSKF
+from fedkeep.algorithms.incremental.fedweit import FedWeIT
 from fedkeep.algorithms.parallel.fedadkd import FedADKD
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.parallel.fedlsd import FedLSD
@@ -345,7 +345,7 @@ def test_images_are_augmented_as_in_the_code_of_target() -> None:
     assert load_recipe("fedkeep/class-incremental/fashion-mnist-5x2").augmentation == Augmentation()
 
 
-RGB = {"cur": 200, "pre": 50, "server_cur": 200, "server_pre": 200, "server_passes": 1, "guidance": 10.0}
+RGB = {"cur": 200, "pre": 50, "server_cur": 200, "server_pre": 200, "server_epochs": 1, "guidance": 10.0}
 
 
 @pytest.mark.parametrize("name", ["table1-heterogeneous/rgb-0.3", "table2/rgb-0.5", "table3/rgb"])

@@ -15,7 +15,7 @@ import tiny
 import torch
 
 import fedkeep
-from fedkeep.algorithms.target import TARGET
+from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.data import Augmentation, DataSet, Tasks
 from fedkeep.data.partition import ByColumn, ExDir, Scheme
 from fedkeep.experiment.catalogue import paper_tables
@@ -99,7 +99,7 @@ def test_every_recipe_with_tasks_can_be_carried_out(table: str, methods: int) ->
     for name, (recipe, method) in played.items():
         recipe = small_in_tasks(recipe)
         if isinstance(method.algorithm, TARGET):
-            method = replace(method, algorithm=replace(method.algorithm, **tiny.SYNTHESIS))
+            method = replace(method, algorithm=replace(method.algorithm, **tiny.INVERSION))
         engine = engine_for(recipe, method, 0, shared_out(recipe, 0, digits(), {}))
         records = tiny.played(engine)
         assert [len(record["correct"]) for record in records] == [5, 10], name

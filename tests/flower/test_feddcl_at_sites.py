@@ -20,9 +20,9 @@ from fedkeep.experiment.reading import load_recipe
 from fedkeep.flower import site
 from fedkeep.flower.config import Place
 from fedkeep.flower.server import serve
+from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.generation.diffusion.training_data import load_training_data
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.synthesis.diffusion.choice import GeneratorChoice
-from fedkeep.synthesis.diffusion.material import material
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -61,7 +61,7 @@ def test_sites_hold_no_image_that_the_generator_learned_from(tmp_path: Path) -> 
     line = LocalLine(own)
     serve(line, config(recipe, tmp_path / "real", (), methods="feddcl", rounds=1))
     book = json.loads(next((tmp_path / "real" / "cells").rglob("sites.json")).read_text())
-    left = material("digits", "same_classes").left["label"]
+    left = load_training_data("digits", "same_classes").unseen["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
 
@@ -74,7 +74,7 @@ def test_methods_that_draw_nothing_leave_the_same_images_out(tmp_path: Path) -> 
         serve(LocalLine(places(tmp_path / "sites", 3, **own)), wanted)
     serve(LocalLine(places(tmp_path / "own", 3, **own, generator=str(tmp_path / "generator"))), wanted)
     book = json.loads(next((tmp_path / "real" / "cells").rglob("sites.json")).read_text())
-    left = material("digits", "same_classes").left["label"]
+    left = load_training_data("digits", "same_classes").unseen["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
 
@@ -148,7 +148,7 @@ def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(re
 def test_a_run_without_a_generator_does_not_know_that_of_a_site(recipe: str, tmp_path: Path) -> None:
     (place,) = places(tmp_path, 1, partition_id=-1, data="digits", generator="of/this/site").values()
     assert site._generator(load_recipe(recipe), place).name == "of/this/site"
-    assert site._generator(load_recipe(tiny.write_recipe(tmp_path)), place) == GeneratorChoice()
+    assert site._generator(load_recipe(tiny.write_recipe(tmp_path)), place) == GeneratorConfig()
 
 
 def frozen(recipe: str, folder: Path, sites: str) -> str:

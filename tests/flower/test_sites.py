@@ -275,7 +275,7 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
     line = LocalLine(places(tmp_path / "states"))
     with pytest.MonkeyPatch.context() as patch:
         own = {str(strange): odd}
-        patch.setattr("fedkeep.flower.site.load_data", lambda name, folder: own.get(name) or load_data(name, folder))
+        patch.setattr("fedkeep.flower.site.load_data", lambda name, *rest: own.get(name) or load_data(name, *rest))
         line.places[103] = line.places[103].__class__(site="3", data=str(strange))
         with pytest.raises(ConfigError, match="'cat'"):
             serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))

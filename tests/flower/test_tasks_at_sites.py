@@ -82,7 +82,7 @@ def test_sites_with_data_of_their_own_take_the_rows_of_each_task(
 ) -> None:
     whole = load_recipe(recipe, settings=SETTINGS, rounds=ROUNDS)
     one = alone("fedskf")
-    monkeypatch.setattr("fedkeep.flower.site.load_data", lambda name, folder: as_held(whole, name))
+    monkeypatch.setattr("fedkeep.flower.site.load_data", lambda name, *_: as_held(whole, name))
     own = {node: Place(site=str(node), data=str(node), state_dir=str(tmp_path / "states")) for node in range(8)}
     line = LocalLine(own)
     at_sites(recipe, tmp_path / "sites", line, "fedskf")

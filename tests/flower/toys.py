@@ -62,7 +62,8 @@ proto_steps = 2
 proto_batch = 8
 sampler_steps = 2
 """
-TINY = ["--set", "unet.widths=[8,8]", "--set", "unet.blocks=1", "--set", "noise.times=20", "--set", "training.steps=4"]
+QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "schedule.num_timesteps=20", "training.steps=4")
+TINY = [word for change in QUICK for word in ("--set", change)]
 
 
 def toy_recipe(folder: Path, others: Sequence[str] = (), more: str = "", regime: str = "paper") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fedkeep.losses import (
     CrossEntropy,
     Distillation,
     FullKL,
+    JointHeadDistillation,
     Loss,
     QuadraticPenalty,
     Scaled,
@@ -190,3 +192,47 @@ def test_a_pull_on_the_classifier_alone() -> None:
     assert float(loss) == pytest.approx(2.0 * 0.25 * (CLASSES * WIDTH + CLASSES))
     assert not slopes["table"].any()
     torch.testing.assert_close(slopes["classifier.bias"], torch.full_like(slopes["classifier.bias"], -2.0), **EXACT)
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+@pytest.mark.parametrize("scale", ["none", "tau2"])
+def test_joint_head_the_student_answers_with_all_its_outputs(is_settled: bool, scale: Any) -> None:
+    objective: Loss = JointHeadDistillation(TEACHER, 0, OLD, 0.7, TAU, scale)
+    if is_settled:
+        objective = settled(objective, NEW)
+    batch, total, factor = draw(NEW, ROWS), 0.0, 0.7 * (TAU**2 if scale == "tau2" else 1.0)
+    for own, said in zip(logits(STUDENT, batch), logits(TEACHER, batch), strict=True):
+        q, p = softmax(own / TAU), softmax(said / TAU)
+        total -= sum(p[c] * math.log(q[c]) for c in range(OLD))
+    view = TableView(STUDENT)
+    objective(view, [batch])
+    assert view.teacher_calls == (0 if is_settled else 1)
+    loss, slopes = value_and_gradients(objective, STUDENT, batch)
+    assert float(loss) == pytest.approx(factor * total / len(ROWS), rel=1e-12)
+    own, said = logits(STUDENT, batch) / TAU, logits(TEACHER, batch) / TAU
+    target = torch.cat((said.softmax(-1), torch.zeros(len(ROWS), CLASSES - OLD)), -1)
+    upstream = factor * (own.softmax(-1) - target) / TAU / len(ROWS)
+    torch.testing.assert_close(slopes["classifier.bias"], upstream.sum(0), **EXACT)
+    assert (slopes["classifier.bias"][OLD:] > 0).all(), "outputs that are not spoken of are lowered"
+
+
+def test_joint_head_by_numbers() -> None:
+    """Logits (1, 0.5, -0.5, 2) at temperature 2, taught (2, 0) about the first two: worked out by hand."""
+    student = {"table": torch.tensor([[1.0]]).double(), "classifier.weight": torch.zeros(4, 1).double()}
+    student["classifier.bias"] = torch.tensor([1.0, 0.5, -0.5, 2.0]).double()
+    for scale, value in (("none", 1.4281833456375053), ("tau2", 5.712733382550021)):
+        term = JointHeadDistillation({}, 0, 2, 1.0, 2.0, scale).with_logits(torch.tensor([[2.0, 0.0]]).double())  # type: ignore[arg-type]
+        loss, _ = value_and_gradients(term, student, draw(data([0]), [0]))
+        assert float(loss) == pytest.approx(value, rel=1e-14)
+
+
+def test_joint_head_a_class_alone_still_competes_with_the_others() -> None:
+    term = JointHeadDistillation(model(EXAMPLES, WIDTH, 1, seed=4), 0, 1, 1.0, TAU)
+    loss, _ = value_and_gradients(term, STUDENT, draw(data([0] * EXAMPLES), ROWS))
+    plain, _ = value_and_gradients(CrossEntropy(tau=TAU), STUDENT, draw(data([0] * EXAMPLES), ROWS))
+    torch.testing.assert_close(loss, plain, **EXACT)
+
+
+def test_joint_head_another_data_set_is_left_alone() -> None:
+    term = JointHeadDistillation(TEACHER, 0, OLD, dataset=1)
+    assert settled(term, NEW) is term

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -63,3 +64,33 @@ def test_logits_are_matched_in_squares() -> None:
     squares = [(own[i][c] - target[row, c].item()) ** 2 for i, row in enumerate(ROWS) for c in range(CLASSES)]
     value, _ = value_and_gradients(LogitMatching(target), STUDENT, batch)
     torch.testing.assert_close(value.item(), sum(squares) / len(squares), **EXACT)
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 3), (3, 2), (1, 1)])
+@pytest.mark.parametrize(("tau", "scale"), [(1.0, "none"), (2.0, "none"), (2.0, "tau2")])
+def test_soft_labels_among_all_outputs(start: int, count: int, tau: float, scale: Any) -> None:
+    target = noise(EXAMPLES, count, seed=3)
+    batch, total = draw(PUBLIC, ROWS), 0.0
+    for own, row in zip(logits(STUDENT, batch), ROWS, strict=True):
+        p = torch.softmax(target[row] / tau, 0).tolist()
+        everything = math.log(sum(math.exp(z / tau) for z in own.tolist()))
+        total -= sum(p[c] * (own[start + c].item() / tau - everything) for c in range(count))
+    term = soft_label_loss(target, PUBLIC, tau, 0.7, start=start, scale=scale, outputs=CLASSES)
+    value, gradients = value_and_gradients(term, STUDENT, batch)
+    factor = 0.7 * (tau**2 if scale == "tau2" else 1.0)
+    torch.testing.assert_close(value.item(), factor * total / len(ROWS), **EXACT)
+    assert gradients["classifier.bias"].abs().min() > 0, "all outputs compete"
+
+
+def test_where_all_classes_are_spoken_of_it_makes_no_difference() -> None:
+    target, batch = noise(EXAMPLES, CLASSES, seed=3), draw(PUBLIC, ROWS)
+    ways = [value_and_gradients(soft_label_loss(target, PUBLIC, 2.0, outputs=n), STUDENT, batch) for n in (0, CLASSES)]
+    assert torch.equal(ways[0][0], ways[1][0])
+    assert all(torch.equal(ways[0][1][name], slope) for name, slope in ways[1][1].items())
+
+
+def test_squared_temperature_scales_exactly() -> None:
+    target, batch = noise(EXAMPLES, 3, seed=3), draw(PUBLIC, ROWS)
+    plain, scaled = (soft_label_loss(target, PUBLIC, 2.0, scale=scale) for scale in ("none", "tau2"))  # type: ignore[arg-type]
+    one, other = (value_and_gradients(term, STUDENT, batch)[0] for term in (plain, scaled))
+    torch.testing.assert_close(4 * one, other, **EXACT)

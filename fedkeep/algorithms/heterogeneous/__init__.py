@@ -1,0 +1,1 @@
+"""Methods for clients of different networks, which exchange logits instead of weights."""

@@ -1,0 +1,227 @@
+"""FedDCL: a server learns task after task from clients of other networks, on images generated from prototypes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.algorithms.heterogeneous.logit_exchange import LogitReply, clip_logits, mean_logits, validate_logits
+from fedkeep.algorithms.incremental.class_incremental import (
+    concat,
+    distill_old_classes,
+    label_loss,
+    mark_generated,
+)
+from fedkeep.algorithms.incremental.generated_replay import (
+    ImagePool,
+    extend_pool,
+    missing_images,
+    replay_data,
+    select_images,
+)
+from fedkeep.algorithms.incremental.prototype_generation import (
+    PrototypeOptions,
+    PrototypeReply,
+    validate_prototypes,
+)
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, each, on_client
+from fedkeep.interface.party import Party
+from fedkeep.losses import ZERO_LOSS, ClassSubset, CrossEntropy, Head, Loss, Scale
+from fedkeep.losses.distillation import soft_label_loss
+from fedkeep.models import Weights
+from fedkeep.options import option
+
+
+@dataclass
+class FedDCLImages:
+    """What a client receives.
+
+    Attributes
+    ----------
+    pool : Data
+        Generated images, equally many of each class, in order of classes.
+    old_logits : Tensor
+        The logits of the server's old model on those images of old classes from which it learns, [images, old
+        classes]; empty in the first task.
+    """
+
+    pool: Data = field(default_factory=dict)
+    old_logits: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+
+
+@dataclass
+class FedDCLServerState(ImagePool):
+    """What the server keeps besides its pool.
+
+    Attributes
+    ----------
+    old_logits : Tensor
+        See `FedDCLImages`.
+    old_model : Weights
+        Its model of the task before.
+    """
+
+    old_logits: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    old_model: Weights = field(default_factory=dict)
+
+
+@dataclass
+class FedDCLClientState(FedDCLImages):
+    """What a client keeps besides what it received.
+
+    Attributes
+    ----------
+    model : Weights
+        Its own model; empty before it is trained.
+    old_model : Weights
+        Its own model of the task before.
+    """
+
+    model: Weights = field(default_factory=dict)
+    old_model: Weights = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
+    """Data-free continual learning (Algorithm 1, its slips corrected): examples stay with clients, and weights too.
+
+    *When a task begins* (eqs. 4, 5) clients search for the prototype of each new class under a frozen diffusion model,
+    and the server averages them, ``proto_rounds`` times. The server then generates images of the new classes, once for
+    all rounds (section V-D), and sends them to the clients. The printed algorithm generates them anew in every update.
+
+    *A round*: a client trains its own model by CE[new] on its examples and generated images, and, on generated images
+    of old classes, by CE[old] + w_kd KD[old] from its own model of the task before (eqs. 6 to 8). It sends its logits
+    on the server's generated images of new classes. The server learns their mean there, and its own old model's logits
+    on old classes (eqs. 9 to 11); then the clients do (eq. 12). With ``server_loss=labels`` the server learns the
+    generated images' labels alone: the control that shows what the images are worth.
+
+    Read literally, eqs. 6, 7, 9 and 10 have softmaxes over old and over new outputs apart (``head=sliced``), and
+    nothing separates old classes from new ones. With ``head=joint`` labels and logits are learned by a softmax over all
+    outputs, in which classes without a logit have probability zero: at clients, at the server and in feedback. The
+    first task is the same either way, and so are the control's labels at the server, which compete with all.
+
+    The paper prints no temperature: 2 without tau squared (``kd_scale``), as in the code of DDDR, on which it builds,
+    whose w_kd is 10. Numbers of images are per class (DDDR has cur=50 and pre=200), inner "rounds" are epochs, and
+    local ones are the recipe's epochs. The paper's grey images are sampled by ddpm in 500 steps. One pool of images
+    serves all four sets, each the first of a class. Real and generated images are augmented alike, but for brightness.
+    One generator serves all tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass
+    a network one after the other, as in DDDR. docs/tried-readings.md lists other readings.
+    """
+
+    title = "FedDCL"
+    paper = "FedDCL, 2025 (arXiv 2509.25977): federated data-free continual learning with diffusion prototypes"
+    needs = ("generator",)
+    networks = "any"
+
+    head: Head = option("sliced", "softmaxes run over all outputs, or over old and new ones apart")
+    tau: float = option(2.0, "softmax temperature of all distillation", low=1e-3)
+    kd_scale: Scale = option("none", "whether all distillation is multiplied by tau squared")
+    w_kd: float = option(1.0, "weight of a client's distillation of old classes", low=0.0)
+    cur: int = option(200, "generated images of each new class in a client's training; 0: none", low=0)
+    pre: int = option(100, "generated images of each old class there; 0: none", low=0)
+    server_loss: Literal["kd", "labels"] = option("kd", "the server learns clients' logits, or the images' labels")
+    server_epochs: int = option(2, "of the server over generated images (Q k to s)", low=0)
+    feedback_epochs: int = option(1, "of the clients over them afterwards (Q s to k)", low=0)
+    server_cur: int = option(500, "generated images of each new class for the server, and for feedback", low=1)
+    server_pre: int = option(500, "generated images of each old class there", low=1)
+
+    def begin_task(self, server: Server[FedDCLServerState], clients: Cohort) -> None:
+        super().begin_task(server, clients)
+        extend_pool(self, server, clients, max(self.cur, self.pre, self.server_cur, self.server_pre))
+        if server.old:
+            replayed = select_images(server.state.pool, 0, server.old, self.server_pre)
+            server.state.old_logits = server.predict(server.state.old_model, replayed)[:, : server.old]
+
+    def round(self, server: Server[FedDCLServerState], cohort: Cohort) -> None:
+        state = server.state
+        missing = missing_images(server, cohort)
+        messages = {client: FedDCLImages(images, state.old_logits) for client, images in missing.items()}
+        received = cohort.ask(self.receive, each(messages)) if messages else ()
+        state.num_received = state.num_received | dict.fromkeys(received, server.classes)
+        replies = cohort.ask(self.train).values()
+        consensus = mean_logits([clip_logits(reply.logits) for reply in replies], self.tau, "prob")  # eq. 9
+        if self.server_loss == "kd":
+            server.model = self.distill_into(server, server.model, consensus, self.server_epochs)  # eq. 11
+        else:
+            images = mark_generated(select_images(state.pool, 0, server.classes, self.server_cur))
+            server.model = server.fit(server.model, CrossEntropy(), images, passes=self.server_epochs).model
+        cohort.start(self.feedback, consensus)  # eq. 12
+
+    def end_task(self, server: Server[FedDCLServerState], clients: Cohort) -> None:
+        server.state.old_model = server.model
+        clients.ask(self.remember)
+
+    def fault(self, server: Server[FedDCLServerState], reply: Any, examples: int) -> str | None:
+        if isinstance(reply, LogitReply):
+            num_new = server.classes - server.old
+            return validate_logits(reply, num_new * self.server_cur, num_new)
+        return validate_prototypes(server, reply, examples) if isinstance(reply, PrototypeReply) else None
+
+    def own_model(self, state: FedDCLClientState) -> Weights:
+        return state.model
+
+    @on_client
+    def receive(self, client: Client[FedDCLClientState], message: FedDCLImages) -> None:
+        """Keep the images of classes of which the client had none, and the logits on those of old classes."""
+        state = client.state
+        state.pool = concat(state.pool, message.pool) if state.pool else message.pool
+        state.old_logits = message.old_logits
+
+    @on_client
+    def train(self, client: Client[FedDCLClientState]) -> LogitReply:
+        """Train the client's own model (eqs. 6 to 8), and send its logits on the server's images of new classes."""
+        state = client.state
+        loss = label_loss(client, "all" if self.head == "joint" else "new")  # eq. 6
+        if client.old and self.pre:
+            labels: Loss = CrossEntropy(dataset=1)
+            loss = loss + (labels if self.head == "joint" else ClassSubset(labels, 0, client.old))
+            loss = loss + distill_old_classes(  # eq. 7
+                state.old_model, self.w_kd, self.tau, dataset=1, scale=self.kd_scale, head=self.head
+            )
+        start = client.grown(state.model) if state.model else client.initial
+        state.model = client.fit(start, loss, *replay_data(client, state.pool, self.cur, self.pre)).model
+        images = select_images(state.pool, client.old, client.classes, self.server_cur)
+        return LogitReply(client.predict(state.model, images)[:, client.old :])
+
+    @on_client
+    def feedback(self, client: Client[FedDCLClientState], consensus: Tensor) -> None:
+        """Learn the clients' mean on new classes, and the old server's logits on old ones (eq. 12)."""
+        state = client.state
+        state.model = self.distill_into(client, state.model, consensus, self.feedback_epochs)
+
+    @on_client
+    def remember(self, client: Client[FedDCLClientState]) -> None:
+        """Keep the task's last model as the next task's teacher."""
+        client.state.old_model = client.state.model
+
+    def distill_into(self, party: Party[Any], model: Weights, consensus: Tensor, epochs: int) -> Weights:
+        """Return a model that has learned the clients' logits on new classes and the old server's on old ones (eq. 11).
+
+        Parameters
+        ----------
+        party : Party
+            The server or a client, with its pool and the old server's logits.
+        model : Weights
+            The model to train.
+        consensus : Tensor
+            The clients' mean logits on the images of new classes.
+        epochs : int
+            Epochs over the larger of both sets of images.
+        """
+        pool, old = party.state.pool, party.old
+        parts = [(old, select_images(pool, old, party.classes, self.server_cur), consensus)]
+        if old:
+            parts.append((0, select_images(pool, 0, old, self.server_pre), party.state.old_logits))
+        parts.sort(key=lambda part: len(part[2]), reverse=True)  # an epoch ends with data set 0
+        loss, data = ZERO_LOSS, list[Data]()
+        num_outputs = party.classes if self.head == "joint" else 0
+        for number, (start, images, logits) in enumerate(parts):
+            term = soft_label_loss(
+                logits, images, self.tau, start=start, dataset=number, scale=self.kd_scale, outputs=num_outputs
+            )
+            loss = loss if term is ZERO_LOSS else loss + term
+            data.append(mark_generated(images))
+        return model if loss is ZERO_LOSS else party.fit(model, loss, *data, passes=epochs).model

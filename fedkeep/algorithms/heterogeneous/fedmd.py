@@ -1,0 +1,81 @@
+"""FedMD: clients of different networks match the mean of their logits on public images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedkeep.algorithms.heterogeneous.logit_exchange import (
+    LogitReply,
+    PublicClientState,
+    PublicServerState,
+    clip_logits,
+    distill_into,
+    mean_logits,
+    public_images,
+    validate_logits,
+)
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
+from fedkeep.losses import CrossEntropy
+from fedkeep.losses.distillation import LogitMatching
+from fedkeep.models import Weights
+from fedkeep.options import option
+
+
+@dataclass(frozen=True)
+class FedMD(Algorithm[PublicServerState, PublicClientState]):
+    """Heterogeneous federated learning by model distillation: digest the consensus, then revisit the own examples.
+
+    The consensus is the mean of the clients' logits, and it is matched in squares. FedMD has no model on the server;
+    here it has one, which digests as the clients do, so that there is one to evaluate and to export. Its clients are
+    pre-trained on the public set's labels first, which are not used here.
+    """
+
+    title = "FedMD"
+    paper = "Li and Wang, 2019: FedMD, heterogenous federated learning via model distillation"
+    needs = ("public",)
+    networks = "any"
+
+    server_epochs: int = option(1, "epochs over the public set in which the server learns", low=0)
+    distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)
+
+    def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
+        """Expand the server's head. Clients keep their own models and the public images from task to task."""
+        super().begin_task(server, clients)
+
+    def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
+        state, public = server.state, public_images(server)
+        state.holders = state.holders + list(cohort.without(state.holders).ask(self.receive_public, public))
+        replies = cohort.ask(self.train).values()
+        consensus = mean_logits([clip_logits(reply.logits) for reply in replies], 1.0, "logit")
+        server.model = distill_into(server, server.model, LogitMatching(consensus), public, self.server_epochs)
+        cohort.start(self.distill, consensus)
+
+    def own_model(self, state: PublicClientState) -> Weights:
+        return state.model
+
+    def fault(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, LogitReply):
+            return None
+        return validate_logits(reply, len(public_images(server)["label"]), server.classes)
+
+    @on_client
+    def receive_public(self, client: Client[PublicClientState], public: Data) -> None:
+        """Keep the public images."""
+        client.state.public = public
+
+    @on_client
+    def train(self, client: Client[PublicClientState]) -> LogitReply:
+        """Train the client's own model on its own examples, and send its logits on the public images."""
+        state = client.state
+        start = client.grown(state.model) if state.model else client.initial
+        state.model = client.fit(start, CrossEntropy()).model
+        return LogitReply(client.predict(state.model, state.public))
+
+    @on_client
+    def distill(self, client: Client[PublicClientState], consensus: Tensor) -> None:
+        """Match the clients' mean on the public images with the client's own model."""
+        state = client.state
+        state.model = distill_into(client, state.model, LogitMatching(consensus), state.public, self.distill_epochs)

@@ -1,0 +1,102 @@
+"""FT+KD: clients of different networks send logits on public images, and all learn their mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from fedkeep.algorithms.heterogeneous.logit_exchange import (
+    Ensemble,
+    LogitReply,
+    PublicClientState,
+    PublicServerState,
+    clip_logits,
+    distill_into,
+    mean_logits,
+    public_images,
+    validate_logits,
+)
+from fedkeep.algorithms.incremental.class_incremental import label_loss
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Server, on_client
+from fedkeep.losses import ZERO_LOSS, Head, Loss, Scale
+from fedkeep.losses.distillation import soft_label_loss
+from fedkeep.models import Weights
+from fedkeep.options import option
+
+K = TypeVar("K", bound=PublicClientState, default=PublicClientState)
+
+
+@dataclass(frozen=True)
+class FTKD(Algorithm[PublicServerState, K], Generic[K]):
+    """Fine-tuning with knowledge distillation, for clients of different networks.
+
+    In a round every client trains its own model on its own examples and sends its logits on a public set. The server
+    distils their mean into its own model and sends it back; the clients distil it too. Weights never travel. Public
+    images are sent once to each client. Logits are of all classes that were seen, and are learned among them, whatever
+    the ``head``.
+
+    FedDCL's paper has one sentence about it (section V): this is FedMD's and FedGEMS's communication, with plain
+    training in place of a method against forgetting. The paper names no public set, no temperature and no number of
+    epochs.
+    """
+
+    title = "FT+KD"
+    paper = "Baseline of FedDCL (2025), after FedMD (Li and Wang, 2019)"
+    needs = ("public",)
+    networks = "any"
+
+    head: Head = option("joint", "labels compete with all outputs that were seen, or with the task's own")
+    tau: float = option(2.0, "softmax temperature of the distillation", low=1e-3)
+    kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
+    ensemble: Ensemble = option("prob", "the mean is one of probabilities, or of logits")
+    server_epochs: int = option(1, "epochs over the public set in which the server learns", low=0)
+    distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)
+
+    def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
+        """Expand the server's head. Clients keep their own models and the public images from task to task."""
+        super().begin_task(server, clients)
+
+    def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
+        state, public = server.state, public_images(server)
+        state.holders = state.holders + list(cohort.without(state.holders).ask(self.receive_public, public))
+        replies = cohort.ask(self.train).values()
+        consensus = mean_logits([clip_logits(reply.logits) for reply in replies], self.tau, self.ensemble)
+        loss = soft_label_loss(consensus, public, self.tau, scale=self.kd_scale)
+        server.model = distill_into(server, server.model, loss, public, self.server_epochs)
+        cohort.start(self.distill, consensus)
+
+    def own_model(self, state: K) -> Weights:
+        return state.model
+
+    def fault(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, LogitReply):
+            return None
+        return validate_logits(reply, len(public_images(server)["label"]), server.classes)
+
+    @on_client
+    def receive_public(self, client: Client[K], public: Data) -> None:
+        """Keep the public images."""
+        client.state.public = public
+
+    @on_client
+    def train(self, client: Client[K]) -> LogitReply:
+        """Train the client's own model on its own examples, and send its logits on the public images."""
+        state = client.state
+        start = client.grown(state.model) if state.model else client.initial
+        labels = label_loss(client, "all" if self.head == "joint" else "new")
+        state.model = client.fit(start, labels + self.extra_loss(client, start)).model
+        return LogitReply(client.predict(state.model, state.public))
+
+    @on_client
+    def distill(self, client: Client[K], consensus: Tensor) -> None:
+        """Distil the clients' mean on the public images into the client's own model."""
+        state = client.state
+        loss = soft_label_loss(consensus, state.public, self.tau, scale=self.kd_scale)
+        state.model = distill_into(client, state.model, loss, state.public, self.distill_epochs)
+
+    def extra_loss(self, client: Client[K], model: Weights) -> Loss:
+        """Return a client's loss besides the cross-entropy, against forgetting."""
+        return ZERO_LOSS

@@ -1,0 +1,108 @@
+"""Functions of methods whose clients send logits on common images instead of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.interface import Data, Server
+from fedkeep.interface.party import Party
+from fedkeep.losses import ZERO_LOSS, Loss
+from fedkeep.models import Weights
+
+Ensemble = Literal["prob", "logit"]
+"""Whether the mean of models' predictions is one of probabilities, or of logits."""
+
+MAX_LOGIT = 1e4
+"""Larger logits are clipped. Softmaxes do not change, and one client's logits must not dominate a mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogitReply:
+    """A client's reply.
+
+    Attributes
+    ----------
+    logits : Tensor
+        Those of its model on all common images, [n, classes].
+    """
+
+    logits: Tensor
+
+
+@dataclass
+class PublicServerState:
+    """What the server keeps.
+
+    Attributes
+    ----------
+    holders : list of str
+        The clients that have received the public images.
+    generated : Data
+        The task's generated images, if these replace a public data set.
+    """
+
+    holders: list[str] = field(default_factory=list)
+    generated: Data = field(default_factory=dict)
+
+
+@dataclass
+class PublicClientState:
+    """What a client keeps.
+
+    Attributes
+    ----------
+    model : Weights
+        Its own model; empty before it is trained.
+    public : Data
+        The public images.
+    """
+
+    model: Weights = field(default_factory=dict)
+    public: Data = field(default_factory=dict)
+
+
+def public_images(server: Server[Any]) -> Data:
+    """Return the images on which logits are exchanged: generated ones, or the recipe's public or auxiliary set."""
+    return server.state.generated or server.data
+
+
+def clip_logits(logits: Tensor) -> Tensor:
+    """Return logits clipped to ±`MAX_LOGIT`."""
+    return logits.clamp(-MAX_LOGIT, MAX_LOGIT)
+
+
+def mean_logits(replies: Sequence[Tensor], tau: float, ensemble: Ensemble) -> Tensor:
+    """Return the mean of clients' logits, or logits whose softmax at tau is the mean of their softmaxes.
+
+    Parameters
+    ----------
+    replies : sequence of Tensor
+        Each client's logits, [n, classes].
+    tau : float
+        Softmax temperature.
+    ensemble : Ensemble
+        Which of the two.
+    """
+    logits = torch.stack(list(replies))
+    if ensemble == "logit":
+        return logits.mean(0)
+    return tau * ((logits / tau).log_softmax(-1).logsumexp(0) - math.log(len(logits)))
+
+
+def distill_into(party: Party[Any], model: Weights, loss: Loss, images: Data, epochs: int) -> Weights:
+    """Return a model after epochs of distillation on images; with a loss of nothing, the model itself."""
+    return model if loss is ZERO_LOSS else party.fit(model, loss, images, passes=epochs).model
+
+
+def validate_logits(reply: LogitReply, num_images: int, num_classes: int) -> str | None:
+    """Return what is wrong with the shape or type of a client's logits, or None."""
+    expected = (num_images, num_classes)
+    if reply.logits.shape == expected and reply.logits.dtype == torch.float32:
+        return None
+    return f"logits of shape {list(reply.logits.shape)} in {reply.logits.dtype}, not {list(expected)} in float32"

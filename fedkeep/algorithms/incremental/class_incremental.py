@@ -1,0 +1,169 @@
+"""Functions that class-incremental methods share: losses on parts of the classes, cached teachers, kept examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from fedkeep.interface import Client, Data
+from fedkeep.losses import (
+    ZERO_LOSS,
+    ClassSubset,
+    CrossEntropy,
+    Distillation,
+    FullKL,
+    Head,
+    JointHeadDistillation,
+    Loss,
+    Scale,
+)
+from fedkeep.losses.prototypes import herd
+from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
+
+CESlice = Literal["new", "all"]
+"""The classes among which labels compete: the task's, or all that were seen."""
+Selection = Literal["herding", "random"]
+"""How exemplars are chosen."""
+Scope = Literal["client", "global"]
+"""Whether a number of exemplars is each client's, or that of all clients together."""
+
+
+@dataclass
+class CachedTaskLoss:
+    """Client state: a loss whose frozen teachers were evaluated once in a task.
+
+    Attributes
+    ----------
+    loss : Objective
+        The loss, with the teachers' outputs on the examples of ``task``.
+    task : int
+        The task that it belongs to; 0 before the first.
+    """
+
+    loss: Loss = ZERO_LOSS
+    task: int = 0
+
+
+@dataclass
+class OldModelState(CachedTaskLoss):
+    """Client state: also an older model.
+
+    Attributes
+    ----------
+    teacher : Weights
+        The last model of the task before; empty in the first.
+    """
+
+    teacher: Weights = field(default_factory=dict)
+
+
+def label_loss(client: Client[Any], ce_slice: CESlice) -> Loss:
+    """Return the cross-entropy among the task's own classes, or among all seen; in the first task both are equal."""
+    return ClassSubset(CrossEntropy(), client.old) if ce_slice == "new" and client.old else CrossEntropy()
+
+
+def distill_old_classes(
+    teacher: Weights, weight: float, tau: float, dataset: int = 0, *, scale: Scale = "none", head: Head = "sliced"
+) -> Loss:
+    """Return weight * the cross-entropy with an older model's probabilities among the classes that it knows.
+
+    Parameters
+    ----------
+    teacher : Weights
+        The older model; if empty, the loss is nothing.
+    weight : float
+        Weight of the loss; if 0, the loss is nothing.
+    tau : float
+        Softmax temperature.
+    dataset : int
+        The number of the data set.
+    scale : Scale
+        Whether the loss is multiplied by tau squared.
+    head : Head
+        With ``joint``, the student's softmax runs over all its outputs. This is for examples of old classes only: on
+        others it would teach that they are old.
+    """
+    if not teacher or not weight:
+        return ZERO_LOSS
+    num_known = len(teacher[WEIGHT])
+    if head == "joint":
+        return JointHeadDistillation(teacher, 0, num_known, weight, tau, scale, dataset)
+    distillation = Distillation((teacher,), FullKL(weight), tau, scale, dataset=dataset, teacher_entropy=False)
+    return ClassSubset(distillation, 0, num_known, any_label=True)
+
+
+def cache_once_per_task(client: Client[Any], loss: Loss, data: Data) -> Loss:
+    """Return a loss with cached teachers, which are evaluated in the client's first round of a task.
+
+    Parameters
+    ----------
+    client : Client
+        Its state is a `CachedTaskLoss` and keeps the result for the task's other rounds.
+    loss : Objective
+        The loss before its teachers were evaluated.
+    data : Data
+        The examples, which must be the same in all rounds of the task.
+    """
+    state: CachedTaskLoss = client.state
+    if state.task != client.task:
+        state.loss, state.task = client.cache_teachers(loss, data), client.task
+    return state.loss
+
+
+def concat(data: Data, memory: Data) -> Data:
+    """Return the examples of both, one after the other; an empty memory adds nothing."""
+    return {name: torch.cat((column, memory[name])) for name, column in data.items()} if memory else data
+
+
+def mark_generated(data: Data, generated: bool = True) -> Data:
+    """Return images and labels with the column that tells `fit` whether a generator generated them."""
+    labels = data["label"]
+    flags = torch.full_like(labels, generated, dtype=torch.bool)
+    return {"image": data["image"], "label": labels, "made": flags}
+
+
+def exemplars_per_client(count: int, scope: Scope, num_clients: int) -> int:
+    """Return how many examples of a class each client keeps, if it, or all clients together, shall keep ``count``."""
+    return count if scope == "client" else max(1, count // num_clients)
+
+
+def update_memory(client: Client[Any], model: Weights, memory: Data, count: int, selection: Selection) -> Data:
+    """Return the exemplar memory with up to ``count`` of a client's examples of each class of the task.
+
+    Of older classes the first ``count`` stay: an exemplar set is shortened, not chosen again.
+
+    Parameters
+    ----------
+    client : Client
+        The client.
+    model : Weights
+        The model on whose features herding works.
+    memory : Data
+        The memory so far; may be empty.
+    count : int
+        Exemplars of each class.
+    selection : Selection
+        How they are chosen.
+    """
+    labels = client.data["label"]
+    features = client.features(model) if selection == "herding" and len(labels) else labels
+    rows = []
+    for c in range(client.old, client.classes):
+        members = (labels == c).nonzero().flatten()
+        if selection == "herding":
+            chosen = herd(features[members], count) if len(members) else members
+        else:
+            chosen = torch.randperm(len(members), generator=client.rng("exemplars"))[:count].to(members.device)
+        rows.append(members[chosen])
+    new = {name: column[torch.cat(rows)] for name, column in client.data.items()}
+    return concat(_shorten(memory, count), new) if memory else new
+
+
+def _shorten(memory: Data, count: int) -> Data:
+    """Return the first ``count`` examples of each class."""
+    labels = memory["label"]
+    num_earlier = (labels[:, None] == labels).tril(-1).sum(1)  # of the same class
+    return {name: column[num_earlier < count] for name, column in memory.items()}

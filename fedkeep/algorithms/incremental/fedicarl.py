@@ -1,0 +1,153 @@
+"""FediCaRL: every client keeps a few examples of each class that it had, and learns them again with the new ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedkeep.aggregation import Aggregation, aggregate
+from fedkeep.algorithms.incremental.class_incremental import (
+    OldModelState,
+    Scope,
+    Selection,
+    cache_once_per_task,
+    concat,
+    distill_old_classes,
+    exemplars_per_client,
+    update_memory,
+)
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
+from fedkeep.losses import TSD, ZERO_LOSS, CompensatedCrossEntropy, CrossEntropy, Loss, Scaled
+from fedkeep.losses.prototypes import nearest_mean_scores
+from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
+from fedkeep.options import option
+
+
+@dataclass
+class ExemplarState(OldModelState):
+    """Client state: also exemplars.
+
+    Attributes
+    ----------
+    memory : Data
+        Examples of old classes.
+    """
+
+    memory: Data = field(default_factory=dict)
+
+
+@dataclass
+class ClassMeans:
+    """Server state: the class means by which it classifies.
+
+    Attributes
+    ----------
+    directions : Tensor, optional
+        [classes, width], the mean direction of each class's features; None before the first round.
+    """
+
+    directions: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSums:
+    """A client's reply about its features, each scaled to length 1.
+
+    Attributes
+    ----------
+    features : Tensor
+        Their sums by class, [classes, width].
+    examples : Tensor
+        The number of examples of each class, [classes].
+    """
+
+    features: Tensor
+    examples: Tensor
+
+
+@dataclass(frozen=True)
+class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
+    """Federated iCaRL: CE[all] + w_old * KD[old] on the task's examples and the exemplars.
+
+    The teacher is the last global model of the task before. A client keeps ``per_class`` examples of each class that it
+    holds, chosen at the task's end by herding on the global model's features; with ``scope=global`` that is what all
+    clients together keep. ``memory`` limits all classes of a client together, as in iCaRL's paper: exemplar sets shrink
+    as classes arrive. Only models travel, and the linear classifier is evaluated. With ``classify=nearest_mean`` an
+    image gets the class of the nearest mean of features, as in iCaRL: then every client also receives the new model,
+    and reports the sums of its features by class, of exemplars and the task's examples.
+
+    ``loss=glfc`` is the loss of GLFC's code (Dong et al., 2022) instead: binary cross-entropies of all classes. Half of
+    it has the labels as targets, with weights that balance old and new classes, and half the old model's outputs for
+    old classes beside the labels of the new. GLFC's choice of an old model by a second server is left out, and so is
+    its detection of tasks; its code trains with a learning rate of 2.
+    """
+
+    title = "FediCaRL"
+    paper = "Rebuffi et al., 2017: iCaRL, incremental classifier and representation learning; federated"
+
+    w_old: float = option(1.0, "weight of the distillation of old classes", low=0.0)
+    tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
+    per_class: int = option(20, "examples of each class that are kept", low=1)
+    memory: int = option(0, "examples of all classes that a client keeps at most; 0: no limit", low=0)
+    scope: Scope = option("client", "whether each client keeps so many, or all together")
+    selection: Selection = option("herding", "how they are chosen")
+    classify: Literal["linear", "nearest_mean"] = option("linear", "what is evaluated: the classifier, or means")
+    loss: Literal["icarl", "glfc"] = option("icarl", "cross-entropy and distillation, or GLFC's weighted binary ones")
+
+    def round(self, server: Server[ClassMeans], cohort: Cohort) -> None:
+        server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
+        if self.classify == "nearest_mean":
+            replies = cohort.ask(self.report_features, server.model).values()
+            examples = torch.stack([reply.examples for reply in replies]).sum(0)
+            means = torch.stack([reply.features for reply in replies]).sum(0) / examples[:, None]
+            server.state.directions = normalize(means, dim=1)  # NaN for a class of which nobody has an example
+
+    def predict(self, server: Server[ClassMeans], model: Weights, images: Tensor) -> Tensor:
+        if server.state.directions is None or len(server.state.directions) < server.classes:
+            return super().predict(server, model, images)
+        scores = nearest_mean_scores(server.features(model, {"image": images}), server.state.directions)
+        return scores.clamp(min=-100)  # of a class without a mean; others are above -4, and a loss must be finite
+
+    def end_task(self, server: Server[ClassMeans], clients: Cohort) -> None:
+        count = exemplars_per_client(self.per_class, self.scope, server.population)
+        if self.memory:
+            count = min(count, max(1, self.memory // server.classes))
+        clients.ask(self.remember, server.model, count)
+
+    @on_client
+    def train(self, client: Client[ExemplarState], model: Weights) -> Fit:
+        """Train the global model on the task's examples and the exemplars."""
+        state = client.state
+        data = concat(client.data, state.memory)
+        labels: Loss = CrossEntropy()
+        if self.loss == "glfc":
+            labels = Scaled(0.5 if client.old else 1.0, CompensatedCrossEntropy(client.old))
+        return client.fit(model, labels + cache_once_per_task(client, self.distillation(state.teacher), data), data)
+
+    def distillation(self, teacher: Weights) -> Loss:
+        """Return the distillation of old classes, before the teacher is evaluated."""
+        if self.loss == "icarl":
+            return distill_old_classes(teacher, self.w_old, self.tau)
+        return Scaled(self.w_old / 2, TSD(teacher, len(teacher[WEIGHT]), "glfc")) if teacher else ZERO_LOSS
+
+    @on_client
+    def remember(self, client: Client[ExemplarState], model: Weights, count: int) -> None:
+        """Keep the task's last model, and some of its examples."""
+        state = client.state
+        state.teacher = model
+        state.memory = update_memory(client, model, state.memory, count, self.selection)
+
+    @on_client
+    def report_features(self, client: Client[ExemplarState], model: Weights) -> FeatureSums:
+        """Report the sums of features by class, under the new model."""
+        data = concat(client.data, client.state.memory)
+        labels = data["label"]
+        rows = normalize(client.features(model, data), dim=1)
+        sums = rows.new_zeros(client.classes, rows.shape[1]).index_add_(0, labels, rows)
+        return FeatureSums(sums, torch.bincount(labels, minlength=client.classes).to(sums))

@@ -1,0 +1,155 @@
+"""FedPASS: noise around mean features stands for old classes, and each class is learned as four rotations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedkeep.aggregation import Aggregation, aggregate
+from fedkeep.algorithms.incremental.class_incremental import OldModelState, cache_once_per_task
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
+from fedkeep.losses import (
+    ZERO_LOSS,
+    CrossEntropy,
+    FeatureDistance,
+    Loss,
+    PrototypeCrossEntropy,
+    Prototypes,
+    Rotated,
+    Scaled,
+)
+from fedkeep.losses.prototypes import extend_prototypes, pool_prototypes, prototypes
+from fedkeep.losses.wrappers import ROTATIONS
+from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
+from fedkeep.options import option
+
+Radius = Literal["first", "latest"]
+"""The task from which the size of the prototypes' noise is taken."""
+
+
+def rotation_loss(teacher: Weights, w_features: float, tau: float) -> Loss:
+    """Return PASS's loss on images, to be applied in all rotations: CE(z / tau) + w_features ||f - f_teacher||.
+
+    Parameters
+    ----------
+    teacher : Weights
+        The old model; if empty, only the cross-entropy is left.
+    w_features : float
+        Weight of the distance of features.
+    tau : float
+        Softmax temperature.
+    """
+    labels = CrossEntropy(tau=tau)
+    return labels + Scaled(w_features, FeatureDistance(teacher)) if teacher and w_features else labels
+
+
+def prototype_loss(client: Client[Any], known: Prototypes | None, weight: float, tau: float) -> Loss:
+    """Return weight * CE(head(p) / tau) on noisy prototypes p of old classes.
+
+    One prototype is drawn for each example, anew in each round. Without known prototypes the loss is nothing.
+    """
+    if known is None or not weight:
+        return ZERO_LOSS
+    features, classes = known.sample(len(client.data["label"]), client.rng("prototypes"))
+    return Scaled(weight, PrototypeCrossEntropy(features, ROTATIONS * classes, tau))
+
+
+def compute_prototypes(client: Client[Any], model: Weights) -> Prototypes | None:
+    """Return the prototypes of a client's examples of the task, under a model; None if it has no example."""
+    labels = client.data["label"]
+    return prototypes(client.features(model), labels) if len(labels) else None
+
+
+@dataclass
+class PrototypeState(OldModelState):
+    """Client state: also prototypes.
+
+    Attributes
+    ----------
+    prototypes : Prototypes, optional
+        Of old classes.
+    """
+
+    prototypes: Prototypes | None = None
+
+
+@dataclass(frozen=True)
+class FedPASS(Algorithm[NoState, PrototypeState]):
+    """Federated prototype augmentation and self-supervision.
+
+    The loss is CE(z / tau) + w_prototypes CE(head(p) / tau) + w_features ||f(x) - f_old(x)||. Images are seen in four
+    rotations, and the classifier has four rows for each class: image x of class y, turned k times, has the label
+    4 y + k. The first row of each class is evaluated; exported models have all rows. p is the mean feature of a random
+    old class plus noise. f_old are the features of the last global model of the task before; the distance is that of
+    the whole batch as one vector, as in PASS's code, so it grows with the batch.
+
+    A client keeps the prototypes of its own classes, and one that has seen no old class learns without. With
+    ``scope=global`` clients report theirs to the server at a task's end, with the number of examples of each, and all
+    learn with the means over all. The noise has the radius of the first task (PASS's code) or of the latest (PyCIL's);
+    it is drawn for each example once a round.
+
+    PASS trains with Adam, to which the size of a loss does not matter. To SGD it does: with the temperature and the
+    weights above gradients are 10 to 100 times the usual, and training at usual learning rates diverges as soon as
+    there are old classes. ``scale`` makes the whole loss smaller.
+    """
+
+    title = "FedPASS"
+    paper = "Zhu et al., 2021: Prototype augmentation and self-supervision for incremental learning; federated"
+
+    w_prototypes: float = option(10.0, "weight of the classifier's cross-entropy on prototypes", low=0.0)
+    w_features: float = option(10.0, "weight of the distance of features from the old model's", low=0.0)
+    tau: float = option(0.1, "softmax temperature of both cross-entropies", low=1e-3)
+    scale: float = option(
+        1.0, "factor on the whole loss, for SGD; 1 as in PASS's code, which trains with Adam", low=0.0
+    )
+    scope: Literal["client", "global"] = option("client", "whose prototypes a client learns with: its own, or all")
+    radius: Radius = option("first", "task from which the size of the noise is taken")
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
+
+    @property
+    def rows_per_class(self) -> int:
+        return ROTATIONS
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
+
+    def end_task(self, server: Server, clients: Cohort) -> None:
+        if self.scope == "client":
+            clients.ask(self.remember, server.model)
+            return
+        replies = clients.ask(self.report_prototypes, server.model).values()
+        mean = pool_prototypes([reply for reply in replies if reply is not None])
+        clients.ask(self.receive_prototypes, server.model, mean)
+
+    def fault(self, server: Server, reply: Any, examples: int) -> str | None:
+        if not isinstance(reply, Prototypes):
+            return None
+        return reply.validate(range(server.old, server.classes), server.model[WEIGHT].shape[1], examples)
+
+    @on_client
+    def train(self, client: Client[PrototypeState], model: Weights) -> Fit:
+        """Train on images in all rotations, and the classifier on noisy prototypes of old classes too."""
+        state = client.state
+        rotated = Rotated(rotation_loss(state.teacher, self.w_features, self.tau))
+        images = cache_once_per_task(client, rotated, client.data)
+        old_classes = prototype_loss(client, state.prototypes, self.w_prototypes, self.tau)
+        return client.fit(model, Scaled(self.scale, images + old_classes))
+
+    @on_client
+    def remember(self, client: Client[PrototypeState], model: Weights) -> None:
+        """Keep the task's last model, and the client's own prototypes under it."""
+        self._update_state(client.state, model, compute_prototypes(client, model))
+
+    @on_client
+    def report_prototypes(self, client: Client[PrototypeState], model: Weights) -> Prototypes | None:
+        """Report the prototypes of the task's classes, under its last model."""
+        return compute_prototypes(client, model)
+
+    @on_client
+    def receive_prototypes(self, client: Client[PrototypeState], model: Weights, mean: Prototypes | None) -> None:
+        """Keep the task's last model, and the mean of all clients' prototypes."""
+        self._update_state(client.state, model, mean)
+
+    def _update_state(self, state: PrototypeState, model: Weights, new: Prototypes | None) -> None:
+        state.teacher, state.prototypes = model, extend_prototypes(state.prototypes, new, self.radius == "first")

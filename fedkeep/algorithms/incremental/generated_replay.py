@@ -1,0 +1,79 @@
+"""What DDDR and FedDCL share: a pool of generated images, which each client receives once and trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeep.algorithms.incremental.class_incremental import concat, mark_generated
+from fedkeep.algorithms.incremental.prototype_generation import PrototypeOptions, find_prototypes, generate_images
+from fedkeep.interface import Client, Cohort, Data, Server
+
+
+@dataclass
+class ImagePool:
+    """What the server keeps.
+
+    Attributes
+    ----------
+    pool : Data
+        Generated images, in order of classes, equally many of each.
+    prototypes : list of Tensor
+        Those of each task's classes, [its classes, ...].
+    num_received : dict of str to int
+        Of how many classes each client has the images.
+    """
+
+    pool: Data = field(default_factory=dict)
+    prototypes: list[Tensor] = field(default_factory=list)
+    num_received: dict[str, int] = field(default_factory=dict)
+
+
+def extend_pool(method: PrototypeOptions, server: Server[Any], clients: Cohort, count: int) -> None:
+    """Find the prototypes of the task's classes, and generate ``count`` images of each into the server's pool."""
+    state, prototypes = server.state, find_prototypes(method, server, clients)
+    state.prototypes = [*state.prototypes, prototypes]
+    images = generate_images(method, server, [prototypes], count)
+    state.pool = concat(state.pool, images) if state.pool else images
+
+
+def missing_images(server: Server[Any], cohort: Cohort) -> Mapping[str, Data]:
+    """Return, for each client that does not have all images of the pool, those that it lacks."""
+    pool = server.state.pool
+    num_received = {client.id: server.state.num_received.get(client.id, 0) for client in cohort}
+    return {
+        client: {name: column[pool["label"] >= count] for name, column in pool.items()}
+        for client, count in num_received.items()
+        if count < server.classes
+    }
+
+
+def select_images(pool: Data, start: int, stop: int, count: int) -> Data:
+    """Return the first ``count`` generated images of each class from ``start`` to ``stop - 1``."""
+    rows = torch.cat([(pool["label"] == c).nonzero().flatten()[:count] for c in range(start, stop)])
+    return {name: column[rows] for name, column in pool.items()}
+
+
+def replay_data(client: Client[Any], pool: Data, cur: int, pre: int) -> list[Data]:
+    """Return what a client trains on: data set 0, and data set 1 if old classes are replayed.
+
+    Parameters
+    ----------
+    client : Client
+        The client.
+    pool : Data
+        The generated images that it has.
+    cur : int
+        Generated images of each new class, which are added to the client's examples in data set 0.
+    pre : int
+        Generated images of each old class, data set 1; 0, or no old class: there is none.
+    """
+    generated = mark_generated(select_images(pool, client.old, client.classes, cur))
+    data = [concat(mark_generated(client.data, False), generated)]
+    if client.old and pre:
+        data.append(mark_generated(select_images(pool, 0, client.old, pre)))
+    return data

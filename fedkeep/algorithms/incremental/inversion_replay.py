@@ -1,0 +1,68 @@
+"""What TARGET and LANDER share: synthetic images of old classes, which the server generates from its last model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedkeep.generation.inversion import InversionProblem
+from fedkeep.interface import Data, Fit, Server
+from fedkeep.losses import ZERO_LOSS, Loss
+from fedkeep.models.heads import shrunk
+
+
+@dataclass
+class SyntheticReplay:
+    """What a client trains on besides its own examples, in one task.
+
+    Attributes
+    ----------
+    images : Data
+        Synthetic images of all old classes.
+    loss : Objective
+        The loss on them, as data set 1. Old models were evaluated on them already, unless images are augmented at
+        random.
+    batch_size : int
+        Synthetic images a step.
+    """
+
+    images: Data = field(default_factory=dict)
+    loss: Loss = ZERO_LOSS
+    batch_size: int = 0
+
+
+@dataclass
+class InversionServerState:
+    """What the server keeps.
+
+    Attributes
+    ----------
+    replay : SyntheticReplay
+        What it generated for the task.
+    holders : list of str
+        The clients that have received it.
+    examples : float
+        The average number of a client's examples in the last round.
+    """
+
+    replay: SyntheticReplay = field(default_factory=SyntheticReplay)
+    holders: list[str] = field(default_factory=list)
+    examples: float = 0.0
+
+
+def inversion_problem(server: Server[Any]) -> InversionProblem:
+    """Return what is inverted: the last model, with a student that has the run's initial weights."""
+    student = shrunk(server.initial, server.old)
+    return InversionProblem(
+        server.network(server.model),
+        server.network(student),
+        server.old,
+        server.format,
+        server.rng("synthesis"),
+    )
+
+
+def mean_examples(replies: Mapping[str, Fit]) -> float:
+    """Return the average number of examples of the clients that replied."""
+    return sum(reply.examples for reply in replies.values()) / len(replies)

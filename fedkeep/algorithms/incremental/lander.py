@@ -1,0 +1,174 @@
+"""LANDER: features are bound to embeddings of class names, and so are the synthetic images of old classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, log2, sqrt
+
+from torch import Tensor
+
+from fedkeep.aggregation import Aggregation, aggregate
+from fedkeep.algorithms.incremental.class_incremental import distill_old_classes, label_loss, mark_generated
+from fedkeep.algorithms.incremental.inversion_replay import (
+    InversionServerState,
+    SyntheticReplay,
+    inversion_problem,
+    mean_examples,
+)
+from fedkeep.errors import ConfigError
+from fedkeep.generation.inversion import InversionConfig, TextInverter, read_anchors
+from fedkeep.generation.inversion.anchors import FORMATS
+from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
+from fedkeep.losses import BoundingLoss, FeatureMSE, Loss, Scaled
+from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
+from fedkeep.options import option
+
+TAU = 2.0  # temperature of the distillation; there is no tau squared
+
+
+@dataclass
+class LANDERServerState(InversionServerState):
+    """What the server keeps besides the replay.
+
+    Attributes
+    ----------
+    best_model : Weights
+        The task's model with the lowest loss at clients.
+    lowest_loss : float
+        That loss.
+    """
+
+    best_model: Weights = field(default_factory=dict)
+    lowest_loss: float = inf
+
+
+@dataclass(frozen=True)
+class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
+    """Label-text anchors: A (CE[new] + ltc * bounding) on own examples + B (KD[old] + MSE of features) on synthetic.
+
+    An anchor is the embedding of a class's name by a language model, a vector as wide as the network's features (512
+    in the paper). The bounding loss, max(0, MSE(features, anchor) - r), exerts no pull within that distance. The
+    last global model of the task before teaches logits, at temperature 2 without tau squared, and features, and the
+    server inverts it into images through the anchors (see `fedkeep.generation.inversion.TextInverter`). With n classes
+    of which n_old are old, a = log2(n / 2 + 1) and b = sqrt(n_old / n), A = cur (1 + 1 / a) / b and B = pre a b. In the
+    first task A is 1 and B is 0.
+
+    ``anchors`` names the file, which the server alone reads: a .csv with a line for each class, its name and then the
+    numbers; or a .safetensors with a vector under each class's name.
+
+    A task ends with the global model that had the lowest loss at clients, not with the last one. The code sums the
+    losses of a local training's first epoch; here it is the mean over all its steps, and the model of the first round,
+    which does not know the new classes, is no candidate. Its learning rate falls from 0.04 to 0.001 on a cosine, which
+    recipes cannot say: they have `training.lr_decay`.
+    """
+
+    title = "LANDER"
+    paper = "Tran et al., 2024: Text-enhanced data-free approach for federated class-incremental learning"
+
+    anchors: str = option("", "file with a vector for each class name: .csv or .safetensors")
+    ltc: float = option(5.0, "weight of the bounding loss", low=0.0)
+    r: float = option(0.015, "mean squared distance from the anchor that costs nothing", low=0.0)
+    cur: float = option(0.2, "factor of the loss on own examples", low=0.0)
+    pre: float = option(0.4, "factor of the loss on synthetic images", low=0.0)
+    syn_batch_size: int = option(128, "synthetic images a step; the code has as many as own examples", low=2)
+    nums: int = option(10000, "synthetic images", low=2)
+    synthesis_batch_size: int = option(256, "images that are generated at a time", low=2)
+    g_steps: int = option(40, "steps of the generator for each batch of images", low=1)
+    warmup: int = option(10, "batches that are discarded, before a student is trained and challenged", low=0)
+    ngf: int = option(64, "channels of the generator's last feature maps; twice as many before", low=1)
+    bn: float = option(1.0, "weight of the distance of batch-norm statistics; nothing without batch norm", low=0.0)
+    kd_steps: int = option(50, "steps of the student after each batch of images", low=0)
+    aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
+
+    def check(self) -> None:
+        if not self.anchors:
+            raise ConfigError(f"LANDER needs vectors for what classes are called. Set anchors to {FORMATS}.")
+
+    def begin_task(self, server: Server[LANDERServerState], clients: Cohort) -> None:
+        state = server.state
+        state.best_model, state.lowest_loss = {}, inf
+        images = self.synthesize(server) if server.old else {}
+        loss = server.cache_teachers(self.replay_loss(server), {}, images)
+        state.replay, state.holders = SyntheticReplay(images, loss, self.syn_batch_size), []
+        super().begin_task(server, clients)
+
+    def round(self, server: Server[LANDERServerState], cohort: Cohort) -> None:
+        state = server.state
+        state.holders += cohort.without(state.holders).ask(self.receive, state.replay)
+        replies = cohort.ask(self.train, server.model)
+        state.examples = mean_examples(replies)
+        self.update_best(server, replies)
+        server.model = aggregate(replies, self.aggregation)
+
+    def end_task(self, server: Server[LANDERServerState], clients: Cohort) -> None:
+        server.model = server.state.best_model or server.model
+
+    def update_best(self, server: Server[LANDERServerState], replies: Mapping[str, Fit]) -> None:
+        """Keep the model that was sent, if clients had the lowest loss of the task with it."""
+        examples = sum(reply.examples for reply in replies.values())
+        if server.round == 1 or not examples:
+            return
+        loss = sum(max(reply.loss, 0.0) * reply.examples for reply in replies.values()) / examples
+        if loss < server.state.lowest_loss:
+            server.state.best_model, server.state.lowest_loss = server.model, loss
+
+    def synthesize(self, server: Server[LANDERServerState]) -> Data:
+        """Return synthetic images of all old classes, generated from the last model before its head is expanded."""
+        config = InversionConfig(
+            nums=self.nums,
+            synthesis_batch_size=self.synthesis_batch_size,
+            g_steps=self.g_steps,
+            warmup=self.warmup,
+            ngf=self.ngf,
+            bn=self.bn,
+            kd_steps=self.kd_steps,
+            sample_batch_size=128,
+            lr_s=0.1,
+        )
+        inverter = TextInverter(config, inversion_problem(server), self.read_anchors(server), self.ltc, self.r)
+        return inverter.synthesize(config.num_batches, num_discarded=self.warmup)
+
+    def replay_loss(self, server: Server[LANDERServerState]) -> Loss:
+        """Return A * ltc * the bounding loss + B (KD[old] + MSE of features)."""
+        own_factor, old_factor = self.loss_factors(server.old, server.classes)
+        bounding = Scaled(own_factor * self.ltc, BoundingLoss(self.read_anchors(server), self.r))
+        if not server.old:
+            return bounding
+        features = Scaled(old_factor, FeatureMSE(server.model, dataset=1))
+        return bounding + distill_old_classes(server.model, old_factor, TAU, dataset=1) + features
+
+    def loss_factors(self, num_old: int, num_classes: int) -> tuple[float, float]:
+        """Return A and B."""
+        if not num_old:
+            return 1.0, 0.0
+        a, b = log2(num_classes / 2 + 1), sqrt(num_old / num_classes)
+        return self.cur * (1 + 1 / a) / b, self.pre * a * b
+
+    def read_anchors(self, server: Server[LANDERServerState]) -> Tensor:
+        """Return the anchors of all classes known now, [classes, width], on the server's device."""
+        head = server.model[WEIGHT]
+        anchors = read_anchors(self.anchors, server.label_names)
+        if anchors.shape[1] != head.shape[1]:
+            raise ConfigError(
+                f"LANDER compares features with anchors: this network's features are {head.shape[1]} wide, and the "
+                f"vectors in {self.anchors!r} have {anchors.shape[1]} numbers. Use a model with features as wide, such "
+                "as resnet18 for 512, or another embedding."
+            )
+        return anchors.to(head.device)
+
+    @on_client
+    def receive(self, client: Client[SyntheticReplay], replay: SyntheticReplay) -> None:
+        """Keep the task's synthetic images, and the loss on them."""
+        client.state.images, client.state.loss, client.state.batch_size = replay.images, replay.loss, replay.batch_size
+
+    @on_client
+    def train(self, client: Client[SyntheticReplay], model: Weights) -> Fit:
+        """Train the global model on the client's own and on synthetic images."""
+        state = client.state
+        labels = Scaled(self.loss_factors(client.old, client.classes)[0], label_loss(client, "new"))
+        loss = labels + state.loss
+        if not state.images:
+            return client.fit(model, loss)
+        return client.fit(model, loss, client.data, mark_generated(state.images), batch_sizes=(0, state.batch_size))

@@ -1,0 +1,154 @@
+"""What methods share whose server generates images from prototypes that clients find (FedDCL, eqs. 4 and 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.errors import RunError
+from fedkeep.generation.diffusion.image_cache import ImageCache
+from fedkeep.generation.diffusion.prototypes import (
+    AverageRule,
+    PrototypeSearch,
+    average_prototypes,
+    check_held,
+    search_prototypes,
+)
+from fedkeep.generation.diffusion.schedules import Sampler
+from fedkeep.interface import Client, Cohort, Data, Server, on_client
+from fedkeep.options import Options, option
+
+MAX_ABS = 1e4
+"""Prototypes with larger numbers are refused: one client's must not dominate the mean. They stay near 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrototypeReply:
+    """What a client found.
+
+    Attributes
+    ----------
+    prototypes : Tensor
+        Of the task's classes, [new classes, ...].
+    counts : Tensor
+        The client's examples of each of these classes, int64.
+    generator : str
+        The hash of the generator that they are for.
+    """
+
+    prototypes: Tensor
+    counts: Tensor
+    generator: str
+
+
+@dataclass(frozen=True)
+class PrototypeOptions(Options):
+    """Options of the prototype search and of sampling, and the client step that searches."""
+
+    proto_rounds: int = option(5, "rounds of prototype search at a task's beginning", low=0)
+    proto_steps: int = option(50, "optimizer steps of a client in each", low=1)
+    proto_batch: int = option(128, "images a step", low=1)
+    proto_agg: AverageRule = option(
+        "uniform", "who counts in the mean: all, those with examples of the class, or by how many"
+    )
+    sampler: Literal["ddim", "dpm-solver++", "ddpm"] = option("ddim", "how images are sampled")
+    sampler_steps: int = option(50, "steps of it", low=1)
+    guidance: float = option(2.0, "weight of classifier-free guidance; 1: none", low=0.0)
+
+    @on_client
+    def search(self, client: Client[Any], prototypes: Tensor) -> PrototypeReply:
+        """Search for the prototypes of the task's classes with the client's own examples (eq. 4)."""
+        settings = PrototypeSearch(self.proto_steps, self.proto_batch)
+        labels, rng = client.data["label"] - client.old, client.rng("prototypes")
+        result = search_prototypes(client.generator, prototypes, client.data["image"], labels, settings, rng)
+        counts = result.counts.to(prototypes.device)
+        return PrototypeReply(result.prototypes, counts, client.generator.loaded_hash)
+
+
+def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Cohort) -> Tensor:
+    """Return the prototypes of the task's classes, [new classes, ...], which the clients find together (eqs. 4, 5).
+
+    Parameters
+    ----------
+    method : PrototypeOptions
+        The method, whose step `search` is asked ``proto_rounds`` times.
+    server : Server
+        The server.
+    clients : Cohort
+        All clients.
+
+    Raises
+    ------
+    RunError
+        If no client replies.
+    DataError
+        If nobody holds an example of some class.
+    """
+    prototypes = server.generator.initial_prototypes(server.classes - server.old)
+    for _ in range(method.proto_rounds):
+        replies = list(clients.ask(method.search, prototypes).values())
+        if not replies:
+            raise RunError(
+                "no client found a prototype, so that nothing can be drawn. The record says why each was lost."
+            )
+        if len(replies) == len(clients):  # a class whose holders are absent keeps the prototype that it had
+            check_held(torch.stack([reply.counts for reply in replies]).sum(0), server.label_names[server.old :])
+        found, counts = [reply.prototypes for reply in replies], [reply.counts for reply in replies]
+        prototypes = average_prototypes(prototypes, found, counts, method.proto_agg)
+    return prototypes
+
+
+def generate_images(method: PrototypeOptions, server: Server[Any], prototypes: Sequence[Tensor], count: int) -> Data:
+    """Return generated images of the last tasks' classes, by each task's generator; another call gives other images.
+
+    Parameters
+    ----------
+    method : PrototypeOptions
+        The method, with the sampler's options.
+    server : Server
+        The server.
+    prototypes : sequence of Tensor
+        Those of each of these tasks, up to the present one.
+    count : int
+        Images of each class.
+    """
+    sampler = Sampler(method.sampler, method.sampler_steps, method.guidance)
+    seed, cache, parts = server.rng("images").initial_seed(), ImageCache(), []
+    first_class = server.classes - sum(map(len, prototypes))
+    for task, rows in enumerate(prototypes, start=server.task - len(prototypes) + 1):
+        labels = range(first_class, first_class + len(rows))
+        parts.append(cache.images(server.generator_of(task), rows, labels, count, sampler, seed=seed))
+        first_class = labels.stop
+    return {name: torch.cat([part[name] for part in parts]).to(prototypes[0].device) for name in parts[0]}
+
+
+def validate_prototypes(server: Server[Any], reply: PrototypeReply, examples: int) -> str | None:
+    """Return what is wrong with a client's prototypes, or None.
+
+    Parameters
+    ----------
+    server : Server
+        The server.
+    reply : PrototypeReply
+        The reply.
+    examples : int
+        How many examples the client has in this task.
+    """
+    num_new = server.classes - server.old
+    expected = (num_new, *server.generator.initial_prototypes(1).shape[1:])
+    shape = tuple(reply.prototypes.shape)
+    if shape != expected or reply.prototypes.dtype != torch.float32:
+        return f"prototypes of shape {list(shape)} in {reply.prototypes.dtype}, not {list(expected)} in float32"
+    if reply.prototypes.abs().max() > MAX_ABS:
+        return f"prototypes with numbers beyond {MAX_ABS:g}, which would swallow all others' in the mean"
+    counts = reply.counts.tolist()
+    valid = reply.counts.shape == (num_new,) and reply.counts.dtype == torch.int64
+    if not valid or min(counts) < 0 or sum(counts) != examples:
+        return f"counts of its examples that cannot be: {counts}, and it has {examples}"
+    if reply.generator != server.generator.loaded_hash:
+        return "prototypes for another generator than the server's; give all parties the same folder"
+    return None

@@ -1,0 +1,1 @@
+"""A frozen diffusion model generates images of the classes that prototypes describe."""

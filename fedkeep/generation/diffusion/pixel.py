@@ -1,0 +1,352 @@
+"""The pixel-space generator as an object, and as a folder on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as tensor_bytes
+from torch import Tensor
+
+from fedkeep import seeds
+from fedkeep.errors import RunError, did_you_mean
+from fedkeep.files import write_whole
+from fedkeep.generation.diffusion.generator import Generator, Regime, hash_weights
+from fedkeep.generation.diffusion.schedules import NoiseSchedule
+from fedkeep.generation.diffusion.unet import UNet
+from fedkeep.models import Shape, Weights
+from fedkeep.models.weights import digest, load_into, parameter_count
+from fedkeep.options import as_table, build
+
+FORMAT = 1
+CARD, WEIGHTS, CHECKPOINT = "generator.json", "weights.safetensors", "checkpoint.safetensors"
+FINGERPRINTS = "seen.safetensors"
+
+PrototypeSpace = Literal["embedding", "code"]
+"""What a prototype is: the network's embedding of a class, or a class code, the weights of a mixture of embeddings.
+
+FedDCL's grey network computes from a code what two small perceptrons give, one for each of two feature maps: its
+prototypes are read as their output (``embedding``), or as the code (``code``).
+"""
+
+PrototypeInit = Literal["mean", "null"]
+"""Where a search begins: at the mean of all classes that the generator knows, or at the null embedding."""
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What is known about a generator.
+
+    Attributes
+    ----------
+    unet : UNet
+        The network that was trained.
+    schedule : NoiseSchedule
+        The noise schedule of its training.
+    shape : Shape
+        Channels, height and width of its images.
+    label_names : tuple of str
+        The classes that it was trained on.
+    data : str
+        The name of the data set that it was trained on.
+    regime : Regime
+        How these data relate to the clients'.
+    training : mapping
+        Settings, seed, number of images and steps, and loss of its training; for people.
+    held_out : float
+        In the regime ``same_classes``, the share of each class that it was trained on.
+    seen : str
+        The hash of the fingerprints of these images, which are a file of the folder. Runs keep the images from clients.
+    clusters_per_class : int
+        How many subclasses each class has (see `cluster_subclasses`).
+    """
+
+    unet: UNet
+    schedule: NoiseSchedule
+    shape: Shape
+    label_names: tuple[str, ...]
+    data: str
+    regime: Regime
+    training: Mapping[str, Any] = field(default_factory=dict)
+    held_out: float = 0.0
+    seen: str = ""
+    clusters_per_class: int = 1
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the class table; cluster k of class c is row c * clusters_per_class + k."""
+        return len(self.label_names) * self.clusters_per_class
+
+
+class PixelGenerator(Generator):
+    """A frozen UNet that generates pixels.
+
+    A prototype is [tokens, width] in the space ``embedding``. In the space ``code`` it is [classes]: FedDCL's vector in
+    place of the one-hot code. It stands for the null embedding plus a weighted sum of the differences of the classes'
+    embeddings to it, so that zeros mean no class and a one-hot vector means its class.
+
+    Parameters
+    ----------
+    card : ModelCard
+        What is known about it.
+    weights : Weights
+        All weights of its `ClassUNet`.
+    device : torch.device or str
+        Where it computes.
+    space : PrototypeSpace
+        What its prototypes are.
+    initial : PrototypeInit
+        Where the search for a prototype begins.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        weights: Weights,
+        device: torch.device | str = "cpu",
+        *,
+        space: PrototypeSpace = "embedding",
+        initial: PrototypeInit = "mean",
+    ) -> None:
+        self.card = card
+        self.shape, self.schedule, self.regime = card.shape, card.schedule, card.regime
+        self.device = torch.device(device)
+        self.space, self.initial = space, initial
+        with seeds.borrowed(0):  # the initial weights are overwritten
+            self.network = card.unet.build(card.shape, card.num_embeddings)
+        load_into(self.network, weights)
+        self.network.to(self.device).eval().requires_grad_(False)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained parameters."""
+        return parameter_count(self.network)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    def class_embeddings(self) -> Tensor:
+        """Return the embeddings of the subclasses that it was trained on, [classes * clusters, tokens, width]."""
+        return self.network.table[:-1].detach().clone()
+
+    def initial_prototypes(self, num_classes: int) -> Tensor:
+        share = 1 / self.card.num_embeddings if self.initial == "mean" else 0.0
+        codes = torch.full((num_classes, self.card.num_embeddings), share, device=self.device)
+        return codes if self.space == "code" else self.conditioning(codes)
+
+    @property
+    def prototype_shapes(self) -> Sequence[tuple[int, ...]]:
+        return (self.card.unet.conditioning_shape, (self.card.num_embeddings,))
+
+    def conditioning(self, prototypes: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        if prototypes.dim() == 3:
+            return prototypes
+        table = self.network.table
+        return table[-1] + torch.einsum("nc,ctw->ntw", prototypes, table[:-1] - table[-1])
+
+    def null_conditioning(self) -> Tensor:
+        return self.network.table[-1:]
+
+    def predict_noise(self, noisy: Tensor, timesteps: Tensor, conditioning: Tensor) -> Tensor:
+        noise: Tensor = self.network(noisy, timesteps, conditioning)
+        return noise
+
+    def encode(self, images: Tensor, rng: torch.Generator) -> Tensor:
+        self.check_images(images)
+        return to_signed(images.to(self.device))
+
+    def decode(self, samples: Tensor) -> Tensor:
+        return ((samples.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+    def hash(self) -> str:
+        return hash_weights(self.network.state_dict())
+
+    def save(self, folder: Path, *, half: bool = False) -> None:
+        """Write the generator as a folder. The card is written last, so that a folder with a card is complete.
+
+        Parameters
+        ----------
+        folder : Path
+            The folder.
+        half : bool
+            Store 16 bits a weight, half the size. The weights are rounded: the folder then holds another generator.
+        """
+        stored = {name: tensor.cpu().contiguous() for name, tensor in self.network.state_dict().items()}
+        if half:
+            stored = {name: tensor.half() for name, tensor in stored.items()}
+        write_whole(folder / WEIGHTS, tensor_bytes(stored))
+        loaded = {name: tensor.float() for name, tensor in stored.items()}
+        card = _card_to_json(self.card) | {"hash": hash_weights(loaded)}
+        write_whole(folder / CARD, json.dumps(card, indent=1) + "\n")
+
+
+def load_generator(
+    folder: str | Path,
+    device: torch.device | str = "cpu",
+    *,
+    space: PrototypeSpace = "embedding",
+    initial: PrototypeInit = "mean",
+) -> PixelGenerator:
+    """Load a generator that `PixelGenerator.save` or ``fedkeep generator train`` wrote.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder.
+    device : torch.device or str
+        Where the generator computes.
+    space : PrototypeSpace
+        What its prototypes are.
+    initial : PrototypeInit
+        Where the search for a prototype begins.
+
+    Raises
+    ------
+    RunError
+        If there is none, its training is not finished, or its files are damaged or do not fit together.
+    MissingExtra
+        If `diffusers` is missing.
+    """
+    folder = Path(folder)
+    written = _read_card_json(folder)
+    try:
+        weights = {name: tensor.float() for name, tensor in read_tensors((folder / WEIGHTS).read_bytes()).items()}
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot read {folder / WEIGHTS}: {error}. Copy the generator again, or train it.") from error
+    if hash_weights(weights) != written.pop("hash", None):
+        raise RunError(f"{folder / WEIGHTS} is not what {CARD} says. Copy the whole folder again, or train it.")
+    try:
+        card = _card_from_json(written)
+        return PixelGenerator(card, weights, device, space=space, initial=initial)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _invalid_card(folder, error) from error
+
+
+def read_card(folder: Path) -> ModelCard:
+    """Return a generator's card without loading its weights.
+
+    Raises
+    ------
+    RunError
+        As `load_generator`, for what the card shows.
+    """
+    written = _read_card_json(folder)
+    try:
+        return _card_from_json(written)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _invalid_card(folder, error) from error
+
+
+def read_hash(folder: Path) -> str:
+    """Return the hash of a generator's weights that its card states; errors are those of `read_card`."""
+    return str(_read_card_json(folder).get("hash"))
+
+
+def write_fingerprints(folder: Path, fingerprints: Tensor) -> str:
+    """Write the fingerprints, int64 [m], of the images that a generator was trained on; return their hash."""
+    write_whole(folder / FINGERPRINTS, tensor_bytes({"seen": fingerprints}))
+    return digest(fingerprints)
+
+
+def read_fingerprints(folder: Path) -> Tensor:
+    """Return the fingerprints of the images that a generator of the regime ``same_classes`` was trained on, int64 [m].
+
+    Raises
+    ------
+    RunError
+        If the folder does not say which images these were.
+    """
+    card = read_card(folder)
+    if not card.seen:
+        raise RunError(
+            f"the generator in {folder} does not say which images it learned from, so that a run cannot keep them from "
+            "its clients. Train it again with this version of FedKeep."
+        )
+    try:
+        fingerprints = read_tensors((folder / FINGERPRINTS).read_bytes())["seen"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunError(
+            f"cannot read {folder / FINGERPRINTS}: {error}. Copy the whole folder again, or train it."
+        ) from error
+    if digest(fingerprints) != card.seen:
+        raise RunError(f"{folder / FINGERPRINTS} is not what {CARD} says. Copy the whole folder again, or train it.")
+    return fingerprints
+
+
+def to_signed(images: Tensor) -> Tensor:
+    """Return uint8 images as float32 in -1..1."""
+    return images.to(torch.float32).div_(127.5).sub_(1)
+
+
+def _invalid_card(folder: Path, error: Exception) -> RunError:
+    reason = f"it lacks {error}." if isinstance(error, KeyError) else str(error)
+    return RunError(f"{folder / CARD} does not describe its weights: {reason} Train the generator again.")
+
+
+def _read_card_json(folder: Path) -> dict[str, Any]:
+    path = folder / CARD
+    if not path.is_file():
+        if (folder / CHECKPOINT).is_file():
+            raise RunError(f"the generator in {folder} is not trained to its end: run the command that began it again.")
+        raise RunError(f"there is no generator in {folder} ({CARD} is missing). Make one: fedkeep generator train.")
+    try:
+        written = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}. Copy the generator again, or train it.") from error
+    if not isinstance(written, dict) or written.pop("format", None) != FORMAT:
+        raise RunError(f"{path} was not written by this version of FedKeep. Train the generator again.")
+    return written
+
+
+# Format 1 of the card has names of its own for these fields; generators that people trained must stay readable.
+_SCHEDULE_KEYS = {
+    "num_timesteps": "times",
+    "beta_schedule": "betas",
+    "beta_start": "first",
+    "beta_end": "last",
+    "clip_sample": "bounded",
+}
+
+
+def _card_to_json(card: ModelCard) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "unet": as_table(card.unet),
+        "noise": {_SCHEDULE_KEYS[name]: value for name, value in as_table(card.schedule).items()},
+        "shape": card.shape,
+        "label_names": card.label_names,
+        "data": card.data,
+        "regime": card.regime,
+        "training": dict(card.training),
+        "held_out": card.held_out,
+        "seen": card.seen,
+        "codes": card.clusters_per_class,
+    }
+
+
+def _card_from_json(written: Mapping[str, Any]) -> ModelCard:
+    regime = written["regime"]
+    if regime not in get_args(Regime):
+        raise ValueError(f"there is no regime {regime!r}.{did_you_mean(str(regime), get_args(Regime))}")
+    channels, height, width = map(int, written["shape"])
+    names = {key: name for name, key in _SCHEDULE_KEYS.items()}
+    schedule = {names.get(key, key): value for key, value in written["noise"].items()}
+    return ModelCard(
+        unet=build(UNet, written["unet"], "unet"),
+        schedule=build(NoiseSchedule, schedule, "noise"),
+        shape=(channels, height, width),
+        label_names=tuple(map(str, written["label_names"])),
+        data=str(written["data"]),
+        regime=regime,
+        training=dict(written["training"]),
+        held_out=float(written.get("held_out", 0.0)),  # older cards lack the last three
+        seen=str(written.get("seen", "")),
+        clusters_per_class=int(written.get("codes", 1)),
+    )

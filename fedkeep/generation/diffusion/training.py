@@ -1,0 +1,207 @@
+"""Training of a pixel-space generator: denoising with an EMA of the weights, resumable after any kill to equal bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from fedkeep import seeds
+from fedkeep.data import Data
+from fedkeep.data.dataset import describe
+from fedkeep.data.fingerprints import fingerprints
+from fedkeep.errors import DataError, RunError
+from fedkeep.generation.diffusion.generator import hash_weights
+from fedkeep.generation.diffusion.pixel import (
+    CARD,
+    CHECKPOINT,
+    ModelCard,
+    PixelGenerator,
+    load_generator,
+    to_signed,
+    write_fingerprints,
+)
+from fedkeep.models.training_file import OnStep, check_learned, restore_training, save_training, train_on
+from fedkeep.models.weights import load_into, weights_of
+from fedkeep.options import Options, as_table, option
+
+
+@dataclass(frozen=True)
+class GeneratorTraining(Options):
+    """Adam on the mean squared error of the noise, with a linearly decaying learning rate."""
+
+    steps: int = option(20000, "optimizer steps", low=1)
+    batch_size: int = option(128, "images a step; classes are drawn evenly, whatever their number of images", low=1)
+    lr: float = option(1e-3, "learning rate of the first step", low=0.0)
+    lr_end: float = option(0.01, "share of it that is left at the last step", low=0.0, high=1.0)
+    null: float = option(
+        0.1, "probability that an image's class is replaced by the null class, for guidance", low=0.0, high=1.0
+    )
+    ema: float = option(0.999, "decay of the weights' moving average, which is what is saved", low=0.0, high=1.0)
+    checkpoint: float = option(60.0, "seconds from one checkpoint to the next; changes no result", low=0.0)
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        return self.lr * (1 - (1 - self.lr_end) * step / max(1, self.steps - 1))
+
+
+def train_generator(
+    card: ModelCard,
+    data: Data,
+    settings: GeneratorTraining,
+    folder: Path,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    half: bool = False,
+    on_step: OnStep | None = None,
+) -> PixelGenerator:
+    """Train a generator and save it into a folder; continue from the folder's checkpoint if there is one.
+
+    Every step draws from random generators of its own, so that a resumed training ends in the same weights, on a CPU to
+    the bit.
+
+    Parameters
+    ----------
+    card : ModelCard
+        The network, its schedule and its classes; ``training`` is filled in.
+    data : Data
+        ``"image"``, uint8 [n, channels, height, width] of the card's shape, ``"label"``, int64 [n], and, if the card
+        has several clusters per class, ``"subclass"``, int64 [n].
+    settings : GeneratorTraining
+        Steps, batch size and learning rate.
+    folder : Path
+        Receives checkpoints, and the generator when it is done; in the regime ``same_classes`` also the fingerprints of
+        the images, so that runs keep these from their clients.
+    seed : int
+        Seed of the weights and of all batches.
+    device : torch.device or str
+        Where to train.
+    half : bool
+        Save 16 bits a weight; the returned generator is what was saved.
+    on_step : callable, optional
+        Called after every step with its number and loss.
+
+    Raises
+    ------
+    DataError
+        If images have another shape, or a class has none.
+    RunError
+        If the folder holds another generator, or the checkpoint of another training, or if the training diverges.
+    """
+    if (folder / CARD).is_file():
+        raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
+    if card.regime == "same_classes":
+        card = replace(card, seen=write_fingerprints(folder, torch.unique(fingerprints(data["image"]))))
+    run, path = _TrainingRun(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
+    train_on(run, settings.steps, path, settings.checkpoint, on_step)
+    check_learned(run.average)
+    run.result().save(folder, half=half)
+    path.unlink(missing_ok=True)
+    return load_generator(folder, device)
+
+
+class _TrainingRun:
+    """A training between two steps."""
+
+    def __init__(
+        self, card: ModelCard, data: Data, settings: GeneratorTraining, seed: int, device: torch.device
+    ) -> None:
+        self.card, self.settings, self.seed, self.device = card, settings, seed, device
+        with seeds.borrowed(seeds.derive(seed, "generator weights")):
+            self.network = card.unet.build(card.shape, card.num_embeddings)
+        self.network.to(device).train()
+        self.average = weights_of(self.network)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), settings.lr, fused=True)
+        self.losses: list[float] = []
+        self.batches = _Batches(data, card, settings, seed)
+        self.identity = {
+            "unet": as_table(card.unet),
+            "schedule": as_table(card.schedule),
+            "training": {name: value for name, value in as_table(settings).items() if name != "checkpoint"},
+            "label_names": list(card.label_names),
+            "seed": seed,
+            "data": hash_weights({name: data[name] for name in ("image", "label", "subclass") if name in data}),
+        }
+
+    def step(self) -> float:
+        """Take one step; return its loss."""
+        number = len(self.losses)
+        images, rows, timesteps, noise = (tensor.to(self.device) for tensor in self.batches(number))
+        noisy = self.card.schedule.add_noise(images, noise, timesteps)
+        loss = mse_loss(self.network(noisy, timesteps, self.network.table[rows]), noise)
+        self.optimizer.param_groups[0]["lr"] = self.settings.lr_at(number)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        # The average is short at first, so that the initial weights do not stay in it.
+        decay = min(self.settings.ema, (1 + number) / (10 + number))
+        new = weights_of(self.network)
+        torch._foreach_lerp_(list(self.average.values()), [new[name] for name in self.average], 1 - decay)
+        self.losses.append(loss.item())
+        return self.losses[-1]
+
+    def result(self) -> PixelGenerator:
+        """Return the moving average as a generator."""
+        last = self.losses[-100:]
+        training = as_table(self.settings) | {
+            "seed": self.seed,
+            "images": len(self.batches.labels),
+            "loss": round(sum(last) / len(last), 6),
+        }
+        return PixelGenerator(replace(self.card, training=training), self.average, self.device)
+
+    def save(self, path: Path) -> None:
+        """Write all that the next step depends on, as one file, atomically."""
+        models = {"weights": self.network.state_dict(), "average": self.average}
+        save_training(path, self.identity, models, self.optimizer, self.losses)
+
+    def restore(self, path: Path) -> None:
+        """Return to where a checkpoint was taken; raise `RunError` as `restore_training` does."""
+        models, self.losses = restore_training(path, self.identity, self.optimizer)
+        load_into(self.network, models["weights"])
+        self.average = {name: tensor.to(self.device) for name, tensor in models["average"].items()}
+
+
+class _Batches:
+    """The batch of each step: images with their subclasses, timesteps and noise, a function of the step's number."""
+
+    def __init__(self, data: Data, card: ModelCard, settings: GeneratorTraining, seed: int) -> None:
+        self.images, self.labels = data["image"].cpu(), data["label"].cpu()
+        if ("subclass" in data) != (card.clusters_per_class > 1):
+            raise DataError(
+                f"the card has {card.clusters_per_class} clusters a class. Give a column 'subclass' if these are "
+                "several, else none."
+            )
+        self.subclasses, self.null_row = data.get("subclass", self.labels).cpu(), card.num_embeddings
+        if tuple(self.images.shape[1:]) != card.shape:
+            raise DataError(
+                f"these images are {describe(tuple(self.images.shape[1:]))}, and the generator shall draw "
+                f"{describe(card.shape)} (channels, height, width). Give it images of one size."
+            )
+        counts = torch.bincount(self.labels, minlength=len(card.label_names))
+        empty = [name for name, count in zip(card.label_names, counts.tolist(), strict=True) if not count]
+        if empty:
+            raise DataError(f"there are no images of {', '.join(map(repr, empty))}. Leave such classes out.")
+        self.counts = counts
+        self.order = self.labels.argsort(stable=True)
+        self.first = torch.tensor([0, *accumulate(counts.tolist())])[:-1]
+        self.batch_size, self.p_null, self.seed = settings.batch_size, settings.null, seed
+        self.num_timesteps = card.schedule.num_timesteps
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return images in -1..1 [b, ...], rows of the class table [b], timesteps [b] and noise [b, ...]."""
+        rng = seeds.generator(self.seed, "generator step", use=step)
+        classes = torch.randint(len(self.counts), (self.batch_size,), generator=rng)
+        share = torch.rand(self.batch_size, generator=rng, dtype=torch.float64)
+        position = (share * self.counts[classes]).long()
+        chosen = self.order[self.first[classes] + position]
+        images = to_signed(self.images[chosen])
+        timesteps = torch.randint(self.num_timesteps, (self.batch_size,), generator=rng)
+        noise = torch.randn(images.shape, generator=rng)
+        has_class = torch.rand(self.batch_size, generator=rng) >= self.p_null
+        return images, torch.where(has_class, self.subclasses[chosen], self.null_row), timesteps, noise

@@ -1,1 +1,0 @@
-"""Diffusion: a frozen generator draws images of classes that prototypes describe."""

@@ -1,0 +1,236 @@
+"""TARGET and LANDER by their formulas: what is taught on which images, what travels when, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+from watched import Seen
+
+from fedkeep.algorithms.incremental.lander import LANDER
+from fedkeep.algorithms.incremental.target import TARGET
+from fedkeep.data import Augmentation
+from fedkeep.engine.embedded import Embedded
+from fedkeep.engine.fit import Assignment, Pupil
+from fedkeep.engine.networks import Networks
+from fedkeep.errors import ConfigError
+from fedkeep.generation.inversion import read_anchors
+from fedkeep.interface.values import payload
+from fedkeep.losses import ClassSubset
+from fedkeep.models import Weights
+from fedkeep.models.weights import load_into
+
+TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
+TOY = {**tiny.INVERSION, "nums": 11}
+ANCHORS = tiny.TOYS["lander"]["anchors"]
+
+
+def target(**changes: Any) -> TARGET:
+    return TARGET(**(TOY | changes))
+
+
+def lander(**changes: Any) -> LANDER:
+    return LANDER(**(TOY | {"anchors": ANCHORS, "syn_batch_size": 3} | changes))
+
+
+def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Embedded, Seen, Weights]:
+    """Play two tasks of two rounds; return the engine, what was trained, and the last model of the first task."""
+    seen = Seen(monkeypatch)
+    engine = tiny.engine_with_tasks(method, TWO_ONE, **{"cohort": 4, **changes})
+    tiny.played(engine, 2)
+    old = engine.server.model
+    tiny.played(engine)
+    return engine, seen, old
+
+
+def loss_of(engine: Embedded, given: Assignment, model: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss of a model on the first rows of its two data sets, real images and labels, synthetic images."""
+    real, made = (source.first(4) for source in given.sources)
+    value = given.objective(pupil(engine, model), [real, made])
+    return value, real.data["image"], real.data["label"], made.data["image"]
+
+
+def pupil(engine: Embedded, model: Weights) -> Pupil:
+    networks = engine.place.networks
+    load_into(networks.trained, model)
+    return Pupil(networks, dict(networks.trained.named_parameters()), networks.trained)
+
+
+def distilled(student: Tensor, teacher: Tensor) -> Tensor:
+    return -((teacher / 2).softmax(-1) * (student[:, : teacher.shape[1]] / 2).log_softmax(-1)).sum(-1).mean()
+
+
+@pytest.mark.parametrize("round", [1, 2])
+def test_target_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(target(), monkeypatch)
+    model = seen.results[2, round, "1"].model
+    value, images, labels, made = loss_of(engine, seen.fits[2, round, "1"], model)
+    ask = engine.place.networks.logits
+    expected = cross_entropy(ask(model, images)[:, 2:], labels - 2)
+    torch.testing.assert_close(value, expected + 25 * distilled(ask(model, made), ask(old, made)))
+
+
+def test_a_pass_ends_with_the_shorter_and_batches_fit_an_average_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, _ = second_task(target(), monkeypatch)
+    average = sum(seen.results[1, 2, client].examples for client in "0123") / 4
+    batch = 11 // ceil(average / tiny.TRAINING.batch_size)
+    assert engine.server.state.replay.batch_size == batch
+    for client in "0123":
+        own = engine.federation.size(client)
+        steps = tiny.TRAINING.epochs * min(ceil(own / tiny.TRAINING.batch_size), ceil(11 / batch))
+        assert seen.results[2, 1, client].steps == steps
+    _, seen, _ = second_task(lander(), monkeypatch)
+    for client in "0123":
+        own = engine.federation.size(client)
+        assert seen.results[2, 1, client].steps == tiny.TRAINING.epochs * ceil(own / tiny.TRAINING.batch_size)
+
+
+def test_the_released_code_makes_ten_batches_within_its_warm_up() -> None:
+    engine = tiny.engine_with_tasks(target(compat="repo", nums=1000, warmup=20), TWO_ONE, cohort=4)
+    tiny.played(engine, 2)
+    steps = ceil(engine.server.state.examples / tiny.TRAINING.batch_size)
+    tiny.played(engine, 1)
+    replay = engine.server.state.replay
+    assert len(replay.images["label"]) == 10 * TOY["synthesis_batch_size"]
+    assert replay.batch_size == 1000 // steps > 40, "as if there were all"
+
+
+@pytest.mark.parametrize("method", [target(), lander()], ids=["target", "lander"])
+def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any) -> None:
+    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=6, cohort=2)
+    tiny.played(engine, 6)
+    assert not engine.server.state.replay.images, "there is nothing old"
+    holders: list[str] = []
+    down = []
+    images = None
+    for _ in range(6):
+        record = engine.advance().record
+        made = engine.server.state
+        images = made.replay.images if images is None else images
+        assert made.replay.images is images
+        down.append(record["down"] - 2 * payload(engine.server.model))
+        new = [client for client in record["cohort"] if client not in holders]
+        assert down[-1] == len(new) * payload(made.replay)
+        holders += new
+        assert made.holders == holders
+        for client in new:
+            assert torch.equal(engine.states[client].images["image"], images["image"])
+    assert 0 in down
+
+
+def test_a_client_that_missed_its_images_gets_them_with_its_next_visit() -> None:
+    def lose(number: int, client: str, step: str) -> str | None:
+        return "no answer" if (number, client, step) == (3, "1", "receive") else None
+
+    engine = tiny.engine_with_tasks(target(), TWO_ONE, cohort=4, lose=lose)
+    records = tiny.played(engine, 3)
+    assert records[-1]["lost"] == {"1": "no answer"}
+    assert sorted(engine.server.state.holders) == ["0", "2", "3"]
+    assert not tiny.played(engine, 1)[0]["lost"]
+    assert torch.equal(engine.states["1"].images["image"], engine.states["0"].images["image"])
+
+
+def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    logits = Networks.logits
+
+    def spy(self: Networks, model: Weights, images: Tensor) -> Tensor:
+        asked.append(len(images))
+        return logits(self, model, images)
+
+    engine = tiny.engine_with_tasks(target(), TWO_ONE, rounds=4, cohort=4, evaluate_every=4)
+    tiny.played(engine, 4)
+    monkeypatch.setattr(Networks, "logits", spy)
+    tiny.played(engine, 3)
+    assert asked == [11]
+    sent = payload(engine.server.state.replay)
+    assert sent < 11 * 16 + 11 * 8 + 11 * 2 * 4 * 3 + 100, "images, labels, three columns of answers, and no model"
+
+
+def test_with_augmentation_the_old_model_travels_and_answers_in_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, old = second_task(target(), monkeypatch, augmentation=Augmentation(flip=True))
+    loss = engine.server.state.replay.loss
+    assert isinstance(loss, ClassSubset)
+    assert tiny.equal(loss.term.teachers[0], old)  # type: ignore[attr-defined]
+    assert tiny.finite(seen.results[2, 2, "1"].model)
+
+
+def test_lander_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, _ = second_task(lander(), monkeypatch)
+    old = engine_after_first_task(lander())
+    anchors = read_anchors(ANCHORS, engine.server.label_names)
+    model = seen.results[2, 2, "1"].model
+    value, images, labels, made = loss_of(engine, seen.fits[2, 2, "1"], model)
+    ask, read = engine.place.networks.logits, engine.place.networks.features
+    bound = (mse_loss(read(model, images), anchors[labels]) - 0.015).clamp(min=0)
+    own = cross_entropy(ask(model, images)[:, 2:], labels - 2) + 5 * bound
+    taught = distilled(ask(model, made), ask(old, made)) + mse_loss(read(model, made), read(old, made))
+    a, b = 1.3219281, 0.8164966  # log2(3 / 2 + 1), sqrt(2 / 3)
+    torch.testing.assert_close(value, 0.2 * (1 + 1 / a) / b * own + 0.4 * a * b * taught)
+
+
+def engine_after_first_task(method: Any) -> Weights:
+    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4)
+    tiny.played(engine, 2)
+    return engine.server.model
+
+
+def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen, _ = second_task(lander(), monkeypatch)
+    given, model = seen.fits[1, 1, "1"], seen.results[1, 1, "1"].model
+    assert len(given.sources) == 1
+    batch = given.sources[0].first(4)
+    engine.enter(1)
+    value = given.objective(pupil(engine, model), [batch])
+    anchors = read_anchors(ANCHORS, engine.place.label_names[:2])
+    images, labels = batch.data["image"], batch.data["label"]
+    distance = mse_loss(engine.place.networks.features(model, images), anchors[labels])
+    expected = cross_entropy(engine.place.networks.logits(model, images), labels) + 5 * (distance - 0.015).clamp(min=0)
+    torch.testing.assert_close(value, expected)
+
+
+def test_lander_goes_back_to_its_best_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(monkeypatch)
+    training = replace(tiny.TRAINING, lr=1.5)  # so that it gets worse again
+    engine = tiny.engine_with_tasks(lander(), TWO_ONE, rounds=6, cohort=4, training=training)
+    sent = []
+    for _ in range(6):
+        sent.append(engine.server.model)
+        engine.advance()
+    losses = []
+    for number in range(1, 7):
+        fits = [seen.results[1, number, client] for client in "0123"]
+        losses.append(sum(fit.loss * fit.steps for fit in fits) / sum(fit.steps for fit in fits))
+    best = min(range(1, 6), key=lambda number: losses[number])
+    assert best < 5, "not the last"
+    assert tiny.equal(engine.server.model, sent[best])
+    engine.advance()
+    assert engine.server.state.lowest_loss == float("inf"), "of each task its own"
+
+
+def test_what_the_papers_say_about_shares() -> None:
+    assert lander().loss_factors(0, 20) == (1.0, 0.0)
+    own, old = lander().loss_factors(10, 20)  # a = log2(11) = 3.4594, b = 0.7071
+    assert own == pytest.approx(0.36460, rel=1e-4)
+    assert old == pytest.approx(0.97846, rel=1e-4)
+
+
+def test_lander_says_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match=r"Set anchors to a \.csv file"):
+        LANDER()
+    engine = tiny.engine_with_tasks(lander(anchors="nowhere.csv"), TWO_ONE)
+    with pytest.raises(ConfigError, match=r"nowhere\.csv"):
+        engine.advance()
+
+
+def test_anchors_of_another_width_are_refused(tmp_path: Any) -> None:
+    path = tmp_path / "narrow.csv"
+    path.write_text("a,1\nb,2\nc,3\n")
+    with pytest.raises(ConfigError, match=r"features are 8 wide.*have 1 numbers"):
+        tiny.engine_with_tasks(lander(anchors=str(path)), TWO_ONE).advance()

@@ -1,0 +1,161 @@
+"""Prototypes: the search, and the mean of what clients found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import toy
+from torch import Tensor
+
+from fedkeep.errors import DataError, RunError, ValueRefused
+from fedkeep.generation.diffusion.pixel import PixelGenerator
+from fedkeep.generation.diffusion.prototypes import (
+    AverageRule,
+    PrototypeSearch,
+    PrototypeSearchResult,
+    average_prototypes,
+    check_held,
+    search_prototypes,
+)
+from fedkeep.generation.diffusion.training import GeneratorTraining, train_generator
+
+SETTINGS = PrototypeSearch(steps=5, batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> PixelGenerator:
+    settings = GeneratorTraining(steps=100, batch_size=16, lr=5e-3, ema=0.9)
+    return train_generator(toy.card(), toy.data(60), settings, tmp_path_factory.mktemp("generator"))
+
+
+def search(
+    generator: PixelGenerator, data: dict[str, Tensor], settings: PrototypeSearch = SETTINGS, classes: int = 3
+) -> PrototypeSearchResult:
+    rng = torch.Generator().manual_seed(3)
+    return search_prototypes(
+        generator, generator.initial_prototypes(classes), data["image"], data["label"], settings, rng
+    )
+
+
+def test_the_search_lowers_the_loss_and_changes_no_weight(trained: PixelGenerator) -> None:
+    before = trained.hash()
+    data = toy.data(60, seed=1)
+    found = search(trained, data, PrototypeSearch(steps=60, batch_size=32))
+    assert trained.hash() == before
+    assert all(weight.grad is None for weight in trained.network.parameters())
+    assert len(found.losses) == 60
+
+    def loss(prototypes: Tensor) -> float:
+        still = PrototypeSearch(steps=1, batch_size=600, lr=0.0)
+        rng = torch.Generator().manual_seed(9)
+        return search_prototypes(trained, prototypes, data["image"], data["label"], still, rng).losses[0]
+
+    # Told its class by a prototype, the network sees more than told the mean of all, and nearly as much as by its own.
+    assert loss(trained.class_embeddings()) < 0.97 * loss(trained.initial_prototypes(3))
+    assert loss(found.prototypes) < 0.97 * loss(trained.initial_prototypes(3))
+    assert found.counts.tolist() == [20, 20, 20]
+    rows, start = trained.class_embeddings(), trained.initial_prototypes(3)
+    assert torch.equal(start[0], start[1])
+    assert not torch.equal(found.prototypes[0], found.prototypes[1])
+    assert found.prototypes.shape == rows.shape
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("space", ["embedding", "subclass"])
+def test_rows_of_absent_classes_stay(space: str, optimizer: str) -> None:
+    made = toy.generator(space=space)
+    data = toy.data(20)
+    held = {name: column[data["label"] != 1] for name, column in data.items()}
+    found = search(made, held, PrototypeSearch(steps=5, batch_size=8, optimizer=optimizer))  # type: ignore[arg-type]
+    start = made.initial_prototypes(3)
+    assert torch.equal(found.prototypes[1], start[1])
+    assert not torch.equal(found.prototypes[0], start[0])
+    assert found.counts[1] == 0
+
+
+def test_with_weight_decay_they_shrink_as_in_dddr() -> None:
+    made = toy.generator(initial="null")
+    held = {name: column[:1] for name, column in toy.data(3).items()}
+    found = search(made, held, PrototypeSearch(steps=5, batch_size=8, lr=0.02, weight_decay=0.01))
+    assert torch.allclose(found.prototypes[1], made.initial_prototypes(3)[1] * (1 - 0.02 * 0.01) ** 5)
+
+
+def test_the_loss_is_the_formula() -> None:
+    made, data = toy.generator(), toy.data(9)
+    found = search(made, data, PrototypeSearch(steps=1, batch_size=4))
+    rng = torch.Generator().manual_seed(3)
+    chosen = torch.randint(9, (4,), generator=rng)
+    clean = data["image"][chosen].double() / 127.5 - 1
+    times = torch.randint(20, (4,), generator=rng)
+    noise = torch.randn(clean.shape, generator=rng)
+    kept = (1 - torch.linspace(1e-4, 0.4, 20).double()).cumprod(0)[times].view(4, 1, 1, 1)
+    noisy = kept.sqrt() * clean + (1 - kept).sqrt() * noise
+    said = made.predict_noise(noisy.float(), times, made.initial_prototypes(3)[data["label"][chosen]])
+    assert found.losses[0] == pytest.approx(float((said - noise).square().mean()), rel=1e-5)
+
+
+def test_a_client_without_images_returns_what_it_was_sent() -> None:
+    made = toy.generator()
+    found = search(made, {name: column[:0] for name, column in toy.data().items()})
+    assert torch.equal(found.prototypes, made.initial_prototypes(3))
+    assert found.losses == ()
+    assert found.counts.tolist() == [0, 0, 0]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    made, data = toy.generator(), toy.data()
+    rng = torch.Generator()
+    with pytest.raises(ValueRefused, match="Use those that were found with this generator"):
+        search_prototypes(made, torch.zeros(3, 2, 32), data["image"], data["label"], SETTINGS, rng)
+    with pytest.raises(DataError, match="draws uint8 images of 1 x 8 x 8"):
+        search(made, toy.data(side=12))
+    with pytest.raises(DataError, match=r"labels must lie in 0..1"):
+        search(made, data, classes=2)
+
+
+def test_a_generator_that_changes_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = toy.generator()
+    predict = made.predict_noise
+
+    def broken(noisy: Tensor, times: Tensor, told: Tensor) -> Tensor:
+        made.network.table.data.add_(0.1)
+        return predict(noisy, times, told)
+
+    monkeypatch.setattr(made, "predict_noise", broken)
+    with pytest.raises(RunError, match="must stay frozen"):
+        search(made, toy.data())
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        # class 0 is held by both (1 and 3 examples), class 1 by the second, class 2 by nobody
+        ("uniform", [[3.0], [3.5], [9.0]]),
+        ("holders", [[3.0], [6.0], [9.0]]),
+        ("count", [[3.5], [6.0], [9.0]]),
+    ],
+)
+def test_means_by_hand(rule: AverageRule, expected: list[list[float]]) -> None:
+    received = torch.tensor([[0.0], [1.0], [9.0]])
+    replies = [torch.tensor([[2.0], [1.0], [9.0]]), torch.tensor([[4.0], [6.0], [8.0]])]
+    counts = [torch.tensor([1, 0, 0]), torch.tensor([3, 2, 0])]
+    assert average_prototypes(received, replies, counts, rule).tolist() == expected
+
+
+def test_equal_replies_give_exactly_themselves() -> None:
+    row = torch.randn(2, 1, 5, generator=torch.Generator().manual_seed(0))
+    counts = [torch.tensor([count, 1]) for count in (1, 2, 4)]
+    for rule in ("uniform", "holders", "count"):
+        assert torch.equal(average_prototypes(torch.zeros_like(row), [row] * 3, counts, rule), row)
+    assert average_prototypes(row, [], [], "count") is row
+
+
+def test_replies_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueRefused, match="all clients must use one generator"):
+        average_prototypes(torch.zeros(2, 3), [torch.zeros(2, 4)], [torch.ones(2)], "count")
+
+
+def test_a_class_that_nobody_holds() -> None:
+    check_held(torch.tensor([1, 2]), "ab")
+    with pytest.raises(DataError, match="no client holds an example of 'b'"):
+        check_held(torch.tensor([1, 0]), "ab")

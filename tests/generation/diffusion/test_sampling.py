@@ -1,0 +1,215 @@
+"""Drawing images, and keeping them on disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from torch import Tensor
+
+from fedkeep import doing
+from fedkeep.errors import ConfigError, RunError, ValueRefused
+from fedkeep.generation.diffusion.image_cache import MAX_BYTES, ImageCache
+from fedkeep.generation.diffusion.pixel import PixelGenerator
+from fedkeep.generation.diffusion.sampling import sample
+from fedkeep.generation.diffusion.schedules import NoiseSchedule, Sampler
+
+SAMPLER = Sampler(steps=4)
+METHODS = ("ddim", "dpm-solver++", "ddpm")
+
+
+class Known(PixelGenerator):
+    """Knows the one image that there is, so that its prediction is exact: every sampler must find that image."""
+
+    def predict_noise(self, noisy: Tensor, timesteps: Tensor, conditioning: Tensor) -> Tensor:
+        kept = (
+            1 - torch.linspace(self.schedule.beta_start, self.schedule.beta_end, self.schedule.num_timesteps)
+        ).cumprod(0)[timesteps]
+        kept = kept.view(-1, 1, 1, 1)
+        return (noisy - kept.sqrt() * self.image) / (1 - kept).sqrt()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_every_sampler_finds_the_image_of_an_exact_model(method: Any, guidance: float) -> None:
+    plain = toy.generator()
+    made = Known(plain.card, plain.network.state_dict())
+    picture = toy.data(3)["image"][2:]
+    made.image = made.encode(picture, torch.Generator())  # type: ignore[attr-defined]
+    drawn = sample(made, made.class_embeddings(), [0, 1], [5, 6], Sampler(method=method, steps=20, guidance=guidance))
+    assert drawn.dtype == torch.uint8
+    assert (drawn.int() - picture.int()).abs().max() <= 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_image_depends_on_its_seed_and_prototype_alone(method: Any) -> None:
+    made, sampler = toy.generator(), Sampler(method=method, steps=4)
+    rows, image_seeds = [0, 1, 2, 0, 1], [11, 12, 13, 14, 11]
+    whole = sample(made, made.class_embeddings(), rows, image_seeds, sampler)
+    assert whole.shape == (5, 1, 8, 8)
+    told: list[int] = []
+    for size in (1, 2, 3):
+        again = sample(
+            made, made.class_embeddings(), rows, image_seeds, sampler, batch_size=size, on_images=told.append
+        )
+        assert (again.int() - whole.int()).abs().max() <= 1  # other batches round differently
+    assert told[-2:] == [3, 5]
+    assert not torch.equal(whole[0], whole[3])
+    assert not torch.equal(whole[0], whole[4])
+    assert torch.equal(sample(made, made.class_embeddings(), rows, image_seeds, sampler), whole)
+
+
+def test_guidance_by_the_formula() -> None:
+    made = toy.generator()
+    asked: list[int] = []
+    predict = made.predict_noise
+
+    def watched(noisy: Tensor, times: Tensor, told: Tensor) -> Tensor:
+        asked.append(len(noisy))
+        return predict(noisy, times, told)
+
+    made.predict_noise = watched  # type: ignore[method-assign]
+    one, none, two = (
+        sample(made, made.class_embeddings(), [0], [1], Sampler(steps=3, guidance=g)) for g in (1.0, 0.0, 4.0)
+    )
+    assert asked == [1] * 3 + [2] * 6
+    null = made.null_conditioning().detach()
+    assert torch.equal(none, sample(made, null, [0], [1], Sampler(steps=3, guidance=1.0)))
+    assert not torch.equal(one, two)
+
+
+def test_latents_are_not_clipped() -> None:
+    for method in METHODS[:2]:
+        scheduler = Sampler(method=method, steps=5).scheduler(NoiseSchedule(clip_sample=False))  # type: ignore[arg-type]
+        assert not scheduler.config.get("clip_sample")
+        assert not scheduler.config.get("thresholding")
+    times = Sampler(steps=50).scheduler(NoiseSchedule(clip_sample=False)).timesteps
+    assert times[-1] == 1  # shifted by one
+
+
+def test_more_steps_than_times_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Sampler.steps is 50, but the generator knows 20 times"):
+        sample(toy.generator(), torch.zeros(1, 3), [0], [0], Sampler())
+
+
+# --- the cache -----------------------------------------------------------------------------------------------------
+
+
+def stored(folder: Path, generator: PixelGenerator | None = None, **changes: Any) -> Any:
+    made = generator or toy.generator()
+    given = {
+        "prototypes": made.class_embeddings(),
+        "labels": [4, 7, 2],
+        "count": 2,
+        "sampler": SAMPLER,
+        "seed": 0,
+    } | changes
+    return ImageCache(folder, given.pop("most", MAX_BYTES)).images(made, **given)
+
+
+class Sampled:
+    """Counts what is drawn anew."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.images = 0
+
+        def counted(generator: Any, prototypes: Any, rows: Any, *rest: Any, **named: Any) -> Tensor:
+            self.images += len(rows)
+            return sample(generator, prototypes, rows, *rest, **named)
+
+        monkeypatch.setattr("fedkeep.generation.diffusion.image_cache.sample", counted)
+
+    def since(self) -> int:
+        count, self.images = self.images, 0
+        return count
+
+
+def test_nothing_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled, told, heard = Sampled(monkeypatch), [], []
+    monkeypatch.setattr(doing, "EVERY", 0.0)
+    with doing.heard_by(heard.append):
+        first = stored(tmp_path, on_images=lambda done, total: told.append((done, total)))
+    assert heard[-1] == "images generated 6/6"
+    assert first["label"].tolist() == [4, 4, 7, 7, 2, 2]
+    assert first["image"].shape == (6, 1, 8, 8)
+    assert told[-1] == (6, 6)
+    assert sampled.since() == 6
+    again = stored(tmp_path, on_images=lambda done, total: told.append((done, total)))
+    assert torch.equal(again["image"], first["image"])
+    assert sampled.since() == 0
+    assert told[-1] == (6, 6)
+    rows = toy.generator().class_embeddings()
+    rows[1] += 0.1
+    for changes, fresh in (
+        ({"prototypes": rows}, 2),
+        ({"generator": toy.generator(seed=1)}, 6),
+        ({"sampler": Sampler(steps=5)}, 6),
+        ({"labels": [4, 8, 2]}, 2),
+        ({"count": 3}, 9),
+        ({"seed": 1}, 6),
+    ):
+        stored(tmp_path, **changes)
+        assert sampled.since() == fresh, changes
+    more = stored(tmp_path, count=3)["image"].view(3, 3, 1, 8, 8)[:, :2].flatten(0, 1)
+    assert (more.int() - first["image"].int()).abs().max() <= 1  # the first of a class are the same
+
+
+def test_a_damaged_entry_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled, first = Sampled(monkeypatch), stored(tmp_path)
+    sampled.since()
+    entries = sorted(tmp_path.iterdir())
+    entries[0].write_bytes(entries[0].read_bytes()[:-7])
+    entries[1].write_bytes(b"")
+    assert torch.equal(stored(tmp_path)["image"], first["image"])
+    assert sampled.since() == 4
+
+
+def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=r"cannot be kept in .*No space left on device.*FEDKEEP_CACHE"):
+            stored(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert len(stored(tmp_path)["image"]) == 6
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = Sampled(monkeypatch)
+    for age, label in ((30, 1), (20, 2), (10, 3)):  # seconds ago
+        before = set(tmp_path.iterdir())
+        stored(tmp_path, prototypes=toy.generator().class_embeddings()[:1], labels=[label])
+        (written,) = set(tmp_path.iterdir()) - before
+        os.utime(written, (time.time() - age,) * 2)
+    (tmp_path / ".half.tmp").write_bytes(b"left by a kill")
+    os.utime(tmp_path / ".half.tmp", (0, 0))
+    (tmp_path / "of somebody else").touch()
+    stored(tmp_path, prototypes=toy.generator().class_embeddings()[:1], labels=[1])  # used again
+    room = 3.5 * written.stat().st_size
+    sampled.since()
+    stored(tmp_path, prototypes=toy.generator().class_embeddings()[:1], labels=[4], most=room)
+    assert sampled.since() == 2
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    assert not (tmp_path / ".half.tmp").exists()
+    assert (tmp_path / "of somebody else").exists()
+    for label, fresh in ((1, 0), (3, 0), (4, 0), (2, 2)):
+        stored(tmp_path, prototypes=toy.generator().class_embeddings()[:1], labels=[label])
+        assert sampled.since() == fresh, label
+
+
+def test_by_default_it_lies_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path))
+    assert ImageCache().path == tmp_path / "generated"
+
+
+def test_a_prototype_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueRefused, match="these prototypes are of size"):
+        stored(tmp_path, prototypes=torch.zeros(3, 1, 5))
