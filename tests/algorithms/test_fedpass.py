@@ -111,14 +111,14 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: p
 
 
 def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FedPASS.tell
+    honest = FedPASS.report_prototypes
 
     @functools.wraps(honest)
-    def tell(self: FedPASS, client: Any, model: Weights) -> Prototypes | None:
+    def report_prototypes(self: FedPASS, client: Any, model: Weights) -> Prototypes | None:
         told = honest(self, client, model)
         return replace(told, classes=told.classes + 1) if told is not None and client.id == "1" else told
 
-    monkeypatch.setattr(FedPASS, "tell", tell)
+    monkeypatch.setattr(FedPASS, "report_prototypes", report_prototypes)
     engine = tiny.engine_with_tasks(FedPASS(scope="global"), TWO_ONE, cohort=4)
     record = tiny.played(engine, 2)[-1]
     assert list(record["lost"]) == ["1"]

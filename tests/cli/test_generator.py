@@ -31,7 +31,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "JUDGE_STEPS", 3)
+    monkeypatch.setattr(command, "CLASSIFIER_STEPS", 3)
     folder = tmp_path / "g"
     told = cli("train", "digits", "--out", folder, "--regime", "same_classes", "--half", *TINY)
     for expected in (

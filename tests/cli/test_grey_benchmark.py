@@ -62,7 +62,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(command, "JUDGE_STEPS", 3)
+    monkeypatch.setattr(command, "CLASSIFIER_STEPS", 3)
     folder, out = tmp_path / "grey-same", tmp_path / "run"
 
     def call(*words: object) -> str:
@@ -72,9 +72,9 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
 
     tiny = [word for change in TINY for word in ("--set", change)]
     told = call("generator", "train", "grey", "--regime", "same_classes", "--clusters", 2, "--out", folder, *tiny)
-    assert "60 images of 30 classes, 2 codes each" in told
+    assert "60 images of 30 classes, 2 clusters each" in told
     card = read_card(folder)
-    assert (card.data, card.regime, card.codes, card.held_out) == ("grey", "same_classes", 2, 0.15)
+    assert (card.data, card.regime, card.clusters_per_class, card.held_out) == ("grey", "same_classes", 2, 0.15)
 
     few = ["--count", 3, "--set", "sampler.steps=2", "--seed", 1]
     call("generator", "sample", folder, *few)
@@ -100,4 +100,4 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
     assert "(same_classes): trained on a part of each" in (out / "table.md").read_text()
     assert "(same_classes): trained on a part of each" in (out / "report.html").read_text()
     drawn = list((tmp_path / "cache" / "generated").iterdir())
-    assert len(drawn) == 60 + 30, "for the gate, and once for both rows"
+    assert len(drawn) == 60 + 30, "for the quality check, and once for both rows"

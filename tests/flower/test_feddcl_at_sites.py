@@ -44,7 +44,7 @@ def test_sites_of_three_networks_give_the_same_as_one_machine(recipe: str, tmp_p
     assert said in cell.generator
     assert said in (one / "report.html").read_text()
     steps = {parcel.head["request"]["step"] for _, kind, parcel in line.sent if kind == "perform"}
-    assert steps == {"search", "receive", "learn", "feedback", "remember"}
+    assert steps == {"search", "receive", "train", "feedback", "remember"}
     # After a task's first round nothing travels but logits about the server's six images of each of two new classes,
     # and their mean.
     logits = 3 * (2 * 6) * 2 * 4
