@@ -17,24 +17,16 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
 import torch
-from telling import arguments
-from telling import beginning
-from telling import gain
+from telling import arguments, beginning, gain
+
 from fedkeep.data import Augmentation
-from fedkeep.interface import Fit
-from fedkeep.interface import Training
+from fedkeep.interface import Fit, Training
 from fedkeep.interface.training import Precision
 from fedkeep.losses import CrossEntropy
-from fedkeep.models import CNN4
-from fedkeep.models import AlexNet8
-from fedkeep.models import Architecture
-from fedkeep.models import LeNet5
-from fedkeep.models import ResNet18
-from fedkeep.models import Shape
-from fedkeep.training.local_training import BatchStream
-from fedkeep.training.local_training import TrainJob
-from fedkeep.training.local_training import fit
+from fedkeep.models import CNN4, AlexNet8, Architecture, LeNet5, ResNet18, Shape
+from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.model_runner import ModelRunner
 
 WAYS: dict[str, tuple[torch.memory_format, Precision]] = {

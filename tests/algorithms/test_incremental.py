@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-from typing import get_args
+from typing import Any, get_args
+
 import pytest
 import tiny
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.nn.functional import cross_entropy
-from torch.nn.functional import normalize
-from watched import TWO_ONE
-from watched import Method
-from watched import Seen
-from watched import distilled
-from watched import logits
-from watched import loss_of
-from watched import second_task
-from fedkeep.algorithms.incremental.class_incremental import concat
-from fedkeep.algorithms.incremental.class_incremental import distill_old_classes
-from fedkeep.algorithms.incremental.class_incremental import update_memory
-from fedkeep.algorithms.incremental.fedewc import EWCState
-from fedkeep.algorithms.incremental.fedewc import FedEWC
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
+from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
+
+from fedkeep.algorithms.incremental.class_incremental import concat, distill_old_classes, update_memory
+from fedkeep.algorithms.incremental.fedewc import EWCState, FedEWC
 from fedkeep.algorithms.incremental.fedicarl import FediCaRL
-from fedkeep.algorithms.incremental.fedlwf import FedLwF
-from fedkeep.algorithms.incremental.fedlwf import FedProxLwF
-from fedkeep.algorithms.incremental.fedskf import FedSKF
-from fedkeep.algorithms.incremental.fedskf import FedSKFClientState
-from fedkeep.algorithms.incremental.fedskf import next_in_turn
-from fedkeep.algorithms.incremental.fedskf import random_turn
+from fedkeep.algorithms.incremental.fedlwf import FedLwF, FedProxLwF
+from fedkeep.algorithms.incremental.fedskf import FedSKF, FedSKFClientState, next_in_turn, random_turn
 from fedkeep.algorithms.incremental.finetune import Finetune
 from fedkeep.algorithms.incremental.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental.target import TARGET
@@ -40,13 +26,10 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import algorithms
 from fedkeep.losses import ZERO_LOSS
-from fedkeep.losses.classification import TSDReading
-from fedkeep.losses.classification import tsd_loss
+from fedkeep.losses.classification import TSDReading, tsd_loss
 from fedkeep.losses.prototypes import nearest_mean_scores
-from fedkeep.models import Network
-from fedkeep.models import Weights
-from fedkeep.models.heads import WEIGHT
-from fedkeep.models.heads import classifier_tensors
+from fedkeep.models import Network, Weights
+from fedkeep.models.heads import WEIGHT, classifier_tensors
 from fedkeep.models.weights import mean
 from fedkeep.training.model_runner import ModelRunner
 
