@@ -17,6 +17,7 @@ from fedkeep.cli.main import parser
 from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.model_config import client_architectures
+from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
@@ -50,6 +51,30 @@ def test_the_lines_of_python_run(
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed[:2]] == ["FedSeq", "SFedKD"]
     assert Path(printed[-1]).is_file()
+
+
+def test_the_examples_of_the_page_on_architecture_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "extensions.py"
+    file.write_text("\n".join(blocks("docs/architecture.md", "python")))
+    import_user_code([str(file)])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in printed if line.startswith("unsure")] == [
+        ["unsure", "1"], ["unsure", "2"], ["unsure", "asked"],
+    ]  # fmt: skip
+    assert "unsure asked clients 20 times" in printed
+    assert [line.split(" worst")[0] for line in printed if " worst class" in line] == ["FedAvg", "Unsure"]
+
+
+def test_the_path_of_the_page_on_architecture_is_the_code() -> None:
+    """Every call of the table is defined in the file that the table names."""
+    rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| `([\w./]+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
+    assert len(rows) == 13
+    for name, file in rows:
+        text = (ROOT / "fedkeep" / file).read_text()
+        assert all(re.search(rf"(class|def) {part}\b", text) for part in name.split(".")), name
 
 
 def test_any_parallel_method_can_fuse_by_transport(tmp_path: Path) -> None:
