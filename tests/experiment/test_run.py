@@ -341,7 +341,7 @@ def test_a_trial_tells_which_versions_ran_it(tmp_path: Path, monkeypatch: pytest
     assert f"PyTorch {torch.__version__}" in here
     monkeypatch.setattr(trial_runner, "describe_version", lambda: "FedKeep 9")
     (cell,) = fedkeep.resume(tmp_path / "run").cells
-    assert cell.versions == (here, "FedKeep 9")
+    assert cell.played_by == (here, "FedKeep 9")
     assert (
         "Cells that another version went on with, which report.html names: 1 of 1."
         in (tmp_path / "run" / "table.md").read_text()
