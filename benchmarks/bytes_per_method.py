@@ -18,8 +18,8 @@ from typing import Any
 import fedkeep
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.interface import algorithm, algorithms
-from fedkeep.interface.algorithm import knows_tasks
+from fedkeep.interface import algorithms, get_algorithm
+from fedkeep.interface.algorithm import handles_tasks
 from fedkeep.interface.pytree import num_bytes
 from fedkeep.models.weights import state_dict_copy
 
@@ -31,11 +31,11 @@ WAYS = ("down", "up")
 
 def row(name: str) -> str:
     """Return a method's row of its table."""
-    return _with_tasks(name) if knows_tasks(algorithm(name)) else _without_tasks(name)
+    return _with_tasks(name) if handles_tasks(get_algorithm(name)) else _without_tasks(name)
 
 
 def _without_tasks(name: str) -> str:
-    public = "public" in algorithm(name).needs
+    public = "public" in get_algorithm(name).needs
     settings = (*SETTINGS, "public.name=digits" if public else "auxiliary.per_class=2", "run.evaluate_every=4")
     recipe = load_recipe("demo", settings=settings, methods=[name], seeds=[0], rounds=4)
     cell, model = _played(recipe)
@@ -54,7 +54,7 @@ def _with_tasks(name: str) -> str:
 def _played(recipe: Recipe) -> tuple[Any, int]:
     """Return the one cell of a recipe, and the bytes of its model with all classes."""
     with tempfile.TemporaryDirectory() as folder:
-        (cell,) = fedkeep.run(recipe, out=Path(folder) / "run").cells
+        (cell,) = fedkeep.run(recipe, out=Path(folder) / "run").trials
     return cell, num_bytes(state_dict_copy(recipe.model.build((1, 8, 8), 10)))
 
 
@@ -69,6 +69,6 @@ def _print_table(last: str, names: Iterable[str]) -> None:
 
 if __name__ == "__main__":
     known = {name: cls for name, cls in algorithms().items() if cls.networks == "one" and name not in IMAGES}
-    _print_table("round 1", (name for name, cls in known.items() if not knows_tasks(cls)))
+    _print_table("round 1", (name for name, cls in known.items() if not handles_tasks(cls)))
     print()
-    _print_table("task's end", (name for name, cls in known.items() if knows_tasks(cls)))
+    _print_table("task's end", (name for name, cls in known.items() if handles_tasks(cls)))

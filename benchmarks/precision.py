@@ -17,9 +17,9 @@ from telling import arguments, beginning
 
 import fedkeep
 from fedkeep.experiment.run import Machine
-from fedkeep.reporting.cell import Cell
+from fedkeep.reporting.trial import Trial
 
-Found = dict[tuple[str, int], Cell]
+Found = dict[tuple[str, int], Trial]
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
                 out=Path(folder) / model / precision,
                 machine=Machine(workers=0, stack=1, data_dir=options.data_dir),
             )
-            found[model, precision] = {(cell.label, cell.seed): cell for cell in run.cells}
+            found[model, precision] = {(cell.label, cell.seed): cell for cell in run.trials}
     text = report(found, options.recipe, models, seeds)
     print(text)
     Path(__file__).with_suffix(".md").write_text(text)
@@ -62,10 +62,14 @@ def report(found: dict[tuple[str, str], Found], recipe: str, models: list[str], 
     for model in models:
         fine, coarse = found[model, "float32"], found[model, "bfloat16"]
         for label in dict.fromkeys(label for label, _ in fine):
-            before, after = ([100 * cells[label, seed].tail for seed in seeds] for cells in (fine, coarse))
+            before, after = ([_last_ten(trials[label, seed]) for seed in seeds] for trials in (fine, coarse))
             gaps = [b - a for a, b in zip(before, after, strict=True)]
             lines.append(f"| {model} | {label} | {_told(before)} | {_told(after)} | {_told(gaps, signed=True)} |")
     return "\n".join([*lines, "", "Accuracy in %, mean ± standard deviation over seeds.", ""])
+
+
+def _last_ten(trial: Trial) -> float:
+    return 100 * float(trial.accuracies[-10:].mean())
 
 
 def _told(values: list[float], signed: bool = False) -> str:

@@ -82,7 +82,7 @@ class Trainer:
         """Take the case's steps."""
         order = torch.Generator().manual_seed(1)
         source = BatchStream(self.data, lambda images: images, Augmentation(), order, order, self.runner.layout)
-        todo = TrainJob(self.runner.initial, CrossEntropy(), [source], passes=1, round=1, seed=0)
+        todo = TrainJob(self.runner.initial, CrossEntropy(), [source], epochs=1, round=1, seed=0)
         return fit(self.runner, todo, self.training)
 
 

@@ -108,7 +108,7 @@ _HOMES = {
     "SFedKD": "fedkeep.algorithms.sequential.sfedkd",
     "SeqKeep": "fedkeep.algorithms.sequential.seqkeep",
     "TARGET": "fedkeep.algorithms.incremental.target",
-    "algorithms": "fedkeep.interface.algorithm",
+    "algorithms": "fedkeep.interface.get_algorithm",
     "custom": "fedkeep.models.custom",
     "load": "fedkeep.data",
     "load_recipe": "fedkeep.experiment.recipe_loader",

@@ -16,7 +16,7 @@ from fedkeep.experiment.run import open_run, prepare_run, retry_command
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.interface import Algorithm
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.outputs import write_all
 from fedkeep.reporting.run_folder import Run
 from fedkeep.simulation.callbacks import Callback
 
@@ -81,7 +81,7 @@ def run(
     folder = prepare_run(experiment, out, ["fedkeep.run", recipe.name])
     again = retry_command(folder, experiment.machine)
     run_trials(experiment.trials(folder), again=again, on_progress=_after_rounds(on_progress), callbacks=callbacks)
-    return finish(folder)
+    return write_all(folder)
 
 
 def resume(
@@ -106,7 +106,7 @@ def resume(
     experiment = open_run(folder, machine or Machine())
     again = retry_command(folder, experiment.machine)
     run_trials(experiment.trials(folder), again=again, on_progress=_after_rounds(on_progress), callbacks=callbacks)
-    return finish(folder)
+    return write_all(folder)
 
 
 def _after_rounds(on_progress: OnProgress | None) -> OnProgress:

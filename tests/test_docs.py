@@ -20,8 +20,8 @@ from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
-from fedkeep.reporting.rows import summary
 from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.summary import summary
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,7 +58,7 @@ def test_any_parallel_method_can_fuse_by_transport(tmp_path: Path) -> None:
     file.write_text(code)
     arguments = ["run", "--use", str(file), "--methods", "fedprox,fedprox-pit", "--rounds", "2", "--seeds", "0"]
     assert main([*arguments, "--workers", "1", "--quiet", "--out", str(out)]) == 0
-    plain, fused = (read_run(out).cells[place].rounds for place in (0, 1))
+    plain, fused = (read_run(out).trials[place].rounds for place in (0, 1))
     assert plain[0]["loss"] == fused[0]["loss"], "as long as nothing was fused"
     assert plain[-1]["correct"] != fused[-1]["correct"]
 
@@ -98,8 +98,8 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
     rows = {cells[1].strip(): cells for line in table.splitlines() if len(cells := line.split("|")) > 4}
     assert [method.label for method in load_recipe("demo").methods] == list(rows)[2:]
     printed = float(rows["FedSeq"][3].split("±")[0].strip(" *"))
-    (cell_row,) = summary(fedkeep.run("demo", methods=[fedkeep.FedSeq()], out=tmp_path / "run"))
-    assert 100 * cell_row.value("tail").mean == pytest.approx(printed, abs=1.0)
+    (row,) = summary(fedkeep.run("demo", methods=[fedkeep.FedSeq()], out=tmp_path / "run"))
+    assert 100 * row.value("window_mean").mean == pytest.approx(printed, abs=1.0)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
 
 def test_the_published_result_is_its_records() -> None:
     published = (ROOT / "docs" / "results.md").read_text()
-    for row in summary(read_run(ROOT / "docs" / "results" / "fashion-mnist-200")):
-        tail = row.value("tail")
+    for row in summary(read_run(ROOT / "results" / "fashion-mnist-200.zip")):
+        tail = row.value("window_mean")
         assert f"{100 * tail.mean:.2f} ±{100 * tail.std:.2f}" in published
 
 

@@ -146,7 +146,7 @@ def _add_reproduce(command: argparse.ArgumentParser) -> None:
     command.add_argument("--grid", action="store_true", help="also run the values that the paper tuned")
     add_settings(command, "change an option of every column, such as run.evaluate_every=5")
     command.add_argument("--resume", action="store_true", help="only finish what was begun")
-    command.add_argument("--dry-run", action="store_true", help="list the cells, with an estimate of time and memory")
+    command.add_argument("--dry-run", action="store_true", help="list the trials, with an estimate of time and memory")
     command.add_argument(
         "--out", default="runs/reproduce", metavar="DIR", help="folder of reproductions (default: runs/reproduce)"
     )
@@ -193,8 +193,10 @@ def _add_partition(command: argparse.ArgumentParser) -> None:
 
 
 def _add_compare(command: argparse.ArgumentParser) -> None:
-    command.add_argument("runs", nargs="+", help="run folders")
-    command.add_argument("--against", metavar="METHOD", help="show paired differences over seeds to this method")
+    command.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or archives of them")
+    command.add_argument(
+        "--against", metavar="METHOD", help="method to which the others' differences are shown (default: the first)"
+    )
     command.add_argument(
         "--target", type=percent, metavar="PERCENT", help="also show the first round that reaches this accuracy"
     )
@@ -203,9 +205,23 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
 
 
 def _add_report(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", help="the run folder")
+    command.add_argument("run", metavar="RUN", help="a run folder, or an archive of one")
+    command.add_argument(
+        "--out", metavar="DIR", help="where to write (default: the run folder; of an archive, a folder under runs/)"
+    )
     command.add_argument("--png", metavar="FILE", help="also draw the accuracy curves as a picture")
     command.set_defaults(command=_lazily("show", "report"))
+
+
+def _add_archive(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Write what a run recorded into one compressed file, without models and checkpoints. fedkeep compare and "
+        "fedkeep report read it as they read the run folder. Of a reproduction, each column becomes an "
+        "archive, with the table and its notes beside them, which fedkeep reproduce --page reads."
+    )
+    command.add_argument("run", metavar="RUN", help="a run folder, or the folder of a reproduction")
+    command.add_argument("--out", default="results", metavar="DIR", help="where to write (default: results)")
+    command.set_defaults(command=_lazily("archive", "archive"))
 
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
@@ -217,6 +233,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "partition": ("split a data set over clients; show statistics and a heat map", _add_partition),
     "compare": ("show several runs in one table", _add_compare),
     "report": ("write the table and the HTML report of a run again", _add_report),
+    "archive": ("keep the records of a run, or of a reproduction, in compressed files", _add_archive),
     "flower": ("run across machines, on Flower: make an app, make keys", _add_flower),
     "generator": ("train a diffusion model that generates images of classes, and look at it", _add_generator),
     "pretrain": ("train the extractor of a server that then only learns a classifier", _add_pretrain),

@@ -22,12 +22,13 @@ from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.experiment import Trial
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX, is_finished, trial_folder
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting import reproduction as report
-from fedkeep.reporting.comparison import Reproduction, read
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.comparison import Reproduction, read_reproduction
+from fedkeep.reporting.outputs import write_all
 
 
 def reproduce(options: Namespace, console: Console) -> int:
@@ -95,8 +96,8 @@ def _play(
             return 130
     columns = plan.begun(folder, allow_code=machine.allow_code)
     for column in columns:
-        finish(column.folder)
-    done = read(table.name, {column.name: column.folder for column in columns})
+        write_all(column.folder)
+    done = read_reproduction(folder)
     report.write(done, folder)
     _show(done, console)
     page = (folder / "table.html").resolve()
@@ -130,7 +131,7 @@ def _title(table: plan.Table) -> str:
 
 
 def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -> int:
-    """List the trials that would be played, with what each is expected to take on this machine."""
+    """List the trials that would be run, with what each is expected to take on this machine."""
     grid = Grid("column", "method", "seeds", "rounds", "time a seed", "memory", box=box.SIMPLE_HEAD, pad_edge=False)
     total = 0.0
     unknown: list[str] = []
@@ -168,8 +169,6 @@ def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -
 
 
 def _is_done(column: plan.Column, label: str, seed: int) -> bool:
-    from fedkeep.experiment.paths import is_finished, trial_folder
-
     method = next(method for method in column.recipe.methods if method.label == label)
     return is_finished(trial_folder(column.folder, method, seed))
 
@@ -184,7 +183,7 @@ def duration(seconds: float) -> str:
 def _show(done: Reproduction, console: Console) -> None:
     for column in done.columns:
         words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in report.heads(column)]
-        heads = ["\n".join(textwrap.wrap(head.replace("mean of last", "last"), 8)) for head in words]
+        heads = ["\n".join(textwrap.wrap(head.replace("minus the paper's", "minus paper"), 8)) for head in words]
         grid = Grid(*heads, title=column.run.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for place, shown in enumerate(grid.columns):
             shown.justify, shown.overflow = ("right" if place else "left"), "fold"
@@ -197,11 +196,12 @@ def _show(done: Reproduction, console: Console) -> None:
 def _page(root: Path, target: str, console: Console) -> int:
     """Write one page of all reproductions under a folder."""
     found = []
-    for note in sorted(root.glob("*/reproduction.json")):
-        columns = {column.name: column.folder for column in plan.begun(note.parent)}
-        remarks = note.parent / "notes.md"
+    for folder in sorted(
+        path for path in root.glob("*") if (path / plan.NOTE).is_file() or any(path.glob(f"*{ARCHIVE_SUFFIX}"))
+    ):
+        remarks = folder / "notes.md"
         text = remarks.read_text(encoding="utf-8") if remarks.is_file() else ""
-        found.append((read(plan.read_note(note.parent), columns), text))
+        found.append((read_reproduction(folder), text))
     if not found:
         raise ConfigError(
             f"there is no reproduction in {root}. Begin one: fedkeep reproduce sfedkd/table1 --out {root}"

@@ -18,9 +18,9 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run, prepare_run, resume_command, retry_command
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.outputs import write_all
 from fedkeep.reporting.profile import profile_table, step_table
-from fedkeep.reporting.rows import summary
+from fedkeep.reporting.summary import summary
 from fedkeep.reporting.table import print_table
 
 
@@ -59,7 +59,7 @@ def _finish(folder: Path, experiment: Experiment, console: Console, *, quiet: bo
             soft_wrap=True,
         )
         return 130
-    done = finish(folder)
+    done = write_all(folder)
     console.print()
     console.print(print_table(summary(done)))
     if profile:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -20,21 +21,23 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_index import PaperTable, paper_tables, recipe_names
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.interface import Algorithm, algorithm, algorithms
+from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.options import describe_type, options_of
-from fedkeep.reporting.finish import finish
+from fedkeep.reporting.columns import headline
+from fedkeep.reporting.differences import EXPLANATION, differences, show_difference
+from fedkeep.reporting.outputs import REPORT, default_out, write_all
 from fedkeep.reporting.plots import curves, save_png
-from fedkeep.reporting.rows import headline, paired, summary
 from fedkeep.reporting.run_folder import read_run
-from fedkeep.reporting.table import markdown, print_table, rows_csv, show
+from fedkeep.reporting.summary import Row, summary, trials_of
+from fedkeep.reporting.table import markdown, print_table, rows_csv
 
 
 def methods(options: Namespace, console: Console) -> int:
     """List all methods, or show one whole."""
     import_user_code(options.use)
     if options.name:
-        _method(algorithm(options.name), console)
+        _method(get_algorithm(options.name), console)
         return 0
     table = _table("method", "schedule", "what leaves a client", "paper")
     for name, cls in algorithms().items():
@@ -149,24 +152,19 @@ def compare(options: Namespace, console: Console) -> int:
     """Show several runs in one table."""
     rows = summary([read_run(run) for run in options.runs])
     if not rows:
-        raise RunError("there is nothing to compare: these runs have no cell with a finished round.")
+        raise RunError("there is nothing to compare: these runs have no trial with a finished round.")
     if options.format != "table":
         text = markdown(rows) if options.format == "markdown" else rows_csv(rows)
         console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
         return 0
     console.print(print_table(rows))
-    if options.against:
-        metrics = headline(rows)
-        titles = [metric.title.removesuffix(" evaluations") for metric in metrics]
-        table = _table("method", *titles, "seeds", title=f"paired difference to {options.against}")
-        for gains in zip(*(paired(rows, options.against, metric) for metric in metrics), strict=True):
-            texts = (show(gain.spread, metric.unit, signed=True) for gain, metric in zip(gains, metrics, strict=True))
-            table.add_row(escape(gains[0].label), *texts, ", ".join(map(str, gains[0].seeds)))
-        console.print(table)
+    finished = [row.label for row in rows if row.finished]
+    if options.against or len(finished) > 1:
+        _differences(rows, options.against or finished[0], console)
     if options.target is not None:
         table = _table("method", "first round", "each seed", title=f"rounds to {options.target:g} %")
         for row in (row for row in rows if row.finished):
-            reached = [cell.rounds_to(options.target / 100) for cell in row.cells]
+            reached = [trial.rounds_to(options.target / 100) for trial in row.trials]
             each = ", ".join("never" if math.isnan(value) else f"{value:.0f}" for value in reached)
             mean = "-" if any(map(math.isnan, reached)) else f"{sum(reached) / len(reached):.0f}"
             table.add_row(escape(row.label), mean, each)
@@ -174,14 +172,30 @@ def compare(options: Namespace, console: Console) -> int:
     return 0
 
 
+def _differences(rows: list[Row], against: str, console: Console) -> None:
+    """Show what each method gained on one of them, in what methods are first compared by."""
+    metrics = headline(trials_of(rows))
+    headings = [metric.heading(trials_of(rows)) for metric in metrics]
+    table = _table("method", *headings, "seeds", title=f"difference to {against}, paired by seed, in percentage points")
+    for found in zip(*(differences(rows, against, metric) for metric in metrics), strict=True):
+        table.add_row(escape(found[0].label), *map(escape, map(show_difference, found)), _numbers(found[0].seeds))
+    table.caption, table.caption_justify = EXPLANATION, "left"
+    console.print(table)
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return ", ".join(map(str, values))
+
+
 def report(options: Namespace, console: Console) -> int:
     """Write a run's table and report again."""
-    done = finish(options.run)
+    out = Path(options.out) if options.out else default_out(Path(options.run))
+    done = write_all(options.run, out)
     if options.png:
-        cells = [cell for row in summary(done) for cell in row.cells]
-        save_png(curves(cells, "accuracy"), options.png)
+        trials = [trial for row in summary(done) for trial in row.trials]
+        save_png(curves(trials, "accuracy"), options.png)
         console.print(f"wrote {options.png}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"report: {(done.path / 'report.html').resolve().as_uri()}", highlight=False, soft_wrap=True)
+    console.print(f"report: {(out / REPORT).resolve().as_uri()}", highlight=False, soft_wrap=True)
     return 0
 
 

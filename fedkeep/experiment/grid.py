@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from fedkeep.errors import ConfigError
-from fedkeep.interface import algorithm
+from fedkeep.interface import get_algorithm
 from fedkeep.options import build
 
 
@@ -30,7 +30,7 @@ def _points(entry: dict[str, Any], values: dict[str, list[Any]], where: str) -> 
 
     A value that no combination can have is an error.
     """
-    cls = algorithm(str(entry.get("algorithm")))
+    cls = get_algorithm(str(entry.get("algorithm")))
     label, common = entry.get("label") or cls.title or cls.__name__, {k: v for k, v in entry.items() if k != "label"}
     found: list[dict[str, Any]] = []
     unseen = {(name, repr(value)) for name, listed in values.items() for value in listed}

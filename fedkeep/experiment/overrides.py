@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.interface import algorithm
+from fedkeep.interface import get_algorithm
 from fedkeep.models import architectures
 from fedkeep.options import options_of
 
@@ -75,9 +75,9 @@ def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
 def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any) -> None:
     entries = table.get("methods", [])
     if section == "algorithm":
-        chosen = [e for e in entries if name in options_of(algorithm(str(e.get("algorithm"))))]
+        chosen = [e for e in entries if name in options_of(get_algorithm(str(e.get("algorithm"))))]
         if entries and not chosen:
-            known = {n for e in entries for n in options_of(algorithm(str(e.get("algorithm"))))}
+            known = {n for e in entries for n in options_of(get_algorithm(str(e.get("algorithm"))))}
             raise ConfigError(
                 f"--set algorithm.{name}: no method of this recipe has the option.{did_you_mean(name, known)}"
             )

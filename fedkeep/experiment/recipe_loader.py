@@ -17,7 +17,7 @@ from fedkeep.experiment.overrides import SECTIONS, apply_overrides, merge_tables
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_index import ROOT, paper_tables, recipe_names
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
-from fedkeep.interface import Training, algorithm, algorithms
+from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.options import Options, build
 from fedkeep.simulation.schedule import Schedule
 
@@ -202,7 +202,7 @@ def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
         point_of = str(options.pop("point_of", ""))
         if not isinstance(name, str):
             raise ConfigError(f"{where}: each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
-        cls = algorithm(name)
+        cls = get_algorithm(name)
         built = build(cls, options, f"{where}, method {name}")
         methods.append(Method(str(label or cls.title or cls.__name__), built, point_of))
     return tuple(methods)

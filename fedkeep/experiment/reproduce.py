@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from filelock import FileLock
@@ -17,12 +18,16 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.overrides import SECTIONS
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_index import paper_tables
 from fedkeep.experiment.recipe_loader import load_recipe, recipe_text
 from fedkeep.experiment.run import prepare_run
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table
+
+NOTE = "reproduction.json"
+"""In the folder of a reproduction, and in the archive of a column: which table is reproduced."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,10 @@ class Table:
 
     Attributes
     ----------
-    name : such as ``sfedkd/table1``. columns : recipes by the columns' short names, in the paper's order.
+    name : str
+        Such as ``sfedkd/table1``.
+    columns : dict of str to str
+        Recipes by the columns' short names, in the paper's order.
     """
 
     name: str
@@ -40,7 +48,17 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a reproduction: its recipe with what was asked for, and its run folder."""
+    """One column of a reproduction.
+
+    Attributes
+    ----------
+    name : str
+        The column's short name.
+    recipe : Recipe
+        With the methods and seeds that were asked for.
+    folder : Path
+        Its run folder.
+    """
 
     name: str
     recipe: Recipe
@@ -169,6 +187,12 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Co
 
 def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column:
     asked = {(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds}
+    archive = column.folder.with_name(f"{column.folder.name}{ARCHIVE_SUFFIX}")
+    if archive.is_file() and not column.folder.exists():
+        raise RunError(
+            f"the records of {column.folder} are in {archive.name}. To add to them, unpack it: "
+            f"python -m zipfile -e {archive} {column.folder}"
+        )
     if not (column.folder / "run.json").exists():
         prepare_run(Experiment(column.recipe, machine), column.folder, command)
         _ask(column.folder, asked)
@@ -237,21 +261,22 @@ def begun(folder: Path, *, allow_code: bool = False) -> list[Column]:
 
 
 def note(folder: Path, table: Table) -> None:
-    """Write what a reproduction's folder reproduces, for pages that are made of several.
+    """Write which table a folder reproduces, for pages that are made of several.
 
     Raises
     ------
     ConfigError
         If it is another table's folder.
     """
-    if (folder / "reproduction.json").exists() and (other := read_note(folder)) != table.name:
+    path = folder / NOTE
+    if path.exists() and (other := table_of(path)) != table.name:
         raise ConfigError(f"{folder} holds a reproduction of {other!r}, not of {table.name!r}. Choose another --out.")
-    atomic_write(folder / "reproduction.json", json.dumps({"table": table.name}))
+    atomic_write(path, json.dumps({"table": table.name}))
 
 
-def read_note(folder: Path) -> str:
-    """Return the name of the table that a folder reproduces; raise `RunError` if it cannot be read."""
+def table_of(path: Traversable) -> str:
+    """Return the name of the table that a `NOTE` names; raise `RunError` if it cannot be read."""
     try:
-        return str(json.loads((folder / "reproduction.json").read_text(encoding="utf-8"))["table"])
+        return str(json.loads(path.read_text(encoding="utf-8"))["table"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"cannot read {folder / 'reproduction.json'}: {error}.") from error
+        raise RunError(f"cannot read {path}: {error}.") from error

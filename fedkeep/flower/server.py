@@ -44,7 +44,7 @@ from fedkeep.flower.state_store import state_ref_type
 from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.flower.views import describe_dataset, server_view
 from fedkeep.interface.algorithm import client_steps, is_annotated
-from fedkeep.reporting.finish import finish, is_reported
+from fedkeep.reporting.outputs import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
 from fedkeep.simulation.callbacks import OnRoundEnd
 from fedkeep.simulation.state import RoundResult, SimulationState
@@ -71,7 +71,7 @@ def serve(line: Transport, config: RunConfig) -> Run:
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
             raise
-        done = finish(folder)
+        done = write_all(folder)
         log.info("finished: %s", (folder / "report.html").resolve())
         return done
 

@@ -1,8 +1,8 @@
 """The words of the house as types: algorithm, cohort, client, server, and the values that travel between them."""
 
-from fedkeep.interface.algorithm import Algorithm, algorithm, algorithms, on_client
-from fedkeep.interface.cohort import Cohort, Remote, each
-from fedkeep.interface.party import Client, Copy, Fit, NoState, Server
+from fedkeep.interface.algorithm import Algorithm, algorithms, get_algorithm, on_client
+from fedkeep.interface.cohort import Cohort, RemoteClient, each
+from fedkeep.interface.party import Client, Fit, ModelCopy, NoState, Server
 from fedkeep.interface.training import Training
 from fedkeep.losses import Data
 
@@ -10,15 +10,15 @@ __all__ = [
     "Algorithm",
     "Client",
     "Cohort",
-    "Copy",
     "Data",
     "Fit",
+    "ModelCopy",
     "NoState",
-    "Remote",
+    "RemoteClient",
     "Server",
     "Training",
-    "algorithm",
     "algorithms",
     "each",
+    "get_algorithm",
     "on_client",
 ]

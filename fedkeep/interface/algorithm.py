@@ -52,6 +52,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
     schedule: ClassVar[Literal["parallel", "sequential"]] = "parallel"
     needs: ClassVar[tuple[str, ...]] = ()  # what it needs of a recipe, such as "auxiliary"
     networks: ClassVar[Literal["one", "any"]] = "one"  # whether clients may have networks of their own
+    takes_turns: ClassVar[bool] = False  # whether every round treats another client of its cohort apart, in turn
 
     @property
     def rows_per_class(self) -> int:
@@ -68,7 +69,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
         By default the model gets rows for the new classes. A method that defines neither this nor `end_task` knows
         nothing of tasks: it begins each without what it kept in the one before.
         """
-        server.model = server.grown(server.model)
+        server.model = server.expand_head(server.model)
 
     def end_task(self, server: Server[S], clients: Cohort) -> None:
         """Finish a task, after its last round."""
@@ -88,7 +89,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
         """
         return {}
 
-    def fault(self, server: Server[S], reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server[S], reply: Any, examples: int) -> str | None:
         """Return what is wrong with a reply, such as its shape; None if nothing is. Who sent it is lost for the round.
 
         ``examples`` is how many the client has in this task. Whether numbers are finite, and models of the client's
@@ -102,7 +103,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
         return (cls.title or cls.__name__).lower().replace("+", "-").replace(" ", "-")
 
 
-def knows_tasks(cls: type[Algorithm[Any, Any]]) -> bool:
+def handles_tasks(cls: type[Algorithm[Any, Any]]) -> bool:
     """Tell whether a method does something of its own when a task begins or ends."""
     return cls.begin_task is not Algorithm.begin_task or cls.end_task is not Algorithm.end_task
 
@@ -132,19 +133,19 @@ def client_steps(cls: type[Algorithm[Any, Any]]) -> dict[str, Callable[..., Any]
     return {name: getattr(cls, name) for name in names if is_client_step(getattr(cls, name, None))}
 
 
-def function_of(step: Callable[..., Any]) -> Callable[..., Any]:
+def unwrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function of a step, bound or not."""
     return getattr(step, "__func__", step)
 
 
-def sent(step: Callable[..., Any]) -> list[str]:
+def server_arguments(step: Callable[..., Any]) -> list[str]:
     """Return the names of a step's parameters after the method and the client: what the server sends."""
-    return list(inspect.signature(function_of(step)).parameters)[2:]
+    return list(inspect.signature(unwrap_step(step)).parameters)[2:]
 
 
 def is_annotated(step: Callable[..., Any]) -> bool:
     """Tell whether a step says of what types its parameters and its result are, without which it cannot travel."""
-    return {*sent(step), "return"} <= annotations_of(function_of(step)).keys()
+    return {*server_arguments(step), "return"} <= annotations_of(unwrap_step(step)).keys()
 
 
 def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
@@ -168,7 +169,7 @@ def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
     return dict(sorted(found.items()))
 
 
-def algorithm(name: str) -> type[Algorithm[Any, Any]]:
+def get_algorithm(name: str) -> type[Algorithm[Any, Any]]:
     """Return a method by name, case ignored; raise `ConfigError` with the nearest name for an unknown one."""
     known = algorithms()
     if name.lower() not in known:

@@ -32,7 +32,7 @@ def each(values: Mapping[str, T]) -> T:
     return cast(T, Each(values))
 
 
-class Remote(ABC):
+class RemoteClient(ABC):
     """One client, as `round` sees it: a name that can be asked."""
 
     id: str
@@ -43,10 +43,10 @@ class Remote(ABC):
 
 
 class Cohort(ABC):
-    """The clients of a round, in the order of the schedule. Iterating yields `Remote`s."""
+    """The clients of a round, in the order of the schedule. Iterating yields `RemoteClient`s."""
 
     @abstractmethod
-    def __iter__(self) -> Iterator[Remote]: ...
+    def __iter__(self) -> Iterator[RemoteClient]: ...
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from fedkeep.data import ImageFormat
-from fedkeep.interface.training import Composition, PassEnds, Training, Watch
+from fedkeep.interface.training import EpochEndsWith, Parametrization, StepCallback, Training
 from fedkeep.losses import Data, Loss
 from fedkeep.models import Weights
 
@@ -40,7 +40,7 @@ class Fit:
     model : the whole state dict after training.
     examples : rows of the first data set.
     steps : optimiser steps taken.
-    loss : mean objective over the steps; 0.0 without any.
+    loss : mean loss over the steps; 0.0 without any.
     """
 
     model: Weights
@@ -50,7 +50,7 @@ class Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class Copy:
+class ModelCopy:
     """A client's own model, whole, for a server that asks it itself; no training that came back."""
 
     model: Weights
@@ -64,58 +64,59 @@ class Party(ABC, Generic[S]):
     state : what this party keeps from call to call; assign to its fields, never change a tensor in place.
     data : a client's examples of the task, as columns; on the server, what the recipe gives it (empty without).
     task, round : the task, and its round, both counted from 1. Without tasks there is one.
-    classes : how many classes the model knows now, in order of arrival.
-    old : how many of them came before this task.
+    num_classes : how many classes the model knows now, in order of arrival.
+    num_old_classes : how many of them came before this task.
     label_names : of the classes known now.
-    format : what the images are like: their shape, and how pixels are normalised.
+    image_format : what the images are like: their shape, and how pixels are normalised.
     training : the recipe's settings of local training.
-    initial : what the party's network began with, before anybody trained it, with rows for all classes known now.
-    parameters : names of the model's tensors that are trained; the others are buffers, such as batch norm's statistics.
+    initial_model : what the party's network began with, before anybody trained it, with rows for all classes known now.
+    parameter_names : names of the model's tensors that are trained; the others are buffers, such as batch norm's
+        statistics.
     """
 
     state: S
     data: Data
     task: int
     round: int
-    classes: int
-    old: int
+    num_classes: int
+    num_old_classes: int
     label_names: tuple[str, ...]
-    format: ImageFormat
+    image_format: ImageFormat
     training: Training
-    initial: Weights
-    parameters: tuple[str, ...]
+    initial_model: Weights
+    parameter_names: tuple[str, ...]
 
     @abstractmethod
     def fit(
         self,
         model: Weights,
-        objective: Loss,
+        loss: Loss,
         *data: Data,
-        passes: int | None = None,
+        epochs: int | None = None,
         batch_sizes: Sequence[int] = (),
-        pass_ends: PassEnds = "first",
-        composition: Composition | None = None,
-        watch: Watch | None = None,
+        epoch_ends_with: EpochEndsWith = "first",
+        parametrization: Parametrization | None = None,
+        step_callback: StepCallback | None = None,
     ) -> Fit:
         """Train a copy of ``model``: the only training of the recipe's network.
 
         A data set's bool column ``made`` marks images that a generator drew: augmentation leaves their brightness.
         Several data sets are drawn side by side, one batch of each per step; a pass ends with the first, the others
-        start over as often as needed. With ``pass_ends="shortest"`` it ends with the shortest, and all start over.
-        Without ``data`` it is the party's own; without ``passes``, the recipe's epochs. ``batch_sizes`` gives the data
-        sets, in their order, batch sizes of their own; 0, and what is not given, is the recipe's.
+        start over as often as needed. With ``epoch_ends_with="shortest"`` it ends with the shortest, and all start
+        over. Without ``data`` it is the party's own; without ``epochs``, the recipe's epochs. ``batch_sizes`` gives
+        the data sets, in their order, batch sizes of their own; 0, and what is not given, is the recipe's.
         With a ``composition`` the network's weights are computed anew in every step from ``model``, which may have any
         names beside the network's: all its tensors but the network's buffers are trained, are what objectives see as
         weights, and come back in `Fit.model`. ``watch`` sees every step before it is taken, and changes nothing.
-        Frozen teachers of the objective are settled first. A party without examples gets its model back after 0 steps.
+        Frozen teachers of the loss are settled first. A party without examples gets its model back after 0 steps.
         Others may be trained meanwhile: hold nothing around it that is the whole process's, such as a seed or autocast.
         """
 
     @abstractmethod
-    def cache_teachers(self, objective: Loss, *data: Data) -> Loss:
-        """Replace an objective's frozen teachers by what they say about the data, once and for all passes.
+    def cache_teachers(self, loss: Loss, *data: Data) -> Loss:
+        """Replace an loss's frozen teachers by what they say about the data, once and for all epochs.
 
-        With random augmentation teachers must see what the student sees; the objective is then returned as it is. A
+        With random augmentation teachers must see what the student sees; the loss is then returned as it is. A
         data set of which nothing is said may be given as {}, to number those behind it.
         """
 
@@ -148,8 +149,9 @@ class Party(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def grown(self, model: Weights) -> Weights:
-        """Return a model of an earlier task with rows for the classes since, the same at every party; see `initial`.
+    def expand_head(self, model: Weights) -> Weights:
+        """Return a model of an earlier task with rows for the classes since, the same at every party; see
+        `initial_model`.
 
         One that knows all classes is returned as it is. An older model may also stay as it is: it then answers about
         the classes that it knows.
@@ -182,13 +184,13 @@ class Client(Party[S]):
 class Server(Party[S]):
     """The server during a round. Assign to ``model`` what shall travel next and be evaluated.
 
-    Assign to ``served`` too if another model shall be evaluated and exported; empty, it is ``model``. ``population`` is
-    the number of clients that there are.
+    Assign to ``eval_model`` too if another model shall be evaluated and exported; empty, it is ``model``.
+    ``num_clients`` is the number of clients that there are.
     """
 
     model: Weights
-    served: Weights
-    population: int
+    eval_model: Weights
+    num_clients: int
 
     @abstractmethod
     def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:

@@ -14,10 +14,10 @@ from fedkeep.interface.party import Client
 @on_client
 def label_counts(self: object, client: Client[Any]) -> Tensor:
     """Tell how many examples of each class the client holds: float32 [classes]."""
-    return torch.bincount(client.data["label"], minlength=client.classes).float()
+    return torch.bincount(client.data["label"], minlength=client.num_classes).float()
 
 
-def not_counts(reply: Tensor, classes: int, examples: int) -> str | None:
+def invalid_counts(reply: Tensor, classes: int, examples: int) -> str | None:
     """Return why a reply is not what `label_counts` gives of so many examples, or None.
 
     Sums over clients would carry it to all others.

@@ -12,12 +12,12 @@ from fedkeep.models import Weights
 from fedkeep.options import Options, option
 
 Precision = Literal["float32", "bfloat16"]
-PassEnds = Literal["first", "shortest"]
+EpochEndsWith = Literal["first", "shortest"]
 """With which data set a pass over several ends: the first, or the shortest."""
-Composition: TypeAlias = Callable[[Weights], Weights]
+Parametrization: TypeAlias = Callable[[Weights], Weights]
 """Computes a network's weights from the tensors that are trained, by operations that PyTorch can differentiate."""
 
-Watch: TypeAlias = Callable[[Mapping[str, Tensor]], None]
+StepCallback: TypeAlias = Callable[[Mapping[str, Tensor]], None]
 """Looks before every step of a training at the weights that are trained, by name, with their gradients in ``grad``."""
 
 

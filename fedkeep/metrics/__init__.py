@@ -1,28 +1,41 @@
 """Metrics: pure functions of class-wise counts and accuracies. Accuracies are fractions; papers print percent."""
 
-from fedkeep.metrics.accuracy import accuracy, balanced_accuracy, class_accuracy
-from fedkeep.metrics.consistency import consistency, drift
-from fedkeep.metrics.forgetting import forgetting, forgetting_tasks
-from fedkeep.metrics.locality import kold
-from fedkeep.metrics.summary import best, last, over_seeds, paired, rounds_to, tail
+from fedkeep.metrics.accuracy import accuracy, balanced_accuracy, class_accuracy, forgetting
+from fedkeep.metrics.local_models import consistency, drift, kold
+from fedkeep.metrics.statistics import (
+    LEVEL,
+    Interval,
+    best,
+    block_interval,
+    last,
+    mean_std,
+    paired,
+    rounds_to,
+    t_interval,
+    window_rounds,
+)
 from fedkeep.metrics.tasks import (
     FORGETTING,
     accuracy_after,
     average_incremental_accuracy,
     backward_transfer,
     class_forgetting,
+    forgetting_tasks,
     forward_transfer,
     task_accuracies,
 )
 
 __all__ = [
     "FORGETTING",
+    "LEVEL",
+    "Interval",
     "accuracy",
     "accuracy_after",
     "average_incremental_accuracy",
     "backward_transfer",
     "balanced_accuracy",
     "best",
+    "block_interval",
     "class_accuracy",
     "class_forgetting",
     "consistency",
@@ -32,9 +45,10 @@ __all__ = [
     "forward_transfer",
     "kold",
     "last",
-    "over_seeds",
+    "mean_std",
     "paired",
     "rounds_to",
-    "tail",
+    "t_interval",
     "task_accuracies",
+    "window_rounds",
 ]

@@ -1,7 +1,11 @@
-"""Accuracy, from the counts by class that every evaluation records."""
+"""Accuracy and forgetting of one model over time, from the counts by class that every evaluation records.
+
+All are fractions. Forgetting: what was known once and is not known any more.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -15,8 +19,15 @@ def accuracy(correct: ArrayLike, total: ArrayLike) -> float:
 
     Parameters
     ----------
-    correct : [classes], examples of each class whose highest logit is their label's.
-    total : [classes], examples of each class.
+    correct : array_like of int, shape [classes]
+        Examples of each class whose highest logit is their label's.
+    total : array_like of int, shape [classes]
+        Examples of each class.
+
+    Returns
+    -------
+    float
+        From 0 to 1.
 
     Raises
     ------
@@ -45,6 +56,47 @@ def balanced_accuracy(correct: ArrayLike, total: ArrayLike) -> float:
     shares = class_accuracy(correct, total)
     shares = shares[~np.isnan(shares)]
     return float(shares.mean()) if len(shares) else float("nan")
+
+
+def forgetting(history: ArrayLike) -> float:
+    """Return class-wise forgetting, F = (1/C) sum_c max_{1 <= t <= T-1} (A_c(t) - A_c(T)).
+
+    FedADKD eq. 1, after FedNTD (Lee et al., 2022), with A the class-wise test accuracies of the global model after
+    rounds 1 to T. Taken over local trainings instead of rounds, it is our reading of SFedKD's, with classes as tasks.
+
+    Parameters
+    ----------
+    history : array_like of float, shape [T, C]
+        Class-wise accuracies at T evaluations in their order; NaN where a class has no test example. Classes without a
+        known last or any known earlier accuracy are left out of the mean.
+
+    Returns
+    -------
+    float
+        From -1 to 1, not clamped: below 0, more was learned than lost. With fewer than two evaluations nothing can
+        have been forgotten yet: 0. NaN if no class is known.
+
+    Raises
+    ------
+    ValueError
+        If the history has not two dimensions.
+    """
+    values = np.asarray(history, dtype=np.float64)
+    if values.ndim != 2:
+        raise ValueError(
+            f"A history of class-wise accuracies has the shape [evaluations, classes], not {values.shape}."
+        )
+    if len(values) < 2:
+        return 0.0
+    # fmax ignores NaN, and is NaN only where all are.
+    drops = np.fmax.reduce(values[:-1], axis=0) - values[-1]
+    return mean_of_known(drops.tolist())
+
+
+def mean_of_known(values: Iterable[float]) -> float:
+    """Return the mean of the values that are not NaN; NaN if there is none."""
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def _counts(correct: ArrayLike, total: ArrayLike) -> tuple[Floats, Floats]:

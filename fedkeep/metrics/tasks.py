@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkeep.metrics.accuracy import Floats, class_accuracy
-from fedkeep.metrics.forgetting import forgetting_tasks
+from fedkeep.metrics.accuracy import Floats, class_accuracy, mean_of_known
 
 
 def task_accuracies(correct: ArrayLike, total: ArrayLike, sizes: Sequence[int]) -> Floats:
@@ -21,9 +20,12 @@ def task_accuracies(correct: ArrayLike, total: ArrayLike, sizes: Sequence[int]) 
 
     Parameters
     ----------
-    correct : [T, classes], correct test examples of each class after each task; classes in order of arrival.
-    total : [classes], test examples of each class.
-    sizes : number of classes of each task.
+    correct : array_like of int, shape [T, classes]
+        Correct test examples of each class after each task; classes in order of arrival.
+    total : array_like of int, shape [classes]
+        Test examples of each class.
+    sizes : sequence of int
+        The number of classes of each task.
 
     Raises
     ------
@@ -55,6 +57,35 @@ def average_incremental_accuracy(matrix: ArrayLike) -> float:
     return float(accuracy_after(matrix).mean())
 
 
+def forgetting_tasks(matrix: ArrayLike) -> float:
+    """Return task-wise forgetting, F_T = 1/(T-1) sum_{j<T} (max_{j <= l < T} a_{l,j} - a_{T,j}).
+
+    Chaudhry et al., 2018, "Riemannian walk for incremental learning", with a_{l,j} the accuracy on the test examples of
+    task j after learning task l. F_k of an earlier task is that of ``matrix[:k, :k]``.
+
+    Parameters
+    ----------
+    matrix : array_like of float, shape [T, T]
+        Row l after task l, column j for task j. What lies above the diagonal (a task before it is learned) is not read.
+        Tasks whose accuracy is NaN at the end, or at all times before, are left out of the mean.
+
+    Returns
+    -------
+    float
+        From -1 to 1, not clamped: below 0, more was learned than lost. NaN with one task, after which no other was
+        learned.
+
+    Raises
+    ------
+    ValueError
+        If the matrix is not square.
+    """
+    values = np.asarray(matrix, dtype=np.float64)
+    if values.ndim != 2 or values.shape[0] != values.shape[1]:
+        raise ValueError(f"A matrix of accuracies by task has the shape [tasks, tasks], not {values.shape}.")
+    return mean_of_known([float(np.fmax.reduce(values[j:-1, j]) - values[-1, j]) for j in range(len(values) - 1)])
+
+
 def backward_transfer(matrix: ArrayLike) -> float:
     """Return 1/(T-1) sum_{j<T} (a_{T,j} - a_{j,j}); below 0, learning new tasks cost the old ones.
 
@@ -74,8 +105,10 @@ def forward_transfer(matrix: ArrayLike, before: ArrayLike) -> float:
 
     Parameters
     ----------
-    matrix : with the accuracies right above the diagonal.
-    before : b [T], accuracies of the initial weights, or of chance.
+    matrix : array_like of float, shape [T, T]
+        With the accuracies right above the diagonal.
+    before : array_like of float, shape [T]
+        b, the accuracies of the initial weights, or of chance.
     """
     values, start = _square(matrix), np.asarray(before, dtype=np.float64)
     if start.shape != (len(values),):
@@ -84,7 +117,7 @@ def forward_transfer(matrix: ArrayLike, before: ArrayLike) -> float:
 
 
 def chaudhry_mean(matrix: ArrayLike) -> float:
-    """Return the mean over t >= 2 of `fedkeep.metrics.forgetting_tasks` after task t; NaN with one task."""
+    """Return the mean over t >= 2 of `forgetting_tasks` after task t; NaN with one task."""
     values = _square(matrix)
     return _mean([forgetting_tasks(values[:t, :t]) for t in range(2, len(values) + 1)])
 
@@ -93,7 +126,7 @@ def feddcl_literal(matrix: ArrayLike, after: int | None = None) -> float:
     """Return FedDCL's eq. 13 after a task, by default the last: 1/(t-1) sum_{j<t} (max_{l<T} a_{l,j} - a_{t,j}).
 
     As printed the maximum is over all stages but the last of the whole run, so it may look at later models than that
-    after task t. After the last task it is `fedkeep.metrics.forgetting_tasks`.
+    after task t. After the last task it is `forgetting_tasks`.
     """
     values = _square(matrix)
     t = len(values) if after is None else after

@@ -10,26 +10,45 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from fedkeep.errors import RunError
 from fedkeep.experiment.recipe import PAPER_METRICS
-from fedkeep.reporting.rows import METRICS, Row, Spread, summary
-from fedkeep.reporting.run_folder import Run, method_of, read_run
+from fedkeep.experiment.reproduce import NOTE, table_of
+from fedkeep.reporting.archive import open_run
+from fedkeep.reporting.columns import METRICS, Metric, headline
+from fedkeep.reporting.differences import Difference, difference
+from fedkeep.reporting.run_folder import Run, method_of, read_run, runs_in
+from fedkeep.reporting.summary import Row, Spread, summary
 
 Numbers = Mapping[str, Sequence[float]]  # label to [mean] or [mean, standard deviation], in percent or rounds
+MEASURED = ("window_mean", "forgetting")
+"""What the paper's accuracy and forgetting are compared with, where a recipe's ``paper.measured`` names no others."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """One method in one column: the paper's accuracy in percent, if it printed one, and ours by the metric ``of``."""
+class MethodResult:
+    """One method in one column of a table.
+
+    Attributes
+    ----------
+    label : str
+        The method's label.
+    paper : Spread or None
+        The accuracy that the paper printed, in percent.
+    row : Row or None
+        What we have of it.
+    metric : str
+        The metric by which ours is compared.
+    """
 
     label: str
     paper: Spread | None
     row: Row | None
-    of: str = "tail"
+    metric: str = MEASURED[0]
 
     @property
     def ours(self) -> Spread | None:
-        """Return our accuracy, a fraction; by default the mean over the last ten evaluations."""
-        return None if self.row is None else self.row.value(self.of)
+        """Return our accuracy, a fraction."""
+        return None if self.row is None else self.row.value(self.metric)
 
     @property
     def difference(self) -> float | None:
@@ -40,7 +59,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnResult:
     """One column of a reproduced table, as far as it was run."""
 
     name: str
@@ -55,7 +74,7 @@ class Column:
     @property
     def measured(self) -> tuple[str, str]:
         """Return the metrics with which the paper's accuracy and forgetting are compared."""
-        accuracy, forgetting = self.paper.get("measured", ("tail", "forgetting"))
+        accuracy, forgetting = self.paper.get("measured", MEASURED)
         return accuracy, forgetting
 
     @cached_property
@@ -63,7 +82,7 @@ class Column:
         """Return our rows, finished or not."""
         return summary(self.run)
 
-    def line(self, label: str) -> Line:
+    def line(self, label: str) -> MethodResult:
         """Return what the paper and we have for a method; of one that was run on a grid the best, as in papers."""
         paper = spread_of(self.paper.get("accuracy", {}), label)
         methods = self.run.settings.get("methods", [])
@@ -73,23 +92,56 @@ class Column:
         if len(done) > 1:  # on seeds that all of them have, if there are such
             common = set.intersection(*(set(row.seeds) for row in done))
             done.sort(key=lambda row: _on(row, common or set(row.seeds), self.measured[0]))
-        return Line(label, paper, done[-1] if done else rows[0] if rows else None, self.measured[0])
+        return MethodResult(label, paper, done[-1] if done else rows[0] if rows else None, self.measured[0])
 
     @cached_property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[MethodResult]:
         """Return the paper's methods in its order, then ours that it does not have."""
         printed = [label for name in PAPER_METRICS for label in self.paper.get(name, {})]
         lines = [self.line(label) for label in dict.fromkeys(printed)]
         used = [line.row for line in lines]
-        return lines + [Line(row.label, None, row, self.measured[0]) for row in self.rows if row not in used]
+        return lines + [MethodResult(row.label, None, row, self.measured[0]) for row in self.rows if row not in used]
+
+    @property
+    def heading(self) -> str:
+        """Return what our accuracy is, with the rounds that it covers."""
+        return METRICS[self.measured[0]].heading(self.run.trials)
+
+    @cached_property
+    def reference(self) -> MethodResult | None:
+        """Return the finished method with which ours are compared: the one that is best in the paper.
+
+        A recipe may name another in ``paper.against``. Where the paper prints no accuracy and no forgetting, it is the
+        first that is finished.
+        """
+        done = [line for line in self.lines if line.row is not None and line.row.finished]
+        named = [line for line in done if line.label == self.paper.get("against")]
+        if named or not done:
+            return named[0] if named else None
+        name, sign = ("accuracy", 1) if self.paper.get("accuracy") else ("forgetting", -1)
+        numbers = self.paper.get(name, {})
+        printed = [line for line in done if line.label in numbers]
+        return max(printed, key=lambda line: sign * float(numbers[line.label][0]), default=done[0])
+
+    @property
+    def deciding(self) -> Metric:
+        """Return the metric of the differences between ours: a mean over a window, whatever the paper reports."""
+        return headline(self.run.trials)[0] if self.has_tasks else METRICS[self.measured[0]]
+
+    def gain(self, line: MethodResult) -> Difference | None:
+        """Return what a method gained on the `reference`, paired by seed; None of the reference and without either."""
+        base = self.reference
+        if base is None or base.row is None or line.row is None or not line.row.finished or line.row is base.row:
+            return None
+        return difference(line.row, base.row, self.deciding)
 
     @cached_property
     def agreement(self) -> tuple[int, int, int, int]:
         """Return how many pairs of methods come in the paper's order, of how many; and the same of clear pairs.
 
         By accuracy, or by forgetting where the paper prints only that, on the seeds that both have; without methods
-        whose last rounds were undone. A pair is clear if
-        the paper prints standard deviations and separates it by more than twice the larger of them.
+        of whose window a round was rolled back. A pair is clear if the paper prints standard deviations and separates
+        it by more than twice the larger of them.
         """
         name = "accuracy" if "accuracy" in self.paper else "forgetting"
         metric = self.measured[name == "forgetting"]
@@ -119,7 +171,7 @@ class Column:
         broken = [
             line.label for line in self.lines if line.paper and line.row and line.row.finished and line.row.broken
         ]
-        without = f", without {' and '.join(broken)}, whose last rounds were undone" if broken else ""
+        without = f", without {' and '.join(broken)}, in whose window rounds were rolled back" if broken else ""
         if not pairs:
             return "There are no two finished methods to compare the order of."
         if same == pairs:
@@ -144,7 +196,7 @@ class Column:
     @property
     def scale(self) -> str:
         """Say how much was run."""
-        seeds = sorted({cell.seed for cell in self.run.cells if cell.finished})
+        seeds = sorted({trial.seed for trial in self.run.trials if trial.finished})
         told = ", ".join(map(str, seeds)) if seeds else "none yet"
         best = any(line.paper and line.row and line.row.label != line.label for line in self.lines)
         grid = "; a method with values in brackets is the best of its grid on the test set, as papers print it"
@@ -154,7 +206,12 @@ class Column:
     @property
     def forgets(self) -> bool:
         """Return whether ours is a run of several tasks whose forgetting no paper prints."""
-        return self.measured[0] != "tail" and "forgetting" not in self.paper
+        return self.has_tasks and "forgetting" not in self.paper
+
+    @property
+    def has_tasks(self) -> bool:
+        """Tell whether classes arrived in tasks."""
+        return any(trial.task_sizes for trial in self.run.trials)
 
     @property
     def target(self) -> float:
@@ -166,7 +223,7 @@ class Column:
         """Tell whether averages were served of models for which the paper prints an accuracy."""
         printed = self.paper.get("accuracy", {})
         averaged = any(row.label not in printed and method_of(row.label) in printed for row in self.rows)
-        return averaged and self.measured[0] == "tail"
+        return averaged and not self.has_tasks
 
 
 @dataclass(frozen=True)
@@ -174,7 +231,7 @@ class Reproduction:
     """A reproduced table: its columns that were begun."""
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnResult, ...]
 
     @property
     def title(self) -> str:
@@ -191,9 +248,38 @@ class Reproduction:
         return str(self.columns[0].paper.get("notes", "")) if self.columns else ""
 
 
-def read(name: str, columns: Mapping[str, Path]) -> Reproduction:
-    """Read a reproduction from its columns' run folders."""
-    return Reproduction(name, tuple(Column(column, read_run(folder)) for column, folder in columns.items()))
+def read_reproduction(folder: Path) -> Reproduction:
+    """Read a reproduction: its columns are run folders, or archives, beside each other.
+
+    Parameters
+    ----------
+    folder : Path
+        What ``fedkeep reproduce`` wrote, or ``fedkeep archive`` of it.
+
+    Returns
+    -------
+    Reproduction
+        With the columns in the paper's order.
+
+    Raises
+    ------
+    RunError
+        If there is no column in it, one is damaged, or one stands there as a folder and as an archive.
+    """
+    paths = runs_in(folder)
+    columns = [ColumnResult(path.stem if path.is_file() else path.name, read_run(path)) for path in paths]
+    if not columns:
+        raise RunError(f"{folder} holds no column of a reproduction, neither a run folder nor an archive.")
+    names = [column.name for column in columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise RunError(f"{folder} holds {twice!r} as a folder and as an archive. Remove one of them.")
+    order = [str(name) for name in columns[0].paper.get("columns", ())]
+    columns.sort(key=lambda column: (order.index(column.name) if column.name in order else len(order), column.name))
+    notes = [root / NOTE for root in (folder, *map(open_run, paths)) if (root / NOTE).is_file()]
+    if not notes:
+        raise RunError(f"nothing in {folder} says which table it reproduces: there is no {NOTE}.")
+    return Reproduction(table_of(notes[0]), tuple(columns))
 
 
 def spread_of(numbers: Numbers, label: str) -> Spread | None:
@@ -206,4 +292,4 @@ def spread_of(numbers: Numbers, label: str) -> Spread | None:
 
 def _on(row: Row, seeds: set[int], metric: str) -> float:
     """Return a row's mean over some of its seeds."""
-    return Spread.of(METRICS[metric].of(cell) for cell in row.cells if cell.seed in seeds).mean
+    return Spread.of(METRICS[metric].of(trial) for trial in row.trials if trial.seed in seeds).mean

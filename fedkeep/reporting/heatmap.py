@@ -22,9 +22,17 @@ def class_heatmap(counts: npt.NDArray[Any], label_names: Sequence[str], title: s
 
     Parameters
     ----------
-    counts : int [clients, classes], examples of each class that each client holds.
-    label_names : one name a class.
-    title : text above the picture.
+    counts : array_like of int, shape [clients, classes]
+        Examples of each class that each client holds.
+    label_names : sequence of str
+        One name a class.
+    title : str
+        Text above the picture.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
 
     Raises
     ------

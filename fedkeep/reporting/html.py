@@ -13,29 +13,16 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
-from fedkeep.reporting.cell import Cell
+from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
+from fedkeep.reporting.differences import EXPLANATION, difference, leaders, show_difference
 from fedkeep.reporting.heatmap import class_heatmap
 from fedkeep.reporting.local_training import local_training
-from fedkeep.reporting.pages import page
-from fedkeep.reporting.plots import COLOURS, CurveMetric, Style, curves, history, smoothing, styles
-from fedkeep.reporting.rows import (
-    LOCAL,
-    METRICS,
-    VISITS,
-    Metric,
-    Row,
-    Spread,
-    columns_for,
-    has_tasks,
-    headline,
-    leaders,
-    once,
-    paired,
-    summary,
-)
+from fedkeep.reporting.plots import COLOURS, CurveMetric, LineStyle, curves, embed, history, inline, smoothing, styles
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.svg import embed, inline
-from fedkeep.reporting.table import NOTHING, caption, human_bytes, show
+from fedkeep.reporting.summary import Row, Spread, deduplicate, summary, trials_of
+from fedkeep.reporting.table import NOTHING, caption, human_bytes, show, show_value
+from fedkeep.reporting.templates import page
+from fedkeep.reporting.trial import Trial
 
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
@@ -58,7 +45,7 @@ def render(run: Run) -> str:
 def context(run: Run) -> dict[str, Any]:
     """Return everything that the page shows, as plain values and finished SVG."""
     rows = summary(run)
-    looks = styles(cell.label for row in rows for cell in row.cells)
+    looks = styles(trial.label for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
     return {
         "run": run,
@@ -67,11 +54,11 @@ def context(run: Run) -> dict[str, Any]:
         "rows": rows,
         "swatches": {label: _swatch(style) for label, style in looks.items()},
         "note": caption(rows),
-        "window": smoothing(cell for row in rows for cell in row.cells),
+        "window": smoothing(trial for row in rows for trial in row.trials),
         "unfinished": not all(row.finished for row in rows),
         "results": _results(rows),
-        "visits": _columns([row for row in rows if any(cell.visits for cell in row.cells)], VISITS),
-        "local": _columns([row for row in rows if any(cell.locals for cell in row.cells)], LOCAL),
+        "chain": _columns([row for row in rows if any(trial.chain for trial in row.trials)], CHAIN),
+        "local": _columns([row for row in rows if any(trial.local_models for trial in row.trials)], LOCAL),
         "trained": local_training(rows),
         "differences": _differences(finished),
         "figures": [_figure(rows, looks, metric) for metric in ("accuracy", "forgetting")],
@@ -87,19 +74,19 @@ def context(run: Run) -> dict[str, Any]:
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     """Return what was run, in a few words each."""
-    if not run.cells:
+    if not run.trials:
         return [("state", "no method has started yet")]
-    info = run.cells[0].info
-    scheme = run.cells[0].partition.get("scheme")
-    settings = run.cells[0].partition.get("settings") or {}
+    info = run.trials[0].info
+    scheme = run.trials[0].partition.get("scheme")
+    settings = run.trials[0].partition.get("settings") or {}
     split = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "clients")
-    cohorts = {cell.info.get("cohort") for cell in run.cells}
-    seeds = list(dict.fromkeys(str(cell.seed) for cell in run.cells))
-    rounds = sorted({cell.rounds_planned for cell in run.cells})
+    cohorts = {trial.info.get("cohort") for trial in run.trials}
+    seeds = list(dict.fromkeys(str(trial.seed) for trial in run.trials))
+    rounds = sorted({trial.rounds_planned for trial in run.trials})
     facts = [
         ("data", " ".join(str(info[key]) for key in ("dataset", "dataset_note") if info.get(key))),
-        ("generator of images", next((cell.generator for cell in run.cells if cell.generator), "")),
-        ("pre-trained extractor", next((cell.extractor for cell in run.cells if cell.extractor), "")),
+        ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),
+        ("pre-trained extractor", next((trial.extractor for trial in run.trials if trial.extractor), "")),
         ("clients", f"{info['clients']}" + (f", {info['cohort']} a round" if len(cohorts) == 1 else "")),
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
         ("rounds", ", ".join(map(str, rounds))),
@@ -125,73 +112,77 @@ def _moment(text: Any) -> str:
 
 
 def _findings(rows: Sequence[Row]) -> list[str]:
-    """Say who leads in accuracy and who forgets least, with the numbers and nothing more."""
+    """Say who leads in accuracy and who forgets least, where an interval separates them from all others."""
+    if len(rows) < 2:
+        return []
     said = []
-    for metric, words in zip(headline(rows), (f"Highest {_accuracy(rows)}", "Least forgetting"), strict=True):
-        for i in sorted(leaders(rows, metric))[:1]:
+    for metric, words in zip(headline(trials_of(rows)), ("Highest", "Lowest"), strict=True):
+        heading = metric.heading(trials_of(rows))
+        first = leaders(rows, metric)
+        if not first:
+            said.append(f"No method is separated from all others in {heading}.")
+        for i in first:
             spread = rows[i].value(metric)
             over = f" over {spread.n} seeds" if spread.n > 1 else ""
             number = show(spread, "%").replace(" ", "\u00a0")
-            said.append(f"{words}: {rows[i].label}, {number}\u00a0%{over}.")
+            said.append(f"{words} {heading}: {rows[i].label}, {number}\u00a0%{over}.")
     return said
 
 
-def _accuracy(rows: Sequence[Row]) -> str:
-    """Return in words what methods are first compared by."""
-    return "mean accuracy over tasks" if has_tasks(rows) else "mean of the last ten evaluations"
-
-
-def _swatch(style: Style) -> dict[str, Any]:
+def _swatch(style: LineStyle) -> dict[str, Any]:
     """Return a sample of the line: the number of its colour, and its dashes at a width of two pixels."""
     return {"colour": style.index % len(COLOURS), "dashes": " ".join(f"{2 * length:g}" for length in style.dashes)}
 
 
 def _results(rows: Sequence[Row]) -> dict[str, Any]:
-    first, *others = columns_for(rows)
-    swing = [] if has_tasks(rows) else [METRICS["swing"]]
+    first, *others = columns_for(trials_of(rows))
+    swing = [METRICS["window_std"]] if first.name == "window_mean" else []
     return _columns(rows, [first, *swing, *others])
 
 
 def _columns(rows: Sequence[Row], columns: Sequence[Metric]) -> dict[str, Any]:
     best = [leaders(rows, metric) for metric in columns]
+    headings = [metric.heading(trials_of(rows)) for metric in columns]
     lines = [
-        {"row": row, "values": [(show(row.value(m), m.unit), i in best[j]) for j, m in enumerate(columns)]}
+        {"row": row, "values": [(show_value(row, m, rows), i in best[j]) for j, m in enumerate(columns)]}
         for i, row in enumerate(rows)
     ]
-    return {"columns": columns, "lines": lines}
+    return {"columns": list(zip(columns, headings, strict=True)), "lines": lines}
 
 
 def _differences(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the gains of each method on every other that comes before it, paired by seed."""
-    labels, (metric, _) = [row.label for row in rows], headline(rows)
+    """Return the gains of each method on every other that comes before it, paired by seed, with their intervals."""
+    metric = headline(trials_of(rows))[0]
     lines = []
-    for place, label in enumerate(labels[1:], start=1):
+    for place, row in enumerate(rows[1:], start=1):
         gains: list[tuple[str, str]] = []
-        for reference in labels[:place]:
-            found = next(d for d in paired(rows, reference, metric) if d.label == label)
+        for reference in rows[:place]:
+            found = difference(row, reference, metric)
             each = ", ".join(f"{100 * value:+.2f}" for value in found.values)
-            gains.append((show(found.spread, "%", signed=True), each if len(found.values) > 1 else ""))
-        lines.append({"label": label, "gains": gains})
-    return {"references": labels[:-1], "lines": lines, "of": _accuracy(rows)}
+            gains.append((show_difference(found), each if len(found.values) > 1 else ""))
+        lines.append({"label": row.label, "gains": gains})
+    references = [row.label for row in rows[:-1]]
+    of = metric.heading(trials_of(rows))
+    return {"references": references, "lines": lines, "of": of, "explanation": EXPLANATION}
 
 
-def _figure(rows: Sequence[Row], looks: Mapping[str, Style], metric: CurveMetric) -> dict[str, str]:
-    cells = [cell for row in rows for cell in row.cells]
+def _figure(rows: Sequence[Row], looks: Mapping[str, LineStyle], metric: CurveMetric) -> dict[str, str]:
+    trials = [trial for row in rows for trial in row.trials]
     ends = []
     for row in rows:
-        rounds, values = history(row.cells, metric)
+        rounds, values = history(row.trials, metric)
         if len(rounds):
             ends.append(f"{row.name} {values.mean(axis=0)[-1]:.1f} at round {rounds[-1]}")
     alt = (
         f"Line chart of {metric} in percent over rounds, one line per method. Last values: {'; '.join(ends) or 'none'}."
     )
     title = {"accuracy": "Accuracy over rounds", "forgetting": "Forgetting over rounds"}[metric]
-    return {"title": title, "svg": inline(curves(cells, metric, looks), metric, alt)}
+    return {"title": title, "svg": inline(curves(trials, metric, looks), metric, alt)}
 
 
 def _partition(run: Run) -> dict[str, Any]:
     """Return the heat map of the first partition, and how many different ones there are."""
-    drawn = next((cell for cell in run.cells if cell.partition.get("counts")), None)
+    drawn = next((trial for trial in run.trials if trial.partition.get("counts")), None)
     if drawn is None:
         return {"svg": "", "others": 0, "seed": None}
     counts = np.asarray(drawn.partition["counts"], dtype=np.int64)
@@ -201,7 +192,7 @@ def _partition(run: Run) -> dict[str, Any]:
         f"Heat map of the examples per client and class: {len(counts)} clients, {len(names)} classes; "
         f"a client holds {held:.1f} classes and {counts.sum(axis=1).mean():.0f} examples on average."
     )
-    hashes = {str(cell.partition.get("hash", cell.seed)) for cell in run.cells if cell.partition}
+    hashes = {str(trial.partition.get("hash", trial.seed)) for trial in run.trials if trial.partition}
     svg = embed(class_heatmap(counts, names, ""), "partition", alt)
     return {"svg": svg, "others": len(hashes) - 1, "seed": drawn.seed}
 
@@ -213,7 +204,7 @@ def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     shown = []
     for row in rows:
-        matrices = [cell.task_matrix for cell in row.cells if len(cell.task_matrix)]
+        matrices = [trial.task_matrix for trial in row.trials if len(trial.task_matrix)]
         if matrices:
             matrix = 100 * np.mean(matrices, axis=0)
             known = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
@@ -225,13 +216,13 @@ def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _classes(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the class-wise accuracies of the last evaluation, in percent, averaged over seeds."""
-    shown = [row for row in rows if any(len(cell.evaluated) for cell in row.cells)]
+    shown = [row for row in rows if any(len(trial.evaluated) for trial in row.trials)]
     lines: list[dict[str, Any]] = []
     for row in shown:
-        lasts = np.asarray([cell.class_history[-1] for cell in row.cells if len(cell.evaluated)])
+        lasts = np.asarray([trial.class_history[-1] for trial in row.trials if len(trial.evaluated)])
         values = [100 * Spread.of(column).mean for column in lasts.T]
         lines.append({"row": row, "values": values, "mean": 100 * row.value("balanced").mean})
-    names = [str(name) for name in shown[0].cells[0].info.get("label_names", [])] if shown else []
+    names = [str(name) for name in shown[0].trials[0].info.get("label_names", [])] if shown else []
     if shown and len(names) != len(lines[0]["values"]):
         names = [str(number) for number in range(len(lines[0]["values"]))]
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
@@ -239,16 +230,16 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
     costs = []
-    played = {id(cell) for cell in once(rows)}
+    played = {id(trial) for trial in deduplicate(rows)}
     for row in rows:
-        cells = row.cells
-        if not any(id(cell) in played for cell in cells):
+        trials = row.trials
+        if not any(id(trial) in played for trial in trials):
             continue  # an average that was served costs nothing
 
-        def seconds(part: str, cells: tuple[Cell, ...] = cells) -> str:
-            return show(Spread.of(cell.seconds(part) for cell in cells), "s")
+        def seconds(part: str, trials: tuple[Trial, ...] = trials) -> str:
+            return show(Spread.of(trial.seconds(part) for trial in trials), "s")
 
-        rounds = Spread.of(cell.train_seconds / cell.rounds_done for cell in cells if cell.rounds_done)
+        rounds = Spread.of(trial.train_seconds / trial.rounds_done for trial in trials if trial.rounds_done)
         costs.append(
             {
                 "label": row.label,
@@ -259,30 +250,36 @@ def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
                 "evaluate": seconds("evaluate"),
                 "down": human_bytes(row.value("down").mean),
                 "up": human_bytes(row.value("up").mean),
-                "total": human_bytes(Spread.of(cell.traffic for cell in cells).mean),
+                "total": human_bytes(Spread.of(trial.traffic for trial in trials).mean),
             }
         )
     return costs
 
 
 def _lost(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the rounds in which clients were lost or that were undone."""
+    """Return the rounds in which clients were lost or that were rolled back."""
     lines = []
-    cells = once(rows)
-    for cell in cells:
-        undone = set(cell.undone)
-        by_round = {number: list(lost) for number, lost in groupby(cell.lost, key=lambda lost: lost.round)}
-        for number in sorted(undone | set(by_round)):
+    trials = deduplicate(rows)
+    for trial in trials:
+        rolled_back = set(trial.rolled_back)
+        by_round = {number: list(lost) for number, lost in groupby(trial.lost, key=lambda lost: lost.round)}
+        for number in sorted(rolled_back | set(by_round)):
             who = ", ".join(f"{lost.client} ({lost.reason})" for lost in by_round.get(number, []))
             lines.append(
-                {"label": cell.label, "seed": cell.seed, "round": number, "who": who, "undone": number in undone}
+                {
+                    "label": trial.label,
+                    "seed": trial.seed,
+                    "round": number,
+                    "who": who,
+                    "rolled_back": number in rolled_back,
+                }
             )
-    clients, undone_rounds = sum(len(cell.lost) for cell in cells), sum(len(cell.undone) for cell in cells)
-    return {"clients": clients, "undone": undone_rounds, "lines": lines[:LOST_SHOWN], "more": len(lines[LOST_SHOWN:])}
+    clients, count = sum(len(trial.lost) for trial in trials), sum(len(trial.rolled_back) for trial in trials)
+    return {"clients": clients, "rolled_back": count, "lines": lines[:LOST_SHOWN], "more": len(lines[LOST_SHOWN:])}
 
 
 def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:
-    firsts = {row.label: row.cells[0] for row in reversed(rows)}
+    firsts = {row.label: row.trials[0] for row in reversed(rows)}
     return [
         {
             "label": label,
@@ -300,8 +297,8 @@ def _repeat(run: Run) -> dict[str, Any]:
     versions = {"fedkeep": run.info.get("fedkeep")} | dict(run.info.get("versions") or {})
     if run.info.get("git"):
         versions["git commit"] = run.info["git"]
-    resumed = {cell.path: cell.played_by for cell in run.cells if len(cell.played_by) > 1}
-    versions |= {f"{path.name} was played by": "; then ".join(by) for path, by in resumed.items() if path}
+    resumed = {trial.path: trial.versions for trial in run.trials if len(trial.versions) > 1}
+    versions |= {f"{path.name} was run by": "; then ".join(by) for path, by in resumed.items() if path}
     return {
         "again": f"fedkeep run {shlex.quote(str(Path(run.path.name) / 'recipe.toml'))}",
         # Where a program lies on the machine of the run helps nobody else.

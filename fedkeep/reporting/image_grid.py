@@ -23,9 +23,17 @@ def image_grid(real: Sequence[Tensor], generated: Sequence[Tensor], label_names:
 
     Parameters
     ----------
-    real, generated : for each class, uint8 [count, channels, height, width]; counts may differ, even be 0.
-    label_names : of the classes.
-    title : above the picture.
+    real, generated : sequence of Tensor
+        For each class, uint8 [count, channels, height, width]; counts may differ, even be 0.
+    label_names : sequence of str
+        Of the classes.
+    title : str
+        Above the picture.
+
+    Returns
+    -------
+    Figure
+        The picture.
     """
     sides = [_canvas(images) for images in (real, generated)]
     height = sides[0].shape[0]

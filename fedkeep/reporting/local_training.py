@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedkeep.reporting.cell import Cell
-from fedkeep.reporting.rows import Row
+from fedkeep.reporting.summary import Row
+from fedkeep.reporting.trial import Trial
 
 CLIENTS = 3  # that are shown, the first of the cohort
 WIDE = 20  # with more classes than this, nobody would read it
@@ -27,52 +27,55 @@ def local_training(rows: Sequence[Row]) -> dict[str, Any]:
         ``round``; ``names`` of the classes; ``clients``, each with its name ``client``, its ``examples`` of each class
         and ``lines`` of a ``label`` and ``values``; ``more``, how many clients are not shown.
     """
-    cells = _comparable([cell for row in rows for cell in row.cells])
-    rounds = [{visit["round"] for visit in cell.locals} for cell in cells]
+    trials = _comparable([trial for row in rows for trial in row.trials])
+    rounds = [{model["round"] for model in trial.local_models} for trial in trials]
     common = set.intersection(*rounds) if rounds else set()
     if not common:
         return {}
     number = max(common)
-    clients = [visit["client"] for visit in cells[0].locals if visit["round"] == number]
-    counts = cells[0].partition.get("counts") or []
+    clients = [model["client"] for model in trials[0].local_models if model["round"] == number]
+    counts = trials[0].partition.get("counts") or []
     shown = [
         {
             "client": client,
             "examples": counts[int(client)] if counts else [],
-            "lines": _lines(cells, number, client),
+            "lines": _lines(trials, number, client),
         }
         for client in clients[:CLIENTS]
     ]
-    names = list(map(str, cells[0].info.get("label_names") or range(cells[0].class_history.shape[1])))
+    names = list(map(str, trials[0].info.get("label_names") or range(trials[0].class_history.shape[1])))
     return {"round": number, "names": names, "clients": shown, "more": max(0, len(clients) - CLIENTS)}
 
 
-def _comparable(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell a method: parallel, without tasks, of few classes and one seed; of served averages the first."""
+def _comparable(trials: Sequence[Trial]) -> list[Trial]:
+    """Return one trial a method: parallel, without tasks, of few classes and one seed; of served averages the first."""
     found = [
-        cell
-        for cell in cells
-        if cell.locals and cell.schedule == "parallel" and not cell.task_sizes and cell.class_history.shape[1] <= WIDE
+        trial
+        for trial in trials
+        if trial.local_models
+        and trial.schedule == "parallel"
+        and not trial.task_sizes
+        and trial.class_history.shape[1] <= WIDE
     ]
-    once = {cell.path: cell for cell in reversed(found) if cell.seed == found[0].seed}
+    once = {trial.path: trial for trial in reversed(found) if trial.seed == found[0].seed}
     return list(reversed(once.values()))
 
 
-def _lines(cells: Sequence[Cell], number: int, client: str) -> list[dict[str, Any]]:
+def _lines(trials: Sequence[Trial], number: int, client: str) -> list[dict[str, Any]]:
     """Return the model that a client received and those that it left, one line each; what was not evaluated is not."""
-    received = [_received(cell, number) for cell in cells]
+    received = [_received(trial, number) for trial in trials]
     lines: list[dict[str, Any]] = []
     same = len({tuple(values or ()) for values in received}) == 1
-    for cell, before in zip(cells, received, strict=True):
+    for trial, before in zip(trials, received, strict=True):
         if before and not (same and lines):
-            lines.append({"label": "model received" if same else f"{cell.label}, received", "values": before})
-        left = [visit for visit in cell.locals if (visit["round"], visit["client"]) == (number, client)]
-        lines += [{"label": cell.label, "values": (100 * cell.accuracy_by_class(visit)).tolist()} for visit in left]
+            lines.append({"label": "model received" if same else f"{trial.label}, received", "values": before})
+        left = [model for model in trial.local_models if (model["round"], model["client"]) == (number, client)]
+        lines += [{"label": trial.label, "values": (100 * trial.accuracy_by_class(model)).tolist()} for model in left]
     return lines
 
 
-def _received(cell: Cell, number: int) -> list[float] | None:
+def _received(trial: Trial, number: int) -> list[float] | None:
     """Return what the model knew that travelled in a round, which the round before left; None if it is not known."""
-    travels = (cell.info.get("served") or ["last"])[0] == "last"
-    before = [values for round, values in zip(cell.evaluated, cell.class_history, strict=True) if round == number - 1]
+    travels = (trial.info.get("served") or ["last"])[0] == "last"
+    before = [values for round, values in zip(trial.evaluated, trial.class_history, strict=True) if round == number - 1]
     return (100 * before[0]).tolist() if before and travels else None

@@ -1,10 +1,16 @@
-"""Curves over rounds: one line per method, a band over its seeds, colours that stay the same from figure to figure."""
+"""Curves over rounds, and figures as pieces of a page.
+
+There is one line per method, a band over its seeds, and colours that stay the same from figure to figure.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.errors import RunError
-from fedkeep.reporting.cell import Cell
+from fedkeep.reporting.trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +41,14 @@ FONT_SIZE = 10.0
 LETTER = 0.6  # a generous mean width of a letter, in font sizes
 DIRECT_LABELS = 8  # more lines than this get a legend instead of a label each
 
+# The page defines these in light and dark; a figure is drawn in the light ones.
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"} | {
+    colour: f"--m{index}" for index, colour in enumerate(COLOURS)
+}
+
 
 @dataclass(frozen=True)
-class Style:
+class LineStyle:
     """How a method looks in every figure and table."""
 
     index: int
@@ -53,9 +64,9 @@ class Style:
         return DASHES[self.index % len(DASHES)]
 
 
-def styles(labels: Iterable[str]) -> dict[str, Style]:
+def styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     """Return a style for every label, in the order of first appearance."""
-    return {label: Style(index) for index, label in enumerate(dict.fromkeys(labels))}
+    return {label: LineStyle(index) for index, label in enumerate(dict.fromkeys(labels))}
 
 
 def theme() -> AbstractContextManager[None]:
@@ -78,44 +89,47 @@ def theme() -> AbstractContextManager[None]:
     return context
 
 
-def smoothing(cells: Iterable[Cell]) -> int:
+def smoothing(trials: Iterable[Trial]) -> int:
     """Return over how many evaluations `curves` averages: one for every twenty that there are, at most ten.
 
     The last model of a sequence swings from one evaluation to the next; many such lines over each other show nothing.
     """
-    return max(1, min(10, max((len(cell.evaluated) for cell in cells), default=0) // 20))
+    return max(1, min(10, max((len(trial.evaluated) for trial in trials), default=0) // 20))
 
 
 def curves(
-    cells: Sequence[Cell], metric: CurveMetric, looks: Mapping[str, Style] | None = None, window: int | None = None
+    trials: Sequence[Trial],
+    metric: CurveMetric,
+    looks: Mapping[str, LineStyle] | None = None,
+    window: int | None = None,
 ) -> Figure:
     """Draw one metric over rounds: per label the mean of its finished seeds, and a band from lowest to highest.
 
-    An unfinished cell is a thin line of its own that ends in a cross and enters no mean.
+    An unfinished trial is a thin line of its own that ends in a cross and enters no mean.
 
     Parameters
     ----------
-    cells
-        Cells of any number of labels and seeds; those of one label are taken as comparable.
-    metric
+    trials : sequence of Trial
+        Trials of any number of labels and seeds; those of one label are taken as comparable.
+    metric : str
         ``"accuracy"``, ``"forgetting"`` or ``"balanced"``.
-    looks
-        The styles by label, where several figures show different cells; from `styles`.
-    window
+    looks : mapping of str to LineStyle, optional
+        The styles by label, where several figures show different trials; from `styles`.
+    window : int, optional
         How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title names it.
     """
     if metric not in HISTORIES:
         raise RunError(f"There are no curves of {metric!r}; known: {', '.join(HISTORIES)}.")
-    looks = looks or styles(cell.label for cell in cells)
-    window = window or smoothing(cells)
+    looks = looks or styles(trial.label for trial in trials)
+    window = window or smoothing(trials)
     with theme():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5.6, 3.7), facecolor=PAPER)
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none")
         ends: dict[str, tuple[float, float]] = {}
-        for label in dict.fromkeys(cell.label for cell in cells):
-            end = _draw_label(axes, [cell for cell in cells if cell.label == label], metric, looks[label], window)
+        for label in dict.fromkeys(trial.label for trial in trials):
+            end = _draw_label(axes, [trial for trial in trials if trial.label == label], metric, looks[label], window)
             if end is not None:
                 ends[label] = end
         _dress(axes, TITLES[metric] + (f" (running mean of {window} evaluations)" if window > 1 else ""))
@@ -125,15 +139,15 @@ def curves(
     return figure
 
 
-def history(cells: Sequence[Cell], metric: CurveMetric, window: int = 1) -> tuple[NDArray[np.int64], Floats]:
-    """Return the rounds that all cells evaluated, int64 [T], and the values in percent there, float64 [cells, T].
+def history(trials: Sequence[Trial], metric: CurveMetric, window: int = 1) -> tuple[NDArray[np.int64], Floats]:
+    """Return the rounds that all trials evaluated, int64 [T], and the values in percent there, float64 [trials, T].
 
     With a window, each value is the mean of the last so many evaluations, or of as many as there were.
     """
-    rounds = sorted(set.intersection(*(set(map(int, cell.evaluated)) for cell in cells))) if cells else []
-    tables = [dict(zip(map(int, cell.evaluated), getattr(cell, HISTORIES[metric]), strict=True)) for cell in cells]
+    rounds = sorted(set.intersection(*(set(map(int, trial.evaluated)) for trial in trials))) if trials else []
+    tables = [dict(zip(map(int, trial.evaluated), getattr(trial, HISTORIES[metric]), strict=True)) for trial in trials]
     values = np.asarray([[100 * table[r] for r in rounds] for table in tables], dtype=np.float64)
-    values = values.reshape(len(cells), len(rounds))
+    values = values.reshape(len(trials), len(rounds))
     measured = np.isfinite(values).all(axis=0)  # forgetting has no value at the first evaluation
     values = values[:, measured]
     means = [values[:, max(0, t + 1 - window) : t + 1].mean(axis=1) for t in range(values.shape[1])]
@@ -148,20 +162,59 @@ def save_png(figure: Figure, path: str | Path, *, dpi: int = 160) -> Path:
     return path
 
 
+def inline(figure: Figure, name: str, alt: str) -> str:
+    """Return a figure as an ``<svg>`` element for the page.
+
+    Parameters
+    ----------
+    figure : Figure
+        Drawn in this module's colours, which become CSS variables here.
+    name : str
+        Sets this figure's ids apart from those of the others on the page.
+    alt : str
+        What the figure shows, for those who do not see it; any text.
+    """
+    file = io.StringIO()
+    with theme():
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    body = embed(file.getvalue(), name, alt)
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, f"var({variable})")
+    return body
+
+
+def embed(text: str, name: str, alt: str) -> str:
+    """Return SVG text as an element that lies in a page without touching the rest of it, and scales to its place."""
+    head = re.search(r"<svg[^>]*?viewBox=\"([^\"]+)\"[^>]*>", text)
+    if head is None:
+        raise ValueError("The figure is no SVG with a viewBox.")
+    body = text[head.end() : text.rindex("</svg>")]
+    # Inside a page, matplotlib's style would hold for everything, and its addresses and fonts are of no use.
+    body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->|<defs>\s*</defs>", "", body, flags=re.S)
+    body = re.sub(r"font-family:[^;\"]*;?\s*", "", body).replace("xlink:href", "href")
+    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", body))
+    body = re.sub(r"\s+id=\"([^\"]+)\"", lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", body)
+    body = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{name}-", body)
+    body = re.sub(r"<g>\s*</g>", "", body)
+    body = re.sub(r"\n\s*", "\n", body)
+    return f'<svg viewBox="{head[1]}" role="img" aria-label="{escape(alt)}">{body}</svg>'
+
+
 def _draw_label(
-    axes: Axes, cells: Sequence[Cell], metric: CurveMetric, style: Style, window: int
+    axes: Axes, trials: Sequence[Trial], metric: CurveMetric, style: LineStyle, window: int
 ) -> tuple[float, float] | None:
-    """Draw the cells of one label; return where its line ends."""
+    """Draw the trials of one label; return where its line ends."""
     line: dict[str, Any] = {"color": style.colour, "solid_capstyle": "round"}
     if style.dashes:
         line["dashes"] = style.dashes
     end = None
-    for cell in (cell for cell in cells if not cell.finished):
-        rounds, values = history([cell], metric, window)
+    for trial in (trial for trial in trials if not trial.finished):
+        rounds, values = history([trial], metric, window)
         if len(rounds):
             axes.plot(rounds, values[0], linewidth=0.9, alpha=0.75, marker="x", markevery=[len(rounds) - 1], **line)
             end = (float(rounds[-1]), float(values[0, -1]))
-    rounds, values = history([cell for cell in cells if cell.finished], metric, window)
+    rounds, values = history([trial for trial in trials if trial.finished], metric, window)
     if len(rounds):
         if len(values) > 1:
             low, high = values.min(axis=0), values.max(axis=0)
@@ -187,7 +240,7 @@ def _dress(axes: Axes, title: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6))
 
 
-def _place(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, Style]) -> None:
+def _place(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, LineStyle]) -> None:
     """Give the axes the room that the labels leave: at the line ends where they fit, or below in a legend."""
     width, height = (float(inches) * 72 for inches in figure.get_size_inches())
     widest = max((len(label) for label in ends), default=0) * LETTER * FONT_SIZE
@@ -218,13 +271,15 @@ def _plain(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-def _sample(style: Style) -> Any:
+def _sample(style: LineStyle) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=style.colour, linewidth=1.9, linestyle=(0, style.dashes) if style.dashes else "-")
 
 
-def _label_ends(axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, Style], points: float) -> None:
+def _label_ends(
+    axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, LineStyle], points: float
+) -> None:
     """Write each label beside the end of its line, moved apart where they meet, then tied to it by a thin line."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     axes.set(xlim=(left, right), ylim=(low, high))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from fedkeep.reporting.cell import Cell
 from fedkeep.reporting.run_folder import Run
+from fedkeep.reporting.trial import Trial
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,15 +20,15 @@ PARTS = {
 }
 
 
-def shares(cell: Cell) -> dict[str, float]:
-    """Return the seconds of each part of a cell, of everything else, and of the whole.
+def shares(trial: Trial) -> dict[str, float]:
+    """Return the seconds of each part of a trial, of everything else, and of the whole.
 
     The server's is its half of the method: fusion, and choosing teachers. Everything else is messages and books.
     Training and teachers are summed over worker processes, which may together take longer than the whole; then
     everything else is 0.
     """
-    parts = {name: cell.seconds(key) for name, key in PARTS.items()}
-    whole = cell.seconds("round_seconds") + parts["saving"]
+    parts = {name: trial.seconds(key) for name, key in PARTS.items()}
+    whole = trial.seconds("round_seconds") + parts["saving"]
     return parts | {"the rest": max(whole - sum(parts.values()), 0.0), "whole": whole}
 
 
@@ -39,9 +39,9 @@ def profile_table(run: Run) -> Table:
     from rich.table import Table
 
     totals: dict[str, dict[str, float]] = {}
-    for cell in {cell.path: cell for cell in reversed(run.cells)}.values():  # averages that were served took none
-        sums = totals.setdefault(cell.label, {})
-        for name, seconds in shares(cell).items():
+    for trial in {trial.path: trial for trial in reversed(run.trials)}.values():  # averages that were served took none
+        sums = totals.setdefault(trial.label, {})
+        for name, seconds in shares(trial).items():
             sums[name] = sums.get(name, 0.0) + seconds
     table = Table("seconds", title="where the time went", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     labels = [label for label in run.labels if label in totals]
@@ -63,16 +63,16 @@ def step_table(run: Run) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    cells = list({cell.path: cell for cell in reversed(run.cells)}.values())
-    tasks = max((len(cell.task_seconds("server")) for cell in cells), default=0)
+    trials = list({trial.path: trial for trial in reversed(run.trials)}.values())
+    tasks = max((len(trial.task_seconds("server")) for trial in trials), default=0)
     table = Table("seconds", "step", title="by task", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for task in range(1, tasks + 1):
         table.add_column(f"task {task}", justify="right")
     for label in run.labels:
-        ours = [cell for cell in cells if cell.label == label]
-        parts = dict.fromkeys(f"step {step}" for cell in ours for step in cell.steps)
+        ours = [trial for trial in trials if trial.label == label]
+        parts = dict.fromkeys(f"step {step}" for trial in ours for step in trial.steps)
         for part in (*parts, "server"):
-            sums = map(sum, zip_longest(*(cell.task_seconds(part) for cell in ours), fillvalue=0.0))
+            sums = map(sum, zip_longest(*(trial.task_seconds(part) for trial in ours), fillvalue=0.0))
             table.add_row(escape(label), part.removeprefix("step "), *(f"{seconds:.1f}" for seconds in sums))
     return table
 

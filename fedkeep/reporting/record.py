@@ -1,8 +1,8 @@
-"""What a run recorded of one method with one seed."""
+"""What a run recorded of one trial, and what follows from it about tasks and costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from fedkeep import metrics
 
-TAIL = 10  # evaluations, or rounds, over which what swings is averaged
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostClient:
     """A client that did not finish a round, and why."""
 
     round: int
@@ -31,6 +30,33 @@ class Record:
     """One method with one seed: what was configured, and one record per finished round.
 
     Accuracies and forgetting are fractions; a value that was never measured is NaN.
+
+    Attributes
+    ----------
+    label : str
+        The name of the method in tables.
+    algorithm : str
+        The name under which the method is registered.
+    options : mapping of str to Any
+        The method's options.
+    seed : int
+        The trial's seed.
+    schedule : str
+        ``"parallel"`` or ``"sequential"``.
+    rounds, timings : list of dict
+        One entry a round, as in rounds.jsonl and timings.jsonl.
+    partition : mapping of str to Any
+        As in partition.json.
+    info : mapping of str to Any
+        As in trial.json.
+    finished : bool
+        Whether the trial came to its end.
+    path : Path or None
+        The trial's folder, or its place in an archive.
+    window : float
+        The rounds at the end over which tables average, as `fedkeep.metrics.window_rounds` takes it.
+    turn : int
+        The rounds in a whole turn of the methods that this one is compared with; 1 where none takes turns.
     """
 
     label: str
@@ -44,6 +70,8 @@ class Record:
     info: Mapping[str, Any]
     finished: bool
     path: Path | None = None
+    window: float = 0.5
+    turn: int = 1
 
     @property
     def rounds_done(self) -> int:
@@ -56,6 +84,33 @@ class Record:
         return int(self.info.get("rounds", len(self.rounds)))
 
     @property
+    def task_sizes(self) -> list[int]:
+        """Return how many classes arrived with each task; empty without tasks."""
+        return [int(size) for size in self.info.get("tasks", [])]
+
+    @property
+    def task_rounds(self) -> int:
+        """Return how many rounds a task has; without tasks, how many there are."""
+        return self.rounds_planned // max(len(self.task_sizes), 1)
+
+    @property
+    def window_rounds(self) -> tuple[int, int]:
+        """Return the first and the last round over which tables average; with tasks, of each task."""
+        return metrics.window_rounds(max(self.task_rounds, 1), self.window, self.turn)
+
+    @cached_property
+    def windows(self) -> list[range]:
+        """Return these rounds for each task, counted over the whole run; empty until all rounds are on record.
+
+        A mean over a part of a window would go by the name of the whole.
+        """
+        if self.rounds_done < self.rounds_planned:
+            return []
+        first, last = self.window_rounds
+        starts = [task * self.task_rounds for task in range(max(len(self.task_sizes), 1))]
+        return [range(start + first, start + last + 1) for start in starts]
+
+    @property
     def generator(self) -> str:
         """Return which generator made images for it, and what that had seen; empty without one."""
         return str(self.info.get("generator", ""))
@@ -66,29 +121,29 @@ class Record:
         return str(self.info.get("extractor", ""))
 
     @property
-    def played_by(self) -> tuple[str, ...]:
-        """Return the versions that played its rounds; several where another one resumed it, none in old records.
+    def versions(self) -> tuple[str, ...]:
+        """Return the versions of FedKeep that ran its rounds; several where another one resumed it.
 
-        At real sites it is the server's.
+        Old records name none. At real sites it is the server's.
         """
         return tuple(map(str, self.info.get("versions", ())))
 
     @property
-    def lost(self) -> list[Lost]:
+    def lost(self) -> list[LostClient]:
         """Return every client that was lost, in order of rounds."""
         return [
-            Lost(int(row["round"]), str(client), str(reason))
+            LostClient(int(row["round"]), str(client), str(reason))
             for row in self.rounds
             for client, reason in (row.get("lost") or {}).items()
         ]
 
     @property
-    def undone(self) -> list[int]:
-        """Return the rounds that were undone because too few clients answered."""
+    def rolled_back(self) -> list[int]:
+        """Return the rounds that were rolled back because too few clients answered."""
         return [int(row["round"]) for row in self.rounds if row.get("undone")]
 
     def accuracy_by_class(self, row: Mapping[str, Any]) -> Floats:
-        """Return the class-wise accuracy of an evaluated round or visit, float64 [C]."""
+        """Return the class-wise accuracy of an evaluated round or local model, float64 [C]."""
         return metrics.class_accuracy(*self.counted(row))
 
     def counted(self, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
@@ -106,3 +161,135 @@ class Record:
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the records of the rounds that were evaluated."""
         return [row for row in self.rounds if row.get("correct") is not None]
+
+
+@dataclass(frozen=True)
+class TaskMetrics(Record):
+    """Measures of class-incremental learning (see `fedkeep.metrics.tasks`); NaN without tasks."""
+
+    @cached_property
+    def task_matrix(self) -> Floats:
+        """Return accuracies by task after each task that is finished, float64 [T, T] (see `fedkeep.metrics.tasks`)."""
+        ends = [row for row in self.evaluations if self.task_sizes and row["round"] % self.task_rounds == 0]
+        sizes = self.task_sizes[: len(ends)]
+        if not sizes:
+            return np.zeros((0, 0))
+        correct = [self.counted(row)[0][: sum(sizes)] for row in ends]
+        return metrics.task_accuracies(correct, self.test_total[: sum(sizes)], sizes)
+
+    @cached_property
+    def window_incrementals(self) -> dict[int, float]:
+        """Return, for each round of a task's window that was evaluated in all tasks, the mean accuracy over tasks.
+
+        Of each task it is the mean over the tasks so far, as in `incremental`, which has it after the last round only.
+        """
+        rows = {row["round"]: row for row in self.evaluations}
+        windows = self.windows if self.task_sizes else []
+        found = {}
+        for place, numbers in enumerate(zip(*windows, strict=True)):
+            if all(number in rows for number in numbers):
+                means = [self._mean_over_tasks(rows[number], task) for task, number in enumerate(numbers, start=1)]
+                found[windows[0][place]] = float(np.mean(means))
+        return found
+
+    def _mean_over_tasks(self, row: Mapping[str, Any], tasks: int) -> float:
+        """Return the accuracy of an evaluation, all tasks so far counting alike."""
+        sizes = self.task_sizes[:tasks]
+        starts = np.cumsum([0, *sizes])[:-1]
+        correct, total = (np.add.reduceat(counts[: sum(sizes)], starts) for counts in self.counted(row))
+        return float(metrics.class_accuracy(correct, total).mean())
+
+    @property
+    def window_incremental(self) -> float:
+        """Return the mean accuracy over tasks, over the rounds of each task's window."""
+        return mean_of(self.window_incrementals.values())
+
+    @property
+    def task_accuracy(self) -> float:
+        """Return A_T, the mean over tasks of the accuracy after the last task that is finished."""
+        return self._of_tasks(lambda matrix: float(metrics.accuracy_after(matrix)[-1]))
+
+    @property
+    def incremental(self) -> float:
+        """Return the average incremental accuracy, the mean of A_t over the tasks that are finished."""
+        return self._of_tasks(metrics.average_incremental_accuracy)
+
+    @property
+    def forgetting_chaudhry(self) -> float:
+        """Return how far each old task fell from its best, on average, after the last finished task."""
+        return self._of_tasks(metrics.FORGETTING["chaudhry"])
+
+    @property
+    def forgetting_chaudhry_mean(self) -> float:
+        """Return the mean of that over all finished tasks but the first."""
+        return self._of_tasks(metrics.FORGETTING["chaudhry_mean"])
+
+    @property
+    def forgetting_fedskf(self) -> float:
+        """Return how much old tasks lose with each new one, on average (FedSKF's definition, as we read it)."""
+        return self._of_tasks(metrics.FORGETTING["fedskf"])
+
+    @property
+    def backward(self) -> float:
+        """Return how much better old tasks are after the last finished task than right after their own, on average."""
+        return self._of_tasks(metrics.backward_transfer)
+
+    def _of_tasks(self, measure: Callable[[Floats], float]) -> float:
+        """Return a measure of the finished tasks; NaN without any."""
+        return measure(self.task_matrix) if len(self.task_matrix) else float("nan")
+
+
+@dataclass(frozen=True)
+class CostMetrics(Record):
+    """Measures of time and traffic."""
+
+    @property
+    def train_seconds(self) -> float:
+        """Return the seconds spent in local training, teachers included, over all rounds and clients."""
+        return self.seconds("train") + self.seconds("teachers")
+
+    def seconds(self, part: str) -> float:
+        """Return the seconds of one part of the timings (``"train"``, ``"evaluate"``, ...) over all rounds."""
+        return float(sum(row.get(part) or 0.0 for row in self.timings)) if self.timings else float("nan")
+
+    def task_seconds(self, part: str) -> list[float]:
+        """Return the seconds of one part of the timings in each task that was begun; without tasks there is one."""
+        tasks = {int(row["round"]): int(row.get("task", 1)) for row in self.rounds}
+        sums = dict.fromkeys(sorted(set(tasks.values())), 0.0)
+        for row in self.timings:
+            sums[tasks[int(row["round"])]] += row.get(part) or 0.0
+        return list(sums.values())
+
+    @property
+    def steps(self) -> list[str]:
+        """Return what was asked of clients, by the names that the method gives it, in order."""
+        named = (key for row in self.timings for key in row if key.startswith("step "))
+        return [key.removeprefix("step ") for key in dict.fromkeys(named)]
+
+    @property
+    def down(self) -> float:
+        """Return the mean bytes that a client receives in a round in which it is asked.
+
+        What a task begins and ends with is shared out over these rounds.
+        """
+        return self._per_client("down")
+
+    @property
+    def up(self) -> float:
+        """Return the mean bytes that a client sends in such a round; lost clients count as asked."""
+        return self._per_client("up")
+
+    @property
+    def traffic(self) -> int:
+        """Return all bytes, both ways, of all rounds."""
+        return int(sum((row.get("down") or 0) + (row.get("up") or 0) for row in self.rounds))
+
+    def _per_client(self, way: str) -> float:
+        asked = sum(len(row.get("cohort", ())) for row in self.rounds)
+        return sum(row.get(way) or 0 for row in self.rounds) / asked if asked else float("nan")
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Return the mean of values; NaN if there are none."""
+    known = list(values)
+    return float(np.mean(known)) if known else float("nan")

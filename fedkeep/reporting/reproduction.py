@@ -5,19 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedkeep._utils.files import atomic_write
-from fedkeep.reporting.comparison import Column, Line, Reproduction, spread_of
-from fedkeep.reporting.pages import page
-from fedkeep.reporting.rows import METRICS, Spread
+from fedkeep.reporting.columns import METRICS
+from fedkeep.reporting.comparison import ColumnResult, MethodResult, Reproduction, spread_of
+from fedkeep.reporting.differences import EXPLANATION, show_difference
 from fedkeep.reporting.run_folder import method_of
+from fedkeep.reporting.summary import Spread
 from fedkeep.reporting.table import NOTHING, frozen, show
+from fedkeep.reporting.templates import page
 
 CAPTION = (
-    "Accuracy in %. Ours is the mean over the last ten evaluations, mean ± standard deviation over seeds, and the last "
-    "evaluation beside it; the difference is of the first. The last model of a sequence swings by several points."
+    "Accuracy in %. Ours is the mean over the rounds that the head names, mean ± standard deviation over seeds, and "
+    "the last evaluation beside it; ours minus the paper's is of the first. The last model of a sequence swings by "
+    "several points. "
 )
 AVERAGES = (
     " Rounds to the paper's: the first evaluated round in which a model, or an average of a method's models, reached "
@@ -25,32 +28,45 @@ AVERAGES = (
 )
 TASKS = (
     "Accuracy in %. Ours is measured after each task, as the head of the column says, among all classes seen by then; "
-    "mean ± standard deviation over seeds. The last is the share of all test images in the last evaluation."
+    "mean ± standard deviation over seeds. The last is the share of all test images in the last evaluation. The "
+    "difference to a method is of the mean over the rounds that the head before it names. "
 )
 
 
-def heads(column: Column) -> list[str]:
+def heads(column: ColumnResult) -> list[str]:
     """Return the titles of a column's table."""
-    metric = METRICS[column.measured[0]].title.removesuffix(" evaluations")
-    return ["method", "paper", f"ours, {metric}", "ours, last", "difference", "seeds", *further_heads(column)]
+    titles = ["method", "paper", f"ours, {column.heading}", "ours, last", "ours minus the paper's"]
+    if column.deciding is not METRICS[column.measured[0]]:
+        titles.append(f"ours, {column.deciding.heading(column.run.trials)}")
+    against = [] if column.reference is None else [f"minus {_label(column.reference)}, 95 %"]
+    return [*titles, *against, "seeds", *further_heads(column)]
 
 
 def caption(reproduction: Reproduction) -> str:
     """Say what the numbers are."""
-    if any(column.measured[0] != "tail" for column in reproduction.columns):
-        return TASKS
-    return CAPTION + AVERAGES * any(column.has_averages for column in reproduction.columns)
+    explained = EXPLANATION if any(column.reference is not None for column in reproduction.columns) else ""
+    if any(column.has_tasks for column in reproduction.columns):
+        return (TASKS + explained).strip()
+    return (CAPTION + explained + AVERAGES * any(column.has_averages for column in reproduction.columns)).strip()
 
 
-def texts(column: Column, line: Line) -> list[str]:
+def texts(column: ColumnResult, line: MethodResult) -> list[str]:
     """Return a line as it is shown, under `heads`."""
     row = line.row
     done = f" ({row.note})" if row is not None and row.note else ""
-    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), METRICS[m].unit) for m in (line.of, "last")]
-    difference = NOTHING if line.difference is None else f"{line.difference:+.2f}"
-    label = line.label if row is None else row.label
+    ours = [NOTHING, NOTHING] if row is None else [show(row.value(m), METRICS[m].unit) for m in (line.metric, "last")]
+    to_paper = NOTHING if line.difference is None else f"{line.difference:+.2f}"
+    gain = column.gain(line)
+    against = [] if column.reference is None else [NOTHING if gain is None else show_difference(gain)]
     seeds = ", ".join(map(str, row.seeds)) if row is not None and row.finished else NOTHING
-    return [label + done, _paper(line.paper), *ours, difference, seeds, *further_texts(column, line)]
+    decides = [] if row is None else [show(row.value(column.deciding), column.deciding.unit)]
+    decides = (decides or [NOTHING]) * (column.deciding is not METRICS[column.measured[0]])
+    start = [_label(line) + done, _paper(line.paper), *ours, to_paper]
+    return [*start, *decides, *against, seeds, *further_texts(column, line)]
+
+
+def _label(line: MethodResult) -> str:
+    return line.label if line.row is None else line.row.label
 
 
 def markdown(reproduction: Reproduction, level: int = 2) -> str:
@@ -67,16 +83,17 @@ def markdown(reproduction: Reproduction, level: int = 2) -> str:
     return "\n".join([*parts, caption(reproduction), ""])
 
 
-def about(column: Column) -> str:
+def about(column: ColumnResult) -> str:
     """Say how far a column is, how its order compares, and which frozen networks it rests on."""
-    return f"{column.scale}. {column.verdict}{frozen(column.run.cells)}"
+    return f"{column.scale}. {column.verdict}{frozen(column.run.trials)}"
 
 
 def as_csv(reproduction: Reproduction) -> str:
     """Return the reproduction as CSV, one line per method and column, in percent at full precision."""
     measured = [name for column in reproduction.columns for name in column.measured]
-    names = list(dict.fromkeys(("tail", "last", "best", "forgetting", *measured)))
-    header = ["table", "column", "method", "finished", "seeds", "rounds", "paper", "paper_std", "difference"]
+    names = list(dict.fromkeys(("window_mean", "last", "best", "forgetting", *measured)))
+    header = ["table", "column", "method", "finished", "seeds", "rounds", "window_first", "window_last"]
+    header += ["paper", "paper_std", "difference", "against", "gain", "gain_low", "gain_high", "gain_from"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*header, *(f"{name}{part}" for name in names for part in ("", "_std"))])
@@ -86,13 +103,23 @@ def as_csv(reproduction: Reproduction) -> str:
             head = [reproduction.name, column.name, line.label if row is None else row.label]
             head += ["" if row is None else "yes" if row.finished else "no"]
             head += ["" if row is None else " ".join(map(str, row.seeds))]
-            head += ["" if row is None else str(min(cell.rounds_done for cell in row.cells))]
+            head += ["" if row is None else str(min(trial.rounds_done for trial in row.trials))]
+            head += ["", ""] if row is None else map(str, row.trials[0].window_rounds)
             paper = [math.nan, math.nan] if line.paper is None else [line.paper.mean, line.paper.std]
             spreads = [row.value(name) if row else Spread.of(()) for name in names]
             ours = [100 * value for s in spreads for value in (s.mean, s.std)]
-            numbers = [*paper, math.nan if line.difference is None else line.difference, *ours]
-            writer.writerow([*head, *("" if math.isnan(value) else repr(value) for value in numbers)])
+            to_paper = math.nan if line.difference is None else line.difference
+            gain = column.gain(line)
+            against = ["", "", "", "", ""]
+            if gain is not None:
+                ends = _numbers(100 * value for value in (gain.interval.mean, gain.interval.low, gain.interval.high))
+                against = [gain.reference, *ends, "blocks" if gain.interval.blocks else "seeds"]
+            writer.writerow([*head, *_numbers([*paper, to_paper]), *against, *_numbers(ours)])
     return out.getvalue()
+
+
+def _numbers(values: Iterable[float]) -> list[str]:
+    return ["" if math.isnan(value) else repr(value) for value in values]
 
 
 def html(reproduction: Reproduction) -> str:
@@ -116,15 +143,15 @@ def write(reproduction: Reproduction, folder: Path) -> None:
 def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) -> str:
     """Return a page of several reproductions, each with what a person wrote about it, as Markdown."""
     parts = ["# Reproduction", ""]
-    parts += [f"Written by `{command}` from the records beside it; do not edit. What a person has to say about a table"]
-    parts += ["stands in `notes.md` in its folder.", ""]
+    parts += [f"Written by `{command}` from the records in that folder; do not edit. What a person has to say about a"]
+    parts += ["table stands in `notes.md` beside its records.", ""]
     for reproduction, notes in reproductions:
         parts += [markdown(reproduction)]
         parts += [notes.strip(), ""] if notes.strip() else []
     return "\n".join(parts).rstrip() + "\n"
 
 
-def further_heads(column: Column) -> list[str]:
+def further_heads(column: ColumnResult) -> list[str]:
     """Return the titles of the columns after the accuracies."""
     titles = []
     if "forgetting" in column.paper:
@@ -140,7 +167,7 @@ def further_heads(column: Column) -> list[str]:
     return titles + ["rounds to the paper's"] * column.has_averages
 
 
-def further_texts(column: Column, line: Line) -> list[str]:
+def further_texts(column: ColumnResult, line: MethodResult) -> list[str]:
     """Return what stands under `further_heads`."""
     texts = []
     for name in ("forgetting", "clients"):
@@ -161,22 +188,25 @@ def further_texts(column: Column, line: Line) -> list[str]:
     return texts
 
 
-def _rounds_to(line: Line, target: float) -> str:
+def _rounds_to(line: MethodResult, target: float) -> str:
     """Return when a line first reached an accuracy, on average over the seeds that did."""
-    cells = line.row.cells if line.row else ()
-    reached = Spread.of(cell.rounds_to(target) for cell in cells)
+    trials = line.row.trials if line.row else ()
+    reached = Spread.of(trial.rounds_to(target) for trial in trials)
     if not reached.n:
-        return "not reached" if cells else NOTHING
-    return f"{reached.mean:g}" + (f" ({reached.n} of {len(cells)} seeds)" if reached.n < len(cells) else "")
+        return "not reached" if trials else NOTHING
+    return f"{reached.mean:g}" + (f" ({reached.n} of {len(trials)} seeds)" if reached.n < len(trials) else "")
 
 
-def _speedup(column: Column, line: Line) -> str:
+def _speedup(column: ColumnResult, line: MethodResult) -> str:
     """Return how many times as fast as the row with which the paper compares a line reached the target."""
     others = {
-        cell.seed: cell for row in column.rows if column.paper["speedup"].get(row.label) == [1.0] for cell in row.cells
+        trial.seed: trial
+        for row in column.rows
+        if column.paper["speedup"].get(row.label) == [1.0]
+        for trial in row.trials
     }
-    pairs = [(others[cell.seed], cell) for cell in (line.row.cells if line.row else ()) if cell.seed in others]
-    times = Spread.of(other.seconds_to(column.target) / cell.seconds_to(column.target) for other, cell in pairs)
+    pairs = [(others[trial.seed], trial) for trial in (line.row.trials if line.row else ()) if trial.seed in others]
+    times = Spread.of(other.seconds_to(column.target) / trial.seconds_to(column.target) for other, trial in pairs)
     return f"{times.mean:.2f}" if times.n else NOTHING
 
 

@@ -1,6 +1,6 @@
-"""Read what a run wrote: one `Run` with its cells, one cell per method and seed.
+"""Read what a run wrote, from its folder or from an archive of it: one `Run` with its trials.
 
-A run that was killed leaves a cut last line and cells without a result; both are expected here, and marked.
+A run that was killed leaves a cut last line and trials without a result; both are expected here, and marked.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from fedkeep.errors import RunError
-from fedkeep.experiment.paths import is_finished
-from fedkeep.reporting.cell import Cell
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, is_finished
+from fedkeep.interface import algorithms
+from fedkeep.reporting.archive import open_run, read_bytes
+from fedkeep.reporting.trial import Trial
+from fedkeep.simulation.schedule import Schedule
 
 SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
-KINDS = {"seed": int, "rounds": int, "options": dict, "test_total": list, "versions": list}  # in a cell's description
+KINDS = {"seed": int, "rounds": int, "options": dict, "test_total": list, "versions": list}  # in a trial's description
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Run:
     path: Path
     info: Mapping[str, Any]
     recipe: str
-    cells: tuple[Cell, ...]
+    trials: tuple[Trial, ...]
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -46,36 +50,72 @@ class Run:
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the labels of the methods, in the recipe's order."""
-        return tuple(dict.fromkeys(cell.label for cell in self.cells))
+        return tuple(dict.fromkeys(trial.label for trial in self.trials))
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a run folder, finished or not.
+    """Read a run, finished or not.
 
-    Cells come in the order in which the recipe names their methods, then by seed.
+    Trials come in the order in which the recipe names their methods, then by seed.
+
+    Parameters
+    ----------
+    path : str or Path
+        A run folder, or an archive of one (see `fedkeep.reporting.archive`).
+
+    Returns
+    -------
+    Run
+        The run with all of its trials.
 
     Raises
     ------
     RunError
-        If `path` is no run folder (with the run folders nearby), or one of its files is damaged beyond a cut last line.
+        If there is no run at `path` (with the runs nearby), or one of its files is damaged beyond a cut last line.
     """
     path = Path(path)
-    if not (path / "run.json").is_file():
+    root = open_run(path)
+    if not (root / "run.json").is_file():
         raise RunError(_not_a_run(path))
-    info = _read_json(path / "run.json")
-    recipe_path = path / "recipe.toml"
-    recipe = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
-    folders = sorted((path / "trials").iterdir()) if (path / "trials").is_dir() else []
-    cells = [_read_cell(folder) for folder in folders if (folder / "trial.json").is_file()]
-    run = Run(path, info, recipe, tuple(served for cell in cells for served in _served(cell)))
+    info = _read_json(root / "run.json")
+    recipe = read_bytes(root / "recipe.toml").decode() if (root / "recipe.toml").is_file() else ""
+    held = root / TRIALS
+    folders = sorted(held.iterdir(), key=lambda folder: folder.name) if held.is_dir() else []
+    trials = [_read_trial(folder, path / TRIALS / folder.name) for folder in folders if (folder / TRIAL_FILE).is_file()]
+    run = Run(path, info, recipe, ())
+    trials = [served for trial in _with_window(trials, run.settings) for served in _served(trial)]
     named = [text.casefold() for text in _texts(run.settings)]
 
-    def rank(cell: Cell) -> tuple[int, str, int]:
-        label = method_of(cell.label)  # an average stands beside its method
-        places = [named.index(name) for name in (label.casefold(), cell.algorithm.casefold()) if name in named]
-        return (places[0] if places else len(named), cell.label, cell.seed)
+    def rank(trial: Trial) -> tuple[int, str, int]:
+        label = method_of(trial.label)  # an average stands beside its method
+        places = [named.index(name) for name in (label.casefold(), trial.algorithm.casefold()) if name in named]
+        return (places[0] if places else len(named), trial.label, trial.seed)
 
-    return Run(path, info, recipe, tuple(sorted(run.cells, key=rank)))
+    return Run(path, info, recipe, tuple(sorted(trials, key=rank)))
+
+
+def _with_window(trials: list[Trial], settings: Mapping[str, Any]) -> list[Trial]:
+    """Return trials that know over which rounds tables average: the same of all methods of a run.
+
+    Where a method treats one client of its cohort apart in each round, in turn, its accuracy has the period of a turn.
+    The window is then of whole turns.
+    """
+    known = algorithms()
+    turns = [
+        int(trial.info["cohort"])
+        for trial in trials
+        if trial.algorithm in known
+        and known[trial.algorithm].takes_turns
+        and trial.info.get("cohort")
+        # Of a cohort that is drawn anew in each round, no client has its turn after so many rounds.
+        and trial.info["cohort"] == trial.info.get("clients")
+    ]
+    section = settings.get("run")
+    given = section.get("window") if isinstance(section, Mapping) else None
+    window = (
+        float(given) if isinstance(given, int | float) and given > 0 else Schedule().window
+    )  # old recipes name none
+    return [replace(trial, window=window, turn=max(turns, default=1)) for trial in trials]
 
 
 def method_of(label: str) -> str:
@@ -85,20 +125,17 @@ def method_of(label: str) -> str:
     return label
 
 
-def _read_cell(folder: Path) -> Cell:
-    info = _read_json(folder / "trial.json")
+def _read_trial(folder: Traversable, path: Path) -> Trial:
+    description = folder / TRIAL_FILE
+    info = _read_json(description)
     missing = [name for name in ("label", "algorithm", "seed", "test_total") if name not in info]
     if missing:
-        raise RunError(
-            f"{folder / 'cell.json'} lacks {', '.join(missing)}: it was not written by this version of FedKeep."
-        )
+        raise RunError(f"{description} lacks {', '.join(missing)}: it was not written by this version of FedKeep.")
     wrong = [name for name, kind in KINDS.items() if name in info and not isinstance(info[name], kind)]
     if wrong or not all(type(count) in (int, float) for count in info["test_total"]):
         names = ", ".join(wrong or ["test_total"])
-        raise RunError(
-            f"{folder / 'cell.json'} holds {names} of another kind than a run writes. Restore it, or repeat the run."
-        )
-    return Cell(
+        raise RunError(f"{description} holds {names} of another kind than a run writes. Restore it, or repeat the run.")
+    return Trial(
         label=str(info["label"]),
         algorithm=str(info["algorithm"]),
         options=info.get("options") or {},
@@ -109,26 +146,26 @@ def _read_cell(folder: Path) -> Cell:
         partition=_read_json(folder / "partition.json") if (folder / "partition.json").is_file() else {},
         info=info,
         finished=is_finished(folder),
-        path=folder,
+        path=path,
     )
 
 
-def _served(cell: Cell) -> Iterator[Cell]:
-    """Yield a cell as it stands, and once more for every other model that was evaluated beside the first."""
-    first, *others = cell.info.get("served") or ["last"]
+def _served(trial: Trial) -> Iterator[Trial]:
+    """Yield a trial as it stands, and once more for every other model that was evaluated beside the first."""
+    first, *others = trial.info.get("served") or ["last"]
     for name in (first, *others):
         rounds = []
-        for row in cell.rounds:
+        for row in trial.rounds:
             plain = {key: value for key, value in row.items() if key != "served"}
             if name != first and "correct" in row:
                 plain |= row["served"][name]
             rounds.append(plain)
-        yield replace(cell, label=cell.label + SERVED[name], rounds=rounds)
+        yield replace(trial, label=trial.label + SERVED[name], rounds=rounds)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Traversable) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_bytes(path))
     except (ValueError, OSError) as error:
         raise RunError(
             f"{path} cannot be read ({error}). Restore it, or repeat the run from its recipe.toml."
@@ -138,11 +175,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Traversable) -> list[dict[str, Any]]:
     """Read a file of one JSON object a line; a last line cut short by a kill is left out."""
     if not path.is_file():
         return []
-    lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(read_bytes(path).split(b"\n"), start=1) if line.strip()]
     rows = []
     for place, (number, line) in enumerate(lines, start=1):
         try:
@@ -178,11 +215,20 @@ def _texts(table: Any) -> list[str]:
 
 def _not_a_run(path: Path) -> str:
     what = "does not exist" if not path.exists() else "has no run.json"
-    expected = "A run folder is what `fedkeep run` writes: run.json, recipe.toml and trials/."
+    expected = f"A run folder is what `fedkeep run` writes: run.json, recipe.toml and {TRIALS}/."
     found = [place for place in path.parents if (place / "run.json").is_file()]
     for place in (path, path.parent, Path("runs")):
-        if place.is_dir():
-            found += sorted(folder for folder in place.iterdir() if (folder / "run.json").is_file())
-    names = list(dict.fromkeys(str(place) for place in found))
-    nearby = f" Run folders nearby: {', '.join(names[:8])}." if names else " There is no run folder nearby."
-    return f"{path} is not a run folder: it {what}. {expected}{nearby}"
+        found += runs_in(place)
+    names = list(dict.fromkeys(map(str, found)))
+    nearby = f" Runs nearby: {', '.join(names[:8])}." if names else " There is no run nearby."
+    return f"{path} is not a run: it {what}. {expected}{nearby}"
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run folders and the archives in a folder, by name."""
+    if not folder.is_dir():
+        return []
+    held = sorted(folder.iterdir())
+    return [
+        path for path in held if (path / "run.json").is_file() or (path.suffix == ARCHIVE_SUFFIX and path.is_file())
+    ]

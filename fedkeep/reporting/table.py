@@ -9,29 +9,13 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fedkeep.reporting.cell import Cell
-from fedkeep.reporting.rows import (
-    COLUMNS,
-    METRICS,
-    Difference,
-    Metric,
-    Row,
-    Spread,
-    columns_for,
-    has_tasks,
-    leaders,
-    once,
-    paired,
-    summary,
-)
+from fedkeep.reporting.columns import METRICS, Metric, columns_for, rounds_covered
+from fedkeep.reporting.differences import leaders
+from fedkeep.reporting.summary import Row, Spread, deduplicate, trials_of
+from fedkeep.reporting.trial import Trial
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-__all__ = [
-    "COLUMNS", "METRICS", "Difference", "Metric", "Row", "Spread", "cells_csv", "human_bytes", "leaders", "markdown",
-    "paired", "print_table", "rows_csv", "show", "summary",
-]  # fmt: skip
 
 NOTHING = "–"
 
@@ -66,8 +50,20 @@ def show(spread: Spread, unit: str, *, signed: bool = False) -> str:
     )
 
 
+def show_value(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
+    """Return a value of a row as it stands in the table of all rows.
+
+    Where the rows' windows differ, a value that covers one names its rounds.
+    """
+    text = show(row.value(metric), metric.unit)
+    if text == NOTHING or not (metric.series or metric.windowed):
+        return text
+    covered = {rounds_covered(trial) for trial in trials_of(rows)}
+    return f"{text} ({rounds_covered(row.trials[0])})" if len(covered) > 1 else text
+
+
 def caption(rows: Sequence[Row]) -> str:
-    """Say in one or two sentences what the numbers are."""
+    """Say in a few sentences what the numbers are."""
     counts = sorted({len(row.seeds) for row in rows if row.finished})
     if not counts:
         seeds = "No method is finished yet: the rows are single seeds, as far as they got."
@@ -75,45 +71,55 @@ def caption(rows: Sequence[Row]) -> str:
         number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         spread = "Mean ± standard deviation over" if counts[-1] > 1 else "From"
         seeds = f"{spread} {number} {'seed' if counts == [1] else 'seeds'}, accuracy and forgetting in %."
-    cells = once(rows)
-    short = any(len(cell.accuracies) < 10 for row in rows for cell in row.cells if row.finished)
-    lost, asked = (
-        sum(len(cell.lost) for cell in cells),
-        sum(len(row.get("cohort", ())) for cell in cells for row in cell.rounds),
-    )
+    trials = deduplicate(rows)
+    lost = sum(len(trial.lost) for trial in trials)
+    asked = sum(len(row.get("cohort", ())) for trial in trials for row in trial.rounds)
     seeds += f" {lost:,} of {asked:,} clients asked were lost; report.html says why." if lost else ""
-    mixed = sum(len(cell.played_by) > 1 for cell in cells)
-    seeds += (
-        f" Cells that another version went on with, which report.html names: {mixed} of {len(cells)}." if mixed else ""
-    )
-    if has_tasks(rows):
-        return seeds + (
-            " Accuracy is the mean over tasks of that on each task's classes, among all classes seen by then."
+    mixed = sum(len(trial.versions) > 1 for trial in trials)
+    if mixed:
+        seeds += f" Trials that another version continued, which report.html names: {mixed} of {len(trials)}."
+    if any(trial.task_sizes for trial in trials):
+        seeds += (
+            " Accuracy is the mean over tasks of that on each task's classes, among all classes seen by then, over the"
+            " rounds named and after the last round of each task."
             " Forgetting from the best: what old tasks have lost by the end since their best."
             " A task: what they lose with each new one, on average."
         )
-    few = " Where there were fewer than ten evaluations, the mean is over all of them." if short else ""
+    else:
+        seeds += _window(rows)
+        gaps = any((trial.evaluated[1:] - trial.evaluated[:-1] > 1).any() for trial in trials)
+        seeds += " Forgetting is taken over the rounds that were evaluated." if gaps else ""
+    if sum(row.finished for row in rows) > 1:
+        seeds += " Bold: better than every other method by the 95 % interval of the difference, paired by seed"
+        seeds += " (of one seed, from blocks of its evaluations)." if counts == [1] else "."
     rest = " Unfinished seeds stand in rows of their own." if counts and not all(row.finished for row in rows) else ""
-    gaps = any((cell.evaluated[1:] - cell.evaluated[:-1] > 1).any() for row in rows for cell in row.cells)
-    over = " Forgetting is taken over the rounds that were evaluated." if gaps else ""
-    return seeds + few + over + rest
+    return seeds + rest
 
 
-def frozen(cells: Iterable[Cell]) -> str:
-    """Say which frozen networks cells rest on and what these had seen, after a space; empty where there was none.
+def _window(rows: Sequence[Row]) -> str:
+    """Say how many evaluations the mean of a window is of; nothing where they differ."""
+    counts = {len(trial.window_accuracies) for row in rows if row.finished for trial in row.trials}
+    if len(counts) != 1 or counts == {0}:
+        return ""
+    count = counts.pop()
+    return f" Over rounds: the mean of {count} evaluations." if count > 1 else " Over rounds: of one evaluation."
+
+
+def frozen(trials: Iterable[Trial]) -> str:
+    """Say which frozen networks trials rest on and what these had seen, after a space; empty where there was none.
 
     These are generators of images, and extractors that read them for the server or for clients.
     """
     drew, read = set(), set()
-    for cell in cells:
-        drew.add(cell.generator)
-        read.add(cell.extractor)
+    for trial in trials:
+        drew.add(trial.generator)
+        read.add(trial.extractor)
     said = [f" Generator of images: {name}." for name in sorted(drew - {""})]
     return "".join([*said, *(f" Pre-trained extractor: {name}." for name in sorted(read - {""}))])
 
 
 def _below(rows: Sequence[Row]) -> str:
-    return caption(rows) + frozen(cell for row in rows for cell in row.cells)
+    return caption(rows) + frozen(trial for row in rows for trial in row.trials)
 
 
 def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
@@ -125,16 +131,18 @@ def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left", caption=_below(rows), caption_justify="left")
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
     table.add_column("method", overflow="fold")
-    columns = columns_for(rows)
+    columns = columns_for(trials_of(rows))
     for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
         # has its deviation on a second line.
-        words = textwrap.wrap(metric.title.removesuffix(" evaluations").replace("tting", "t- ting"), 7)
+        words = textwrap.wrap(
+            metric.heading(trials_of(rows)).replace("tting", "t- ting").replace("accuracy", "accu- racy"), 7
+        )
         table.add_column("\n".join(words), justify="right", overflow="fold", no_wrap=metric.unit != "%")
     best = [leaders(rows, metric) for metric in columns]
     uneven = len({len(row.seeds) for row in rows if row.finished}) > 1  # otherwise the caption says how many
     for i, row in enumerate(rows):
-        values = [show(row.value(metric), metric.unit) for metric in columns]
+        values = [show_value(row, metric, rows) for metric in columns]
         marked = [f"[bold]{text}[/]" if i in best[j] else text for j, text in enumerate(values)]
         notes = row.note.split(", ") if row.note else [f"{len(row.seeds)} seeds"] * uneven
         name = "\n  ".join([escape(row.label), *notes])
@@ -143,15 +151,15 @@ def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return the table as Markdown, with its caption below; the best mean of a column is bold."""
-    columns = columns_for(rows)
+    """Return the table as Markdown, with its caption below; a value is bold where `leaders` says so."""
+    columns = columns_for(trials_of(rows))
     best = [leaders(rows, metric) for metric in columns]
     lines = [
-        "| method | seeds | " + " | ".join(metric.title for metric in columns) + " |",
+        "| method | seeds | " + " | ".join(metric.heading(trials_of(rows)) for metric in columns) + " |",
         "|:--|--:|" + "--:|" * len(columns),
     ]
     for i, row in enumerate(rows):
-        values = [show(row.value(metric), metric.unit) for metric in columns]
+        values = [show_value(row, metric, rows) for metric in columns]
         marked = [f"**{text}**" if i in best[j] else text for j, text in enumerate(values)]
         seeds = str(len(row.seeds)) if row.finished else NOTHING
         lines.append("| " + " | ".join([_markdown_text(row.name), seeds, *marked]) + " |")
@@ -161,14 +169,20 @@ def markdown(rows: Sequence[Row]) -> str:
 def rows_csv(rows: Sequence[Row]) -> str:
     """Return the table as CSV: one line per row, each metric's mean, standard deviation and number of seeds.
 
+    The first and last round of the window stand beside them.
+
     Numbers are at full precision: fractions, seconds, bytes; what was not measured is empty.
     """
-    header = ["method", "finished", "seeds", "rounds", "rounds_planned"]
+    header = ["method", "finished", "seeds", "rounds", "rounds_planned", "window_first", "window_last"]
     header += [f"{name}{part}" for name in METRICS for part in ("", "_std", "_n")]
     lines: list[list[str]] = [header]
     for row in rows:
-        rounds = [_range(cell.rounds_done for cell in row.cells), _range(cell.rounds_planned for cell in row.cells)]
+        rounds = [
+            _range(trial.rounds_done for trial in row.trials),
+            _range(trial.rounds_planned for trial in row.trials),
+        ]
         line = [row.label, _yes(row.finished), " ".join(map(str, row.seeds)), *rounds]
+        line += map(str, row.trials[0].window_rounds)
         for metric in METRICS.values():
             spread = row.value(metric)
             line += [_number(spread.mean), _number(spread.std), str(spread.n)]
@@ -176,15 +190,16 @@ def rows_csv(rows: Sequence[Row]) -> str:
     return _csv(lines)
 
 
-def cells_csv(rows: Sequence[Row]) -> str:
+def trials_csv(rows: Sequence[Row]) -> str:
     """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
-    header = ["method", "algorithm", "schedule", "seed", "finished", "rounds", "rounds_planned", *METRICS]
-    lines: list[list[str]] = [[*header, "evaluations", "lost_clients", "undone_rounds", "total_bytes"]]
-    for cell in (cell for row in rows for cell in row.cells):
-        line = [cell.label, cell.algorithm, cell.schedule, str(cell.seed), _yes(cell.finished)]
-        line += [str(cell.rounds_done), str(cell.rounds_planned)]
-        line += [_number(metric.of(cell)) for metric in METRICS.values()]
-        line += [str(len(cell.evaluated)), str(len(cell.lost)), str(len(cell.undone)), str(cell.traffic)]
+    header = ["method", "algorithm", "schedule", "seed", "finished", "rounds", "rounds_planned"]
+    header += ["window_first", "window_last", *METRICS]
+    lines: list[list[str]] = [[*header, "evaluations", "lost_clients", "rolled_back_rounds", "total_bytes"]]
+    for trial in (trial for row in rows for trial in row.trials):
+        line = [trial.label, trial.algorithm, trial.schedule, str(trial.seed), _yes(trial.finished)]
+        line += map(str, (trial.rounds_done, trial.rounds_planned, *trial.window_rounds))
+        line += [_number(metric.of(trial)) for metric in METRICS.values()]
+        line += [str(len(trial.evaluated)), str(len(trial.lost)), str(len(trial.rolled_back)), str(trial.traffic)]
         lines.append(line)
     return _csv(lines)
 

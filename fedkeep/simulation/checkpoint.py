@@ -77,9 +77,11 @@ class Checkpoint:
         atomic_write(self.folder / server, encode(state.server.state))
         atomic_write(self.folder / model, encode(state.server.model))
         served = f"served-{state.finished}.safetensors"
-        averages = set(state.schedule.served) != {"last"} or bool(state.server.served)
+        averages = set(state.schedule.served) != {"last"} or bool(state.server.eval_model)
         if averages:
-            atomic_write(self.folder / served, encode((state.round_average, state.moving_average, state.server.served)))
+            atomic_write(
+                self.folder / served, encode((state.round_average, state.moving_average, state.server.eval_model))
+            )
         manifest = {
             "format": FORMAT,
             "round": state.finished,
@@ -125,7 +127,7 @@ class Checkpoint:
         state.round_average = model
         if manifest["served"] is not None:
             models = self._load(manifest["served"], tuple[Weights, Weights, Weights], state)
-            state.round_average, state.moving_average, state.server.served = models
+            state.round_average, state.moving_average, state.server.eval_model = models
         state.finished = manifest["round"]
         return dict(manifest["positions"])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
 from fedkeep.interface import Algorithm
-from fedkeep.interface.algorithm import function_of, is_client_step, sent
+from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import encode_structure, from_structure
 
 
@@ -93,7 +93,7 @@ def decode_task(
     step: Any = getattr(algorithm, str(encoded["step"]), None)
     if not is_client_step(step):
         raise ValueRefused(f"{encoded['step']!r} is no client step of {algorithm.name()}.")
-    hints, names = annotations_of(function_of(step)), sent(step)
+    hints, names = annotations_of(unwrap_step(step)), server_arguments(step)
     args = encoded["args"]
     return ClientTask(
         encoded["client"],
@@ -109,6 +109,6 @@ def decode_task(
 
 def results_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) -> Any:
     """Return the type of what steps leave: (reply, state, uses) of each, seconds of training and of teachers."""
-    replies = (annotations_of(function_of(step))["return"] for step in steps)
+    replies = (annotations_of(unwrap_step(step))["return"] for step in steps)
     results = tuple(tuple.__class_getitem__((reply, client_state, dict[str, int])) for reply in replies)
     return tuple.__class_getitem__((tuple.__class_getitem__(results), float, float))

@@ -14,12 +14,12 @@ import torch
 from fedkeep._utils import progress, seeds
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, in_one_line
-from fedkeep.interface import Cohort, Copy, Fit, Remote
-from fedkeep.interface.algorithm import function_of, is_client_step, sent
+from fedkeep.interface import Cohort, Fit, ModelCopy, RemoteClient
+from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.cohort import Each
 from fedkeep.interface.pytree import copy_containers, find_nonfinite, iter_instances, num_bytes
-from fedkeep.interface.steps import label_counts, not_counts
+from fedkeep.interface.steps import invalid_counts, label_counts
 from fedkeep.models import Weights
 from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.executor import Future
@@ -227,7 +227,7 @@ class RoundState:
         self.up += num_bytes(result.reply)
         if state.through_codec:
             self.client_states[client] = decode(encode(result.state), state.client_state, state.device)
-            reply = decode(encode(result.reply), annotations_of(function_of(task.step))["return"], state.device)
+            reply = decode(encode(result.reply), annotations_of(unwrap_step(task.step))["return"], state.device)
         else:
             reply = copy_containers(result.reply)
         if isinstance(reply, Fit):
@@ -259,16 +259,16 @@ class RoundState:
         where = find_nonfinite(reply)
         if where is not None:
             return f"answered with a {where} that is not finite"
-        if function_of(step) is label_counts:
-            fault = not_counts(reply, state.context.classes, state.federation.num_examples(client))
+        if unwrap_step(step) is label_counts:
+            fault = invalid_counts(reply, state.context.classes, state.federation.num_examples(client))
             return fault and f"answered with {fault}"
         runner = state.context_of(client).runner
-        mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit | Copy) else []
+        mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit | ModelCopy) else []
         mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
         if mismatch := next(filter(None, mismatches), None):
             return f"answered with another model: {mismatch}"
         try:
-            fault = state.algorithm.fault(state.server, reply, state.federation.num_examples(client))
+            fault = state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(client))
         except Exception as error:  # a reply that cannot even be looked at must not stop everybody
             fault = f"what cannot be checked ({type(error).__name__}: {error})"
         return fault and f"answered with {fault}"
@@ -315,14 +315,14 @@ class RoundState:
         """Return a task as it arrives at its client."""
         if not self.state.through_codec:
             return replace(task, args=copy_containers(task.args), kwargs=copy_containers(task.kwargs))
-        hints, device = annotations_of(function_of(task.step)), self.state.device
-        names = sent(task.step)
+        hints, device = annotations_of(unwrap_step(task.step)), self.state.device
+        names = server_arguments(task.step)
         args = tuple(decode(encode(arg), hints[name], device) for name, arg in zip(names, task.args, strict=False))
         kwargs = {name: decode(encode(arg), hints[name], device) for name, arg in task.kwargs.items()}
         return replace(task, args=args, kwargs=kwargs)
 
 
-class LocalRemote(Remote):
+class LocalRemote(RemoteClient):
     """One client, as a method sees it in a round."""
 
     def __init__(self, round: RoundState, client: str) -> None:
@@ -342,7 +342,7 @@ class LocalCohort(Cohort):
         self.round = round
         self.clients = clients
 
-    def __iter__(self) -> Iterator[Remote]:
+    def __iter__(self) -> Iterator[RemoteClient]:
         return (LocalRemote(self.round, client) for client in self.clients)
 
     def __len__(self) -> int:

@@ -18,6 +18,11 @@ class Schedule(Options):
     min_clients: int = option(1, "a round with fewer answering clients is undone", low=1)
     dropout: float = option(0.0, "share of clients that fail to answer in a round, at random", low=0.0, high=1.0)
     evaluate_every: int = option(1, "rounds between evaluations; the last round is always evaluated", low=1)
+    window: float = option(
+        0.5,
+        "rounds at the end, of each task, over which tables average: a share of them (below 1) or a number",
+        low=0.01,
+    )
     evaluate_local_models: bool = option(
         False, "in evaluated rounds, also evaluate every client's model as it comes back (slow)"
     )

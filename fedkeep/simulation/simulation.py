@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedkeep.aggregation.mean import ema
 from fedkeep.interface import NoState
-from fedkeep.interface.algorithm import knows_tasks, state_types
+from fedkeep.interface.algorithm import handles_tasks, state_types
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.simulation.callbacks import Callback, Evaluation
 from fedkeep.simulation.model_averaging import round_mean
@@ -33,7 +33,7 @@ class Simulation(SimulationState):
         """
         began = time.perf_counter()
         number = self.finished + 1
-        before = self.server.model, self.server.served, copy_containers(self.server.state)
+        before = self.server.model, self.server.eval_model, copy_containers(self.server.state)
         averages, task = (self.round_average, self.moving_average), self.federation.task
         self.context.timer.reset()
         self.server.logged = {}
@@ -47,14 +47,19 @@ class Simulation(SimulationState):
             if round.round == 1:
                 self._begin_task(round)
             # What a task's beginning left stands even if its first round does not: it is done once.
-            kept = self.server.model, self.server.served, copy_containers(self.server.state), dict(round.client_states)
+            kept = (
+                self.server.model,
+                self.server.eval_model,
+                copy_containers(self.server.state),
+                dict(round.client_states),
+            )
             try:
                 self.algorithm.round(self.server, LocalCohort(round, round.cohort))
                 round.finish()
             except TooFewClients:
                 undone = True
                 round.abandon()
-                self.server.model, self.server.served, self.server.state, round.client_states = kept
+                self.server.model, self.server.eval_model, self.server.state, round.client_states = kept
             if round.round == self.schedule.rounds:
                 with round.outside():
                     self.algorithm.end_task(self.server, LocalCohort(round, self.federation.clients))
@@ -65,7 +70,7 @@ class Simulation(SimulationState):
             round.evaluate_own_models()
             self.finished = number
         except BaseException:
-            self.server.model, self.server.served, self.server.state = before
+            self.server.model, self.server.eval_model, self.server.state = before
             self.round_average, self.moving_average = averages
             self.set_task(task)
             self.executor.stop()
@@ -88,10 +93,10 @@ class Simulation(SimulationState):
     def _begin_task(self, round: RoundState) -> None:
         """Let the method prepare for a task; one that knows nothing of tasks begins afresh, from its model."""
         if round.task > 1:
-            self.server.served = {}
-            self.round_average = self.server.grown(self.round_average)
-            self.moving_average = self.server.grown(self.moving_average)
-            if not knows_tasks(type(self.algorithm)):
+            self.server.eval_model = {}
+            self.round_average = self.server.expand_head(self.round_average)
+            self.moving_average = self.server.expand_head(self.moving_average)
+            if not handles_tasks(type(self.algorithm)):
                 self.server.state = state_types(type(self.algorithm))[0]()
                 round.client_states |= {client: self.client_state() for client in self.client_states}
         with round.outside():

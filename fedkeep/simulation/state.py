@@ -181,7 +181,7 @@ class SimulationState:
         """Return a model that is evaluated; the initial one before the first round."""
         if which == "moving":
             return self.moving_average or self.server.model
-        return self.round_average if which == "round" else self.server.served or self.server.model
+        return self.round_average if which == "round" else self.server.eval_model or self.server.model
 
     def evaluate(self, model: Weights, client: str = "") -> Counts:
         """Count a model's correct predictions on the test images of all classes seen so far.

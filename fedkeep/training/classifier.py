@@ -42,7 +42,7 @@ def train_classifier(
     normalised = {"image": normalise(data["image"].to(device)), "label": data["label"].to(device)}
     order, noise = (seeds.generator(seed, purpose) for purpose in ("batches", "augmentation"))
     stream = BatchStream(normalised, normalise, Augmentation(), order, noise, runner.layout)
-    passes = ceil(steps / ceil(len(data["label"]) / training.batch_size))
+    epochs = ceil(steps / ceil(len(data["label"]) / training.batch_size))
     noise_seed = seeds.derive(seed, "network noise")
-    learned = fit(runner, TrainJob(runner.initial, CrossEntropy(), [stream], passes, 1, noise_seed), training)
+    learned = fit(runner, TrainJob(runner.initial, CrossEntropy(), [stream], epochs, 1, noise_seed), training)
     return lambda images: runner.logits(learned.model, normalise(images.to(device)))

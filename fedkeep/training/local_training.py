@@ -19,7 +19,7 @@ from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
 from fedkeep.interface.pytree import tree_signature
-from fedkeep.interface.training import Composition, PassEnds, Precision, Watch
+from fedkeep.interface.training import EpochEndsWith, Parametrization, Precision, StepCallback
 from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
@@ -148,16 +148,16 @@ class TrainJob:
         The loss of a step.
     streams : Sequence[BatchStream]
         The data sets.
-    passes : int
+    epochs : int
         Over the first stream.
     round : int
         For the learning rate of the round.
     seed : int
         Of what the network itself draws, such as dropout.
-    pass_ends : PassEnds
+    epoch_ends_with : PassEnds
         ``"first"``: a pass ends with the first stream, the others start over. ``"shortest"``: it ends with the
         shortest, and all start over then.
-    composition : Composition, optional
+    parametrization : Composition, optional
         Computes the network's weights from what is trained; None where these are the same.
     watch : Watch, optional
         Sees every step before it is taken.
@@ -166,12 +166,12 @@ class TrainJob:
     model: Weights
     objective: Loss
     streams: Sequence[BatchStream]
-    passes: int
+    epochs: int
     round: int
     seed: int
-    pass_ends: PassEnds = "first"
-    composition: Composition | None = None
-    watch: Watch | None = None
+    epoch_ends_with: EpochEndsWith = "first"
+    parametrization: Parametrization | None = None
+    step_callback: StepCallback | None = None
 
     @property
     def examples(self) -> int:
@@ -198,8 +198,8 @@ class TrainJob:
                     f"data set {number} of this fit has no examples to draw beside the first; leave it out"
                 )
         others = [_endless(stream, size, merge_last) for stream in self.streams[1:]]
-        for _ in range(self.passes):
-            if self.pass_ends == "shortest":
+        for _ in range(self.epochs):
+            if self.epoch_ends_with == "shortest":
                 others = [stream.batches(size, merge_last) for stream in self.streams[1:]]
             own = self.streams[0].batches(size, merge_last)
             yield from map(list, zip(own, *others, strict=False))
@@ -247,7 +247,7 @@ class SGDStepper:
         self.loss_sum = torch.zeros((), device=runner.device)
         self._forward = forward
 
-    def step(self, objective: Loss, batches: list[Batch], watch: Watch | None = None) -> None:
+    def step(self, objective: Loss, batches: list[Batch], step_callback: StepCallback | None = None) -> None:
         """Take a step on one batch of every stream."""
         training = self.training
         with autocast(training.precision, self.runner.device):
@@ -256,10 +256,10 @@ class SGDStepper:
         moved = [number for number, gradient in enumerate(found) if gradient is not None]
         parameters = [self.parameters[number] for number in moved]
         gradients = [_strided_like(self.parameters[number], found[number]) for number in moved]
-        if watch is not None:
+        if step_callback is not None:
             for parameter, gradient in zip(self.parameters, found, strict=True):
                 parameter.grad = gradient
-            watch(self.weights)
+            step_callback(self.weights)
         with torch.no_grad():
             if training.clip is not None:
                 gradients = _clipped(gradients, training.clip)
@@ -299,7 +299,7 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
     steps = 0
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
-            stepper.step(job.objective, batches, job.watch)
+            stepper.step(job.objective, batches, job.step_callback)
             steps += 1
     runner.classifier_input = None  # it holds on to all that autograd kept of the last step
     return Fit(trained_weights(), job.examples, steps, stepper.loss_sum.item() / max(steps, 1))
@@ -310,8 +310,8 @@ def _prepare(
 ) -> tuple[SGDStepper, Callable[[], dict[str, Tensor]]]:
     """Return what takes the steps of a job, and a function that returns the weights that they left."""
     network = runner.train_network.train()
-    if job.composition is not None:
-        weights, forward, trained_weights = _compose(runner, job.model, job.composition)
+    if job.parametrization is not None:
+        weights, forward, trained_weights = _compose(runner, job.model, job.parametrization)
     else:
         load_weights(network, job.model)
         weights, forward, trained_weights = dict(network.named_parameters()), network, partial(state_dict_copy, network)
@@ -319,18 +319,18 @@ def _prepare(
 
 
 def _compose(
-    runner: ModelRunner, model: Weights, composition: Composition
+    runner: ModelRunner, model: Weights, parametrization: Parametrization
 ) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor], Callable[[], dict[str, Tensor]]]:
     """Return what is trained of a model from which the network's weights are computed, what runs it, and a function
     that returns all of it in the end."""
     network = runner.train_network
     buffers = {name for name, _ in network.named_buffers()}
     held = {name: tensor.detach().to(runner.device, copy=True) for name, tensor in model.items()}
-    load_weights(network, composition(held))  # what it lacks would be taken from the training before
+    load_weights(network, parametrization(held))  # what it lacks would be taken from the training before
     weights = {name: tensor.requires_grad_() for name, tensor in held.items() if name not in buffers}
 
     def forward(images: Tensor) -> Tensor:
-        logits: Tensor = functional_call(network, dict(composition(held)), (images,), tie_weights=False)
+        logits: Tensor = functional_call(network, dict(parametrization(held)), (images,), tie_weights=False)
         return logits
 
     return weights, forward, lambda: {name: tensor.detach() for name, tensor in held.items()}

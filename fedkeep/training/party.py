@@ -14,7 +14,7 @@ from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
-from fedkeep.interface.training import Composition, PassEnds, Watch
+from fedkeep.interface.training import EpochEndsWith, Parametrization, StepCallback
 from fedkeep.losses import Loss
 from fedkeep.models import Weights
 from fedkeep.models.heads import expand_like
@@ -64,37 +64,41 @@ class LocalParty(Party[Any]):
         self.state = state
         self.task = task
         self.round = round
-        self.training, self.format = context.training, context.format
+        self.training, self.image_format = context.training, context.format
         self._update_classes()
-        self.parameters = context.runner.parameters
+        self.parameter_names = context.runner.parameters
         self.train = train
         self._uses = uses
 
     def _update_classes(self) -> None:
         """Read what a task changes."""
-        self.classes, self.old, self.initial = self.context.classes, self.context.old, self.context.runner.initial
-        self.label_names = self.context.label_names[: self.classes]
+        self.num_classes, self.num_old_classes, self.initial_model = (
+            self.context.classes,
+            self.context.old,
+            self.context.runner.initial,
+        )
+        self.label_names = self.context.label_names[: self.num_classes]
 
     def fit(
         self,
         model: Weights,
-        objective: Loss,
+        loss: Loss,
         *data: Data,
-        passes: int | None = None,
+        epochs: int | None = None,
         batch_sizes: Sequence[int] = (),
-        pass_ends: PassEnds = "first",
-        composition: Composition | None = None,
-        watch: Watch | None = None,
+        epoch_ends_with: EpochEndsWith = "first",
+        parametrization: Parametrization | None = None,
+        step_callback: StepCallback | None = None,
     ) -> Fit:
         job = self.train_job(
             model,
-            objective,
+            loss,
             *data,
-            passes=passes,
+            epochs=epochs,
             batch_sizes=batch_sizes,
-            pass_ends=pass_ends,
-            composition=composition,
-            watch=watch,
+            epoch_ends_with=epoch_ends_with,
+            parametrization=parametrization,
+            step_callback=step_callback,
         )
         if self.train is not None:
             return self.train(job)
@@ -104,13 +108,13 @@ class LocalParty(Party[Any]):
     def train_job(
         self,
         model: Weights,
-        objective: Loss,
+        loss: Loss,
         *data: Data,
-        passes: int | None = None,
+        epochs: int | None = None,
         batch_sizes: Sequence[int] = (),
-        pass_ends: PassEnds = "first",
-        composition: Composition | None = None,
-        watch: Watch | None = None,
+        epoch_ends_with: EpochEndsWith = "first",
+        parametrization: Parametrization | None = None,
+        step_callback: StepCallback | None = None,
     ) -> TrainJob:
         """Return a local training, its teachers cached and its generators drawn; see `fit`."""
         data = data or (self.data,)
@@ -118,28 +122,30 @@ class LocalParty(Party[Any]):
             self._check(columns)
         if len(batch_sizes) > len(data):
             raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
-        objective = self._to_device(self.cache_teachers(objective, *data))
+        loss = self._to_device(self.cache_teachers(loss, *data))
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
         streams = [self._stream(*given) for given in zip(data, sizes, strict=True)]
-        passes = self.training.epochs if passes is None else passes
+        epochs = self.training.epochs if epochs is None else epochs
         noise = self._derive("network noise")
-        return TrainJob(model, objective, streams, passes, self.round, noise, pass_ends, composition, watch)
+        return TrainJob(
+            model, loss, streams, epochs, self.round, noise, epoch_ends_with, parametrization, step_callback
+        )
 
-    def _to_device(self, objective: Loss) -> Loss:
-        """Return an objective with its tensors on the device; else the CPU's would be sent anew in every step."""
+    def _to_device(self, loss: Loss) -> Loss:
+        """Return an loss with its tensors on the device; else the CPU's would be sent anew in every step."""
         device = self.context.runner.device
         if device.type == "cpu":
-            return objective
-        return replace_tensors(objective, [tensor.to(device) for tensor, _ in tree_tensors(objective)])
+            return loss
+        return replace_tensors(loss, [tensor.to(device) for tensor, _ in tree_tensors(loss)])
 
-    def cache_teachers(self, objective: Loss, *data: Data) -> Loss:
+    def cache_teachers(self, loss: Loss, *data: Data) -> Loss:
         with self.context.inference_time():
             for number, columns in enumerate(data or (self.data,)):
                 if self.context.augmentation and columns and columns["image"].dtype == torch.uint8:
                     continue  # teachers must see the images that the student sees, which differ from pass to pass
                 if columns and len(columns["image"]):
-                    objective = objective.cache_teachers(TeacherCache(self.context, columns), columns, number)
-        return objective
+                    loss = loss.cache_teachers(TeacherCache(self.context, columns), columns, number)
+        return loss
 
     def predict(self, model: Weights, data: Data | None = None) -> Tensor:
         with self.context.inference_time():
@@ -165,8 +171,8 @@ class LocalParty(Party[Any]):
         chosen = torch.randperm(len(labels), generator=self.rng("fisher"))[:examples].to(labels.device)
         return images[chosen], labels[chosen]
 
-    def grown(self, model: Weights) -> Weights:
-        return expand_like(model, self.initial)
+    def expand_head(self, model: Weights) -> Weights:
+        return expand_like(model, self.initial_model)
 
     def generator_of(self, task: int) -> Generator:
         return self.context.load_generator(task)
@@ -233,14 +239,14 @@ class LocalServer(LocalParty, Server[Any]):
         data: Data,
         state: Any,
         model: Weights,
-        population: int,
+        num_clients: int,
         context_of: Callable[[str], ClientContext],
     ) -> None:
         super().__init__(context, "", data, state, task=1, round=0, uses={})
         self.model = model
-        self.population = population
+        self.num_clients = num_clients
         self.context_of = context_of
-        self.served: Weights = {}
+        self.eval_model: Weights = {}
         self.logged: dict[str, float | list[float]] = {}
 
     def begin_round(self, task: int, round: int) -> None:

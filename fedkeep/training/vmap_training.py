@@ -70,7 +70,7 @@ class VmapTrainer:
             return False
         if any(find_mismatch(job.model, self.runner.initial) for job in group):
             return False  # the loop says what is wrong
-        if any(job.composition or job.watch for job in group):
+        if any(job.parametrization or job.step_callback for job in group):
             return False  # a stack holds the network's own weights, and everybody's in one
         if len(self._possible) > MAX_SIGNATURES:  # objectives that hold functions made anew are new groups each time
             self._possible.clear()

@@ -40,16 +40,16 @@ def images_per_class(fed: FedDCL) -> int:
     return max(fed.cur, fed.pre, fed.server_cur, fed.server_pre)
 
 
-def batches(data: Set, rng: torch.Generator, size: int, passes: int | None) -> Iterator[Tensor]:
+def batches(data: Set, rng: torch.Generator, size: int, epochs: int | None) -> Iterator[Tensor]:
     done = 0
-    while passes is None or done < passes:
+    while epochs is None or done < epochs:
         order = torch.randperm(len(data[1]), generator=rng)
         yield from torch.split(order, size)
         done += 1
 
 
 def descend(
-    engine: Simulation, start: Mapping[str, Tensor], sets: Sequence[Set], loss: Any, place: Any, passes: int
+    engine: Simulation, start: Mapping[str, Tensor], sets: Sequence[Set], loss: Any, place: Any, epochs: int
 ) -> Any:
     """Return a model after SGD with momentum and decay; ``place`` is (client, first use of the batch orders)."""
     settings, (client, use) = engine.training, place
@@ -57,7 +57,7 @@ def descend(
     weights = {name: tensor.detach().double() for name, tensor in start.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     others = [batches(data, rng, settings.batch_size, None) for data, rng in zip(sets[1:], rngs[1:], strict=True)]
-    for rows in batches(sets[0], rngs[0], settings.batch_size, passes):
+    for rows in batches(sets[0], rngs[0], settings.batch_size, epochs):
         drawn = [rows, *(next(other) for other in others)]
         live = {name: tensor.requires_grad_() for name, tensor in weights.items()}
         value = loss(live, drawn)
@@ -318,7 +318,7 @@ def test_replies_that_cannot_be_lose_their_client() -> None:
     rows, counts = torch.zeros(3, *tiny.SHAPE), torch.tensor([2, 0, 5])
 
     def fault(reply: Any) -> str:
-        return str(engine.algorithm.fault(engine.server, reply, 7))
+        return str(engine.algorithm.validate_reply(engine.server, reply, 7))
 
     assert fault(PrototypeReply(rows, counts, "toy")) == "None"
     assert "of shape [2, 1, 4, 4] in torch.float32, not [3, 1, 4, 4]" in fault(PrototypeReply(rows[:2], counts, "toy"))

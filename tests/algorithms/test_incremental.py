@@ -271,7 +271,7 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
         before = engine.server.model
         record = engine.run_round().record
         task, number = engine.schedule.position(record["round"])
-        sent[task, number] = engine.server.grown(before)
+        sent[task, number] = engine.server.expand_head(before)
         assert record["log"]["diagonal"]
         assert all(0 <= share <= 1 for share in record["log"]["diagonal"])
     for task in (1, 2):
@@ -416,7 +416,7 @@ def test_memories_are_shortened_and_joined() -> None:
 
     engine.set_task(2)
     client = LocalClient(engine.context, "0", engine.federation.data("0"), state, task=2, round=1, uses={})
-    later = update_memory(client, engine.server.grown(engine.server.model), first, 1, "herding")
+    later = update_memory(client, engine.server.expand_head(engine.server.model), first, 1, "herding")
     assert int(torch.bincount(later["label"]).max()) == 1
     for c in set(first["label"].tolist()):
         assert torch.equal(later["image"][later["label"] == c][0], first["image"][first["label"] == c][0])

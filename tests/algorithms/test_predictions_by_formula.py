@@ -35,7 +35,7 @@ def public(hand: Hand) -> tuple[Tensor, Tensor]:
 
 
 def learn(
-    hand: Hand, start: Mapping[str, Tensor], said: Tensor, place: tuple[int, str, int], kind: str, passes: int = 1
+    hand: Hand, start: Mapping[str, Tensor], said: Tensor, place: tuple[int, str, int], kind: str, epochs: int = 1
 ) -> Model:
     """Return the model after passes over the public set; ``place`` names the batch orders: round, client, use."""
     images, labels = public(hand)
@@ -44,7 +44,7 @@ def learn(
     weights = {name: tensor.detach().clone() for name, tensor in start.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     tau = getattr(hand.engine.algorithm, "tau", 1.0)
-    for _ in range(passes):
+    for _ in range(epochs):
         rows = torch.randperm(len(images), generator=order)
         for batch in torch.split(rows, hand.training.batch_size):
             live = {name: tensor.requires_grad_() for name, tensor in weights.items()}
@@ -81,7 +81,7 @@ def test_feddf() -> None:
     for number, cohort in hand.cohorts(ROUNDS):
         trained = {client: hand.train(client, number, model, hand.cross_entropy) for client in cohort}
         said = torch.stack([hand.taught(one, images) for one in trained.values()]).mean(0)
-        model = learn(hand, hand.by_count(trained), said, (number, "", 0), "kd", passes=2)
+        model = learn(hand, hand.by_count(trained), said, (number, "", 0), "kd", epochs=2)
     compare(engine, model)
 
 
@@ -138,8 +138,8 @@ def test_weights_never_leave_and_public_images_are_sent_once() -> None:
 def test_a_client_that_says_too_little_is_lost_by_name() -> None:
     engine = tiny.engine(FTKD())
     said = LogitReply(torch.zeros(5, tiny.CLASSES))
-    assert "not [6, 3] in float32" in str(engine.algorithm.fault(engine.server, said, 9))
-    assert engine.algorithm.fault(engine.server, LogitReply(torch.zeros(6, tiny.CLASSES)), 9) is None
+    assert "not [6, 3] in float32" in str(engine.algorithm.validate_reply(engine.server, said, 9))
+    assert engine.algorithm.validate_reply(engine.server, LogitReply(torch.zeros(6, tiny.CLASSES)), 9) is None
 
 
 def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:

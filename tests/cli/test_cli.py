@@ -230,7 +230,7 @@ def test_partition_prints_statistics_and_draws(cli: Any, tmp_path: Path) -> None
 def test_compare(cli: Any, run: Path) -> None:
     told = cli("compare", run, "--against", "FedSeq")
     assert told.code == 0
-    assert "paired difference to FedSeq" in told.out
+    assert "difference to FedSeq, paired by seed" in told.out
     assert "0, 1" in told.out
     assert cli("compare", run, "--format", "markdown").out.startswith("|")
     csv = cli("compare", run, run, "--format", "csv").out.splitlines()
@@ -351,13 +351,13 @@ def test_python_in_five_lines(tmp_path: Path) -> None:
         rounds=2,
         out=tmp_path / "run",
     )
-    assert [(cell.label, cell.finished, len(cell.accuracies)) for cell in run.cells] == [
+    assert [(cell.label, cell.finished, len(cell.accuracies)) for cell in run.trials] == [
         ("FedSeq", True, 2),
         ("SFedKD", True, 2),
     ]
-    assert all(0 <= accuracy <= 1 for cell in run.cells for accuracy in cell.accuracies)
+    assert all(0 <= accuracy <= 1 for cell in run.trials for accuracy in cell.accuracies)
     again = fedkeep.read_run(tmp_path / "run")
-    assert [list(cell.accuracies) for cell in again.cells] == [list(cell.accuracies) for cell in run.cells]
+    assert [list(cell.accuracies) for cell in again.trials] == [list(cell.accuracies) for cell in run.trials]
 
 
 def test_compare_tells_the_rounds_to_a_target(cli: Any, run: Path) -> None:

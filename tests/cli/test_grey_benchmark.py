@@ -89,8 +89,8 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
     told = call("run", "feddcl/table1-heterogeneous/gray-0.5", *words)
     assert "(same_classes): trained on a part of each" in " ".join(told.split())
     run = read_run(out)
-    assert [cell.label for cell in run.cells] == ["FedDCL", "Labels of made images"]
-    for cell in run.cells:
+    assert [cell.label for cell in run.trials] == ["FedDCL", "Labels of made images"]
+    for cell in run.trials:
         assert cell.finished
         assert cell.task_sizes == [10, 10, 10]
         assert cell.task_matrix.shape == (3, 3)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
 from fedkeep.experiment.runtime import Machine
-from fedkeep.reporting.comparison import read
+from fedkeep.reporting.comparison import read_reproduction
 from fedkeep.reporting.reproduction import further_heads, further_texts
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -73,22 +74,22 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
 ) -> None:
     out = tmp_path / "out"
     assert run(table, out, "--columns", "first", "--methods", "fedavg", "--seeds", "0") == 0
-    assert "1 cell to play" in capsys.readouterr().out
+    assert "1 trial to play" in capsys.readouterr().out
     cell = out / "toy" / "first" / "trials" / "fedavg-seed0"
     before = {name: (cell / name).stat().st_mtime_ns for name in ("rounds.jsonl", "result.json")}
     assert not (out / "toy" / "second").exists()
     assert run(table, out) == 0
-    assert "11 cells to play" in capsys.readouterr().out
+    assert "11 trials to play" in capsys.readouterr().out
     assert {name: (cell / name).stat().st_mtime_ns for name in before} == before
     assert run(table, out) == 0
     told = capsys.readouterr().out
-    assert "0 cells to play" in told
+    assert "0 trials to play" in told
     assert "Toy: first" in told
     found = lines(out / "toy")
     assert [line["column"] for line in found] == ["second"] * 3 + ["first"] * 3, "the paper's order"
     for line in found:
         assert line["seeds"] == "0 1"
-        difference = float(line["tail"]) - float(line["paper"])
+        difference = float(line["window_mean"]) - float(line["paper"])
         assert float(line["difference"]) == pytest.approx(difference)
     text = (out / "toy" / "table.md").read_text()
     assert "Made up for a test." in text
@@ -114,7 +115,7 @@ def test_a_table_names_the_frozen_networks_that_it_rests_on(
 def test_the_best_of_a_grid_stands_beside_the_papers_number(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--grid") == 0
     found = {line["method"]: line for line in lines(tmp_path / "toy")}
-    points = {name: float(found[name]["tail"]) for name in ("Prox (mu 0.1)", "Prox (mu 1)")}
+    points = {name: float(found[name]["window_mean"]) for name in ("Prox (mu 0.1)", "Prox (mu 1)")}
     best = max(points, key=lambda name: points[name])
     assert [name for name in points if found[name]["paper"] == "12.0"] == [best]
     assert "best of its grid on the test set" in (tmp_path / "toy" / "table.md").read_text()
@@ -205,7 +206,7 @@ def test_killed_it_goes_on_where_it_was(table: str, tmp_path: Path) -> None:
 
 def test_agreement_counts_pairs(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0") == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     ours = {line.label: line.ours.mean for line in column.lines if line.ours}
     pairs = [("FedAvg", "FedSeq", True), ("FedAvg", "Prox", True), ("FedSeq", "Prox", True)]
     same = sum(ours[a] < ours[b] for a, b, _ in pairs)
@@ -219,7 +220,7 @@ def test_a_table_of_forgetting_alone_is_compared_by_forgetting(table: str, tmp_p
     start, end = text.index("[paper.accuracy]"), text.index("[paper.forgetting]")
     base.write_text((text[:start] + text[end:]).replace("FedAvg = [5.0]", "FedAvg = [5.0]\nFedSeq = [9.0]"))
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg,fedseq") == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     assert [line.label for line in column.lines] == ["FedAvg", "FedSeq"]
     assert column.agreement[1] == 1
     values = [line.row.value("forgetting").mean for line in column.lines if line.row]
@@ -233,7 +234,7 @@ def test_what_tasks_cost_is_shown_though_no_paper_prints_it(table: str, tmp_path
     start, end = text.index("[paper.accuracy]"), text.index("[[methods]]")
     base.write_text(text[:start] + "[tasks]\ntasks = 2\n\n" + text[end:])
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg") == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     (line,) = column.lines
     assert line.row is not None
     assert further_heads(column) == ["forgetting"]
@@ -245,10 +246,10 @@ def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) 
     text = base.read_text().replace("[paper.forgetting]", "[paper.clients]\nFedAvg = [7.0, 0.5]\n\n[paper.forgetting]")
     base.write_text(text.replace("cohort = 2\n", "cohort = 2\nevaluate_visits = true\n"))
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg,fedseq") == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     at = further_heads(column).index("clients' models, paper")
     shown = {line.label: further_texts(column, line)[at : at + 2] for line in column.lines}
-    (cell,) = [cell for cell in column.run.cells if cell.label == "FedAvg"]
+    (cell,) = [cell for cell in column.run.trials if cell.label == "FedAvg"]
     assert cell.local_last == list(cell.local_history.values())[-1]
     assert shown["FedAvg"] == ["7.00 ±0.50", f"{100 * cell.local_last:.2f}"]
     assert shown["FedSeq"][0] == "–"
@@ -257,10 +258,10 @@ def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) 
 def test_averages_say_when_they_reach_what_the_paper_has_for_their_method(table: str, tmp_path: Path) -> None:
     words = ["--columns", "first", "--seeds", "0,1", "--methods", "fedavg,fedseq", "--set", "run.rounds=6"]
     assert run(table, tmp_path / "plain", *words) == 0
-    (plain,) = read("toy", {"first": tmp_path / "plain" / "toy" / "first"}).columns
+    (plain,) = read_reproduction(tmp_path / "plain" / "toy").columns
     assert "rounds to the paper's" not in further_heads(plain), "where nothing is averaged there is nothing to add"
     assert run(table, tmp_path, *words, "--set", 'run.served=["last", "moving"]') == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     at = further_heads(column).index("rounds to the paper's")
     shown = {line.label: further_texts(column, line)[at] for line in column.lines}
     assert list(shown) == ["FedAvg", "FedSeq", "Prox", "FedAvg, moving average", "FedSeq, moving average"]
@@ -269,7 +270,7 @@ def test_averages_say_when_they_reach_what_the_paper_has_for_their_method(table:
         if paper is None:
             assert text == "–"
             continue
-        reached = [cell.rounds_to(paper) for cell in column.run.cells if cell.label == label]
+        reached = [cell.rounds_to(paper) for cell in column.run.trials if cell.label == label]
         known = [number for number in reached if number == number]
         some = f" ({len(known)} of 2 seeds)" if len(known) == 1 else ""
         assert text == (f"{sum(known) / len(known):g}{some}" if known else "not reached")
@@ -283,11 +284,11 @@ def test_times_to_a_target_stand_beside_the_papers(table: str, tmp_path: Path) -
     base.write_text(text[:start] + "[paper.speedup]\nFedAvg = [2.0]\nFedSeq = [1.0]\n" + text[end:])
     words = ["--columns", "first", "--seeds", "0,1", "--methods", "fedavg,fedseq"]
     assert run(table, tmp_path, *words) == 0
-    (column,) = read("toy", {"first": tmp_path / "toy" / "first"}).columns
+    (column,) = read_reproduction(tmp_path / "toy").columns
     assert further_heads(column) == ["times as fast to 5 %, paper", "ours"]
     assert column.verdict == "No accuracy or forgetting is printed for it."
     shown = {line.label: further_texts(column, line) for line in column.lines}
-    cells = {(cell.label, cell.seed): cell for cell in column.run.cells}
+    cells = {(cell.label, cell.seed): cell for cell in column.run.trials}
     for cell in cells.values():
         rounds = cell.rounds_to(0.05)
         spent = sum(row["train"] + row["teachers"] for row in cell.timings if row["round"] <= rounds)
@@ -302,7 +303,7 @@ def test_a_folder_of_another_kind_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table"):
         reproduce.find(str(tmp_path))
     with pytest.raises(RunError, match=r"cannot read .*reproduction\.json"):
-        reproduce.read_note(tmp_path)
+        reproduce.table_of(tmp_path / reproduce.NOTE)
 
 
 def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -> None:
@@ -325,7 +326,7 @@ def test_resume_plays_what_was_asked_and_no_other_combination(
     lost.unlink()
     capsys.readouterr()
     assert run(table, tmp_path, "--resume") == 0
-    assert "1 cell to play" in capsys.readouterr().out
+    assert "1 trial to play" in capsys.readouterr().out
     assert lost.exists()
     assert not (tmp_path / "toy" / "first" / "trials" / "fedseq-seed1").exists()
     assert run(table, tmp_path, "--resume", "--seeds", "3") == 1
@@ -337,7 +338,7 @@ def test_changed_options_never_stand_beside_the_papers_number(table: str, tmp_pa
     assert run(table, tmp_path, *words, "--methods", "fedavg") == 0
     assert run(table, tmp_path, *words, "--methods", "fedprox", "--set", "prox.mu=50.0") == 0
     found = {line["method"]: line for line in lines(tmp_path / "toy")}
-    assert found["Prox"]["tail"] == ""
+    assert found["Prox"]["window_mean"] == ""
     assert found["Prox, changed: mu=50.0"]["paper"] == ""
 
 
@@ -346,6 +347,41 @@ def test_averages_that_were_served_are_no_points_of_a_grid(table: str, tmp_path:
     assert run(table, tmp_path, *words, "--set", 'run.served=["last", "moving"]') == 0
     beside = [line["method"] for line in lines(tmp_path / "toy") if line["paper"] == "12.0"]
     assert beside in (["Prox (mu 0.1)"], ["Prox (mu 1)"])
+
+
+def test_a_column_that_is_kept_in_an_archive_is_not_begun_beside_it(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--columns", "first", "--methods", "fedavg"]
+    assert run(table, tmp_path / "out", *words, "--seeds", "0") == 0
+    assert main(["archive", str(tmp_path / "out" / "toy"), "--out", str(tmp_path / "kept")]) == 0
+    capsys.readouterr()
+    assert run(table, tmp_path / "kept", *words, "--seeds", "1") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "To add to them, unpack it: python -m zipfile -e" in said
+    archive, folder = said.split()[-2:]
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(folder)
+    Path(archive).unlink()
+    assert run(table, tmp_path / "kept", *words, "--seeds", "0,1") == 0
+    assert "1 trial to play" in capsys.readouterr().out, "what was unpacked is not run again"
+    assert {line["method"]: line["seeds"] for line in lines(tmp_path / "kept" / "toy")}["FedAvg"] == "0 1"
+
+
+def test_a_table_shows_what_ours_gained_on_the_papers_best(table: str, tmp_path: Path) -> None:
+    assert run(table, tmp_path, "--columns", "first", "--methods", "fedavg,fedseq", "--seeds", "0,1") == 0
+    found = {line["method"]: line for line in lines(tmp_path / "toy")}
+    assert (found["FedAvg"]["against"], found["FedSeq"]["against"]) == ("FedSeq", "")
+    assert (found["FedAvg"]["window_first"], found["FedAvg"]["gain_from"]) == ("2", "seeds")
+    gap = float(found["FedAvg"]["window_mean"]) - float(found["FedSeq"]["window_mean"])
+    assert float(found["FedAvg"]["gain"]) == pytest.approx(gap)
+    assert float(found["FedAvg"]["gain_low"]) <= gap <= float(found["FedAvg"]["gain_high"])
+    assert "minus FedSeq, 95 %" in (tmp_path / "toy" / "table.md").read_text()
+    base = Path(table) / "_table.toml"
+    base.write_text(base.read_text().replace("target = 20", 'target = 20\nagainst = "FedAvg"'))
+    assert run(table, tmp_path / "named", "--columns", "first", "--methods", "fedavg,fedseq", "--seeds", "0") == 0
+    found = {line["method"]: line for line in lines(tmp_path / "named" / "toy")}
+    assert found["FedSeq"]["against"] == "FedAvg"
 
 
 def test_two_tables_of_one_name_do_not_mix(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,7 +176,7 @@ def test_a_test_subset_does_not_count_for_accuracy(tmp_path: Path) -> None:
     recipe = recipe_with(tmp_path, "test_subset")
     run = fedkeep.run(recipe, methods=[FedAvg(), FedCAD()], rounds=1, out=tmp_path / "run")
     counted = torch.bincount(fedkeep.load("digits").test["label"]) - 8
-    for cell in run.cells:
+    for cell in run.trials:
         assert list(cell.info["test_total"]) == counted.tolist()
         (record,) = cell.rounds
         assert all(hits <= total for hits, total in zip(record["correct"], counted.tolist(), strict=True))

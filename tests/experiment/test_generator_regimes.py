@@ -81,13 +81,13 @@ def test_a_resume_finds_what_the_run_began_with_or_is_refused(
 ) -> None:
     folder, out = tmp_path / "generator", tmp_path / "run"
     shutil.copytree(same_classes, folder)
-    (cell,) = fedkeep.run(recipe(folder, "fedavg"), out=out).cells
+    (cell,) = fedkeep.run(recipe(folder, "fedavg"), out=out).trials
     (cell.path / "result.json").unlink()
     shutil.rmtree(folder)
     with pytest.raises(RunError, match="begun with another training data than there is now"):
         fedkeep.resume(out)
     shutil.copytree(same_classes, folder)
-    (again,) = fedkeep.resume(out).cells
+    (again,) = fedkeep.resume(out).trials
     assert again.rounds == cell.rounds
     drawing = recipe(folder).methods[0]
     first, *_, last = (

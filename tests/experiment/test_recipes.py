@@ -29,7 +29,7 @@ from fedkeep.experiment.recipe_index import ROOT, PaperTable, paper_tables, reci
 from fedkeep.experiment.recipe_loader import _read, load_recipe
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
-from fedkeep.reporting.rows import METRICS as SHOWN
+from fedkeep.reporting.columns import METRICS as SHOWN
 from fedkeep.simulation.schedule import Schedule
 
 COLUMNS = {
@@ -127,7 +127,7 @@ def test_numbers_belong_to_methods_and_have_their_shape(name: str) -> None:
     recipe = load_recipe(name)
     table = name.split("/")[1]
     printed = {metric: recipe.paper[metric] for metric in METRICS if metric in recipe.paper}
-    assert set(recipe.paper) <= {"table", "columns", "notes", "target", "measured", *METRICS}
+    assert set(recipe.paper) <= {"table", "columns", "notes", "target", "measured", "against", *METRICS}
     assert bool(printed.keys() - {"speedup"}) != (table.startswith("figure") or name in TIMES)
     for metric, numbers in printed.items():
         rows = [label for label in numbers if label not in MISSING]

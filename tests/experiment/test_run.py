@@ -9,24 +9,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
-
 import fedkeep
 from fedkeep._utils import progress
-from fedkeep.errors import ConfigError, FedKeepError, RunError
+from fedkeep.errors import ConfigError
+from fedkeep.errors import FedKeepError
+from fedkeep.errors import RunError
 from fedkeep.experiment import experiment as module
-from fedkeep.experiment import plugins, provenance, trial_runner
+from fedkeep.experiment import plugins
+from fedkeep.experiment import provenance
+from fedkeep.experiment import trial_runner
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import open_run, prepare_run
+from fedkeep.experiment.run import open_run
+from fedkeep.experiment.run import prepare_run
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.simulation.simulation import Simulation
@@ -290,7 +294,7 @@ def test_a_model_of_ones_own_runs_from_python(tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=1)
     recipe = replace(recipe, model=fedkeep.custom(own_network))
     run = fedkeep.run(recipe, out=tmp_path / "run")
-    assert run.cells[0].finished
+    assert run.trials[0].finished
 
 
 def own_network(shape: tuple[int, int, int], classes: int) -> Any:
@@ -340,17 +344,17 @@ def test_a_trial_tells_which_versions_ran_it(tmp_path: Path, monkeypatch: pytest
     assert here.startswith("FedKeep ")
     assert f"PyTorch {torch.__version__}" in here
     monkeypatch.setattr(trial_runner, "describe_version", lambda: "FedKeep 9")
-    (cell,) = fedkeep.resume(tmp_path / "run").cells
+    (cell,) = fedkeep.resume(tmp_path / "run").trials
     assert cell.played_by == (here, "FedKeep 9")
     assert (
-        "Cells that another version went on with, which report.html names: 1 of 1."
+        "Trials that another version continued, which report.html names: 1 of 1."
         in (tmp_path / "run" / "table.md").read_text()
     )
     told = json.loads((cell.path / "trial.json").read_text())
     (cell.path / "trial.json").write_text(json.dumps({key: told[key] for key in told if key != "versions"}))
     trial_runner.write_description(cell.path, told)
     assert json.loads((cell.path / "trial.json").read_text())["versions"] == ["a version that did not say", "FedKeep 9"]
-    assert f"fedavg-seed0 was played by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
+    assert f"fedavg-seed0 was run by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_damaged_checkpoint_is_a_clear_error(whole: Path, tmp_path: Path) -> None:
@@ -513,7 +517,7 @@ def test_a_resume_repeats_the_stacks_of_the_run(asked: int, tmp_path: Path, monk
     assert json.loads((folder / cell / "trial.json").read_text())["stack"] == 3
     for name in ("rounds.jsonl", "model.safetensors"):
         assert (folder / cell / name).read_bytes() == (tmp_path / "whole" / cell / name).read_bytes()
-    assert whole.cells[0].rounds_planned == 4
+    assert whole.trials[0].rounds_planned == 4
 
 
 def test_a_sequence_has_no_stacks_whatever_is_asked(tmp_path: Path) -> None:

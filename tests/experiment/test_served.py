@@ -19,8 +19,9 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.models import Weights, get_architecture
-from fedkeep.reporting.rows import METRICS, Row, summary
+from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.run_folder import Run
+from fedkeep.reporting.summary import Row, summary
 from fedkeep.training.party import LocalParty
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -162,9 +163,9 @@ def test_the_mean_of_a_sequence_is_over_the_last_rounds_graduates(
 
 def test_serving_changes_no_record_of_what_was_trained(runs: dict[tuple[str, ...], Run]) -> None:
     kept = ("round", "cohort", "loss", "up", "down", "lost", "undone")
-    plain = {cell.label: cell for cell in runs["last",].cells}
+    plain = {cell.label: cell for cell in runs["last",].trials}
     for run in runs.values():
-        for cell in run.cells:
+        for cell in run.trials:
             reference = plain[cell.label.partition(",")[0]]
             for one, other in zip(cell.rounds, reference.rounds, strict=True):
                 assert {k: v for k, v in one.items() if k in kept} == {k: v for k, v in other.items() if k in kept}

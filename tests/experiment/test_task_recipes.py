@@ -18,7 +18,8 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine
 from fedkeep.experiment.runtime import Progress
-from fedkeep.reporting.table import markdown, rows_csv, summary
+from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import markdown, rows_csv
 
 RECIPE = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\nalpha = 0.5', 'scheme = "iid"\nclients = 4')
 RECIPE = RECIPE + "\n[tasks]\ntasks = 3\nclasses = 6\n"
@@ -33,7 +34,7 @@ def test_a_run_says_what_arrived_when_and_its_tables_what_was_kept(tmp_path: Pat
     run = fedkeep.run(
         recipe(tmp_path), methods=[fedkeep.FedAvg()], out=tmp_path / "run", on_progress=seen.append, rounds=2
     )
-    (cell,) = run.cells
+    (cell,) = run.trials
     assert cell.task_sizes == [2, 2, 2]
     assert cell.rounds_planned == 6
     assert [(row["task"], row["round"]) for row in cell.rounds] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
@@ -54,7 +55,8 @@ def test_a_run_says_what_arrived_when_and_its_tables_what_was_kept(tmp_path: Pat
     assert [step.rounds for step in seen] == [6] * 6
     assert seen[1].test_total < seen[-1].test_total == sum(cell.info["test_total"])
     text = markdown(summary(run))
-    assert "| after the last task | mean over tasks | forgetting from the best | forgetting a task |" in text
+    heads = ("mean over tasks, round 2 of each task", "mean over tasks, after each", "after the last task")
+    assert f"| {' | '.join(heads)} | forgetting from the best | forgetting a task |" in text
     (line,) = csv.DictReader(rows_csv(summary(run)).splitlines())
     assert float(line["incremental"]) == pytest.approx(cell.incremental)
     a = cell.task_matrix
@@ -75,7 +77,7 @@ def test_workers_and_resume_know_the_tasks(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fedkeep.run(recipe(tmp_path), methods=[fedkeep.MOON()], out=tmp_path / "cut", on_progress=stop)
     again = fedkeep.resume(tmp_path / "cut", machine=Machine(workers=1))
-    assert again.cells[0].rounds == whole.cells[0].rounds
+    assert again.trials[0].rounds == whole.trials[0].rounds
 
 
 def test_tasks_are_written_out_and_read_again(tmp_path: Path) -> None:
@@ -121,4 +123,4 @@ def test_methods_are_compared_over_tasks(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["compare", str(run.path), "--against", "FedAvg"]) == 0
     assert "forgetting from the best" in " ".join(capsys.readouterr().out.split())
     report = (run.path / "report.html").read_text()
-    assert "Mean accuracy over tasks, row minus column" in report
+    assert "Mean over tasks, round 2 of each task, row minus column" in report

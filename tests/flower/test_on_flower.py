@@ -148,8 +148,8 @@ def compare(app: Path, out: Path, said: str) -> None:
     """Check that a run on Flower has the models of the embedded engine."""
     assert (out / "report.html").is_file(), said
     run = fedkeep.run(load_recipe(str(app / "recipe.toml")), out=out.parent / "embedded")
-    assert len(run.cells) >= 2
-    for cell in run.cells:
+    assert len(run.trials) >= 2
+    for cell in run.trials:
         mine, theirs = (
             load_file(folder / "model.safetensors") for folder in (cell.path, out / "trials" / cell.path.name)
         )

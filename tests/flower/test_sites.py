@@ -38,7 +38,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
 def cohorts(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """The cohorts of the recipe's rounds, whatever the method."""
     run = embedded(recipe, "fedavg", tmp_path_factory.mktemp("cohorts") / "run", rounds=len(REASONS) + 2)
-    return [list(row["cohort"]) for row in run.cells[0].rounds]
+    return [list(row["cohort"]) for row in run.trials[0].rounds]
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_a_bad_answer_loses_a_site_and_no_run(
         (told,) = (text for text in log if f"round {round} of {len(cohorts)}" in text)
         assert f"; lost {victims[round]}: " in told, how
     assert not any(record["undone"] for record in found)
-    assert run.cells[0].finished
+    assert run.trials[0].finished
 
 
 def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
@@ -471,7 +471,7 @@ def test_a_report_that_a_kill_left_unwritten_is_written(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedkeep.flower.server.finish", killed)
+        patch.setattr("fedkeep.flower.server.write_all", killed)
         with pytest.raises(Killed):
             serve(LocalLine(places(tmp_path / "states")), begun)
     assert not (tmp_path / "run" / "report.html").exists()
@@ -497,4 +497,4 @@ def test_a_run_whose_every_round_is_undone_stops_and_can_begin_anew(
     assert [record["undone"] for record in records(tmp_path / "run")] == [True] * played
     run = serve(LocalLine(places(tmp_path / "states")), begun)
     assert [record["undone"] for record in records(tmp_path / "run")] == [False] * rounds
-    assert run.cells[0].finished
+    assert run.trials[0].finished

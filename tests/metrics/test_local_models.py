@@ -21,8 +21,8 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
 from fedkeep.metrics import kold, rounds_to
 from fedkeep.models import Weights, get_architecture
-from fedkeep.reporting.cell import Cell
-from fedkeep.reporting.rows import LOCAL
+from fedkeep.reporting.columns import LOCAL
+from fedkeep.reporting.trial import Trial
 from fedkeep.training.party import LocalParty
 
 NAN = float("nan")
@@ -124,8 +124,8 @@ def test_rounds_to_is_the_formula(values: list[float], target: float) -> None:
 
 
 @pytest.fixture(params=["exdir", "dirichlet"], scope="module")
-def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Cell, list[Any]]:
-    """Return the cell of a run with every visit evaluated, and (round, label counts, class-wise accuracies) of each."""
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, list[Any]]:
+    """Return a trial with every local model evaluated, and (round, label counts, class-wise accuracies) of each."""
     folder = tmp_path_factory.mktemp("watched")
     left: dict[tuple[int, str], Weights] = {}
     fit = LocalParty.fit
@@ -141,7 +141,14 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     }[request.param]
     recipe = load_recipe(
         tiny.write_recipe(folder),
-        settings=[*skewed, "run.evaluate_local_models=true", "run.cohort=4", "training.lr=0.3", "training.epochs=3"],
+        settings=[
+            *skewed,
+            "run.evaluate_local_models=true",
+            "run.window=3",
+            "run.cohort=4",
+            "training.lr=0.3",
+            "training.epochs=3",
+        ],
         methods=["fedavg"],
         rounds=3,
     )
@@ -160,8 +167,8 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         counts = federation.data(client)["label"].bincount(minlength=10).tolist()
         seen.append((number, counts, accuracies, hits.double().mean().item()))
     assert len(seen) == 12
-    (cell,) = run.cells
-    return cell, seen
+    (trial,) = run.trials
+    return trial, seen
 
 
 def weighed(seen: list[Any], value: Callable[[Any], float]) -> float:
@@ -171,27 +178,27 @@ def weighed(seen: list[Any], value: Callable[[Any], float]) -> float:
 
 
 @pytest.mark.parametrize("support", [False, True])
-def test_kold_of_a_run(watched: tuple[Cell, list[Any]], support: bool) -> None:
+def test_kold_of_a_run(watched: tuple[Trial, list[Any]], support: bool) -> None:
     """By examples over the cohort; rounds together, whose cohorts are of nearly one size."""
-    cell, seen = watched
-    got = cell.kold(support=support)
+    trial, seen = watched
+    got = trial.kold(support=support)
     for place in (0, 1):
         expected = weighed(seen, lambda visit, i=place: by_hand(visit[1], visit[2], support)[i])  # type: ignore[misc]
         assert got[place] == pytest.approx(expected, abs=1e-6)
     if not support:
-        assert (cell.kold_in, cell.kold_out) == pytest.approx(got)
+        assert (trial.kold_in, trial.kold_out) == pytest.approx(got)
     assert got[0] > got[1], "clients know more of their own classes"
     everything = sum(min(visit[1]) > 0 for visit in seen)
-    assert everything == 0 if cell.partition["scheme"] == "exdir" else 0 < everything < len(seen)
+    assert everything == 0 if trial.partition["scheme"] == "exdir" else 0 < everything < len(seen)
     unweighted = np.nanmean([by_hand(visit[1], visit[2], support)[0] for visit in seen])
     assert got[0] != pytest.approx(unweighted, abs=1e-5)
 
 
 @pytest.mark.parametrize("support", [False, True])
-def test_how_far_clients_differ_in_it(watched: tuple[Cell, list[Any]], support: bool) -> None:
+def test_how_far_clients_differ_in_it(watched: tuple[Trial, list[Any]], support: bool) -> None:
     """The standard deviation over the clients of a round, of those that have a value, and its mean over rounds."""
-    cell, seen = watched
-    got = cell.kold_spread(support=support)
+    trial, seen = watched
+    got = trial.kold_spread(support=support)
     for place in (0, 1):
         spreads = []
         for number in (1, 2, 3):
@@ -204,36 +211,36 @@ def test_how_far_clients_differ_in_it(watched: tuple[Cell, list[Any]], support: 
         assert got[place] > 0 or (support and place), "nobody knows anything of what it has not seen"
 
 
-def test_both_definitions_are_columns_of_the_report(watched: tuple[Cell, list[Any]]) -> None:
-    cell, _ = watched
-    values = {metric.title: metric.of(cell) for metric in LOCAL}
-    assert values["inside own classes"] == cell.kold()[0]
-    assert values["outside own classes"] == cell.kold()[1]
-    assert values["inside, between clients"] == cell.kold_spread()[0]
-    assert values["outside, between clients"] == cell.kold_spread()[1]
-    assert (values["seen classes"], values["unseen classes"]) == cell.kold(support=True)
+def test_both_definitions_are_columns_of_the_report(watched: tuple[Trial, list[Any]]) -> None:
+    trial, _ = watched
+    values = {metric.title: metric.of(trial) for metric in LOCAL}
+    assert values["inside own classes"] == trial.kold()[0]
+    assert values["outside own classes"] == trial.kold()[1]
+    assert values["inside, between clients"] == trial.kold_spread()[0]
+    assert values["outside, between clients"] == trial.kold_spread()[1]
+    assert (values["seen classes"], values["unseen classes"]) == trial.kold(support=True)
     assert len(set(values.values())) == len(values) == 8
 
 
 def test_a_cohort_of_one_does_not_differ(tmp_path: Path) -> None:
     settings = ["run.evaluate_local_models=true", "run.cohort=1"]
     recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedavg"], rounds=2)
-    (cell,) = fedkeep.run(recipe, out=tmp_path / "run").cells
-    assert all(map(math.isnan, cell.kold_spread()))
-    assert 0 <= cell.kold_in <= 1
+    (trial,) = fedkeep.run(recipe, out=tmp_path / "run").trials
+    assert all(map(math.isnan, trial.kold_spread()))
+    assert 0 <= trial.kold_in <= 1
 
 
-def test_accuracy_of_local_models(watched: tuple[Cell, list[Any]]) -> None:
-    cell, seen = watched
-    history: Mapping[int, float] = cell.local_history
+def test_accuracy_of_local_models(watched: tuple[Trial, list[Any]]) -> None:
+    trial, seen = watched
+    history: Mapping[int, float] = trial.local_history
     assert list(history) == [1, 2, 3]
     for number, value in history.items():
         assert value == pytest.approx(np.mean([visit[3] for visit in seen if visit[0] == number]))
-    assert cell.local_accuracy == pytest.approx(np.mean(list(history.values())))
+    assert trial.local_accuracy == pytest.approx(np.mean(list(history.values())))
 
 
-def test_rounds_to_of_a_cell(watched: tuple[Cell, list[Any]]) -> None:
-    cell, _ = watched
-    for target in (0.0, *cell.accuracies, 1.1):
-        expected = next((r for r, a in zip(cell.evaluated, cell.accuracies, strict=True) if a >= target), NAN)
-        assert cell.rounds_to(float(target)) == pytest.approx(expected, nan_ok=True)
+def test_rounds_to_of_a_cell(watched: tuple[Trial, list[Any]]) -> None:
+    trial, _ = watched
+    for target in (0.0, *trial.accuracies, 1.1):
+        expected = next((r for r, a in zip(trial.evaluated, trial.accuracies, strict=True) if a >= target), NAN)
+        assert trial.rounds_to(float(target)) == pytest.approx(expected, nan_ok=True)

@@ -17,16 +17,11 @@ from numpy.typing import NDArray
 from fedkeep.metrics import (
     accuracy,
     balanced_accuracy,
-    best,
     class_accuracy,
     consistency,
     drift,
     forgetting,
     forgetting_tasks,
-    last,
-    over_seeds,
-    paired,
-    tail,
 )
 
 NAN = float("nan")
@@ -188,55 +183,6 @@ def test_consistency_properties(pair: NDArray[np.float64]) -> None:
     assert consistency(before, before) == pytest.approx(1.0 if before.any() else 0.0)
 
 
-def test_drift_is_what_the_next_visit_takes_away() -> None:
+def test_drift_is_what_the_next_client_takes_away() -> None:
     assert drift(0.9, 0.4) == 0.5
     assert drift(0.4, 0.9) == -0.5
-
-
-def test_series() -> None:
-    series = [0.1, 0.9, 0.2, 0.4, 0.3]
-    assert last(series) == 0.3
-    assert best(series) == 0.9
-    mean, spread = tail(series, 3)
-    assert mean == pytest.approx(0.3)
-    assert spread == pytest.approx(0.1)  # of a sample: 0.0816 is that of a population
-    assert tail(series) == tail(series, 5) == tail(series, 50)
-
-
-def test_the_tail_is_ten_evaluations_unless_said() -> None:
-    assert tail([100.0, *range(10)])[0] == pytest.approx(4.5)
-
-
-def test_series_without_values() -> None:
-    assert math.isnan(last([]))
-    assert math.isnan(best([]))
-    assert all(map(math.isnan, tail([])))
-    assert all(map(math.isnan, over_seeds([])))
-    mean, spread = tail([0.5])
-    assert mean == 0.5
-    assert math.isnan(spread)
-
-
-def test_series_are_checked() -> None:
-    with pytest.raises(ValueError, match="at least one evaluation, not 0"):
-        tail([0.5], 0)
-    with pytest.raises(ValueError, match="one dimension"):
-        last([[0.5]])
-
-
-def test_over_seeds_is_of_a_sample() -> None:
-    assert over_seeds([0.5, 0.7]) == pytest.approx((0.6, math.sqrt(0.02)))
-
-
-@few
-@given(st.lists(fraction, min_size=2, max_size=8), st.floats(-1, 1))
-def test_what_seeds_share_does_not_spread_their_differences(values: list[float], gain: float) -> None:
-    reference = dict(enumerate(values))
-    differences = paired({seed: value + gain for seed, value in reference.items()}, reference)
-    mean, spread = over_seeds(differences.values())
-    assert mean == pytest.approx(gain, abs=1e-12)
-    assert spread == pytest.approx(0.0, abs=1e-12)
-
-
-def test_only_seeds_of_both_are_paired() -> None:
-    assert paired({2: 0.75, 0: 0.5, 1: 0.25}, {0: 0.25, 2: 0.5, 7: 0.1}) == {2: 0.25, 0: 0.25}

@@ -51,7 +51,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_run(path: Path, *, recipe: str = RECIPE, **info: Any) -> Path:
-    """Write what a run folder has before its first cell."""
+    """Write what a run folder has before its first trial."""
     write_json(
         path / "run.json",
         {
@@ -71,7 +71,7 @@ def write_run(path: Path, *, recipe: str = RECIPE, **info: Any) -> Path:
     return path
 
 
-def write_cell(
+def write_trial(
     run: Path,
     label: str,
     seed: int,
@@ -86,16 +86,16 @@ def write_cell(
     counts: Sequence[Sequence[int]] = ((8, 2), (0, 10)),
     **info: Any,
 ) -> Path:
-    """Write one cell: a round per entry of `corrects`, where None was not evaluated; `rows` replaces parts by round."""
-    folder = run / "cells" / f"{''.join(c for c in label.lower() if c.isalnum())}-seed{seed}"
+    """Write a trial: a round per entry of `corrects`, where None was not evaluated; `rows` replaces parts by round."""
+    folder = run / "trials" / f"{''.join(c for c in label.lower() if c.isalnum())}-seed{seed}"
     classes = len(total)
-    cell = {
+    trial = {
         "label": label, "algorithm": label.lower(), "options": {}, "seed": seed, "schedule": "parallel",
         "rounds": planned or len(corrects), "paper": "", "clients": len(counts), "cohort": 2, "classes": classes,
         "label_names": [str(i) for i in range(classes)], "dataset": "digits", "dataset_note": "",
         "test_total": list(total),
     }  # fmt: skip
-    write_json(folder / "cell.json", cell | info)
+    write_json(folder / "trial.json", trial | info)
     partition = {"scheme": "exdir", "settings": {"C": 2, "alpha": 0.5}, "seed": seed, "attempts": 1, "hash": f"h{seed}"}
     write_json(folder / "partition.json", partition | {"counts": [list(map(int, row)) for row in counts]})
     lines = []
@@ -143,7 +143,7 @@ def write_demo(path: Path, *, classes: int = 10, rounds: int = 40, labels: Mappi
             if seed == 1:
                 rows[9] = {"lost": {"3": "too late", "7": "not finite: classifier.weight"}, "undone": True}
             seconds = 0.8 + 0.5 * (place == 2) + 0.05 * random.random()
-            write_cell(
+            write_trial(
                 path, label, seed, corrects, total=total.tolist(), finished=stop == rounds, planned=rounds,
                 rows=rows if place else None, cut='{"task": 1, "rou' if stop < rounds else "", counts=counts,
                 timings=[{"round": r + 1, "train": seconds, "teachers": 0.3 * (place == 2), "evaluate": 0.02}

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from synthetic_run import write_cell, write_run
+from synthetic_run import write_run, write_trial
 
 from fedkeep.reporting.html import render
 from fedkeep.reporting.local_training import local_training
-from fedkeep.reporting.rows import summary
 from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.summary import summary
 
 
 def visits(*corrects: list[int]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def visits(*corrects: list[int]) -> dict[str, Any]:
 
 
 def write(path: Path, label: str, rounds: list[list[int] | None], last: dict[str, Any], **info: Any) -> None:
-    write_cell(path, label, 0, rounds, rows={1: visits([1, 1], [1, 1]), 2: last}, **info)
+    write_trial(path, label, 0, rounds, rows={1: visits([1, 1], [1, 1]), 2: last}, **info)
 
 
 def test_each_client_with_its_examples_and_every_methods_model(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_what_was_not_evaluated_is_left_out(tmp_path: Path) -> None:
 def test_the_last_round_that_all_methods_have(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write(run, "FedAvg", [[5, 2], [6, 3]], visits([9, 0], [0, 10]))
-    write_cell(run, "FedCAD", 0, [[5, 2]], rows={1: visits([3, 3], [4, 4])}, finished=False, planned=2)
+    write_trial(run, "FedCAD", 0, [[5, 2]], rows={1: visits([3, 3], [4, 4])}, finished=False, planned=2)
     found = local_training(summary(read_run(run)))
     assert found["round"] == 1
     assert [line["values"] for line in found["clients"][0]["lines"]] == [[10.0, 10.0], [30.0, 30.0]]
@@ -75,10 +75,10 @@ def test_an_average_that_was_served_is_no_second_training_and_was_not_received(t
     run = write_run(tmp_path / "run")
     averages = {n: {"served": {"moving": {"correct": [1, 1], "test_loss": 1.0}}} for n in (1, 2)}
     rows = {1: visits([1, 1], [1, 1]) | averages[1], 2: visits([9, 0], [0, 10]) | averages[2]}
-    write_cell(run, "FedAvg", 0, [[5, 2], [6, 3]], rows=rows, served=["last", "moving"])
+    write_trial(run, "FedAvg", 0, [[5, 2], [6, 3]], rows=rows, served=["last", "moving"])
     lines = local_training(summary(read_run(run)))["clients"][0]["lines"]
     assert [line["label"] for line in lines] == ["model received", "FedAvg"]
-    write_cell(run, "FedAvg", 0, [[5, 2], [6, 3]], rows={n: visits([9, 0]) for n in (1, 2)}, served=["moving"])
+    write_trial(run, "FedAvg", 0, [[5, 2], [6, 3]], rows={n: visits([9, 0]) for n in (1, 2)}, served=["moving"])
     lines = local_training(summary(read_run(run)))["clients"][0]["lines"]
     assert [line["label"] for line in lines] == ["FedAvg, moving average"]
 
@@ -87,23 +87,23 @@ def test_few_clients_and_classes_of_one_seed_and_no_sequences(tmp_path: Path) ->
     run = write_run(tmp_path / "run")
     everyone = {1: visits(*[[1, 1]] * 5)}
     counts = [[8, 2]] * 5
-    write_cell(run, "FedAvg", 0, [[5, 2]], rows=everyone, counts=counts)
-    write_cell(run, "FedAvg", 1, [[5, 2]], rows=everyone, counts=[[1, 1]] * 5)
-    write_cell(run, "FedSeq", 0, [[5, 2]], rows=everyone, counts=counts, schedule="sequential")
+    write_trial(run, "FedAvg", 0, [[5, 2]], rows=everyone, counts=counts)
+    write_trial(run, "FedAvg", 1, [[5, 2]], rows=everyone, counts=[[1, 1]] * 5)
+    write_trial(run, "FedSeq", 0, [[5, 2]], rows=everyone, counts=counts, schedule="sequential")
     found = local_training(summary(read_run(run)))
     assert [client["client"] for client in found["clients"]] == ["0", "1", "2"]
     assert found["more"] == 2
     assert [len(client["lines"]) for client in found["clients"]] == [1, 1, 1]
     assert found["clients"][0]["examples"] == [8, 2]
     many = write_run(tmp_path / "many")
-    write_cell(many, "FedAvg", 0, [[1] * 30], total=[2] * 30, rows={1: visits([1] * 30)}, counts=[[1] * 30] * 2)
+    write_trial(many, "FedAvg", 0, [[1] * 30], total=[2] * 30, rows={1: visits([1] * 30)}, counts=[[1] * 30] * 2)
     assert local_training(summary(read_run(many))) == {}
     assert local_training([]) == {}
 
 
 def test_it_stands_in_the_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_cell(run, "FedAvg", 0, [[5, 2]], counts=[[8, 2], [0, 10]])
+    write_trial(run, "FedAvg", 0, [[5, 2]], counts=[[8, 2], [0, 10]])
     assert "class by class" not in render(read_run(run))
     write(run, "FedAvg", [[5, 2], [6, 3]], visits([9, 0], [0, 10]))
     text = " ".join(re.sub(r"<[^>]*>", " ", render(read_run(run))).split())

@@ -15,8 +15,8 @@ from fedkeep.reporting.profile import profile_table, shares, step_table
 def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
     recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path), settings=['run.served=["last", "moving"]'])
     run = fedkeep.run(recipe, out=tmp_path / "run")
-    for cell in run.cells:
-        parts = shares(cell)
+    for trial in run.trials:
+        parts = shares(trial)
         whole = parts.pop("whole")
         assert sum(parts.values()) == pytest.approx(whole)
         assert 0 < parts["training"] < whole
@@ -33,13 +33,13 @@ def test_steps_and_the_server_by_task(tmp_path: Path) -> None:
     text = tiny.RECIPE.replace('algorithm = "fedavg"', 'algorithm = "finetune"')
     recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path, text), methods=["finetune"], settings=changes)
     run = fedkeep.run(recipe, out=tmp_path / "run")
-    (cell,) = run.cells
-    assert cell.steps == ["train"]
-    by_task = cell.task_seconds("step train")
+    (trial,) = run.trials
+    assert trial.steps == ["train"]
+    by_task = trial.task_seconds("step train")
     assert len(by_task) == 3
-    assert sum(by_task) == pytest.approx(cell.seconds("step train"))
-    assert cell.seconds("train") + cell.seconds("teachers") <= cell.seconds("step train")
-    assert cell.task_seconds("no such part") == [0.0] * 3
+    assert sum(by_task) == pytest.approx(trial.seconds("step train"))
+    assert trial.seconds("train") + trial.seconds("teachers") <= trial.seconds("step train")
+    assert trial.task_seconds("no such part") == [0.0] * 3
     console = Console(width=140, record=True, file=(tmp_path / "out").open("w"))
     console.print(step_table(run))
     told = console.export_text()

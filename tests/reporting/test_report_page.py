@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import write_cell, write_demo, write_run
+from synthetic_run import write_demo, write_run, write_trial
 
 from fedkeep.errors import RunError
-from fedkeep.reporting.finish import finish
 from fedkeep.reporting.html import render, write_report
-from fedkeep.reporting.plots import curves, history, save_png, smoothing, spread_out, styles
+from fedkeep.reporting.outputs import write_all
+from fedkeep.reporting.plots import curves, history, inline, save_png, smoothing, spread_out, styles
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.reporting.svg import inline
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "image", "circle"}
 
@@ -88,9 +87,9 @@ def test_page_opens_offline_and_runs_nothing(demo: Run) -> None:
 
 def test_page_shows_what_was_run_and_what_came_out(page: Page) -> None:
     for part in (
-        "Digits: what is kept", "Highest mean of the last ten evaluations: SFedKD", "Least forgetting: FedAvg",
+        "Digits: what is kept", "No method is separated from all others in accuracy, rounds 21–40.",
         "20, 10 a round", "exdir (C 2, alpha 0.5)", "4 March 2026, 05:06 UTC", "unfinished: seed 2, 20 of 40 rounds",
-        "10 clients were lost and 2 rounds were undone", "3 (too late), 7 (not finite: classifier.weight)",
+        "10 clients were lost and 2 rounds were rolled back", "3 (too late), 7 (not finite: classifier.weight)",
         "2 more draws", "minus FedAvg", "teachers = 5, temperature = 4.0", "Xu et al., SFedKD",
         "fedkeep run demo/recipe.toml", "fedkeep run demo --seeds 0,1", "torch 2.13.0", "[[methods]]",
     ):  # fmt: skip
@@ -101,7 +100,7 @@ def test_page_shows_what_was_run_and_what_came_out(page: Page) -> None:
 def test_class_wise_table_holds_the_mean_over_seeds(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     for seed, last in enumerate([[9, 2, 0], [4, 3, 0]]):
-        write_cell(run, "FedAvg", seed, [[1, 1, 0], last], total=[10, 10, 0], counts=[[1, 0, 0], [0, 2, 1]])
+        write_trial(run, "FedAvg", seed, [[1, 1, 0], last], total=[10, 10, 0], counts=[[1, 0, 0], [0, 2, 1]])
     text = render(read_run(run))
     assert re.findall(r'<td style="--v:([\d.]+)">([\d.]+)</td>', text) == [("0.650", "65.0"), ("0.250", "25.0")]
     assert '<td class="mean">45.0</td>' in text
@@ -116,7 +115,7 @@ def test_many_classes_turn_the_class_wise_table(tmp_path: Path) -> None:
 def test_a_label_cannot_become_markup(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", title="<script>alert(1)</script>", recipe="# </code><img src=x>\n")
     label = '<b>x</b> $a$ & "quoted" \''
-    write_cell(run, label, 0, [[1, 1], [2, 2]], paper="<i>p</i>", rows={1: {"lost": {"<u>3</u>": "<s>r</s>"}}},
+    write_trial(run, label, 0, [[1, 1], [2, 2]], paper="<i>p</i>", rows={1: {"lost": {"<u>3</u>": "<s>r</s>"}}},
                dataset="<em>d</em>", label_names=["<q>0</q>", "<q>1</q>"])  # fmt: skip
     text = render(read_run(run))
     page = Page(text)
@@ -129,7 +128,7 @@ def test_a_label_cannot_become_markup(tmp_path: Path) -> None:
 def test_unstarted_and_unevaluated_runs_have_a_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     assert "no method has started yet" in render(read_run(run))
-    write_cell(run, "FedAvg", 0, [None], finished=False, planned=9)
+    write_trial(run, "FedAvg", 0, [None], finished=False, planned=9)
     page = Page(render(read_run(run)))
     assert "nothing was evaluated yet" in page.text
     assert "seed 0, 1 of 9 rounds" in page.text
@@ -137,13 +136,13 @@ def test_unstarted_and_unevaluated_runs_have_a_page(tmp_path: Path) -> None:
 
 def test_finish_writes_everything_whole_and_the_same_each_time(tmp_path: Path) -> None:
     path = write_demo(tmp_path / "run", rounds=6)
-    finish(path)
+    write_all(path)
     names = ("results.csv", "table.md", "report.html")
     first = [(path / name).read_bytes() for name in names]
-    finish(path)
+    write_all(path)
     assert [(path / name).read_bytes() for name in names] == first
     assert first[0].count(b"\n") == 10
-    assert sorted(p.name for p in path.iterdir()) == sorted([*names, "cells", "run.json", "recipe.toml"])
+    assert sorted(p.name for p in path.iterdir()) == sorted([*names, "trials", "run.json", "recipe.toml"])
 
 
 def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,41 +162,41 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytes
 
 def test_history_averages_only_what_all_seeds_have(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_cell(run, "FedAvg", 0, [[2, 2], None, [4, 4], [6, 6]])
-    write_cell(run, "FedAvg", 1, [[4, 4], [9, 9], [6, 6], [8, 8]])
-    cells = read_run(run).cells
-    rounds, values = history(cells, "accuracy")
+    write_trial(run, "FedAvg", 0, [[2, 2], None, [4, 4], [6, 6]])
+    write_trial(run, "FedAvg", 1, [[4, 4], [9, 9], [6, 6], [8, 8]])
+    trials = read_run(run).trials
+    rounds, values = history(trials, "accuracy")
     np.testing.assert_array_equal(rounds, [1, 3, 4])
     np.testing.assert_allclose(values, [[20, 40, 60], [40, 60, 80]])
-    np.testing.assert_allclose(history(cells, "accuracy", window=2)[1], [[20, 30, 50], [40, 50, 70]])
-    rounds, values = history(cells[:1], "forgetting")  # none at the first evaluation
+    np.testing.assert_allclose(history(trials, "accuracy", window=2)[1], [[20, 30, 50], [40, 50, 70]])
+    rounds, values = history(trials[:1], "forgetting")  # none at the first evaluation
     np.testing.assert_array_equal(rounds, [3, 4])
     np.testing.assert_allclose(values, [[-20, -20]])
 
 
 def test_curves_draw_the_mean_of_finished_seeds_and_each_unfinished_one(demo: Run) -> None:
-    figure = curves(demo.cells, "accuracy")
+    figure = curves(demo.trials, "accuracy")
     lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
     assert len(lines) == 4
-    fedavg = [cell for cell in demo.cells if cell.label == "FedAvg"]
+    fedavg = [trial for trial in demo.trials if trial.label == "FedAvg"]
     np.testing.assert_allclose(lines[0].get_ydata(), 100 * np.mean([c.accuracies for c in fedavg], axis=0))
     assert max(lines[2].get_xdata()) == 20  # the unfinished seed of SFedKD, ahead of the mean of the other two
     assert [text.get_text() for text in figure.axes[0].texts] == ["FedAvg", "FedSeq", "SFedKD"]
     assert len({line.get_color() for line in lines}) == 3
     with pytest.raises(RunError, match="no curves of 'los'"):
-        curves(demo.cells, "los")  # type: ignore[arg-type]
+        curves(demo.trials, "los")  # type: ignore[arg-type]
 
 
 def test_smoothing_grows_with_the_number_of_evaluations(demo: Run) -> None:
-    assert smoothing(demo.cells) == 1
-    figure = curves(demo.cells, "accuracy", window=4)
+    assert smoothing(demo.trials) == 1
+    figure = curves(demo.trials, "accuracy", window=4)
     assert "running mean of 4 evaluations" in figure.axes[0].get_title(loc="left")
 
 
 def test_a_method_looks_the_same_in_every_figure(demo: Run) -> None:
     looks = styles(demo.labels)
     assert looks["SFedKD"] == styles(demo.labels)["SFedKD"]
-    only = [cell for cell in demo.cells if cell.label == "SFedKD"]
+    only = [trial for trial in demo.trials if trial.label == "SFedKD"]
     colour = curves(only, "forgetting", looks).axes[0].lines[0].get_color()
     assert colour == looks["SFedKD"].colour
     assert len({(style.colour, style.dashes) for style in styles(map(str, range(40))).values()}) == 40
@@ -213,19 +212,19 @@ def test_direct_labels_keep_apart_within_the_axes() -> None:
 
 
 def test_figures_are_deterministic_and_take_the_colours_of_the_page(demo: Run, tmp_path: Path) -> None:
-    first, second = (inline(curves(demo.cells, "accuracy"), "a", "alt") for _ in range(2))
+    first, second = (inline(curves(demo.trials, "accuracy"), "a", "alt") for _ in range(2))
     assert first == second
     assert "var(--m0)" in first
     assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r"#a-\w+", "", first))
     assert "<text" in first
-    paths = [save_png(curves(demo.cells, "accuracy"), tmp_path / f"{i}.png") for i in range(2)]
+    paths = [save_png(curves(demo.trials, "accuracy"), tmp_path / f"{i}.png") for i in range(2)]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert paths[0].read_bytes().startswith(b"\x89PNG")
 
 
 def test_many_long_labels_get_a_legend_inside_the_figure(tmp_path: Path) -> None:
     labels = {f"Method number {i} (teachers={i})": 0.8 for i in range(9)}
-    figure = curves(read_run(write_demo(tmp_path / "run", rounds=2, labels=labels)).cells, "accuracy")
+    figure = curves(read_run(write_demo(tmp_path / "run", rounds=2, labels=labels)).trials, "accuracy")
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(labels)
     figure.canvas.draw()

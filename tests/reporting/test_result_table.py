@@ -9,35 +9,24 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_run import RECIPE, write_cell, write_run
+from synthetic_run import RECIPE, write_run, write_trial
 
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.errors import RunError
 from fedkeep.options import as_table
 from fedkeep.reporting.run_folder import Run, read_run
-from fedkeep.reporting.table import (
-    Spread,
-    cells_csv,
-    human_bytes,
-    leaders,
-    markdown,
-    paired,
-    print_table,
-    rows_csv,
-    show,
-    summary,
-)
+from fedkeep.reporting.summary import Spread, summary
+from fedkeep.reporting.table import human_bytes, markdown, print_table, rows_csv, show, trials_csv
 
 
 @pytest.fixture
 def two_methods(tmp_path: Path) -> Run:
     """FedAvg 50, 60 % and SFedKD 70, 65, 90 % in their only evaluation, seeds 0 to 2; FedAvg's third is unfinished."""
     run = write_run(tmp_path / "run")
-    write_cell(run, "FedAvg", 0, [[5, 5]], planned=40)
-    write_cell(run, "FedAvg", 1, [[6, 6]], planned=40)
-    write_cell(run, "FedAvg", 2, [[1, 1]], finished=False, planned=40)
+    write_trial(run, "FedAvg", 0, [None, [5, 5]])
+    write_trial(run, "FedAvg", 1, [None, [6, 6]])
+    write_trial(run, "FedAvg", 2, [[1, 1]], finished=False, planned=2)
     for seed, (one, two) in enumerate([(7, 7), (7, 6), (9, 9)]):
-        write_cell(run, "SFedKD", seed, [[one, two]])
+        write_trial(run, "SFedKD", seed, [None, [one, two]])
     return read_run(run)
 
 
@@ -49,28 +38,8 @@ def test_means_and_deviations_over_seeds(two_methods: Run) -> None:
     assert sfedkd.value("last").mean == pytest.approx(0.75)
     assert sfedkd.value("last").std == pytest.approx(math.sqrt((0.05**2 + 0.1**2 + 0.15**2) / 2))
     assert not unfinished.finished
-    assert unfinished.name == "FedAvg (seed 2, 1 of 40 rounds)"
+    assert unfinished.name == "FedAvg (seed 2, 1 of 2 rounds)"
     assert unfinished.value("last").mean == pytest.approx(0.1)
-
-
-def test_differences_are_paired_by_seed(two_methods: Run) -> None:
-    (difference,) = paired(summary(two_methods), "FedAvg")
-    assert (difference.label, difference.seeds) == ("SFedKD", (0, 1))
-    assert difference.values == pytest.approx((0.2, 0.05))
-    assert difference.spread.mean == pytest.approx(0.125)
-    assert difference.spread.std == pytest.approx(0.15 / math.sqrt(2))
-    assert paired(summary(two_methods), "fedavg") == [difference], "case does not matter"
-    with pytest.raises(RunError, match="Did you mean 'FedAvg'"):
-        paired(summary(two_methods), "fedagv")
-    with pytest.raises(RunError, match="no metric 'taill'"):
-        paired(summary(two_methods), "FedAvg", "taill")
-
-
-def test_leaders_are_finished_and_forgetting_is_better_low(two_methods: Run, demo: Run) -> None:
-    assert leaders(summary(two_methods), "last") == {2}
-    assert leaders(summary(two_methods), "forgetting") == set()  # one evaluation: not measured
-    assert leaders(summary(demo), "forgetting") == {0}
-    assert leaders(summary(demo), "train_seconds") == set()
 
 
 def test_seeds_of_several_runs_merge_and_a_repeated_seed_counts_once(tmp_path: Path) -> None:
@@ -78,29 +47,29 @@ def test_seeds_of_several_runs_merge_and_a_repeated_seed_counts_once(tmp_path: P
              (("a", "[0, 1]"), ("b", "[1, 2]"))]  # fmt: skip
     for path, seeds in zip(paths, ((0, 1), (1, 2)), strict=True):
         for seed in seeds:
-            write_cell(path, "FedAvg", seed, [[seed, seed]])
+            write_trial(path, "FedAvg", seed, [[seed, seed]])
     (row,) = summary(map(read_run, paths))
     assert (row.label, row.seeds) == ("FedAvg", (0, 1, 2))
 
 
 def test_different_options_under_one_label_stay_apart_and_say_so(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    write_cell(one, "SFedKD", 0, [[1, 1]], options={"teachers": 3, "temperature": 4.0})
-    write_cell(two, "SFedKD", 0, [[2, 2]], options={"teachers": 5, "temperature": 4.0})
-    write_cell(two, "FedAvg", 0, [[2, 2]])
+    write_trial(one, "SFedKD", 0, [[1, 1]], options={"teachers": 3, "temperature": 4.0})
+    write_trial(two, "SFedKD", 0, [[2, 2]], options={"teachers": 5, "temperature": 4.0})
+    write_trial(two, "FedAvg", 0, [[2, 2]])
     rows = summary([read_run(one), read_run(two)])
     assert [row.label for row in rows] == ["SFedKD (teachers=3)", "SFedKD (teachers=5)", "FedAvg"]
-    assert [cell.label for row in rows for cell in row.cells] == [row.label for row in rows]
+    assert [trial.label for row in rows for trial in row.trials] == [row.label for row in rows]
 
 
 def test_an_option_that_came_later_was_at_its_default_before(tmp_path: Path) -> None:
-    """A method gets new options, and cells of an older version do not name them."""
+    """A method gets new options, and trials of an older version do not name them."""
     run = write_run(tmp_path / "run")
     old = {"algorithm": "sfedkd", "options": {"teachers": 5}}
     now = {"algorithm": "sfedkd", "options": as_table(SFedKD())}
     other = {"algorithm": "sfedkd", "options": as_table(SFedKD(tau=1.0))}
-    for seed, cell in enumerate((old, now, other)):
-        write_cell(run, "SFedKD", seed, [[5, 5]], **cell)
+    for seed, trial in enumerate((old, now, other)):
+        write_trial(run, "SFedKD", seed, [[5, 5]], **trial)
     assert [(row.label, row.seeds) for row in summary(read_run(run))] == [
         ("SFedKD (tau=4.0)", (0, 1)),
         ("SFedKD (tau=1.0)", (2,)),
@@ -109,25 +78,25 @@ def test_an_option_that_came_later_was_at_its_default_before(tmp_path: Path) -> 
 
 def test_different_recipes_rounds_and_partitions_stay_apart(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "a"), write_run(tmp_path / "b", recipe=RECIPE.replace("= 0.1", "= 0.5"))
-    write_cell(one, "FedAvg", 0, [[1, 1]])
-    write_cell(two, "FedAvg", 1, [[2, 2]])
+    write_trial(one, "FedAvg", 0, [[1, 1]])
+    write_trial(two, "FedAvg", 1, [[2, 2]])
     labels = [row.label for row in summary([read_run(one), read_run(two)])]
     assert labels == ["FedAvg (lr=0.1)", "FedAvg (lr=0.5)"]
     other = RECIPE.replace('"mlp"', '"lenet5"').replace("evaluate_local_models = false", "evaluate_local_models = true")
     four = write_run(tmp_path / "d", recipe=other)
-    write_cell(four, "FedAvg", 3, [[1, 1]])
+    write_trial(four, "FedAvg", 3, [[1, 1]])
     labels = [row.label for row in summary([read_run(one), read_run(four)])]
     assert labels == ["FedAvg (model=mlp)", "FedAvg (model=lenet5)"]
     three = write_run(tmp_path / "c", recipe=RECIPE.replace("rounds = 4", "rounds = 2"))
-    write_cell(three, "FedAvg", 2, [[1, 1], [1, 1]])
+    write_trial(three, "FedAvg", 2, [[1, 1], [1, 1]])
     labels = [row.label for row in summary([read_run(one), read_run(three)])]
     assert labels == ["FedAvg (rounds=1)", "FedAvg (rounds=2)"]
 
 
 def test_two_results_of_one_seed_are_told_apart_by_run(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "monday"), write_run(tmp_path / "tuesday")
-    write_cell(one, "FedAvg", 0, [[1, 1]])
-    write_cell(two, "FedAvg", 0, [[2, 2]])
+    write_trial(one, "FedAvg", 0, [[1, 1]])
+    write_trial(two, "FedAvg", 0, [[2, 2]])
     labels = [row.label for row in summary([read_run(one), read_run(two)])]
     assert labels == ["FedAvg (run monday)", "FedAvg (run tuesday)"]
 
@@ -161,8 +130,8 @@ def test_terminal_table_has_every_number_and_prints_nothing(
     for part in (
         "55.00 ±7.07",
         "75.00 ±13.23",
-        "1 of 40 rounds",
-        "last 10",
+        "1 of 2 rounds",
+        "accu-",
         "Unfinished seeds",
         "1.00 kB",
         "500 B",
@@ -175,7 +144,7 @@ def test_terminal_table_has_every_number_and_prints_nothing(
 
 def test_labels_are_not_read_as_markup(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_cell(run, "[bold]a|b*<b>", 0, [[1, 1]])
+    write_trial(run, "[bold]a|b*<b>", 0, [[1, 1]])
     rows = summary(read_run(run))
     console = Console(width=140, file=io.StringIO(), color_system=None)
     console.print(print_table(rows))
@@ -186,11 +155,11 @@ def test_labels_are_not_read_as_markup(tmp_path: Path) -> None:
 def test_markdown_marks_the_best(two_methods: Run) -> None:
     text = markdown(summary(two_methods))
     lines = text.splitlines()
-    assert lines[0].startswith("| method | seeds | mean of last 10 evaluations | last | best | forgetting | train s |")
+    assert lines[0].startswith("| method | seeds | accuracy, round 2 | last | best | forgetting, round 2 | train s |")
     assert {line.count("|") for line in lines[:5]} == {10}
     assert "| FedAvg | 2 | 55.00 ±7.07 |" in text
-    assert "| SFedKD | 3 | **75.00 ±13.23** |" in text
-    assert "| FedAvg (seed 2, 1 of 40 rounds) | – | 10.00 |" in text
+    assert "| SFedKD | 3 | 75.00 ±13.23 |" in text
+    assert "| FedAvg (seed 2, 1 of 2 rounds) | – | – | 10.00 |" in text
 
 
 def test_csv_keeps_full_precision(two_methods: Run) -> None:
@@ -199,10 +168,10 @@ def test_csv_keeps_full_precision(two_methods: Run) -> None:
     assert [row["finished"] for row in rows] == ["yes", "no", "yes"]
     assert float(rows[0]["last_std"]) == pytest.approx(0.1 / math.sqrt(2), rel=1e-12)
     assert rows[0]["forgetting"] == ""
-    cells = list(csv.DictReader(io.StringIO(cells_csv(summary(two_methods)))))
-    assert [(row["method"], row["seed"], row["last"]) for row in cells][:2] == [
+    trials = list(csv.DictReader(io.StringIO(trials_csv(summary(two_methods)))))
+    assert [(row["method"], row["seed"], row["last"]) for row in trials][:2] == [
         ("FedAvg", "0", "0.5"),
         ("FedAvg", "1", "0.6"),
     ]
-    assert cells[2]["finished"] == "no"
-    assert (cells[2]["rounds"], cells[2]["rounds_planned"]) == ("1", "40")
+    assert trials[2]["finished"] == "no"
+    assert (trials[2]["rounds"], trials[2]["rounds_planned"]) == ("1", "2")

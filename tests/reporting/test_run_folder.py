@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import write_cell, write_json, write_run
+from synthetic_run import write_json, write_run, write_trial
 
 from fedkeep.errors import RunError
-from fedkeep.reporting.record import Lost
+from fedkeep.reporting.record import LostClient
 from fedkeep.reporting.run_folder import Run, read_run
 
 
@@ -20,81 +20,83 @@ def test_numbers_of_a_cell_are_those_computed_by_hand(tmp_path: Path) -> None:
         2: {"lost": {"7": "dropped out"}, "up": 500},
         4: {"cohort": ["1", "2", "3"], "lost": {"1": "late", "2": "late"}, "undone": True, "down": 3000, "up": 0},
     }
-    write_cell(run, "FedAvg", 0, [[2, 8], None, [6, 4], [5, 5]], rows=rows)
-    (cell,) = read_run(run).cells
-    assert cell.finished
-    assert (cell.rounds_done, cell.rounds_planned) == (4, 4)
-    np.testing.assert_array_equal(cell.evaluated, [1, 3, 4])
-    np.testing.assert_allclose(cell.accuracies, [0.5, 0.5, 0.5])
-    np.testing.assert_allclose(cell.class_history, [[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]])
+    write_trial(run, "FedAvg", 0, [[2, 8], None, [6, 4], [5, 5]], rows=rows)
+    (trial,) = read_run(run).trials
+    assert trial.finished
+    assert (trial.rounds_done, trial.rounds_planned) == (4, 4)
+    np.testing.assert_array_equal(trial.evaluated, [1, 3, 4])
+    np.testing.assert_allclose(trial.accuracies, [0.5, 0.5, 0.5])
+    np.testing.assert_allclose(trial.class_history, [[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]])
     # The golden example: ((0.6 - 0.5) + (0.8 - 0.5)) / 2; before it ((0.2 - 0.6) + (0.8 - 0.4)) / 2.
-    assert cell.forgetting == pytest.approx(0.2)
-    np.testing.assert_allclose(cell.forgetting_history, [np.nan, 0.0, 0.2], atol=1e-12)
-    assert cell.train_seconds == pytest.approx(4 * 2.5)
-    assert cell.seconds("evaluate") == pytest.approx(1.0)
+    assert trial.forgetting == pytest.approx(0.2)
+    np.testing.assert_allclose(trial.forgetting_history, [np.nan, 0.0, 0.2], atol=1e-12)
+    assert trial.train_seconds == pytest.approx(4 * 2.5)
+    assert trial.seconds("evaluate") == pytest.approx(1.0)
     # Nine visits in all: 2 + 2 + 2 + 3.
-    assert cell.down == pytest.approx((3 * 2000 + 3000) / 9)
-    assert cell.up == pytest.approx((1000 + 500 + 1000 + 0) / 9)
-    assert cell.traffic == 9000 + 2500
-    assert cell.lost == [Lost(2, "7", "dropped out"), Lost(4, "1", "late"), Lost(4, "2", "late")]
-    assert cell.undone == [4]
+    assert trial.down == pytest.approx((3 * 2000 + 3000) / 9)
+    assert trial.up == pytest.approx((1000 + 500 + 1000 + 0) / 9)
+    assert trial.traffic == 9000 + 2500
+    assert trial.lost == [LostClient(2, "7", "dropped out"), LostClient(4, "1", "late"), LostClient(4, "2", "late")]
+    assert trial.rolled_back == [4]
 
 
-def test_last_best_and_tail_differ(tmp_path: Path) -> None:
+def test_last_best_and_window_differ(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_cell(run, "FedSeq", 0, [[10, 10], *([r, 0] for r in range(1, 11)), [3, 1]])
-    (cell,) = read_run(run).cells
-    assert cell.best == 1.0
-    assert cell.last == pytest.approx(0.2)
-    # The last ten are 2/20 .. 10/20 and 4/20: (54 + 4) / 20 / 10.
-    assert cell.tail == pytest.approx(0.29)
-    assert cell.swing == pytest.approx(np.std(np.array([*range(2, 11), 4]) / 20, ddof=1))
+    write_trial(run, "FedSeq", 0, [[10, 10], *([r, 0] for r in range(1, 11)), [3, 1]])
+    (trial,) = read_run(run).trials
+    assert trial.best == 1.0
+    assert trial.last == pytest.approx(0.2)
+    # The last six of twelve rounds are 6/20 .. 10/20 and 4/20: (40 + 4) / 20 / 6.
+    assert trial.window_rounds == (7, 12)
+    assert trial.window_mean == pytest.approx(44 / 120)
+    assert trial.window_std == pytest.approx(np.std(np.array([*range(6, 11), 4]) / 20, ddof=1))
 
 
 def test_balanced_accuracy_weighs_classes_alike_and_skips_those_without_test_data(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_cell(run, "FedAvg", 0, [[90, 1, 0], [80, 4, 0]], total=[100, 10, 0])
-    (cell,) = read_run(run).cells
-    assert cell.last == pytest.approx(84 / 110)
-    assert cell.balanced == pytest.approx(0.6)
-    assert cell.forgetting == pytest.approx(((0.9 - 0.8) + (0.1 - 0.4)) / 2)
-    assert np.isnan(cell.class_history[:, 2]).all()
+    write_trial(run, "FedAvg", 0, [[90, 1, 0], [80, 4, 0]], total=[100, 10, 0])
+    (trial,) = read_run(run).trials
+    assert trial.last == pytest.approx(84 / 110)
+    assert trial.balanced == pytest.approx(0.6)
+    assert trial.forgetting == pytest.approx(((0.9 - 0.8) + (0.1 - 0.4)) / 2)
+    assert np.isnan(trial.class_history[:, 2]).all()
 
 
 def test_what_was_not_measured_is_nan_and_not_zero(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_cell(run, "FedAvg", 0, [None, None], timings=[], finished=False)
-    write_cell(run, "FedAvg", 1, [[5, 5], None], finished=False)
-    write_cell(run, "FedAvg", 2, [], finished=False, planned=9)
-    never, once, empty = read_run(run).cells
-    names = ("last", "best", "tail", "swing", "forgetting", "balanced")
+    write_trial(run, "FedAvg", 0, [None, None], timings=[], finished=False)
+    write_trial(run, "FedAvg", 1, [[5, 5], None], finished=False)
+    write_trial(run, "FedAvg", 2, [], finished=False, planned=9)
+    never, once, empty = read_run(run).trials
+    names = ("last", "best", "window_mean", "window_std", "window_forgetting", "forgetting", "balanced")
     assert all(math.isnan(getattr(never, name)) for name in (*names, "train_seconds"))
     assert all(math.isnan(getattr(empty, name)) for name in (*names, "down", "up"))
     assert math.isnan(once.forgetting)
-    assert once.last == once.tail == 0.5
+    assert once.last == 0.5
+    assert math.isnan(once.window_mean), "a part of a window does not stand for it"
     assert empty.class_history.shape == (0, 2)
 
 
 @pytest.mark.parametrize("cut", ['{"task": 1, "rou', '{"task": 1, "round": 3, "cohort": ["é'])
 def test_a_cut_last_line_is_left_out_and_the_cell_is_unfinished(tmp_path: Path, cut: str) -> None:
     run = write_run(tmp_path / "run")
-    folder = write_cell(run, "FedAvg", 0, [[1, 1], [2, 2]], finished=False, planned=9)
+    folder = write_trial(run, "FedAvg", 0, [[1, 1], [2, 2]], finished=False, planned=9)
     with (folder / "rounds.jsonl").open("ab") as file:
         file.write(cut.encode()[:-1])  # the second ends within a character
-    (cell,) = read_run(run).cells
-    assert not cell.finished
-    assert (cell.rounds_done, cell.rounds_planned) == (2, 9)
+    (trial,) = read_run(run).trials
+    assert not trial.finished
+    assert (trial.rounds_done, trial.rounds_planned) == (2, 9)
 
 
 def test_a_whole_last_line_counts_without_its_newline(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_cell(run, "FedAvg", 0, [[1, 1]], cut='{"round": 2, "cohort": ["3"], "correct": [4, 4]}')
-    assert read_run(run).cells[0].last == pytest.approx(0.4)
+    write_trial(run, "FedAvg", 0, [[1, 1]], cut='{"round": 2, "cohort": ["3"], "correct": [4, 4]}')
+    assert read_run(run).trials[0].last == pytest.approx(0.4)
 
 
 def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    folder = write_cell(run, "FedAvg", 0, [[1, 1], [2, 2]])
+    folder = write_trial(run, "FedAvg", 0, [[1, 1], [2, 2]])
     lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
     (folder / "rounds.jsonl").write_text(lines[0] + "{oops\n" + lines[1])
     with pytest.raises(RunError, match=r"rounds\.jsonl, line 2 is damaged"):
@@ -103,34 +105,34 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) 
 
 def test_a_round_written_again_after_a_resume_counts_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    folder = write_cell(run, "FedAvg", 0, [[1, 1], [2, 2]])
+    folder = write_trial(run, "FedAvg", 0, [[1, 1], [2, 2]])
     with (folder / "timings.jsonl").open("a") as file:
         file.write('{"round": 2, "train": 7.0, "teachers": 0.0}\n')
-    assert read_run(run).cells[0].train_seconds == pytest.approx(2.5 + 7.0)
+    assert read_run(run).trials[0].train_seconds == pytest.approx(2.5 + 7.0)
 
 
 def test_cells_come_in_the_order_of_the_recipe_then_by_seed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     for label, seed in (("SFedKD", 1), ("FedSeq", 0), ("Another", 0), ("FedAvg", 10), ("FedAvg", 2)):
-        write_cell(run, label, seed, [[1, 1]])
-    order = [(cell.label, cell.seed) for cell in read_run(run).cells]
+        write_trial(run, label, seed, [[1, 1]])
+    order = [(trial.label, trial.seed) for trial in read_run(run).trials]
     assert order == [("FedAvg", 2), ("FedAvg", 10), ("FedSeq", 0), ("SFedKD", 1), ("Another", 0)]
 
 
 def test_no_run_folder_is_an_error_that_lists_those_nearby(tmp_path: Path) -> None:
     write_run(tmp_path / "first")
-    (tmp_path / "first" / "cells").mkdir()
-    with pytest.raises(RunError, match=r"does not exist.*run\.json, recipe\.toml and cells/.*nearby.*first"):
+    (tmp_path / "first" / "trials").mkdir()
+    with pytest.raises(RunError, match=r"does not exist.*run\.json, recipe\.toml and trials/.*nearby.*first"):
         read_run(tmp_path / "frist")
     with pytest.raises(RunError, match=r"has no run\.json.*nearby.*first"):
         read_run(tmp_path)
     with pytest.raises(RunError, match=r"nearby: .*first[,.]"):
-        read_run(tmp_path / "first" / "cells")
+        read_run(tmp_path / "first" / "trials")
 
 
 def test_a_round_that_is_no_number_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    folder = write_cell(run, "FedAvg", 0, [[1, 1]])
+    folder = write_trial(run, "FedAvg", 0, [[1, 1]])
     (folder / "rounds.jsonl").write_text('{"round": "3"}\n')
     with pytest.raises(RunError, match=r"rounds\.jsonl, line 1: expected an object with a 'round', an integer"):
         read_run(run)
@@ -138,16 +140,16 @@ def test_a_round_that_is_no_number_is_named(tmp_path: Path) -> None:
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    folder = write_cell(run, "FedAvg", 0, [[1, 1]])
-    write_json(folder / "cell.json", {"label": "FedAvg", "algorithm": "fedavg", "seed": 0})
-    with pytest.raises(RunError, match=r"cell\.json lacks test_total"):
+    folder = write_trial(run, "FedAvg", 0, [[1, 1]])
+    write_json(folder / "trial.json", {"label": "FedAvg", "algorithm": "fedavg", "seed": 0})
+    with pytest.raises(RunError, match=r"trial\.json lacks test_total"):
         read_run(run)
     for wrong in ({"test_total": 5}, {"test_total": ["5", "5"]}, {"seed": "0"}, {"options": []}):
         told = {"label": "FedAvg", "algorithm": "fedavg", "seed": 0, "test_total": [5, 5]} | wrong
-        write_json(folder / "cell.json", told)
-        with pytest.raises(RunError, match=rf"cell\.json holds {next(iter(wrong))} of another kind"):
+        write_json(folder / "trial.json", told)
+        with pytest.raises(RunError, match=rf"trial\.json holds {next(iter(wrong))} of another kind"):
             read_run(run)
-    (folder / "cell.json").write_text("[1]")
+    (folder / "trial.json").write_text("[1]")
     with pytest.raises(RunError, match="should hold a JSON object"):
         read_run(run)
     (run / "run.json").write_text("{")
@@ -157,14 +159,14 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 
 def test_a_run_killed_at_once_reads_as_one_without_cells(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    assert read_run(run).cells == ()
-    (run / "cells" / "fedavg-seed0").mkdir(parents=True)
+    assert read_run(run).trials == ()
+    (run / "trials" / "fedavg-seed0").mkdir(parents=True)
     (run / "recipe.toml").write_text("cut [")
-    assert read_run(run).cells == ()
+    assert read_run(run).trials == ()
     assert read_run(run).settings == {}
 
 
 def test_the_demo_has_an_unfinished_cell(demo: Run) -> None:
-    assert [(c.label, c.seed, c.rounds_done) for c in demo.cells if not c.finished] == [("SFedKD", 2, 20)]
+    assert [(c.label, c.seed, c.rounds_done) for c in demo.trials if not c.finished] == [("SFedKD", 2, 20)]
     assert demo.labels == ("FedAvg", "FedSeq", "SFedKD")
     assert demo.title == "Digits: what is kept"

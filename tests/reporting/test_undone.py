@@ -1,4 +1,4 @@
-"""A run in which clients were lost or rounds undone says so wherever its numbers stand."""
+"""A run in which clients were lost or rounds rolled back says so wherever its numbers stand."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import tiny
 
 import fedkeep
-from fedkeep.reporting.comparison import Column
+from fedkeep.reporting.comparison import ColumnResult
 from fedkeep.reporting.html import _costs, _lost
 from fedkeep.reporting.reproduction import texts
-from fedkeep.reporting.rows import once, summary
 from fedkeep.reporting.run_folder import Run
+from fedkeep.reporting.summary import deduplicate, summary
 from fedkeep.reporting.table import caption, markdown
 
 
@@ -33,26 +33,31 @@ def test_a_table_says_what_was_undone(undone: Run) -> None:
     for row in rows:
         assert row.finished
         assert row.broken
-        assert row.note == f"{len(row.cells[0].undone)} of 3 rounds undone"
-    cells = once(rows)
-    lost, asked = sum(len(cell.lost) for cell in cells), sum(len(r["cohort"]) for cell in cells for r in cell.rounds)
-    assert lost >= sum(len(cell.undone) for cell in cells) >= 4, "the first round may end with finite weights"
+        assert row.note == f"{len(row.trials[0].rolled_back)} of 3 rounds rolled back"
+    trials = deduplicate(rows)
+    lost, asked = (
+        sum(len(trial.lost) for trial in trials),
+        sum(len(r["cohort"]) for trial in trials for r in trial.rounds),
+    )
+    assert lost >= sum(len(trial.rolled_back) for trial in trials) >= 4, "the first round may end with finite weights"
     assert f"{lost} of {asked} clients asked were lost" in caption(rows)
-    assert "of 3 rounds undone)" in markdown(rows)
+    assert "of 3 rounds rolled back)" in markdown(rows)
 
 
 def test_what_was_played_once_counts_once(undone: Run) -> None:
     rows = summary(undone)
-    assert [cell.label for cell in once(rows)] == ["FedAvg", "FedSeq"]
+    assert [trial.label for trial in deduplicate(rows)] == ["FedAvg", "FedSeq"]
     assert len(rows) == 4
     assert [costs["label"] for costs in _costs(rows)] == ["FedAvg", "FedSeq"]
     told = _lost(rows)
-    assert told["undone"] == sum(len(set(row.cells[0].undone)) for row in rows) / 2, "not once for each average"
-    assert told["clients"] == sum(len(row.cells[0].lost) for row in rows) / 2
+    assert told["rolled_back"] == sum(len(set(row.trials[0].rolled_back)) for row in rows) / 2, (
+        "not once for each average"
+    )
+    assert told["clients"] == sum(len(row.trials[0].lost) for row in rows) / 2
 
 
 def test_what_was_undone_agrees_with_no_paper(undone: Run) -> None:
-    column = Column("toy", undone)
+    column = ColumnResult("toy", undone)
     assert column.agreement == (0, 0, 0, 0)
     line = column.line("FedAvg")
     assert line.row is not None

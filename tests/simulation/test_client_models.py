@@ -43,7 +43,7 @@ class Alone(Algorithm[NoState, Own]):
 
     @on_client
     def learn(self, client: Client[Own]) -> Tensor:
-        model = client.state.model or client.initial
+        model = client.state.model or client.initial_model
         client.state.model = client.fit(model, CrossEntropy()).model
         return client.predict(client.state.model).mean(0)
 
@@ -59,7 +59,7 @@ class Careless(Algorithm):
 
     @on_client
     def learn(self, client: Client) -> Fit:
-        return client.fit(client.initial, CrossEntropy())
+        return client.fit(client.initial_model, CrossEntropy())
 
 
 def engine(method: Algorithm[Any, Any] | None = None, **changes: Any) -> Any:

@@ -21,7 +21,7 @@ from fedkeep.algorithms.incremental.fedpass import FedPASS
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation, Federation
 from fedkeep.errors import ConfigError
-from fedkeep.interface import Algorithm, algorithm
+from fedkeep.interface import Algorithm, get_algorithm
 from fedkeep.models import get_architecture
 from fedkeep.models.extractor import Extractor, load_extractor
 from fedkeep.models.pretrained import FrozenNetwork
@@ -134,7 +134,7 @@ def test_the_other_rows_of_its_table(extractor: Extractor, method: Algorithm[Any
 @pytest.mark.parametrize("name", ["target", "lander"])
 def test_methods_that_look_for_images_are_told(extractor: Extractor, name: str) -> None:
     tasks = tiny.stream((2, 1), absent=0)
-    method = tiny.configured(algorithm(name))
+    method = tiny.configured(get_algorithm(name))
     engine = tiny.engine_with_tasks(method, tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2))
     with pytest.raises(ConfigError):
         tiny.played(engine)

@@ -50,17 +50,24 @@ class Watching(Algorithm[NoState, Seen]):
 
     @on_client
     def train(self, client: Client[Seen], model: Weights) -> Fit:
-        client.state.where = [*client.state.where, [client.task, client.round, client.old, client.classes]]
+        client.state.where = [
+            *client.state.where,
+            [client.task, client.round, client.num_old_classes, client.num_classes],
+        ]
         return client.fit(model, CrossEntropy())
 
     @on_client
     def look(self, client: Client[Seen], model: Weights) -> None:
         kept = client.state
-        kept.rows = [*kept.rows, model[WEIGHT][client.old :], client.initial[WEIGHT][client.old :]]
+        kept.rows = [
+            *kept.rows,
+            model[WEIGHT][client.num_old_classes :],
+            client.initial_model[WEIGHT][client.num_old_classes :],
+        ]
         if kept.model:
             images = {"image": torch.full((2, *tiny.SHAPE), 100, dtype=torch.uint8)}
-            older, grown = kept.model, client.grown(kept.model)
-            assert client.network(older)(torch.zeros(1, *tiny.SHAPE)).shape == (1, client.old)
+            older, grown = kept.model, client.expand_head(kept.model)
+            assert client.network(older)(torch.zeros(1, *tiny.SHAPE)).shape == (1, client.num_old_classes)
             kept.logits = [*kept.logits, *(client.predict(m, images) for m in (older, grown, model))]
 
     @on_client
@@ -126,10 +133,10 @@ def test_served_averages_grow_too() -> None:
 def test_one_task_is_the_run_without_tasks() -> None:
     plain = tiny.engine(FedAvg())
     assert plain.federation.num_tasks == 1
-    assert plain.server.classes == tiny.CLASSES
-    assert plain.server.old == 0
+    assert plain.server.num_classes == tiny.CLASSES
+    assert plain.server.num_old_classes == 0
     before = plain.server.model
-    assert plain.server.grown(before) is before
+    assert plain.server.expand_head(before) is before
 
 
 def test_a_network_without_a_linear_classifier_is_told_so() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.interface import Algorithm, algorithms
-from fedkeep.interface.algorithm import knows_tasks
+from fedkeep.interface.algorithm import handles_tasks
 from fedkeep.models import Network
 from fedkeep.simulation.simulation import Simulation
 
@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {"plain": {}, "augmented": {"augmentation": M
 
 
 def engine(method: Algorithm[Any, Any], **changes: Any) -> Simulation:
-    in_tasks = knows_tasks(type(method)) and "auxiliary" not in method.needs
+    in_tasks = handles_tasks(type(method)) and "auxiliary" not in method.needs
     play = tiny.engine_with_tasks if in_tasks else tiny.engine
     return play(method, rounds=2, training=tiny.SHORT, **changes)
 

@@ -53,7 +53,7 @@ def trained(
     training = Training(batch_size=4, lr=0.01, momentum=0.9)
     slope = {key: torch.randn(networks.initial[key].shape, generator=noise).to(dtype) for key in networks.parameters}
     objective = CrossEntropy() + LinearTerm(slope) if sloping else CrossEntropy()
-    result = fit(networks, TrainJob(networks.initial, objective, [source], passes=1, round=1, seed=0), training)
+    result = fit(networks, TrainJob(networks.initial, objective, [source], epochs=1, round=1, seed=0), training)
     assert all(tensor.is_contiguous() for tensor in result.model.values()), (
         "a model is in plain layout, whatever fit is"
     )

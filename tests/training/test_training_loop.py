@@ -20,7 +20,7 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.errors import FedKeepError, ValueRefused
 from fedkeep.interface import Fit, Training
-from fedkeep.interface.training import Composition
+from fedkeep.interface.training import Parametrization
 from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.models import Weights
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
@@ -99,12 +99,12 @@ def trained(
     objective: Loss | None = None,
     round: int = 1,
     seed: int = 0,
-    composition: Composition | None = None,
+    parametrization: Parametrization | None = None,
     model: Weights | None = None,
 ) -> Fit:
     sources = [source(d, order) for order, d in enumerate(data, start=1)]
     objective, model = objective or CrossEntropy(), model or networks.initial
-    made = TrainJob(model, objective, sources, training.epochs, round, seed, composition=composition)
+    made = TrainJob(model, objective, sources, training.epochs, round, seed, parametrization=parametrization)
     return fit(networks, made, training)
 
 
@@ -191,7 +191,7 @@ def test_what_an_objective_does_not_use_stays_as_it_is_with_its_momentum(name: s
 def test_weights_that_are_computed_as_they_are_are_trained_as_they_are(name: str, factory: Any) -> None:
     networks, data = ModelRunner(factory, 0, CPU), columns(11)
     plain = trained(networks, SETTINGS[name], data, round=3)
-    computed = trained(networks, SETTINGS[name], data, round=3, composition=dict)
+    computed = trained(networks, SETTINGS[name], data, round=3, parametrization=dict)
     assert (computed.steps, computed.examples, computed.loss) == (plain.steps, plain.examples, plain.loss)
     assert tiny.equal(computed.model, plain.model), "batch norm's statistics too"
 
@@ -201,10 +201,10 @@ def test_what_is_trained_may_be_something_else() -> None:
     networks, data, training = ModelRunner(tiny.network, 0, CPU), columns(11), SETTINGS["momentum"]
     head, given = "classifier.weight", dict(networks.initial) | {"u": torch.ones(tiny.CLASSES, 8)}
 
-    def composition(held: Weights) -> dict[str, Tensor]:
+    def parametrization(held: Weights) -> dict[str, Tensor]:
         return {n: 2 * t + held["u"] if n == head else t for n, t in held.items() if n != "u"}
 
-    result = trained(networks, training, data, composition=composition, model=given).model
+    result = trained(networks, training, data, parametrization=parametrization, model=given).model
     network, live = networks.build(), {n: t.clone().requires_grad_() for n, t in given.items()}
     optimiser = torch.optim.SGD(live.values(), lr=training.lr, momentum=training.momentum)
     order = torch.Generator().manual_seed(1)
@@ -212,7 +212,7 @@ def test_what_is_trained_may_be_something_else() -> None:
         for rows in torch.randperm(11, generator=order).split(training.batch_size):
             optimiser.zero_grad()
             cross_entropy(
-                functional_call(network, composition(live), (data["image"][rows],)), data["label"][rows]
+                functional_call(network, parametrization(live), (data["image"][rows],)), data["label"][rows]
             ).backward()
             optimiser.step()
     assert result.keys() == live.keys()
@@ -229,13 +229,13 @@ def test_computed_weights_that_are_not_the_networks_are_refused() -> None:
             networks,
             SETTINGS["plain"],
             columns(11),
-            composition=lambda held: {n: t for n, t in held.items() if n != "classifier.bias"},
+            parametrization=lambda held: {n: t for n, t in held.items() if n != "classifier.bias"},
         )
 
 
 def test_computed_weights_are_not_stacked() -> None:
     networks, training = ModelRunner(tiny.network, 0, CPU), SETTINGS["plain"]
-    doubled = {"composition": lambda held: {n: 2 * t for n, t in held.items()}}
+    doubled = {"parametrization": lambda held: {n: 2 * t for n, t in held.items()}}
     alone = [trained(networks, training, columns(11, k), **doubled) for k in (1, 2)]
     group = [
         TrainJob(networks.initial, CrossEntropy(), [source(columns(11, k))], training.epochs, 1, 0, **doubled)
@@ -306,7 +306,10 @@ def test_a_pass_may_end_with_the_shortest_and_batches_have_sizes_of_their_own() 
     watching, training = Watching(), Training(epochs=2, batch_size=4, lr=0.1)
     engine = tiny.engine(FedAvg(), training=training)
     sets = columns(10), columns(6, seed=3), columns(50, seed=4)
-    assert engine.server.fit(engine.server.model, watching, *sets, batch_sizes=(0, 3), pass_ends="shortest").steps == 4
+    assert (
+        engine.server.fit(engine.server.model, watching, *sets, batch_sizes=(0, 3), epoch_ends_with="shortest").steps
+        == 4
+    )
     first, short, long = zip(*watching.seen, strict=True)
     assert [len(rows) for rows in first] == [4, 4] * 2
     assert [len(rows) for rows in short] == [3, 3] * 2
@@ -478,12 +481,14 @@ def test_who_watches_sees_every_step_and_changes_nothing(name: str) -> None:
     networks, training, data = ModelRunner(tiny.network, 0, CPU), SETTINGS[name], columns(11)
     seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
-    def watch(weights: Any) -> None:
+    def step_callback(weights: Any) -> None:
         seen.append(
             ({n: w.detach().clone() for n, w in weights.items()}, {n: w.grad.clone() for n, w in weights.items()})
         )
 
-    made = TrainJob(networks.initial, CrossEntropy(), [source(data)], training.epochs, 1, 0, watch=watch)
+    made = TrainJob(
+        networks.initial, CrossEntropy(), [source(data)], training.epochs, 1, 0, step_callback=step_callback
+    )
     watched = fit(networks, made, training)
     plain = trained(networks, training, data)
     assert tiny.equal(watched.model, plain.model)

@@ -60,7 +60,7 @@ def group(
     objective: Callable[[int, int], Loss] = lambda number, count: CrossEntropy(),
     sizes: Sequence[int] = SIZES,
     shape: tuple[int, ...] = tiny.SHAPE,
-    passes: int = 3,
+    epochs: int = 3,
 ) -> list[TrainJob]:
     """Return trainings of clients of these sizes, each from weights of its own."""
     made = []
@@ -73,7 +73,7 @@ def group(
         }
         model = dict(of.initial) | model
         data = source(columns(count, number, shape), number)
-        made.append(TrainJob(model, objective(number, count), [data], passes, round=2, seed=0))
+        made.append(TrainJob(model, objective(number, count), [data], epochs, round=2, seed=0))
     return made
 
 
@@ -106,7 +106,7 @@ def test_a_stack_takes_the_steps_of_the_loop(name: str) -> None:
 
 def test_convolutions_are_stacked() -> None:
     of = networks(lambda: LeNet5().build((1, 16, 16), tiny.CLASSES))
-    made = [group(of, sizes=(9, 8, 8), shape=(1, 16, 16), passes=2) for _ in range(2)]
+    made = [group(of, sizes=(9, 8, 8), shape=(1, 16, 16), epochs=2) for _ in range(2)]
     agree(
         ModelStack(of, SETTINGS["everything"], made[0]).fit(), [fit(of, one, SETTINGS["everything"]) for one in made[1]]
     )
@@ -202,7 +202,7 @@ def test_what_cannot_be_stacked_is_trained_in_the_loop(factory: Callable[[], nn.
 
 def test_what_is_watched_is_trained_in_the_loop() -> None:
     of, seen = networks(), []
-    made = [replace(one, watch=lambda weights: seen.append(len(weights))) for one in group(of)]
+    made = [replace(one, step_callback=lambda weights: seen.append(len(weights))) for one in group(of)]
     for one, other in zip(VmapTrainer(of, PLAIN).fit(made), [fit(of, a, PLAIN) for a in group(of)], strict=True):
         assert isinstance(one, Fit)
         assert tiny.equal(one.model, other.model)
@@ -343,7 +343,7 @@ class Two(FedAvg):
 
     @on_client
     def warm(self, client: Client[Any]) -> None:
-        client.predict(client.initial)
+        client.predict(client.initial_model)
 
     def round(self, server: Server[Any], cohort: Cohort) -> None:
         cohort.start(self.warm)

@@ -131,32 +131,32 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     def begin_task(self, server: Server[FedDCLServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
         extend_pool(self, server, clients, max(self.cur, self.pre, self.server_cur, self.server_pre))
-        if server.old:
-            replayed = select_images(server.state.pool, 0, server.old, self.server_pre)
-            server.state.old_logits = server.predict(server.state.old_model, replayed)[:, : server.old]
+        if server.num_old_classes:
+            replayed = select_images(server.state.pool, 0, server.num_old_classes, self.server_pre)
+            server.state.old_logits = server.predict(server.state.old_model, replayed)[:, : server.num_old_classes]
 
     def round(self, server: Server[FedDCLServerState], cohort: Cohort) -> None:
         state = server.state
         missing = missing_images(server, cohort)
         messages = {client: FedDCLImages(images, state.old_logits) for client, images in missing.items()}
         received = cohort.ask(self.receive, each(messages)) if messages else ()
-        state.num_received = state.num_received | dict.fromkeys(received, server.classes)
+        state.num_received = state.num_received | dict.fromkeys(received, server.num_classes)
         replies = cohort.ask(self.train).values()
         consensus = mean_logits([clip_logits(reply.logits) for reply in replies], self.tau, "prob")  # eq. 9
         if self.server_loss == "kd":
             server.model = self.distill_into(server, server.model, consensus, self.server_epochs)  # eq. 11
         else:
-            images = mark_generated(select_images(state.pool, 0, server.classes, self.server_cur))
-            server.model = server.fit(server.model, CrossEntropy(), images, passes=self.server_epochs).model
+            images = mark_generated(select_images(state.pool, 0, server.num_classes, self.server_cur))
+            server.model = server.fit(server.model, CrossEntropy(), images, epochs=self.server_epochs).model
         cohort.start(self.feedback, consensus)  # eq. 12
 
     def end_task(self, server: Server[FedDCLServerState], clients: Cohort) -> None:
         server.state.old_model = server.model
         clients.ask(self.remember)
 
-    def fault(self, server: Server[FedDCLServerState], reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server[FedDCLServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, LogitReply):
-            num_new = server.classes - server.old
+            num_new = server.num_classes - server.num_old_classes
             return validate_logits(reply, num_new * self.server_cur, num_new)
         return validate_prototypes(server, reply, examples) if isinstance(reply, PrototypeReply) else None
 
@@ -175,16 +175,16 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         """Train the client's own model (eqs. 6 to 8), and send its logits on the server's images of new classes."""
         state = client.state
         loss = label_loss(client, "all" if self.head == "joint" else "new")  # eq. 6
-        if client.old and self.pre:
+        if client.num_old_classes and self.pre:
             labels: Loss = CrossEntropy(dataset=1)
-            loss = loss + (labels if self.head == "joint" else ClassSubset(labels, 0, client.old))
+            loss = loss + (labels if self.head == "joint" else ClassSubset(labels, 0, client.num_old_classes))
             loss = loss + distill_old_classes(  # eq. 7
                 state.old_model, self.w_kd, self.tau, dataset=1, scale=self.kd_scale, head=self.head
             )
-        start = client.grown(state.model) if state.model else client.initial
+        start = client.expand_head(state.model) if state.model else client.initial_model
         state.model = client.fit(start, loss, *replay_data(client, state.pool, self.cur, self.pre)).model
-        images = select_images(state.pool, client.old, client.classes, self.server_cur)
-        return LogitReply(client.predict(state.model, images)[:, client.old :])
+        images = select_images(state.pool, client.num_old_classes, client.num_classes, self.server_cur)
+        return LogitReply(client.predict(state.model, images)[:, client.num_old_classes :])
 
     @on_client
     def feedback(self, client: Client[FedDCLClientState], consensus: Tensor) -> None:
@@ -211,17 +211,17 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         epochs : int
             Epochs over the larger of both sets of images.
         """
-        pool, old = party.state.pool, party.old
-        parts = [(old, select_images(pool, old, party.classes, self.server_cur), consensus)]
+        pool, old = party.state.pool, party.num_old_classes
+        parts = [(old, select_images(pool, old, party.num_classes, self.server_cur), consensus)]
         if old:
             parts.append((0, select_images(pool, 0, old, self.server_pre), party.state.old_logits))
         parts.sort(key=lambda part: len(part[2]), reverse=True)  # an epoch ends with data set 0
         loss, data = ZERO_LOSS, list[Data]()
-        num_outputs = party.classes if self.head == "joint" else 0
+        num_outputs = party.num_classes if self.head == "joint" else 0
         for number, (start, images, logits) in enumerate(parts):
             term = soft_label_loss(
                 logits, images, self.tau, start=start, dataset=number, scale=self.kd_scale, num_outputs=num_outputs
             )
             loss = loss if term is ZERO_LOSS else loss + term
             data.append(mark_generated(images))
-        return model if loss is ZERO_LOSS else party.fit(model, loss, *data, passes=epochs).model
+        return model if loss is ZERO_LOSS else party.fit(model, loss, *data, epochs=epochs).model

@@ -76,10 +76,10 @@ class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
     def own_model(self, state: PublicClientState) -> Weights:
         return state.model
 
-    def fault(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if not isinstance(reply, LogitReply):
             return None
-        return validate_logits(reply, len(public_images(server)["label"]), server.classes)
+        return validate_logits(reply, len(public_images(server)["label"]), server.num_classes)
 
     @on_client
     def receive_public(self, client: Client[PublicClientState], public: Data) -> None:
@@ -90,7 +90,7 @@ class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
     def train(self, client: Client[PublicClientState]) -> LogitReply:
         """Train the client's own model on its own examples, and send its logits on the public images."""
         state = client.state
-        start = client.grown(state.model) if state.model else client.initial
+        start = client.expand_head(state.model) if state.model else client.initial_model
         state.model = client.fit(start, CrossEntropy()).model
         return LogitReply(client.predict(state.model, state.public))
 

@@ -71,10 +71,10 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     def own_model(self, state: K) -> Weights:
         return state.model
 
-    def fault(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if not isinstance(reply, LogitReply):
             return None
-        return validate_logits(reply, len(public_images(server)["label"]), server.classes)
+        return validate_logits(reply, len(public_images(server)["label"]), server.num_classes)
 
     @on_client
     def receive_public(self, client: Client[K], public: Data) -> None:
@@ -85,7 +85,7 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     def train(self, client: Client[K]) -> LogitReply:
         """Train the client's own model on its own examples, and send its logits on the public images."""
         state = client.state
-        start = client.grown(state.model) if state.model else client.initial
+        start = client.expand_head(state.model) if state.model else client.initial_model
         labels = label_loss(client, "all" if self.head == "joint" else "new")
         state.model = client.fit(start, labels + self.extra_loss(client, start)).model
         return LogitReply(client.predict(state.model, state.public))

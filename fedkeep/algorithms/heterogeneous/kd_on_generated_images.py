@@ -37,10 +37,10 @@ class FTKDOnGeneratedImages(PrototypeOptions, FTKD):
         super().begin_task(server, clients)
         generate_public_images(self, server, clients, self.server_cur)
 
-    def fault(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, PrototypeReply):
             return validate_prototypes(server, reply, examples)
-        return super().fault(server, reply, examples)
+        return super().validate_reply(server, reply, examples)
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class EWCKDOnGeneratedImages(PrototypeOptions, EWCKD):
         super().begin_task(server, clients)
         generate_public_images(self, server, clients, self.server_cur)
 
-    def fault(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, PrototypeReply):
             return validate_prototypes(server, reply, examples)
-        return super().fault(server, reply, examples)
+        return super().validate_reply(server, reply, examples)
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class LwFKDOnGeneratedImages(PrototypeOptions, LwFKD):
         super().begin_task(server, clients)
         generate_public_images(self, server, clients, self.server_cur)
 
-    def fault(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, PrototypeReply):
             return validate_prototypes(server, reply, examples)
-        return super().fault(server, reply, examples)
+        return super().validate_reply(server, reply, examples)
 
 
 def generate_public_images(

@@ -97,7 +97,7 @@ def mean_logits(replies: Sequence[Tensor], tau: float, ensemble: Ensemble) -> Te
 
 def distill_into(party: Party[Any], model: Weights, loss: Loss, images: Data, epochs: int) -> Weights:
     """Return a model after epochs of distillation on images; with a loss of nothing, the model itself."""
-    return model if loss is ZERO_LOSS else party.fit(model, loss, images, passes=epochs).model
+    return model if loss is ZERO_LOSS else party.fit(model, loss, images, epochs=epochs).model
 
 
 def validate_logits(reply: LogitReply, num_images: int, num_classes: int) -> str | None:

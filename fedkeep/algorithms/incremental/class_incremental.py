@@ -62,7 +62,11 @@ class OldModelState(CachedTaskLoss):
 
 def label_loss(client: Client[Any], ce_slice: CESlice) -> Loss:
     """Return the cross-entropy among the task's own classes, or among all seen; in the first task both are equal."""
-    return ClassSubset(CrossEntropy(), client.old) if ce_slice == "new" and client.old else CrossEntropy()
+    return (
+        ClassSubset(CrossEntropy(), client.num_old_classes)
+        if ce_slice == "new" and client.num_old_classes
+        else CrossEntropy()
+    )
 
 
 def distill_old_classes(
@@ -151,7 +155,7 @@ def update_memory(client: Client[Any], model: Weights, memory: Data, count: int,
     labels = client.data["label"]
     features = client.features(model) if selection == "herding" and len(labels) else labels
     rows = []
-    for c in range(client.old, client.classes):
+    for c in range(client.num_old_classes, client.num_classes):
         members = (labels == c).nonzero().flatten()
         if selection == "herding":
             chosen = herd(features[members], count) if len(members) else members

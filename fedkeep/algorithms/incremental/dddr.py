@@ -89,9 +89,9 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
         state, teacher = server.state, server.model
         super().begin_task(server, clients)
         extend_pool(self, server, clients, max(self.cur, self.pre))
-        if server.old and self.pre:
+        if server.num_old_classes and self.pre:
             distillation = distill_old_classes(teacher, self.w_kd, self.tau, dataset=1)
-            replayed = select_images(state.pool, 0, server.old, self.pre)
+            replayed = select_images(state.pool, 0, server.num_old_classes, self.pre)
             state.distillation = server.cache_teachers(distillation, {}, replayed)
 
     def round(self, server: Server[DDDRServerState], cohort: Cohort) -> None:
@@ -99,10 +99,10 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
         missing = missing_images(server, cohort)
         messages = {client: DDDRClientState(images, state.distillation) for client, images in missing.items()}
         received = cohort.ask(self.receive, each(messages)) if messages else ()
-        state.num_received = state.num_received | dict.fromkeys(received, server.classes)
+        state.num_received = state.num_received | dict.fromkeys(received, server.num_classes)
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
-    def fault(self, server: Server[DDDRServerState], reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server[DDDRServerState], reply: Any, examples: int) -> str | None:
         return validate_prototypes(server, reply, examples) if isinstance(reply, PrototypeReply) else None
 
     @on_client
@@ -119,8 +119,10 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
         loss = label_loss(client, "new")
         if self.w_scl:
             loss = loss + Scaled(self.w_scl, SupCon())
-        if client.old and self.pre:
+        if client.num_old_classes and self.pre:
             loss = (
-                loss + ClassSubset(Scaled(self.w_ce_pre, CrossEntropy(dataset=1)), 0, client.old) + state.distillation
+                loss
+                + ClassSubset(Scaled(self.w_ce_pre, CrossEntropy(dataset=1)), 0, client.num_old_classes)
+                + state.distillation
             )
         return client.fit(model, loss, *replay_data(client, state.pool, self.cur, self.pre))

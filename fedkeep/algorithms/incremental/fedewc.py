@@ -85,7 +85,7 @@ def consolidate(client: Client[Any], before: EWCState, model: Weights, limit: fl
     if not len(client.data["label"]):
         return before
     fisher = client.fisher(model, batch=max(client.training.batch_size, 2))
-    merged = merge_fisher(before.fisher, fisher, client.old / client.classes, limit)
+    merged = merge_fisher(before.fisher, fisher, client.num_old_classes / client.num_classes, limit)
     return EWCState({name: model[name] for name in fisher}, merged)
 
 

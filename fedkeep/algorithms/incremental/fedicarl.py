@@ -109,15 +109,15 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
             server.state.directions = normalize(means, dim=1)  # NaN for a class of which nobody has an example
 
     def predict(self, server: Server[ClassMeans], model: Weights, images: Tensor) -> Tensor:
-        if server.state.directions is None or len(server.state.directions) < server.classes:
+        if server.state.directions is None or len(server.state.directions) < server.num_classes:
             return super().predict(server, model, images)
         scores = nearest_mean_scores(server.features(model, {"image": images}), server.state.directions)
         return scores.clamp(min=-100)  # of a class without a mean; others are above -4, and a loss must be finite
 
     def end_task(self, server: Server[ClassMeans], clients: Cohort) -> None:
-        count = exemplars_per_client(self.per_class, self.scope, server.population)
+        count = exemplars_per_client(self.per_class, self.scope, server.num_clients)
         if self.memory:
-            count = min(count, max(1, self.memory // server.classes))
+            count = min(count, max(1, self.memory // server.num_classes))
         clients.ask(self.remember, server.model, count)
 
     @on_client
@@ -127,7 +127,7 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
         data = concat(client.data, state.memory)
         labels: Loss = CrossEntropy()
         if self.loss == "glfc":
-            labels = Scaled(0.5 if client.old else 1.0, CompensatedCrossEntropy(client.old))
+            labels = Scaled(0.5 if client.num_old_classes else 1.0, CompensatedCrossEntropy(client.num_old_classes))
         return client.fit(model, labels + cache_once_per_task(client, self.distillation(state.teacher), data), data)
 
     def distillation(self, teacher: Weights) -> Loss:
@@ -149,5 +149,5 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
         data = concat(client.data, client.state.memory)
         labels = data["label"]
         rows = normalize(client.features(model, data), dim=1)
-        sums = rows.new_zeros(client.classes, rows.shape[1]).index_add_(0, labels, rows)
-        return FeatureSums(sums, torch.bincount(labels, minlength=client.classes).to(sums))
+        sums = rows.new_zeros(client.num_classes, rows.shape[1]).index_add_(0, labels, rows)
+        return FeatureSums(sums, torch.bincount(labels, minlength=client.num_classes).to(sums))

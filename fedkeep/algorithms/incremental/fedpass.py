@@ -122,10 +122,12 @@ class FedPASS(Algorithm[NoState, PrototypeState]):
         mean = pool_prototypes([reply for reply in replies if reply is not None])
         clients.ask(self.receive_prototypes, server.model, mean)
 
-    def fault(self, server: Server, reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server, reply: Any, examples: int) -> str | None:
         if not isinstance(reply, Prototypes):
             return None
-        return reply.validate(range(server.old, server.classes), server.model[WEIGHT].shape[1], examples)
+        return reply.validate(
+            range(server.num_old_classes, server.num_classes), server.model[WEIGHT].shape[1], examples
+        )
 
     @on_client
     def train(self, client: Client[PrototypeState], model: Weights) -> Fit:

@@ -183,10 +183,10 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
 
     def begin_task(self, server: Server[WeITServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
-        body = {name: server.initial[name] for name in layers(server)}
+        body = {name: server.initial_model[name] for name in layers(server)}
         mask = {name: layer.new_full((len(layer),), 0.5) for name, layer in body.items()}
         added = {name: self.start * layer for name, layer in body.items()}
-        server.state.tasks = [*server.state.tasks, WeITTask(server.classes, mask, added)]
+        server.state.tasks = [*server.state.tasks, WeITTask(server.num_classes, mask, added)]
         clients.ask(self.receive, server.state.adaptive)
 
     def round(self, server: Server[WeITServerState], cohort: Cohort) -> None:
@@ -195,7 +195,9 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
         body = {name: server.model[name] for name in layers(server)}
         body = masked_mean(body, [reply.body for reply in replies], masks, self.sparsity)
         rest = mean([remove_prefix(REST, reply.parts) for reply in replies])
-        head = {n: torch.cat((server.model[n][: server.old], rest[n])) for n in new_rows(server, server.model)}
+        head = {
+            n: torch.cat((server.model[n][: server.num_old_classes], rest[n])) for n in new_rows(server, server.model)
+        }
         server.model = {**server.model, **body, **rest, **head}
         server.state.tasks[-1].mask = mean_gates(masks)
 
@@ -220,7 +222,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
     def own_model(self, state: WeITClientState) -> Weights:
         return state.composition()(state.model) if state.model else {}
 
-    def fault(self, server: Server[WeITServerState], reply: Any, examples: int) -> str | None:
+    def validate_reply(self, server: Server[WeITServerState], reply: Any, examples: int) -> str | None:
         if not isinstance(reply, WeITUpdate | WeITTaskReport):
             return None
         body = {name: server.model[name] for name in layers(server)}
@@ -250,7 +252,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
         if state.task != client.task:
             self.begin_client_task(client, model)
         parts = {name: tensor for name, tensor in state.model.items() if name not in model}
-        state.model = client.fit({**model, **parts}, self.loss(client), composition=state.composition()).model
+        state.model = client.fit({**model, **parts}, self.loss(client), parametrization=state.composition()).model
         body, masks = {name: state.model[name] for name in state.anchor}, remove_prefix(MASK, state.model)
         rest = undecomposed(client, state.model) | new_rows(client, state.model)
         return WeITUpdate(active_weights(body, masks, self.sparsity), add_prefix(MASK, masks) | add_prefix(REST, rest))
@@ -278,7 +280,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
         state.model = {}
         for name, layer in state.anchor.items():
             state.model[MASK + name] = random_vector(len(layer), mask_rng).to(layer)
-            state.model[ADAPTIVE + name] = self.start * client.initial[name]
+            state.model[ADAPTIVE + name] = self.start * client.initial_model[name]
             state.model[ATTENTION + name] = random_vector(len(state.others), attention_rng).to(layer)
 
     def loss(self, client: Client[WeITClientState]) -> Loss:
@@ -286,7 +288,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
         state = client.state
         adaptive = tuple(name for name in state.model if name.startswith(ADAPTIVE))
         decayed = [name for name in state.model if name.startswith((ADAPTIVE, MASK))]
-        decayed += [] if client.old else state.anchor
+        decayed += [] if client.num_old_classes else state.anchor
         zero = dict.fromkeys(decayed, state.model[adaptive[0]].new_zeros(()))
         loss = label_loss(client, "new") + L1Penalty(adaptive, self.w_sparse) + QuadraticPenalty(zero, self.w_l2 / 2)
         return (
@@ -298,7 +300,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
 
 def layers(party: Party[Any]) -> list[str]:
     """Return the names of the layers that are decomposed: all weights but biases, norms and the classifier."""
-    names = [name for name in party.parameters if party.initial[name].ndim > 1 and name != WEIGHT]
+    names = [name for name in party.parameter_names if party.initial_model[name].ndim > 1 and name != WEIGHT]
     if not names:
         raise ConfigError("FedWeIT decomposes the layers before the classifier, and this network has none. Add one.")
     return names
@@ -307,12 +309,12 @@ def layers(party: Party[Any]) -> list[str]:
 def undecomposed(party: Party[Any], model: Weights) -> dict[str, Tensor]:
     """Return a model's tensors that are neither decomposed nor the classifier's: biases, norms, buffers."""
     excluded = {*layers(party), WEIGHT, BIAS}
-    return {name: model[name] for name in party.initial if name not in excluded}
+    return {name: model[name] for name in party.initial_model if name not in excluded}
 
 
 def new_rows(party: Party[Any], model: Weights) -> dict[str, Tensor]:
     """Return the classifier's rows for the task's classes."""
-    return {name: model[name][party.old :] for name in (WEIGHT, BIAS) if name in model}
+    return {name: model[name][party.num_old_classes :] for name in (WEIGHT, BIAS) if name in model}
 
 
 def added_to_base(report: WeITTaskReport, others: Weights, like: Weights) -> dict[str, Tensor]:

@@ -88,10 +88,12 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
 
     def server_distillation(self, client: Client[FLwF2TClientState], model: Weights) -> Loss:
         """Return w_server * KD from the received model; nothing in the first task."""
-        if not client.old:
+        if not client.num_old_classes:
             return ZERO_LOSS
         teaches_all = self.server_slice == "all" and client.round > 1
-        return distill_old_classes(model if teaches_all else truncate(model, client.old), self.w_server, self.tau)
+        return distill_old_classes(
+            model if teaches_all else truncate(model, client.num_old_classes), self.w_server, self.tau
+        )
 
     @on_client
     def remember(self, client: Client[FLwF2TClientState], model: Weights) -> None:

@@ -48,7 +48,7 @@ def missing_images(server: Server[Any], cohort: Cohort) -> Mapping[str, Data]:
     return {
         client: {name: column[pool["label"] >= count] for name, column in pool.items()}
         for client, count in num_received.items()
-        if count < server.classes
+        if count < server.num_classes
     }
 
 
@@ -72,8 +72,8 @@ def replay_data(client: Client[Any], pool: Data, cur: int, pre: int) -> list[Dat
     pre : int
         Generated images of each old class, data set 1; 0, or no old class: there is none.
     """
-    generated = mark_generated(select_images(pool, client.old, client.classes, cur))
+    generated = mark_generated(select_images(pool, client.num_old_classes, client.num_classes, cur))
     data = [concat(mark_generated(client.data, False), generated)]
-    if client.old and pre:
-        data.append(mark_generated(select_images(pool, 0, client.old, pre)))
+    if client.num_old_classes and pre:
+        data.append(mark_generated(select_images(pool, 0, client.num_old_classes, pre)))
     return data

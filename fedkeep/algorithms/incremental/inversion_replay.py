@@ -53,12 +53,12 @@ class InversionServerState:
 
 def inversion_problem(server: Server[Any]) -> InversionProblem:
     """Return what is inverted: the last model, with a student that has the run's initial weights."""
-    student = truncate(server.initial, server.old)
+    student = truncate(server.initial_model, server.num_old_classes)
     return InversionProblem(
         server.network(server.model),
         server.network(student),
-        server.old,
-        server.format,
+        server.num_old_classes,
+        server.image_format,
         server.rng("synthesis"),
     )
 

@@ -89,7 +89,7 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
     def begin_task(self, server: Server[LANDERServerState], clients: Cohort) -> None:
         state = server.state
         state.best_model, state.lowest_loss = {}, inf
-        images = self.synthesize(server) if server.old else {}
+        images = self.synthesize(server) if server.num_old_classes else {}
         loss = server.cache_teachers(self.replay_loss(server), {}, images)
         state.replay, state.holders = SyntheticReplay(images, loss, self.syn_batch_size), []
         super().begin_task(server, clients)
@@ -132,9 +132,9 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
 
     def replay_loss(self, server: Server[LANDERServerState]) -> Loss:
         """Return A * ltc * the bounding loss + B (KD[old] + MSE of features)."""
-        own_factor, old_factor = self.loss_factors(server.old, server.classes)
+        own_factor, old_factor = self.loss_factors(server.num_old_classes, server.num_classes)
         bounding = Scaled(own_factor * self.ltc, BoundingLoss(self.read_anchors(server), self.r))
-        if not server.old:
+        if not server.num_old_classes:
             return bounding
         features = Scaled(old_factor, FeatureMSE(server.model, dataset=1))
         return bounding + distill_old_classes(server.model, old_factor, TAU, dataset=1) + features
@@ -167,7 +167,7 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
     def train(self, client: Client[SyntheticReplay], model: Weights) -> Fit:
         """Train the global model on the client's own and on synthetic images."""
         state = client.state
-        labels = Scaled(self.loss_factors(client.old, client.classes)[0], label_loss(client, "new"))
+        labels = Scaled(self.loss_factors(client.num_old_classes, client.num_classes)[0], label_loss(client, "new"))
         loss = labels + state.loss
         if not state.images:
             return client.fit(model, loss)

@@ -63,7 +63,7 @@ class PrototypeOptions(Options):
     def search(self, client: Client[Any], prototypes: Tensor) -> PrototypeReply:
         """Search for the prototypes of the task's classes with the client's own examples (eq. 4)."""
         settings = PrototypeSearch(self.proto_steps, self.proto_batch)
-        labels, rng = client.data["label"] - client.old, client.rng("prototypes")
+        labels, rng = client.data["label"] - client.num_old_classes, client.rng("prototypes")
         result = search_prototypes(client.generator, prototypes, client.data["image"], labels, settings, rng)
         counts = result.counts.to(prototypes.device)
         return PrototypeReply(result.prototypes, counts, client.generator.loaded_hash)
@@ -88,7 +88,7 @@ def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Coho
     DataError
         If nobody holds an example of some class.
     """
-    prototypes = server.generator.initial_prototypes(server.classes - server.old)
+    prototypes = server.generator.initial_prototypes(server.num_classes - server.num_old_classes)
     for _ in range(method.proto_rounds):
         replies = list(clients.ask(method.search, prototypes).values())
         if not replies:
@@ -96,7 +96,9 @@ def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Coho
                 "no client found a prototype, so that nothing can be drawn. The record says why each was lost."
             )
         if len(replies) == len(clients):  # a class whose holders are absent keeps the prototype that it had
-            check_held(torch.stack([reply.counts for reply in replies]).sum(0), server.label_names[server.old :])
+            check_held(
+                torch.stack([reply.counts for reply in replies]).sum(0), server.label_names[server.num_old_classes :]
+            )
         found, counts = [reply.prototypes for reply in replies], [reply.counts for reply in replies]
         prototypes = average_prototypes(prototypes, found, counts, method.proto_agg)
     return prototypes
@@ -118,7 +120,7 @@ def generate_images(method: PrototypeOptions, server: Server[Any], prototypes: S
     """
     sampler = Sampler(method.sampler, method.sampler_steps, method.guidance)
     seed, cache, parts = server.rng("images").initial_seed(), ImageCache(), []
-    first_class = server.classes - sum(map(len, prototypes))
+    first_class = server.num_classes - sum(map(len, prototypes))
     for task, rows in enumerate(prototypes, start=server.task - len(prototypes) + 1):
         labels = range(first_class, first_class + len(rows))
         parts.append(cache.images(server.generator_of(task), rows, labels, count, sampler, seed=seed))
@@ -138,7 +140,7 @@ def validate_prototypes(server: Server[Any], reply: PrototypeReply, examples: in
     examples : int
         How many examples the client has in this task.
     """
-    num_new = server.classes - server.old
+    num_new = server.num_classes - server.num_old_classes
     expected = (num_new, *server.generator.initial_prototypes(1).shape[1:])
     shape = tuple(reply.prototypes.shape)
     if shape != expected or reply.prototypes.dtype != torch.float32:

@@ -61,8 +61,8 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
 
     def begin_task(self, server: Server[InversionServerState], clients: Cohort) -> None:
         state = server.state
-        images = self.synthesize(server) if server.old else {}
-        loss = distill_old_classes(server.model if server.old else {}, self.kd, self.tau, dataset=1)
+        images = self.synthesize(server) if server.num_old_classes else {}
+        loss = distill_old_classes(server.model if server.num_old_classes else {}, self.kd, self.tau, dataset=1)
         steps = ceil(state.examples / server.training.batch_size)
         batch_size = max(2, self.nums // max(1, steps))  # batch norm cannot train on one image
         state.replay, state.holders = SyntheticReplay(images, server.cache_teachers(loss, {}, images), batch_size), []
@@ -105,4 +105,6 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
         if not state.images:
             return client.fit(model, loss)
         images = mark_generated(state.images)
-        return client.fit(model, loss, client.data, images, batch_sizes=(0, state.batch_size), pass_ends="shortest")
+        return client.fit(
+            model, loss, client.data, images, batch_sizes=(0, state.batch_size), epoch_ends_with="shortest"
+        )

@@ -37,7 +37,7 @@ class ASD(FedAvg):
         return FullKL(self.w_full)
 
     def local_loss(self, client: Client[Any], model: Weights) -> Loss:
-        frequency = proportions(torch.bincount(client.data["label"], minlength=client.classes)).float()
+        frequency = proportions(torch.bincount(client.data["label"], minlength=client.num_classes)).float()
         weighting = EntropyAndLabelWeighting(frequency, self.beta, self.beta_entropy)
         return CrossEntropy() + Distillation((model,), self.rule(), self.tau, "none", example_weights=weighting)
 

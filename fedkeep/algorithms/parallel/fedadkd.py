@@ -110,7 +110,7 @@ class FedADKD(Algorithm[LabelBalance]):
     @on_client
     def train(self, client: Client, model: Weights, phi: float) -> FitWithGini:
         """Train on labels and on the received model's predictions (eq. 8), and return the labels' balance."""
-        gini = gini_impurity(client.data["label"].bincount(minlength=client.classes))
+        gini = gini_impurity(client.data["label"].bincount(minlength=client.num_classes))
         w_target = self.w_target
         if self.w_target_iid is not None and gini >= self.iid_from:
             w_target = self.w_target_iid

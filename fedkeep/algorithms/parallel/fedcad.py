@@ -73,9 +73,9 @@ class FedCAD(Algorithm):
         labels = server.data["label"]
         probabilities = (server.predict(server.model) / self.tau).softmax(-1)
         correct = probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-        counts = torch.bincount(labels, minlength=server.classes)
+        counts = torch.bincount(labels, minlength=server.num_classes)
         # A class without images gets 0, not a NaN that every client would receive.
-        sums = torch.bincount(labels, weights=correct, minlength=server.classes)
+        sums = torch.bincount(labels, weights=correct, minlength=server.num_classes)
         return sums.to(correct.dtype) / counts.clamp(min=1)
 
     @on_client

@@ -36,7 +36,7 @@ class FedDF(Algorithm):
         logits = torch.stack([server.predict(reply.model) for reply in replies.values()]).mean(0)
         loss = soft_label_loss(logits, server.data, self.tau)
         if loss is not ZERO_LOSS:
-            server.model = server.fit(server.model, loss, server.data, passes=self.epochs).model
+            server.model = server.fit(server.model, loss, server.data, epochs=self.epochs).model
 
     @on_client
     def train(self, client: Client, model: Weights) -> Fit:

@@ -32,7 +32,7 @@ class FedLSD(FedAvg):
 
     def local_loss(self, client: Client[Any], model: Weights) -> Loss:
         alpha = self.w_full if client.round >= self.first_round else 0.0
-        return class_wise_distillation(model, torch.full((client.classes,), alpha), self.tau, self.kd_scale)
+        return class_wise_distillation(model, torch.full((client.num_classes,), alpha), self.tau, self.kd_scale)
 
 
 def class_wise_distillation(model: Weights, alpha: torch.Tensor, tau: float, scale: Scale) -> Loss:

@@ -23,7 +23,7 @@ class FedNova(Algorithm):
     def round(self, server: Server, cohort: Cohort) -> None:
         """Let all clients train the global model, and take the normalised mean of their models."""
         replies = cohort.ask(self.train, server.model)
-        buffers = set(server.model) - set(server.parameters)
+        buffers = set(server.model) - set(server.parameter_names)
         server.model = normalised_mean(server.model, replies, server.training.momentum, buffers)
 
     @on_client

@@ -42,7 +42,7 @@ class FedAvgM(Algorithm[Velocity]):
         """Let all clients train, and step towards the mean of their models with momentum."""
         mean = aggregate(cohort.ask(self.train, server.model), self.aggregation)
         server.model, server.state.v = momentum_step(
-            server.model, mean, server.state.v, server.parameters, lr=self.server_lr, momentum=self.momentum
+            server.model, mean, server.state.v, server.parameter_names, lr=self.server_lr, momentum=self.momentum
         )
 
     @on_client
@@ -89,7 +89,7 @@ class FedAdam(Algorithm[Moments]):
             server.model,
             mean,
             (state.m, state.v),
-            server.parameters,
+            server.parameter_names,
             lr=self.server_lr,
             betas=(self.beta1, self.beta2),
             tau=self.tau,

@@ -46,7 +46,7 @@ class MOON(Algorithm[NoState, LastModel]):
     @on_client
     def train(self, client: Client[LastModel], model: Weights) -> Fit:
         """Train with the contrast between the received model and the client's own last one."""
-        last = client.initial if client.state.model is None else client.state.model
+        last = client.initial_model if client.state.model is None else client.state.model
         fit = client.fit(model, CrossEntropy() + ModelContrastive(model, last, self.mu, self.tau))
         client.state.model = fit.model
         return fit

@@ -58,7 +58,7 @@ class SCAFFOLD(Algorithm[ControlVariate, ControlVariate]):
         replies = cohort.ask(self.train, server.model, c)
         server.model = aggregate(replies, self.aggregation)
         change = mean([reply.change for reply in replies.values()])
-        server.state.c = add(c, change, len(replies) / server.population)
+        server.state.c = add(c, change, len(replies) / server.num_clients)
 
     @on_client
     def train(self, client: Client[ControlVariate], model: Weights, c: Weights) -> FitWithControlVariate:

@@ -80,9 +80,9 @@ class CWC(Algorithm[AccumulatedImportance]):
     def train(self, client: Client, model: Weights, importance: Weights) -> FitWithImportance:
         """Train the model of the previous client near it, and add what matters to this client."""
         penalty = self.penalty(client, model, importance)
-        start = {name: model[name] for name in client.parameters}
+        start = {name: model[name] for name in client.parameter_names}
         path = PathIntegral(start, penalty) if self.importance == "si" else None
-        fit = client.fit(model, CrossEntropy() + (penalty or ZERO_LOSS), watch=path)
+        fit = client.fit(model, CrossEntropy() + (penalty or ZERO_LOSS), step_callback=path)
         if path:
             added: Weights = path.importance(fit.model, self.damping)
         else:

@@ -68,7 +68,7 @@ class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
         if models:
             server.state.model = ema(average, mean(models), self.ema_decay)
         if self.evaluate == "ema" and server.state.model:
-            server.served = server.state.model
+            server.eval_model = server.state.model
 
     @on_client
     def prepare(self, client: Client[PreparedDistillation], teachers: list[Weights], rule: PerTeacher) -> None:

@@ -76,7 +76,7 @@ def test_a_run_draws_each_task_by_its_own_and_tells_so(tmp_path: Path, monkeypat
     assert generator_hash(chosen) == f"{one.hash()} {two.hash()}"
 
     out = tmp_path / "run"
-    (cell,) = fedkeep.run(chosen, out=out).cells
+    (cell,) = fedkeep.run(chosen, out=out).trials
     said = f"{first} in task 1, {second} in task 2 (paper, each for its task): {REGIMES['paper']}"
     assert cell.generator == said
     assert said in (out / "table.md").read_text()

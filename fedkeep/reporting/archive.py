@@ -1,0 +1,144 @@
+"""The records of a run in one compressed file, which is read as a run folder is, without being unpacked.
+
+An archive is a ZIP file with the run folder's own names. It holds what a run recorded; models, checkpoints and what
+`fedkeep report` writes again stay out of it.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
+
+from fedkeep._utils.files import atomic_write
+from fedkeep.errors import RunError
+from fedkeep.experiment.paths import TRIALS
+
+MOST_FILES = 100_000
+MOST_BYTES = 1 << 30
+"""Of an archive, and of all that it unpacks to: an archive that says it holds more is refused."""
+
+_RECORDS = frozenset({".json", ".jsonl", ".toml"})
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # which can be unpacked in parts of a size that is asked for
+_PART = 1 << 20
+
+
+def open_run(path: Path) -> Traversable:
+    """Return the root of a run's files.
+
+    Parameters
+    ----------
+    path : Path
+        A run folder, or an archive of one.
+
+    Returns
+    -------
+    Traversable
+        The folder itself, or the root of the archive. What does not exist is returned as it is given.
+
+    Raises
+    ------
+    RunError
+        If the file is no archive, or one that no run wrote: too large, or with names that lead out of it.
+    """
+    if not path.is_file():
+        return path
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise RunError(f"{path} is larger than {MOST_BYTES:,} bytes, which no archive of a run is.")
+        # The whole file is read, so that none stays open for as long as somebody may still look into it.
+        archive = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise RunError(f"{path} is neither a run folder nor an archive of one ({error}).") from None
+    _check(path, archive)
+    archive.filename = str(path)  # what errors call it
+    return zipfile.Path(archive)
+
+
+def read_bytes(path: Traversable) -> bytes:
+    """Return what a file of a run holds; of an archive never more than it said when it was opened.
+
+    Raises
+    ------
+    RunError
+        If it is in a damaged archive.
+    """
+    try:
+        with path.open("rb") as file:
+            # `read()` would unpack all that is there before it cuts it to the size that was checked.
+            return b"".join(iter(lambda: file.read(_PART), b""))
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise RunError(f"{path} is damaged ({error}). Get the archive that holds it again.") from None
+
+
+def write_archive(run: Path, target: Path, further: dict[str, bytes] | None = None) -> Path:
+    """Write the records of a run folder into one file; the same records give the same bytes.
+
+    Parameters
+    ----------
+    run : Path
+        The run folder.
+    target : Path
+        The file. One that exists is replaced, unless it holds files that would be lost.
+    further : dict of str to bytes, optional
+        More files by name.
+
+    Returns
+    -------
+    Path
+        The target.
+
+    Raises
+    ------
+    RunError
+        If `run` is no run folder, or the target holds files that it has not.
+    """
+    if not (run / "run.json").is_file():
+        raise RunError(f"{run} is not a run folder: it has no run.json.")
+    files = {path.relative_to(run).as_posix(): path.read_bytes() for path in _records(run)} | (further or {})
+    if target.is_file():
+        root = open_run(target)
+        assert isinstance(root, zipfile.Path)
+        lost = sorted({entry.filename for entry in root.root.infolist()} - set(files))
+        if lost:
+            raise RunError(
+                f"{target} holds {lost[0]}{f' and {len(lost) - 1} more files' * (len(lost) > 1)}, which {run} has not. "
+                "Choose another --out, or remove it."
+            )
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name)  # with no time of its own: 1980
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(entry, files[name])
+    return atomic_write(target, packed.getvalue())
+
+
+def _records(run: Path) -> Iterator[Path]:
+    """Yield the files that a run recorded: its own, and those of its trials."""
+    for folder in (run, *sorted((run / TRIALS).glob("*"))):
+        for path in sorted(folder.glob("*")):
+            if path.is_file() and path.suffix in _RECORDS and path.name != "doing.json":
+                yield path
+
+
+def _check(path: Path, archive: zipfile.ZipFile) -> None:
+    """Raise `RunError` for an archive that no run wrote."""
+    entries = archive.infolist()
+    names = [entry.filename for entry in entries]
+    if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
+        raise RunError(
+            f"{path} says that it holds {len(entries):,} files of {sum(entry.file_size for entry in entries):,} bytes "
+            f"in all. An archive of a run has at most {MOST_FILES:,} files and {MOST_BYTES:,} bytes."
+        )
+    for entry in entries:
+        name = PurePosixPath(entry.filename)
+        if name.is_absolute() or ".." in name.parts or any(character in entry.filename for character in "\\:\0"):
+            raise RunError(f"{path} holds a file named {entry.filename!r}, which leads out of the archive.")
+        if entry.compress_type not in _METHODS or entry.flag_bits & 1:
+            raise RunError(f"{path} holds {entry.filename!r}, encrypted or compressed in another way than deflate.")
+    if len(set(names)) < len(names):
+        raise RunError(f"{path} holds two files of one name.")

@@ -1,0 +1,136 @@
+"""What a method gains on another, seed by seed, and whether the two are separated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeep import metrics
+from fedkeep.errors import RunError, did_you_mean
+from fedkeep.reporting.columns import Metric, metric_of
+from fedkeep.reporting.summary import Row
+from fedkeep.reporting.trial import Trial
+
+EXPLANATION = (
+    "In brackets the 95 % interval of the mean difference: Student's t over the seeds that both have. With one seed, "
+    "marked *, it is estimated from the means of blocks of the window's evaluations and says nothing of other seeds. "
+    "Where it contains 0, the two are not separated."
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a method gained on the reference, on the seeds that both have.
+
+    Attributes
+    ----------
+    label, reference : str
+        Of the two methods.
+    seeds : tuple of int
+        The seeds that both have.
+    values : tuple of float
+        The difference with each of these seeds.
+    interval : Interval
+        Their mean with its confidence interval.
+    """
+
+    label: str
+    reference: str
+    seeds: tuple[int, ...]
+    values: tuple[float, ...]
+    interval: metrics.Interval
+
+
+def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
+    """Return what one row gained on another, paired by seed.
+
+    Pairing takes out what the seeds have in common (partition, initial weights, cohorts), so fewer seeds tell more.
+
+    Parameters
+    ----------
+    row, reference : Row
+        Means over windows of different rounds are not compared: there is then no seed.
+    metric : str or Metric
+        What is compared.
+
+    Returns
+    -------
+    Difference
+        With an interval over seeds, or, of one seed, over blocks of the window's evaluations if the metric is their
+        mean.
+    """
+    metric = metric_of(metric)
+    ours, theirs = ({trial.seed: trial for trial in side.trials} for side in (row, reference))
+    pairs = {seed: (trial, theirs[seed]) for seed, trial in ours.items() if seed in theirs}
+    if metric.series or metric.windowed:
+        pairs = {seed: (a, b) for seed, (a, b) in pairs.items() if a.window_rounds == b.window_rounds}
+    gains = {seed: metric.of(a) - metric.of(b) for seed, (a, b) in pairs.items()}
+    gains = {seed: gain for seed, gain in gains.items() if not math.isnan(gain)}
+    interval = metrics.t_interval(gains.values())
+    if len(gains) == 1 and metric.series:
+        interval = _within_one_seed(*pairs[next(iter(gains))], metric)
+    return Difference(row.label, reference.label, tuple(gains), tuple(gains.values()), interval)
+
+
+def _within_one_seed(trial: Trial, other: Trial, metric: Metric) -> metrics.Interval:
+    gains = metrics.paired(metric.by_round(trial), metric.by_round(other))
+    rounds = list(gains)
+    spacing = float(np.median(np.diff(rounds))) if len(rounds) > 1 else 1.0
+    return metrics.block_interval(list(gains.values()), turn=max(round(trial.turn / spacing), 1))
+
+
+def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "window_mean") -> list[Difference]:
+    """Return each other finished method's `difference` to the reference.
+
+    Raises
+    ------
+    RunError
+        If no finished row is labelled `reference`, or `metric` is unknown.
+    """
+    metric = metric_of(metric)
+    table = {row.label: row for row in rows if row.finished}
+    named = {label.lower(): label for label in table}
+    reference = named.get(reference.lower(), reference)
+    variants = [label for label in table if label.lower().startswith(f"{reference.lower()} (")]
+    if reference not in table and variants:
+        raise RunError(f"{reference} was run with different settings. Name one: {'; '.join(variants)}.")
+    if reference not in table:
+        raise RunError(f"There is no finished method {reference!r} to compare with.{did_you_mean(reference, table)}")
+    return [difference(row, table[reference], metric) for label, row in table.items() if label != reference]
+
+
+def leaders(rows: Sequence[Row], metric: str | Metric) -> set[int]:
+    """Return the index of the finished row that is better than each other one by an interval that leaves out 0.
+
+    Returns
+    -------
+    set of int
+        Empty where there is no such row, or nothing to rank: the best mean alone does not lead.
+    """
+    metric = metric_of(metric)
+    means = {i: metric.better * row.value(metric).mean for i, row in enumerate(rows) if row.finished}
+    means = {i: mean for i, mean in means.items() if not math.isnan(mean)}
+    if not metric.better or len(means) < 2:
+        return set()
+    first = max(means, key=lambda i: means[i])
+    gains = [difference(rows[first], rows[i], metric).interval for i in means if i != first]
+    return {first} if all(gain.separated and metric.better * gain.mean > 0 for gain in gains) else set()
+
+
+def show_difference(found: Difference, *, percent: bool = True) -> str:
+    """Return a difference with its interval in few characters, and whether it separates the two methods.
+
+    Such as ``"+1.94 [+0.51, +3.37]"``, ``"-0.20 [-1.70, +1.30], not separated"`` or, within one seed,
+    ``"+0.40 [+0.10, +0.70]*"``.
+    """
+    interval, scale = found.interval, 100 if percent else 1
+    if math.isnan(interval.mean):
+        return "–"
+    text = f"{scale * interval.mean:+.2f}"
+    if not interval.known:
+        return f"{text}, no interval"
+    text += f" [{scale * interval.low:+.2f}, {scale * interval.high:+.2f}]" + "*" * interval.blocks
+    return text if interval.separated else f"{text}, not separated"

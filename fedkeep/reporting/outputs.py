@@ -1,0 +1,57 @@
+"""What is written of a run: the results as CSV, the table as Markdown, the report as HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedkeep._utils.files import atomic_write
+from fedkeep.experiment.paths import TRIALS
+from fedkeep.reporting.html import write_report
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import markdown, trials_csv
+
+REPORT = "report.html"
+
+
+def is_reported(folder: str | Path) -> bool:
+    """Tell whether `write_all` came to its end after the last trial of a run folder was finished."""
+    last = Path(folder) / REPORT  # of what it writes
+    results = [file.stat().st_mtime_ns for file in Path(folder).glob(f"{TRIALS}/*/result.json")]
+    return last.is_file() and last.stat().st_mtime_ns >= max(results, default=0)
+
+
+def write_all(path: str | Path, out: str | Path | None = None) -> Run:
+    """Write results.csv, table.md and report.html of a run, each whole or not at all, and return the run.
+
+    An unfinished run gets them too, with its unfinished trials marked; calling it again replaces them.
+
+    Parameters
+    ----------
+    path : str or Path
+        A run folder, or an archive of one.
+    out : str or Path, optional
+        The folder to write into: by default the run folder, and `default_out` of an archive.
+
+    Returns
+    -------
+    Run
+        The run that was read.
+
+    Raises
+    ------
+    RunError
+        If there is no run at `path`, or it is damaged.
+    """
+    run = read_run(path)
+    rows = summary(run)
+    folder = Path(out) if out is not None else default_out(run.path)
+    atomic_write(folder / "results.csv", trials_csv(rows))
+    atomic_write(folder / "table.md", markdown(rows))
+    write_report(run, folder / REPORT)
+    return run
+
+
+def default_out(path: Path) -> Path:
+    """Return where a run's report is written: into its folder, or, of an archive, into one of its own under runs/."""
+    return path if path.is_dir() else Path("runs") / f"report-{path.stem}"

@@ -1,0 +1,190 @@
+"""One row per method: the trials of one or several runs, grouped by label and settings, summed up over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+from fedkeep import metrics
+from fedkeep.interface import algorithms
+from fedkeep.options import options_of
+from fedkeep.reporting.columns import Metric, metric_of
+from fedkeep.reporting.run_folder import Run
+from fedkeep.reporting.trial import Trial
+
+# What of a recipe says nothing about a method's result, or is already in the trial itself.
+NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "data"})
+NO_EFFECT = frozenset({"recipe.run.evaluate_local_models", "recipe.run.served", "recipe.run.window"})
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds, its sample standard deviation (ddof=1; NaN below two seeds) and the number of seeds."""
+
+    mean: float
+    std: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Sum up the values that were measured (not NaN)."""
+        known = [value for value in values if not math.isnan(value)]
+        return cls(*metrics.mean_std(known), len(known))
+
+
+@dataclass(frozen=True)
+class Row:
+    """The finished trials of one method with one set of settings, or one unfinished trial."""
+
+    label: str
+    trials: tuple[Trial, ...]
+    finished: bool = True
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Return the seeds behind the row."""
+        return tuple(trial.seed for trial in self.trials)
+
+    @property
+    def broken(self) -> bool:
+        """Tell whether a round of the window was rolled back: what the window shows is then no result."""
+        return any(
+            number in window for trial in self.trials for window in trial.windows for number in trial.rolled_back
+        )
+
+    @property
+    def note(self) -> str:
+        """Return how far an unfinished trial got, and how many rounds were rolled back; empty where all went well."""
+        if self.finished:
+            counts = [len(trial.rolled_back) for trial in self.trials]
+            most = f"{max(counts)} of {self.trials[0].rounds_planned} rounds rolled back"
+            seeds = f" in {sum(map(bool, counts))} of {len(counts)} seeds" if len(counts) > 1 else ""
+            return f"{most}{seeds}" if any(counts) else ""
+        trial = self.trials[0]
+        return f"seed {trial.seed}, {trial.rounds_done} of {trial.rounds_planned} rounds"
+
+    @property
+    def name(self) -> str:
+        """Return the label, with the note if there is one."""
+        return f"{self.label} ({self.note})" if self.note else self.label
+
+    def value(self, metric: str | Metric) -> Spread:
+        """Return one column of the row; raise `RunError` for a name that is no metric."""
+        return Spread.of(metric_of(metric).of(trial) for trial in self.trials)
+
+
+def summary(runs: Run | Iterable[Run]) -> list[Row]:
+    """Return one row per method over its finished seeds, and one per unfinished trial right after.
+
+    Across runs, trials of one label merge if their settings agree and their seeds differ; a seed that was repeated with
+    the identical result counts once. Where settings differ, the label says in what; where only results differ, it names
+    the run.
+
+    Parameters
+    ----------
+    runs : Run or iterable of Run
+        One run or several, in the order in which their methods are to appear.
+    """
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    by_label: dict[str, list[tuple[Run, Trial]]] = {}
+    for run in runs:
+        for trial in run.trials:
+            by_label.setdefault(trial.label, []).append((run, trial))
+    rows: list[Row] = []
+    for label, members in by_label.items():
+        for name, trials in _distinguish(label, members).items():
+            named = [replace(trial, label=name) for trial in sorted(trials, key=attrgetter("seed"))]
+            if finished := tuple(trial for trial in named if trial.finished):
+                rows.append(Row(name, finished))
+            rows += [Row(name, (trial,), finished=False) for trial in named if not trial.finished]
+    return rows
+
+
+def trials_of(rows: Iterable[Row]) -> list[Trial]:
+    """Return the trials of rows, in order."""
+    return [trial for row in rows for trial in row.trials]
+
+
+def deduplicate(rows: Iterable[Row]) -> list[Trial]:
+    """Return the trials of rows; one whose averages stand in rows of their own too counts once, as the first."""
+    trials = trials_of(rows)
+    return list({str(trial.path or id(trial)): trial for trial in reversed(trials)}.values())[::-1]
+
+
+def _distinguish(label: str, members: Sequence[tuple[Run, Trial]]) -> dict[str, list[Trial]]:
+    """Split the trials of one label into groups that may be averaged, each with a name that says what sets it apart."""
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Run, Trial]]] = {}
+    for run, trial in members:
+        groups.setdefault(tuple(sorted(_settings(run, trial).items())), []).append((run, trial))
+    tables = [dict(key) for key in groups]
+    differing = sorted(
+        {key for table in tables for key in table if any(other.get(key) != table[key] for other in tables)},
+        key=lambda key: (key.count("."), key),
+    )
+    if "rounds" in differing and "window" in differing:
+        differing.remove("window")  # it follows
+    words_of = {key: _word(key) for key in differing}
+    shown = [key for i, key in enumerate(differing) if words_of[key] not in [words_of[k] for k in differing[:i]]]
+    named: dict[str, list[Trial]] = {}
+    for table, group in zip(tables, groups.values(), strict=True):
+        words = [f"{words_of[key]}={table.get(key, 'unset')}" for key in shown]
+        for run_name, trials in _without_clashes(group).items():
+            said = ", ".join(words + [f"run {run_name}"] * bool(run_name))
+            named[f"{label} ({said})" if said else label] = trials
+    return named
+
+
+def _without_clashes(group: Sequence[tuple[Run, Trial]]) -> dict[str, list[Trial]]:
+    """Return the group whole, repeated seeds once, or by run if a seed has two different results."""
+    trials: dict[int, Trial] = {}
+    for _, trial in group:
+        same = trials.setdefault(trial.seed, trial)
+        if same is not trial and (same.rounds, same.finished) != (trial.rounds, trial.finished):
+            break
+    else:
+        return {"": list(trials.values())}
+    paths = {run.path for run, _ in group}
+    unique = len({path.name for path in paths}) == len(paths)
+    split: dict[str, list[Trial]] = {}
+    for run, trial in group:
+        split.setdefault(run.path.name if unique else str(run.path), []).append(trial)
+    return split
+
+
+def _settings(run: Run, trial: Trial) -> dict[str, str]:
+    """Return what a result depends on, apart from the seed, as flat texts."""
+    partition = {key: trial.partition.get(key) for key in ("scheme", "settings") if key in trial.partition}
+    covered = f"{'-'.join(map(str, trial.window_rounds))}"
+    of_trial = {key: trial.info[key] for key in ("rounds", "dataset", "clients", "cohort") if key in trial.info}
+    recipe = {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
+    own = {"algorithm": trial.algorithm, "schedule": trial.schedule, "window": covered} | of_trial | _options(trial)
+    flat = _flat(own) | _flat({"partition": partition})
+    # A recipe repeats what the trial says, in its own place: the trial's word counts.
+    flat = {f"recipe.{key}": text for key, text in _flat(recipe).items()} | flat
+    return {key: text for key, text in flat.items() if key not in NO_EFFECT}
+
+
+def _options(trial: Trial) -> dict[str, Any]:
+    """Return a method's options; what its version did not have yet is at its default, which changes nothing."""
+    known = algorithms().get(trial.algorithm)
+    defaults = {name: field.default for name, field in options_of(known).items()} if known else {}
+    return {name: value for name, value in defaults.items() if value is not None} | dict(trial.options)
+
+
+def _word(key: str) -> str:
+    """Return what a setting is called: ``lr`` for ``recipe.training.lr``, ``model`` for ``recipe.model.name``."""
+    *before, last = key.split(".")
+    return before[-1] if before and last in {"name", "scheme"} else last
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat

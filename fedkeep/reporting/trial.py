@@ -1,0 +1,110 @@
+"""One method with one seed, as a run recorded it: its accuracies, forgetting, times and traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep import metrics
+from fedkeep.reporting.local_models import LocalModelMetrics
+from fedkeep.reporting.record import CostMetrics, Floats, TaskMetrics, mean_of
+
+
+@dataclass(frozen=True)
+class Trial(TaskMetrics, LocalModelMetrics, CostMetrics):
+    """All that can be said of a record; here, of its accuracies over rounds."""
+
+    @cached_property
+    def evaluated(self) -> NDArray[np.int64]:
+        """Return the rounds that were evaluated, int64 [T]."""
+        return np.asarray([row["round"] for row in self.evaluations], dtype=np.int64)
+
+    @cached_property
+    def accuracies(self) -> Floats:
+        """Return the top-1 accuracy of each evaluated round, float64 [T]."""
+        values = [metrics.accuracy(*self.counted(row)) for row in self.evaluations]
+        return np.asarray(values, dtype=np.float64)
+
+    @cached_property
+    def class_history(self) -> Floats:
+        """Return the class-wise accuracy of each evaluated round, float64 [T, C]; NaN for a class without test data."""
+        values = [self.accuracy_by_class(row) for row in self.evaluations]
+        return np.asarray(values, dtype=np.float64).reshape(len(values), len(self.test_total))
+
+    @cached_property
+    def balanced_history(self) -> Floats:
+        """Return the mean class-wise accuracy of each evaluated round, float64 [T]."""
+        values = [metrics.balanced_accuracy(*self.counted(row)) for row in self.evaluations]
+        return np.asarray(values, dtype=np.float64)
+
+    @cached_property
+    def forgetting_history(self) -> Floats:
+        """Return the class-wise forgetting up to each evaluated round, float64 [T]; NaN at the first, with no past."""
+        values = [metrics.forgetting(self.class_history[: t + 1]) if t else np.nan for t in range(len(self.evaluated))]
+        return np.asarray(values, dtype=np.float64)
+
+    @property
+    def last(self) -> float:
+        """Return the accuracy of the last evaluation."""
+        return metrics.last(self.accuracies)
+
+    @property
+    def best(self) -> float:
+        """Return the highest accuracy of any evaluation."""
+        return metrics.best(self.accuracies)
+
+    @cached_property
+    def window_accuracies(self) -> dict[int, float]:
+        """Return the accuracy by round, of the evaluations in the window (with tasks, of the last)."""
+        return self._in_window(self.accuracies)
+
+    @cached_property
+    def window_forgettings(self) -> dict[int, float]:
+        """Return the class-wise forgetting by round, of the evaluations in the window (with tasks, of the last)."""
+        return self._in_window(self.forgetting_history)
+
+    @property
+    def window_mean(self) -> float:
+        """Return the mean accuracy over the window."""
+        return mean_of(self.window_accuracies.values())
+
+    @property
+    def window_std(self) -> float:
+        """Return the standard deviation of accuracy from evaluation to evaluation of the window."""
+        return metrics.mean_std(self.window_accuracies.values())[1]
+
+    @property
+    def window_forgetting(self) -> float:
+        """Return the mean class-wise forgetting over the window."""
+        return mean_of(self.window_forgettings.values())
+
+    @property
+    def balanced(self) -> float:
+        """Return the mean of the class-wise accuracies at the last evaluation."""
+        return float(self.balanced_history[-1]) if len(self.evaluated) else float("nan")
+
+    @property
+    def forgetting(self) -> float:
+        """Return the class-wise forgetting at the last evaluation; NaN with fewer than two evaluations."""
+        return float(self.forgetting_history[-1]) if len(self.evaluated) else float("nan")
+
+    def rounds_to(self, target: float) -> float:
+        """Return the first evaluated round whose accuracy, a fraction, reaches a target; NaN if none does."""
+        return metrics.rounds_to(self.evaluated, self.accuracies, target)
+
+    def seconds_to(self, target: float) -> float:
+        """Return the seconds of local training, teachers included, until `rounds_to` a target; NaN if none does."""
+        reached = self.rounds_to(target)
+        spent = [
+            (row.get("train") or 0.0) + (row.get("teachers") or 0.0) for row in self.timings if row["round"] <= reached
+        ]
+        return float(sum(spent)) if spent else float("nan")
+
+    def _in_window(self, history: Floats) -> dict[int, float]:
+        """Return the known values of a history, float64 [T], by round, as far as they are in the last window."""
+        window = self.windows[-1] if self.windows else ()
+        pairs = zip(map(int, self.evaluated), map(float, history), strict=True)
+        return {number: value for number, value in pairs if number in window and not np.isnan(value)}

@@ -1,0 +1,178 @@
+"""An archive of a run reads as its folder does, keeps what it must, and cannot do harm."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from synthetic_run import RECIPE, write_demo, write_json, write_run, write_trial
+
+from fedkeep.cli.main import main
+from fedkeep.errors import RunError
+from fedkeep.reporting import archive
+from fedkeep.reporting.archive import write_archive
+from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import markdown, rows_csv
+
+LARGEST = 1 << 20
+
+
+def hostile(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return path
+
+
+def test_an_archive_reads_as_its_folder(tmp_path: Path) -> None:
+    folder = write_demo(tmp_path / "demo", rounds=6)
+    packed = write_archive(folder, tmp_path / "kept" / "demo.zip")
+    one, other = read_run(folder), read_run(packed)
+    assert (other.info, other.recipe, other.labels) == (one.info, one.recipe, one.labels)
+    assert [trial.rounds for trial in other.trials] == [trial.rounds for trial in one.trials]
+    assert [trial.finished for trial in other.trials] == [trial.finished for trial in one.trials]
+    assert rows_csv(summary(other)) == rows_csv(summary(one))
+    assert markdown(summary(other)) == markdown(summary(one))
+
+
+def test_the_same_records_give_the_same_bytes_without_models_and_checkpoints(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    trial = write_trial(run, "FedAvg", 0, [[5, 5]])
+    before = write_archive(run, tmp_path / "a.zip").read_bytes()
+    for name in ("model.safetensors", ".lock", "doing.json", "checkpoint/manifest.json", "journal/1.json"):
+        (trial / name).parent.mkdir(exist_ok=True)
+        (trial / name).write_text("{}")
+    (run / "report.html").write_text("<html>")
+    assert write_archive(run, tmp_path / "b.zip").read_bytes() == before
+    with zipfile.ZipFile(tmp_path / "b.zip") as file:
+        names = [name.removeprefix("trials/fedavg-seed0/") for name in file.namelist()]
+    assert names == [
+        "recipe.toml", "run.json", "partition.json", "result.json", "rounds.jsonl", "timings.jsonl", "trial.json",
+    ]  # fmt: skip
+
+
+def test_an_archive_is_never_replaced_by_one_that_holds_less(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_trial(run, "FedAvg", 0, [[5, 5]])
+    target = write_archive(run, tmp_path / "run.zip")
+    write_trial(run, "FedAvg", 1, [[6, 6]])
+    write_archive(run, target)
+    assert len(read_run(target).trials) == 2
+    less = write_run(tmp_path / "less")
+    write_trial(less, "FedAvg", 0, [[5, 5]])
+    with pytest.raises(RunError, match=r"holds trials/fedavg-seed1/partition\.json and 4 more files"):
+        write_archive(less, target)
+    assert len(read_run(target).trials) == 2
+
+
+@pytest.mark.parametrize("name", ["../run.json", "/etc/passwd", "trials/../../x", "..\\run.json", "C:\\x", "C:x"])
+def test_names_that_lead_out_of_an_archive_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError, match="leads out of the archive"):
+        read_run(hostile(tmp_path / "bad.zip", {"run.json": b"{}", name: b"x"}))
+
+
+def test_an_archive_that_says_it_holds_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_BYTES", LARGEST)
+    with pytest.raises(RunError, match=r"2 files of 1,048,577 bytes in all"):
+        read_run(hostile(tmp_path / "bomb.zip", {"run.json": b"{}", "recipe.toml": b" " * (LARGEST - 1)}))
+    monkeypatch.setattr(archive, "MOST_FILES", 3)
+    with pytest.raises(RunError, match="4 files"):
+        read_run(hostile(tmp_path / "many.zip", {"run.json": b"{}", "a": b"", "b": b"", "c": b""}))
+    monkeypatch.setattr(archive, "MOST_BYTES", 10)
+    with pytest.raises(RunError, match="larger than 10 bytes"):
+        read_run(tmp_path / "many.zip")
+
+
+def test_a_file_that_unpacks_to_more_than_it_says_is_cut_and_refused(tmp_path: Path) -> None:
+    """The archive's directory says a hundred bytes; what is packed are a hundred megabytes."""
+    path = hostile(tmp_path / "liar.zip", {"run.json": b" " * 100_000_000})
+    raw = bytearray(path.read_bytes())
+    place = raw.index(b"PK\1\2")
+    raw[place + 24 : place + 28] = struct.pack("<I", 100)
+    path.write_bytes(raw)
+    with pytest.raises(RunError, match=r"run\.json is damaged"):
+        read_run(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_other_compressions_are_refused(tmp_path: Path, method: int) -> None:
+    with pytest.raises(RunError, match="another way than deflate"):
+        read_run(hostile(tmp_path / "other.zip", {"run.json": b"{}"}, method))
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as file:
+        file.writestr("run.json", "{}")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            file.writestr("run.json", "{}")
+    with pytest.raises(RunError, match="two files of one name"):
+        read_run(tmp_path / "two.zip")
+
+
+def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not packed")
+    with pytest.raises(RunError, match="neither a run folder nor an archive"):
+        read_run(tmp_path / "notes.txt")
+    with pytest.raises(RunError, match=r"is not a run: it has no run\.json"):
+        read_run(hostile(tmp_path / "empty.zip", {"readme": b""}))
+
+
+def test_the_commands_read_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_demo(tmp_path / "runs" / "demo", rounds=6)
+    assert main(["archive", "runs/demo"]) == 0
+    assert "wrote results/demo.zip" in capsys.readouterr().out
+    assert main(["compare", "runs/demo", "--format", "csv"]) == 0
+    folder = capsys.readouterr().out
+    assert main(["compare", "results/demo.zip", "--format", "csv"]) == 0
+    assert capsys.readouterr().out == folder
+    assert main(["report", "results/demo.zip"]) == 0
+    assert "runs/report-demo/report.html" in capsys.readouterr().out
+    assert "SFedKD" in (tmp_path / "runs" / "report-demo" / "report.html").read_text()
+    assert main(["report", "results/demo.zip", "--out", "elsewhere"]) == 0
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == [
+        "report.html",
+        "results.csv",
+        "table.md",
+    ]
+    assert main(["archive", "results"]) == 1
+
+
+def test_a_reproduction_is_kept_column_by_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its page is the same from archives as from folders."""
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "runs" / "toy"
+    paper = '\n[paper]\ntable = "Toy, table 1"\ncolumns = ["second", "first"]\naccuracy = { FedAvg = [50.0] }\n'
+    for name in ("first", "second"):
+        run = write_run(source / name, recipe=RECIPE + paper, title=f"Toy: {name}")
+        write_trial(run, "FedAvg", 0, [[5, 5]])
+    write_json(source / "reproduction.json", {"table": "papers/toy"})
+    (source / "notes.md").write_text("A person says this.\n")
+    assert main(["archive", "runs/toy", "--out", "kept"]) == 0
+    names = sorted(path.name for path in (tmp_path / "kept" / "toy").iterdir())
+    assert names == ["first.zip", "notes.md", "second.zip", "table.md"]
+    for out, page in (("runs", "one.md"), ("kept", "two.md")):
+        assert main(["reproduce", "--out", out, "--page", page]) == 0
+    one, two = ((tmp_path / page).read_text().split("\n", 3)[3] for page in ("one.md", "two.md"))
+    assert one == two
+    assert one.index("Toy: second") < one.index("Toy: first"), "in the paper's order"
+    assert "A person says this." in one
+    write_run(tmp_path / "kept" / "toy" / "first")
+    assert main(["reproduce", "--out", "kept", "--page", "two.md"]) == 1
+    assert "'first' as a folder and as an archive" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_archive_is_shown_by_name_where_something_is_missing(tmp_path: Path) -> None:
+    write_archive(write_run(tmp_path / "run"), tmp_path / "kept.zip")
+    with pytest.raises(RunError, match=r"Runs nearby: .*kept\.zip"):
+        read_run(tmp_path / "kep.zip")
+    Console(file=io.StringIO()).print(read_run(tmp_path / "kept.zip").title)

@@ -1,0 +1,179 @@
+"""Windows, paired differences and what may be called better, on runs whose numbers are worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from synthetic_run import RECIPE, write_run, write_trial
+
+from fedkeep.errors import RunError
+from fedkeep.reporting.columns import METRICS, rounds_covered
+from fedkeep.reporting.differences import difference, differences, leaders, show_difference
+from fedkeep.reporting.html import render
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import caption, markdown
+
+T1 = 12.706204736432095  # Student's t for 95 % with one degree of freedom
+
+
+def seeds(path: Path, **methods: list[int]) -> Run:
+    """Write a run whose methods have these correct predictions, of twenty, in their only round, by seed."""
+    run = write_run(path, recipe=RECIPE.replace("rounds = 4", "rounds = 1"))
+    for label, values in methods.items():
+        for seed, value in enumerate(values):
+            write_trial(run, label, seed, [[value - value // 2, value // 2]])
+    return read_run(run)
+
+
+def series(path: Path, **methods: list[int]) -> Run:
+    """Write a run of one seed whose methods have these correct predictions, of twenty, round by round."""
+    run = write_run(path)
+    for label, values in methods.items():
+        write_trial(run, label, 0, [[value - value // 2, value // 2] for value in values])
+    return read_run(run)
+
+
+def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
+    rows = summary(seeds(tmp_path / "run", FedAvg=[10, 12], SFedKD=[14, 15, 18]))
+    (found,) = differences(rows, "FedAvg")
+    assert (found.label, found.reference, found.seeds) == ("SFedKD", "FedAvg", (0, 1))
+    assert found.values == pytest.approx((0.2, 0.15))
+    half = T1 * 0.05 / math.sqrt(2) / math.sqrt(2)
+    assert (found.interval.low, found.interval.high) == pytest.approx((0.175 - half, 0.175 + half))
+    assert show_difference(found) == "+17.50 [-14.27, +49.27], not separated"
+    assert differences(rows, "fedavg") == [found], "case does not matter"
+    with pytest.raises(RunError, match="Did you mean 'FedAvg'"):
+        differences(rows, "fedagv")
+    with pytest.raises(RunError, match="no metric 'window_meen'"):
+        differences(rows, "FedAvg", "window_meen")
+
+
+def test_the_best_mean_leads_only_where_an_interval_separates_it(tmp_path: Path) -> None:
+    apart = summary(seeds(tmp_path / "a", FedAvg=[8, 10], FedSeq=[9, 11], SFedKD=[13, 15]))
+    assert leaders(apart, "window_mean") == {2}
+    assert "**70.00 ±7.07**" in markdown(apart)
+    assert "Bold: better than every other method by the 95 % interval" in caption(apart)
+    near = summary(seeds(tmp_path / "b", FedAvg=[8, 10], FedSeq=[12, 15], SFedKD=[13, 15]))
+    assert leaders(near, "window_mean") == set(), "SFedKD is above FedAvg, and not separated from FedSeq"
+    assert "**" not in markdown(near)
+    assert leaders(near, "train_seconds") == set(), "what is not ranked has no best"
+
+
+def test_one_seed_without_a_series_leads_nothing(tmp_path: Path) -> None:
+    rows = summary(seeds(tmp_path / "run", FedAvg=[2], SFedKD=[20]))
+    assert leaders(rows, "window_mean") == leaders(rows, "last") == set()
+    assert show_difference(difference(rows[1], rows[0], "window_mean")) == "+90.00, no interval"
+
+
+def test_forgetting_is_better_low(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for seed in range(2):
+        write_trial(run, "FedAvg", seed, [[10, 10], [0, 10]])
+        write_trial(run, "FedSeq", seed, [[5, 5], [5, 5]])
+    rows = summary(read_run(run))
+    assert leaders(rows, "window_forgetting") == {1}
+
+
+def test_within_one_seed_blocks_of_the_window_stand_for_seeds_and_say_so(tmp_path: Path) -> None:
+    # The last ten of twenty rounds count; differences there: 1, 1, 2, 2, 1, 1, 2, 2, 1, 1 of twenty, in five blocks.
+    gains = [9] * 10 + [1, 1, 2, 2, 1, 1, 2, 2, 1, 1]
+    run = series(tmp_path / "run", FedAvg=[5] * 20, SFedKD=[5 + gain for gain in gains])
+    rows = summary(run)
+    found = difference(rows[1], rows[0], "window_mean")
+    half = 2.7764451051977987 * math.sqrt(0.3) / math.sqrt(5) / 20
+    assert found.interval.blocks
+    assert found.interval.mean == pytest.approx(1.4 / 20)
+    assert (found.interval.low, found.interval.high) == pytest.approx((1.4 / 20 - half, 1.4 / 20 + half))
+    assert show_difference(found) == "+7.00 [+3.60, +10.40]*"
+    assert leaders(rows, "window_mean") == {1}
+    assert leaders(rows, "last") == set(), "a single number of one seed has no interval"
+    page = " ".join(render(run).split())
+    assert "+7.00 [+3.60, +10.40]*" in page
+    assert "marked *" in page
+    assert "(of one seed, from blocks of its evaluations)" in page
+
+
+def test_a_report_says_that_nothing_is_separated(tmp_path: Path) -> None:
+    page = " ".join(render(seeds(tmp_path / "run", FedAvg=[8, 10], SFedKD=[9, 15])).split())
+    assert "No method is separated from all others in accuracy, round 1." in page
+    assert "not separated" in page
+
+
+def test_the_window_is_the_recipes(tmp_path: Path) -> None:
+    for window, first in (("0.25", 4), ("3", 2), ("1", 4)):
+        recipe = RECIPE.replace("rounds = 4", f"rounds = 4\nwindow = {window}")
+        run = write_run(tmp_path / window, recipe=recipe)
+        write_trial(run, "FedAvg", 0, [[0, 0], [1, 1], [2, 2], [6, 6]])
+        (trial,) = read_run(run).trials
+        assert trial.window_rounds == (first, 4)
+        assert trial.window_mean == pytest.approx({4: 0.6, 2: 0.3}[first])
+        heading = "accuracy, round 4" if first == 4 else "accuracy, rounds 2–4"
+        assert METRICS["window_mean"].heading([trial]) == heading
+        assert f"| {heading} |" in markdown(summary(read_run(run)))
+
+
+def test_a_part_of_a_window_is_not_shown_by_its_name(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_trial(run, "FedAvg", 0, [[1, 1], [2, 2], [3, 3]], finished=False, planned=4)
+    (trial,) = read_run(run).trials
+    assert trial.window_rounds == (3, 4)
+    assert math.isnan(trial.window_mean)
+    assert trial.last == pytest.approx(0.3)
+
+
+def test_windows_of_different_lengths_go_by_no_common_name_and_are_not_compared(tmp_path: Path) -> None:
+    long, short = write_run(tmp_path / "long"), write_run(tmp_path / "short", recipe=RECIPE.replace("= 4", "= 2"))
+    for seed in range(2):
+        write_trial(long, "FedAvg", seed, [[1, 1], [2, 2], [3, 3], [4, 4]])
+        write_trial(short, "SFedKD", seed, [[8, 8], [9, 9]])
+    rows = summary([read_run(long), read_run(short)])
+    text = markdown(rows)
+    assert "| accuracy, rounds as named |" in text
+    assert "| 35.00 ±0.00 (rounds 3–4) |" in text
+    assert "| 90.00 ±0.00 (round 2) |" in text
+    found = difference(rows[1], rows[0], "window_mean")
+    assert found.seeds == ()
+    assert show_difference(found) == "–"
+    assert leaders(rows, "window_mean") == set()
+    assert difference(rows[1], rows[0], "last").seeds == (0, 1), "a last accuracy is one of each"
+
+
+def test_runs_of_one_method_with_different_windows_stay_apart(tmp_path: Path) -> None:
+    runs = []
+    for name, window in (("a", 0.5), ("b", 0.25)):
+        run = write_run(tmp_path / name, recipe=RECIPE.replace("rounds = 4", f"rounds = 4\nwindow = {window}"))
+        write_trial(run, "FedAvg", len(runs), [[1, 1]] * 4)
+        runs.append(read_run(run))
+    assert [row.label for row in summary(runs)] == ["FedAvg (window=3-4)", "FedAvg (window=4-4)"]
+
+
+def test_a_method_that_takes_turns_gives_all_methods_of_the_run_whole_turns(tmp_path: Path) -> None:
+    """Three clients, all in every round: ten rounds' second half would cut a turn."""
+    counts = [[8, 2], [0, 10], [5, 5]]
+    run = write_run(tmp_path / "run")
+    for label, algorithm in (("FedProx", "fedprox"), ("FedSKF", "fedskf")):
+        info = {"algorithm": algorithm, "cohort": 3}
+        write_trial(run, label, 0, [[r % 3, 0] for r in range(10)], counts=counts, **info)
+    trials = read_run(run).trials
+    assert [trial.window_rounds for trial in trials] == [(8, 10), (8, 10)]
+    other = write_run(tmp_path / "other")
+    write_trial(other, "FedSKF", 0, [[1, 1]] * 10, counts=counts, algorithm="fedskf", cohort=2)
+    assert read_run(other).trials[0].window_rounds == (6, 10), "of a cohort that is drawn there is no turn"
+
+
+def test_with_tasks_the_window_is_of_each(tmp_path: Path) -> None:
+    # Two tasks of four rounds, a class each; rounds 3 and 4 of each count.
+    rounds = [[2], [4], [6], [8], [1, 9], [1, 9], [2, 8], [4, 8]]
+    run = write_run(tmp_path / "run")
+    write_trial(run, "FedLwF", 0, rounds, tasks=[1, 1])
+    (trial,) = read_run(run).trials
+    assert rounds_covered(trial) == "rounds 3–4 of each task"
+    # After task 1: 0.6 and 0.8; after task 2: (0.2 + 0.8) / 2 and (0.4 + 0.8) / 2.
+    assert trial.window_incrementals == pytest.approx({3: 0.55, 4: 0.7})
+    assert trial.window_incremental == pytest.approx(0.625)
+    assert trial.incremental == pytest.approx(0.7)
+    text = markdown(summary(read_run(run)))
+    assert "| mean over tasks, rounds 3–4 of each task | mean over tasks, after each |" in text
