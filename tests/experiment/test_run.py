@@ -9,28 +9,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
+
 import fedkeep
 from fedkeep._utils import progress
-from fedkeep.errors import ConfigError
-from fedkeep.errors import FedKeepError
-from fedkeep.errors import RunError
+from fedkeep.errors import ConfigError, FedKeepError, RunError
 from fedkeep.experiment import experiment as module
-from fedkeep.experiment import plugins
-from fedkeep.experiment import provenance
-from fedkeep.experiment import trial_runner
+from fedkeep.experiment import plugins, provenance, trial_runner
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import open_run
-from fedkeep.experiment.run import prepare_run
+from fedkeep.experiment.run import open_run, prepare_run
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.simulation.simulation import Simulation
@@ -345,7 +341,7 @@ def test_a_trial_tells_which_versions_ran_it(tmp_path: Path, monkeypatch: pytest
     assert f"PyTorch {torch.__version__}" in here
     monkeypatch.setattr(trial_runner, "describe_version", lambda: "FedKeep 9")
     (cell,) = fedkeep.resume(tmp_path / "run").trials
-    assert cell.played_by == (here, "FedKeep 9")
+    assert cell.versions == (here, "FedKeep 9")
     assert (
         "Trials that another version continued, which report.html names: 1 of 1."
         in (tmp_path / "run" / "table.md").read_text()
