@@ -93,14 +93,18 @@ def _open(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, lis
     simulation = experiment.simulation(trial.method, trial.seed)
     cohort, on_cpu = experiment.recipe.run.cohort, experiment.machine.device == "cpu"
     count = useful_workers(trial.method.algorithm, cohort, spare if on_cpu else 0)
-    join = [str(trial.run), trial.method.label, trial.seed]
-    workers = CohortWorkers(count, lambda: start_workers(count, work, experiment.machine, 0), (JOIN, join))
     description = experiment.describe(trial.method, trial.seed)
     return simulation, [
         TrialDescription(trial, description, max(count, 1)),
         ProgressReport(trial, description["test_total"], report),
-        workers,
+        cohort_workers(trial, count),
     ]
+
+
+def cohort_workers(trial: Trial, count: int) -> CohortWorkers:
+    """Return the callback that lets so many processes share a trial's cohorts."""
+    request = JOIN, [str(trial.run), trial.method.label, trial.seed]
+    return CohortWorkers(count, lambda: start_workers(count, work, trial.experiment.machine, 0), request)
 
 
 def write_description(folder: Path, description: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Client steps that are performed at sites: what the engine asks goes out over the line, what comes back is checked."""
+"""Client steps at sites: tasks go out over the transport, and what comes back is checked."""
 
 from __future__ import annotations
 
@@ -30,64 +30,74 @@ from fedkeep.simulation.state import SimulationState
 class _Asked:
     """A call: its name, until when it may be answered, and what came of it."""
 
-    request: ClientTask
+    task: ClientTask
     call: str
     until: float = 0.0
     found: TaskResult | ClientFailure | None = None
 
 
 class FlowerExecutor(Executor):
-    """Performs steps at sites, one call at a time at each, since a SuperNode does one thing after another.
+    """Carries steps out at sites, one call at a time at each, since a SuperNode does one thing after another.
 
-    The engine's rounds ask the next call of a client only when the last has come to an end.
+    A round asks the next call of a client only when the last has come to an end.
 
     Parameters
     ----------
-    engine : whose steps are performed. Its client states are references (see `fedkeep.flower.state_store.StateRef`).
-    introduction : what each site is told of the run with every call, so that it depends on no earlier one.
-    run : the run's name, under which sites keep states.
-    deadline : seconds that a call may take.
+    state : SimulationState
+        Whose steps are carried out. Its client states are references (see `fedkeep.flower.state_store.StateRef`).
+    transport : Transport
+        Leads to the sites.
+    sites : SiteRegistry
+        The sites that take part.
+    reply_log : ReplyLog
+        Keeps the replies of the round under way.
+    introduction : Envelope
+        What each site is told of the run with every call, so that it depends on no earlier one.
+    run : str
+        The run's name, under which sites keep states.
+    deadline : float
+        Seconds that a call may take.
     """
 
     def __init__(
         self,
-        engine: SimulationState,
-        line: Transport,
+        state: SimulationState,
+        transport: Transport,
         sites: SiteRegistry,
-        journal: ReplyLog,
+        reply_log: ReplyLog,
         introduction: Envelope,
         run: str,
         deadline: float,
     ) -> None:
-        self.engine = engine
-        self.line = line
+        self.state = state
+        self.transport = transport
         self.sites = sites
-        self.journal = journal
+        self.reply_log = reply_log
         self.introduction = introduction
         self.run = run
         self.deadline = deadline
-        self.ahead = len(engine.federation.clients)
+        self.ahead = len(state.federation.clients)
         self.pending: dict[str, _Asked] = {}  # by what the answer will be known by
         self.names: dict[int, tuple[str, Tensor]] = {}
         self.round = 0  # over all tasks
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:
         self.round = round
-        self.journal.begin(round)
+        self.reply_log.begin(round)
         self.names.clear()
-        self.sites.gather(cohort, min(self.engine.schedule.min_clients, len(cohort)))
+        self.sites.gather(cohort, min(self.state.schedule.min_clients, len(cohort)))
 
-    def submit(self, *requests: ClientTask) -> list[Future]:
-        return [self._submit(request) for request in requests]
+    def submit(self, *tasks: ClientTask) -> list[Future]:
+        return [self._submit(task) for task in tasks]
 
-    def _submit(self, request: ClientTask) -> _Asked:
-        parcel = self._packed(request)
-        asked = _Asked(request, parcel.head["call"])
-        known = self.journal.recall(asked.call, self._hint(request))
+    def _submit(self, task: ClientTask) -> _Asked:
+        envelope = self._pack(task)
+        asked = _Asked(task, envelope.head["call"])
+        known = self.reply_log.recall(asked.call, self._hint(task))
         if known is not None:
-            asked.found = self._accepted(asked, known)
+            asked.found = self._accept(asked, known)
             return asked
-        sent = self._send(request, parcel)
+        sent = self._send(task, envelope)
         if isinstance(sent, ClientFailure):
             self._settle(asked, sent)
         else:
@@ -95,10 +105,10 @@ class FlowerExecutor(Executor):
             self.pending[sent] = asked
         return asked
 
-    def wait(self, ticket: Future) -> TaskResult | ClientFailure:
-        asked: _Asked = ticket
+    def wait(self, future: Future) -> TaskResult | ClientFailure:
+        asked: _Asked = future
         while asked.found is None:
-            self._hear()
+            self._receive()
             if asked.found is None:
                 time.sleep(POLL_SECONDS)
         return asked.found
@@ -110,16 +120,16 @@ class FlowerExecutor(Executor):
     def stop(self) -> None:
         self.pending.clear()
 
-    def _send(self, request: ClientTask, parcel: Envelope) -> str | ClientFailure:
-        if self.sites.node(request.client) is None:
+    def _send(self, task: ClientTask, envelope: Envelope) -> str | ClientFailure:
+        if self.sites.node(task.client) is None:
             self.sites.look()  # it may have come back since the round began
-        node = self.sites.node(request.client)
+        node = self.sites.node(task.client)
         if node is None:
             return ClientFailure("is not connected")
-        return self.line.send(node, "perform", parcel, self.round, self.deadline)
+        return self.transport.send(node, "perform", envelope, self.round, self.deadline)
 
-    def _hear(self) -> None:
-        for sent, reply in self.line.receive(self.pending).items():
+    def _receive(self) -> None:
+        for sent, reply in self.transport.receive(self.pending).items():
             asked = self.pending.pop(sent)
             self._settle(asked, self._read(asked, reply))
         for sent, asked in list(self.pending.items()):
@@ -129,18 +139,18 @@ class FlowerExecutor(Executor):
 
     def _settle(self, asked: _Asked, found: Any) -> None:
         try:
-            self.journal.keep(asked.call, found)
+            self.reply_log.keep(asked.call, found)
         except (KeyError, TypeError, ValueError) as error:  # of a kind of tensor that no file can hold
             found = ClientFailure(f"answered with what cannot be kept: {error}")
-            self.journal.keep(asked.call, found)
-        asked.found = self._accepted(asked, found)
+            self.reply_log.keep(asked.call, found)
+        asked.found = self._accept(asked, found)
 
-    def _accepted(self, asked: _Asked, found: Any) -> TaskResult | ClientFailure:
+    def _accept(self, asked: _Asked, found: Any) -> TaskResult | ClientFailure:
         if isinstance(found, ClientFailure):
             return found
         ((reply, _, uses),), train, teachers = found
-        self.engine.context.timer.add(train, teachers)
-        return TaskResult(reply, state_ref(asked.call, self.engine.client_state), uses)
+        self.state.context.timer.add(train, teachers)
+        return TaskResult(reply, state_ref(asked.call, self.state.client_state), uses)
 
     def _read(self, asked: _Asked, reply: Envelope | ClientFailure) -> Any:
         """Return an answer of the step's own type, or why it is none."""
@@ -148,37 +158,37 @@ class FlowerExecutor(Executor):
             return reply
         if "error" in reply.head:
             return ClientFailure(f"its site says: {reply.head['error']}")
-        tensors = {name: tensor.to(self.engine.device) for name, tensor in reply.tensors.items()}
+        tensors = {name: tensor.to(self.state.device) for name, tensor in reply.tensors.items()}
         try:
-            found = from_structure(reply.head.get("answer"), tensors, self._hint(asked.request))
-            fault = implausible(found, self._examples(asked.request.client))
+            found = from_structure(reply.head.get("answer"), tensors, self._hint(asked.task))
+            fault = implausible(found, self._examples(asked.task.client))
             return ClientFailure(f"answered with {fault}") if fault else found
         except ValueRefused as error:
-            return ClientFailure(f"answered with what {asked.request.step.__name__} does not give: {error}")
+            return ClientFailure(f"answered with what {asked.task.step.__name__} does not give: {error}")
 
-    def _hint(self, request: ClientTask) -> Any:
-        return results_type([request.step], self.engine.client_state)
+    def _hint(self, task: ClientTask) -> Any:
+        return results_type([task.step], self.state.client_state)
 
     def _examples(self, client: str) -> int:
-        federation = self.engine.federation
+        federation = self.state.federation
         assert isinstance(federation, ServerView)
         return federation.total_size(client)
 
-    def _packed(self, request: ClientTask) -> Envelope:
-        """Return a request as a parcel, named by its round and by all that is asked."""
+    def _pack(self, task: ClientTask) -> Envelope:
+        """Return a task as a envelope, named by its round and by all that is asked."""
         tensors: dict[str, Tensor] = {}
-        settled = self.engine.client_states.get(request.client)
+        settled = self.state.client_states.get(task.client)
         head = {
             **self.introduction.head,
             "run": self.run,
             "settled": settled.call if isinstance(settled, StateRef) else "",
-            "request": encode_task(request, content_namer(tensors, self.names)),
+            "request": encode_task(task, content_namer(tensors, self.names)),
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
         return Envelope({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
 
 
-MOST_STEPS = 10**9  # of a visit
+MOST_STEPS = 10**9  # of a local training
 
 
 def implausible(answer: Any, examples: int) -> str | None:

@@ -56,7 +56,7 @@ IN_VAIN = 3  # rounds, all undone from the first on, after which a run stops
 REJOIN = 60.0  # seconds that the sites of a run have to be seen again when the server starts again
 
 
-def serve(line: Transport, config: RunConfig) -> Run:
+def serve(transport: Transport, config: RunConfig) -> Run:
     """Carry out a recipe, method by method and seed by seed, and return the run; continues one that was stopped."""
     import_user_code(filter(None, config.use.split(",")))
     recipe = _recipe(config)
@@ -67,7 +67,7 @@ def serve(line: Transport, config: RunConfig) -> Run:
         try:
             for trial in Experiment(recipe).trials(folder):
                 with _alone(trial.folder):
-                    _run(line, config, recipe, trial.method, trial.seed, trial.folder)
+                    _run(transport, config, recipe, trial.method, trial.seed, trial.folder)
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
             raise
@@ -76,7 +76,7 @@ def serve(line: Transport, config: RunConfig) -> Run:
         return done
 
 
-def _run(line: Transport, config: RunConfig, recipe: Recipe, method: Method, seed: int, folder: Path) -> None:
+def _run(transport: Transport, config: RunConfig, recipe: Recipe, method: Method, seed: int, folder: Path) -> None:
     """Run one method with one seed, in the round where it stopped if it was begun before."""
     data_dir = config.data_dir or None
     whole = load_data(config.data or recipe.data, data_dir, recipe.validation)
@@ -87,7 +87,7 @@ def _run(line: Transport, config: RunConfig, recipe: Recipe, method: Method, see
     introduction = Envelope({"version": version("fedkeep"), "recipe": one.to_toml(), "data": data})
     book = folder / "sites.json"  # the run's name at the sites, and who takes part
     known = json.loads(book.read_text()) if book.exists() else None
-    sites = SiteRegistry(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
+    sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
     if known is None:
         count = config.sites or recipe.partition.clients
         if not count:
@@ -97,10 +97,12 @@ def _run(line: Transport, config: RunConfig, recipe: Recipe, method: Method, see
     else:
         sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
     federation = server_view(recipe, seed, dataset, held, known["examples"])
-    engine = build_simulation(recipe, method, seed, federation, config.device, config.data_dir or None)
-    engine.client_state = state_ref_type(engine.client_state)
-    journal = ReplyLog(folder / "journal")
-    engine.executor = FlowerExecutor(engine, line, sites, journal, introduction, known["run"], config.deadline)
+    simulation = build_simulation(recipe, method, seed, federation, config.device, config.data_dir or None)
+    simulation.client_state = state_ref_type(simulation.client_state)
+    reply_log = ReplyLog(folder / "journal")
+    simulation.executor = FlowerExecutor(
+        simulation, transport, sites, reply_log, introduction, known["run"], config.deadline
+    )
     description = describe_trial(recipe, method, seed, federation, config.data_dir or None)
     if _rounds_in_vain(folder):  # nothing is lost by beginning anew, and rounds are won
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -114,11 +116,11 @@ def _run(line: Transport, config: RunConfig, recipe: Recipe, method: Method, see
 
     try:
         # A checkpoint after every round.
-        run_trial(engine, folder, [OnRoundEnd(check)], checkpoint_share=math.inf)
+        run_trial(simulation, folder, [OnRoundEnd(check)], checkpoint_share=math.inf)
     except Exception:
-        journal.remove()  # an answer may have been the cause: sites give theirs again, without training again
+        reply_log.remove()  # an answer may have been the cause: sites give theirs again, without training again
         raise
-    journal.remove()
+    reply_log.remove()
 
 
 def _check_for_success(folder: Path, recipe: Recipe) -> None:

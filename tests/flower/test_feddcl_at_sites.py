@@ -161,8 +161,8 @@ def frozen(recipe: str, folder: Path, sites: str) -> str:
 def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines, engine_for = [], client_handler.engine_for
-    monkeypatch.setattr(client_handler, "engine_for", lambda *given: engines.append(engine_for(*given)) or engines[-1])
+    engines, build = [], client_handler.build_simulation
+    monkeypatch.setattr(client_handler, "build_simulation", lambda *given: engines.append(build(*given)) or engines[-1])
     toy = frozen(recipe, tmp_path, '["1-2"]')
     one, many = tmp_path / "one", tmp_path / "many"
     assert main(["run", toy, "--workers", "1", "--quiet", "--out", str(one)]) == 0

@@ -186,7 +186,7 @@ def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, cohorts: list[li
         if asked.head.get("request", {}).get("round") != 2 or place.site != victim:
             return said
         fields = said.head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]  # of the one outcome, its reply
-        name = fields["moved"]["dict"][0][1]["tensor"]
+        name = fields["change"]["dict"][0][1]["tensor"]
         return Envelope(said.head, {**said.tensors, name: torch.zeros(2)})
 
     victim = cohorts[1][0]
@@ -230,9 +230,9 @@ def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path, monk
 
 
 def test_who_is_not_of_the_run_is_turned_away(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_registry, "AGAIN", 0.0)
+    monkeypatch.setattr(site_registry, "RETRY_SECONDS", 0.0)
     line = LocalLine(places(tmp_path / "states"))
-    monkeypatch.setattr(executor, "POLL", 0.0)
+    monkeypatch.setattr(executor, "POLL_SECONDS", 0.0)
     add: Sequence[tuple[int, str]] = ((200, "stranger"), (201, "3"))
 
     def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
