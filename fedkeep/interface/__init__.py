@@ -2,7 +2,7 @@
 
 from fedkeep.interface.algorithm import Algorithm, algorithms, get_algorithm, on_client
 from fedkeep.interface.cohort import Cohort, RemoteClient, each
-from fedkeep.interface.party import Client, Fit, ModelCopy, NoState, Server
+from fedkeep.interface.party import Client, Fit, NoState, Server
 from fedkeep.interface.training import Training
 from fedkeep.losses import Data
 
@@ -12,7 +12,6 @@ __all__ = [
     "Cohort",
     "Data",
     "Fit",
-    "ModelCopy",
     "NoState",
     "RemoteClient",
     "Server",

@@ -44,16 +44,9 @@ class Fit:
     """
 
     model: Weights
-    examples: int
-    steps: int
+    num_examples: int
+    num_steps: int
     loss: float
-
-
-@dataclass(frozen=True, eq=False)
-class ModelCopy:
-    """A client's own model, whole, for a server that asks it itself; no training that came back."""
-
-    model: Weights
 
 
 class Party(ABC, Generic[S]):
@@ -191,10 +184,6 @@ class Server(Party[S]):
     model: Weights
     eval_model: Weights
     num_clients: int
-
-    @abstractmethod
-    def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:
-        """Return what `predict` does for a client's model, whose network may be another than the server's."""
 
     @abstractmethod
     def log(self, name: str, value: float | list[float]) -> None:

@@ -30,5 +30,5 @@ def round_mean(model: Weights, fits: Sequence[tuple[str, Fit]], sequential: bool
     sequential : bool
         Whether the method's clients train one after another.
     """
-    client_models = {client: fit.model for client, fit in fits if fit.steps}
+    client_models = {client: fit.model for client, fit in fits if fit.num_steps}
     return mean(list(client_models.values())) if sequential and client_models else model

@@ -14,7 +14,7 @@ import torch
 from fedkeep._utils import progress, seeds
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, in_one_line
-from fedkeep.interface import Cohort, Fit, ModelCopy, RemoteClient
+from fedkeep.interface import Cohort, Fit, RemoteClient
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.cohort import Each
@@ -132,8 +132,8 @@ class RoundState:
     def record(self) -> dict[str, Any]:
         """Return the round's record, as far as the round itself knows it."""
         fits = [fit for _, fit in self.ordered_fits()]
-        examples = sum(fit.examples for fit in fits)
-        loss = sum(fit.loss * fit.examples for fit in fits) / examples if examples else None
+        examples = sum(fit.num_examples for fit in fits)
+        loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if examples else None
         record: dict[str, Any] = {
             "task": self.task,
             "round": self.number,
@@ -263,7 +263,7 @@ class RoundState:
             fault = invalid_counts(reply, state.context.classes, state.federation.num_examples(client))
             return fault and f"answered with {fault}"
         runner = state.context_of(client).runner
-        mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit | ModelCopy) else []
+        mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) else []
         mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
         if mismatch := next(filter(None, mismatches), None):
             return f"answered with another model: {mismatch}"

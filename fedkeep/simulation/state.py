@@ -136,7 +136,6 @@ class SimulationState:
             server_state(),
             self.context.runner.initial,
             len(self.federation.clients),
-            self.context_of,
         )
         self.serial = SerialExecutor(self.context, self.federation, self.client_state, self.own_contexts)
         self.executor: Executor = self.serial

@@ -240,12 +240,10 @@ class LocalServer(LocalParty, Server[Any]):
         state: Any,
         model: Weights,
         num_clients: int,
-        context_of: Callable[[str], ClientContext],
     ) -> None:
         super().__init__(context, "", data, state, task=1, round=0, uses={})
         self.model = model
         self.num_clients = num_clients
-        self.context_of = context_of
         self.eval_model: Weights = {}
         self.logged: dict[str, float | list[float]] = {}
 
@@ -253,12 +251,6 @@ class LocalServer(LocalParty, Server[Any]):
         """Go to a task's round."""
         self.task, self.round, self._uses = task, round, {}
         self._update_classes()
-
-    def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:
-        self._check(data)
-        context = self.context_of(client)  # it may normalise images in another way than the server does
-        with context.inference_time():
-            return context.runner.logits(model, context.normalise(data["image"]))
 
     def log(self, name: str, value: float | list[float]) -> None:
         self.logged[name] = value

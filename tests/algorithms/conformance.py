@@ -317,7 +317,7 @@ class Conformance:
             fits.clear()
             settled(engine, 1)
             after = engine.server.model
-            assert any(fit.steps for fit in fits)
+            assert any(fit.num_steps for fit in fits)
             for name in (name for name in after if "running" in name):
                 left = torch.stack([fit.model[name] for fit in fits])
                 assert bool((after[name] >= left.amin(0) - 1e-6).all()), name

@@ -336,8 +336,8 @@ def test_fedavg_is_the_weighted_mean_of_the_graduates(monkeypatch: pytest.Monkey
     monkeypatch.setattr(LocalParty, "fit", lambda *args, **kwargs: fits.append(fit(*args, **kwargs)) or fits[-1])
     engine = tiny.engine(FedAvg(), rounds=1)
     tiny.played(engine)
-    total = sum(reply.examples for reply in fits)
+    total = sum(reply.num_examples for reply in fits)
     assert len(fits) == 3
     for name, tensor in engine.server.model.items():
-        mean = sum(reply.model[name].double() * reply.examples for reply in fits) / total
+        mean = sum(reply.model[name].double() * reply.num_examples for reply in fits) / total
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-7)
