@@ -1,4 +1,4 @@
-"""The words of the house as types: algorithm, cohort, client, server, and the values that travel between them."""
+"""The interface of a method: algorithm, client, server and cohort, and the values that are sent between them."""
 
 from fedkeep.interface.algorithm import Algorithm, algorithms, get_algorithm, on_client
 from fedkeep.interface.cohort import Cohort, RemoteClient, each

@@ -125,7 +125,7 @@ class BatchStream:
 
     def _batch(self, rows: Mapping[str, Tensor], order: Tensor, start: int, end: int) -> Batch:
         data = {name: column[start:end] for name, column in rows.items()}
-        made = data.pop("made", None)
+        made = data.pop("generated", None)
         if data["image"].dtype == torch.uint8:
             if self.augmentation:
                 data["image"] = self.augmentation(data["image"], self.normalise, self.noise, made)

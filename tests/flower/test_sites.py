@@ -386,8 +386,8 @@ def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> No
     [
         (torch.ones(99), "of shape"),
         (torch.ones(10, dtype=torch.int64), "of shape"),
-        (torch.full((10,), -1.0), "negative or no whole numbers"),
-        (torch.full((10,), 12.5), "negative or no whole numbers"),
+        (torch.full((10,), -1.0), "negative or not whole numbers"),
+        (torch.full((10,), 12.5), "negative or not whole numbers"),
         (torch.full((10,), 1e6), "of 10000000 examples, and it has"),
     ],
 )

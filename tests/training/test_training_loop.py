@@ -578,8 +578,8 @@ def test_made_images_are_not_brightened() -> None:
     data = engine.federation.data("0")
     made = torch.arange(len(data["label"])) % 2 == 1
     client = LocalClient(engine.context, "0", data, None, task=1, round=1, uses={})
-    (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "made": made}).streams
+    (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "generated": made}).streams
     (batch,) = source.batches(1000, merge_last=False)
-    assert "made" not in batch.data
+    assert "generated" not in batch.data
     as_they_were = (batch.data["image"] == engine.context.normalise(data["image"])[batch.index]).flatten(1).all(1)
     assert torch.equal(as_they_were, made[batch.index])

@@ -88,8 +88,8 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     and pulled towards it afterwards; before, the global rows of new classes are untrained.
 
     *Projection* (PIT, ``pit``): the mean of the models is aligned with the neurons of one client's model by optimal
-    transport (`fedkeep.aggregation.OptimalTransport`), each round another client's. With ``pit_turn=cyclic`` accuracy has
-    the period of a turn, and if the number of rounds is a multiple of the number of clients K, every task ends with
+    transport (`fedkeep.aggregation.OptimalTransport`), each round another client's. With ``pit_turn=cyclic`` accuracy
+    has the period of a turn, and if the number of rounds is a multiple of the number of clients K, every task ends with
     the same client; with ``random`` all have one turn in K rounds, in random order. The aligned mean is averaged with
     the base (``aggregate``), or taken alone (``aligned``, which with an exact plan computes what the mean does).
 
