@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 
 class FedKeepError(Exception):
-    """Base class of all exceptions that FedKeep raises on purpose. Messages say what happened, what was expected and what to do."""
+    """Base class of all exceptions that FedKeep raises on purpose.
+
+    Messages say what happened, what was expected and what to do.
+    """
 
 
 class ConfigError(FedKeepError, ValueError):

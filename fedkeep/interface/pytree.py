@@ -34,7 +34,7 @@ _LEAVES = (Tensor, bool, int, float, str, type(None))
 
 @cache
 def _children_of(cls: Any) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
-    """Return the function that `children` applies to nodes of a class. It is cached, since every message is traversed."""
+    """Return the function that `children` applies to nodes of a class; cached, since every message is traversed."""
     if issubclass(cls, _LEAVES):
         return None
     if issubclass(cls, Mapping):

@@ -63,6 +63,6 @@ class Evaluation(Callback):
         counts = count_predictions(
             lambda images: state.algorithm.predict(state.server, model, images),
             state.federation.dataset.test,
-            state.context.classes,
+            state.context.num_classes,
         )
         return {"correct": counts.correct, "test_loss": counts.loss}

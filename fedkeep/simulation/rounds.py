@@ -260,7 +260,7 @@ class RoundState:
         if where is not None:
             return f"answered with a {where} that is not finite"
         if unwrap_step(step) is label_counts:
-            fault = invalid_counts(reply, state.context.classes, state.federation.num_examples(client))
+            fault = invalid_counts(reply, state.context.num_classes, state.federation.num_examples(client))
             return fault and f"answered with {fault}"
         runner = state.context_of(client).runner
         mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) else []

@@ -43,7 +43,7 @@ class Hand:
         self.training = engine.training
         self.network = engine.context.runner.build().double()
         self.initial = doubled(engine.context.runner.initial)
-        self.classes = engine.context.classes
+        self.classes = engine.context.num_classes
 
     def cohorts(self, rounds: int) -> list[tuple[int, list[str]]]:
         """Return (round, ordered cohort), rounds counted from 1."""

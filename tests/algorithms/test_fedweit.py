@@ -148,7 +148,7 @@ def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -
         pupil = NetworkView(
             networks, weights, lambda batch: functional_call(networks.train_network, dict(network), (batch,))
         )
-        return given.objective(pupil, [batch])
+        return given.loss(pupil, [batch])
 
     def theirs(weights: dict[str, Tensor]) -> Tensor:
         return loss(weights, images.double(), labels, *known(seen, 3, "1"))

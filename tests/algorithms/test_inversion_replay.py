@@ -52,7 +52,7 @@ def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) ->
 def loss_of(engine: Simulation, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss of a model on the first rows of its two data sets, real images and labels, synthetic images."""
     real, made = (source.first(4) for source in given.streams)
-    value = given.objective(pupil(engine, model), [real, made])
+    value = given.loss(pupil(engine, model), [real, made])
     return value, real.data["image"], real.data["label"], made.data["image"]
 
 
@@ -187,7 +187,7 @@ def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(given.streams) == 1
     batch = given.streams[0].first(4)
     engine.set_task(1)
-    value = given.objective(pupil(engine, model), [batch])
+    value = given.loss(pupil(engine, model), [batch])
     anchors = read_anchors(ANCHORS, engine.context.label_names[:2])
     images, labels = batch.data["image"], batch.data["label"]
     distance = mse_loss(engine.context.runner.features(model, images), anchors[labels])
