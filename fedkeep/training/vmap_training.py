@@ -170,7 +170,7 @@ class ModelStack:
         ]
 
     def _rows(self, members: Sequence[int]) -> Rows:
-        """Return an index of members in the stack: for all a slice, which gives views; for some a tensor, which copies."""
+        """Return an index of members in the stack: for all a slice, which gives views; for some a tensor."""
         return slice(None) if len(members) == len(self.group) else to_device(torch.tensor(members), self.runner.device)
 
     def gradients(self, rows: Rows, batches: Sequence[list[Batch]]) -> tuple[Tensor, dict[str, Tensor]]:

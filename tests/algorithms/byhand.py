@@ -47,7 +47,7 @@ class Hand:
 
     def cohorts(self, rounds: int) -> list[tuple[int, list[str]]]:
         """Return (round, ordered cohort), rounds counted from 1."""
-        return [(number, self.engine.draw_cohort(number)) for number in range(1, rounds + 1)]
+        return [(number, self.engine.sample_cohort(number)) for number in range(1, rounds + 1)]
 
     def data(self, client: str) -> tuple[Tensor, Tensor]:
         """Return a client's normalised images, in float64, and its labels."""

@@ -66,7 +66,7 @@ def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -
     assert isinstance(number, str)
     (reply,) = line.receive([number]).values()
     assert isinstance(reply, Envelope)
-    assert reply.head == {"error": "'round' is no client step of fedavg."}
+    assert reply.head == {"error": "'round' is not a client step of fedavg."}
 
 
 @pytest.mark.parametrize("method", ["sfedkd", "scaffold", "moon"])
