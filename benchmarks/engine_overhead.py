@@ -176,7 +176,7 @@ class BareLoop:
     def round(self) -> None:
         """Train the next round's clients, each from the one before or all from the server's weights."""
         self.finished += 1
-        cohort = self.engine.draw_cohort(self.finished)
+        cohort = self.engine.sample_cohort(self.finished)
         if self.engine.algorithm.schedule == "sequential":
             for client in cohort:
                 self._train(client)

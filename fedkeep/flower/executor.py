@@ -197,8 +197,8 @@ def implausible(answer: Any, examples: int) -> str | None:
     if not (0 <= train < math.inf and 0 <= teachers < math.inf):
         return f"a training of {train} s and teachers of {teachers} s"
     for fit in iter_instances(answer, Fit):
-        if not 0 <= fit.examples <= examples:
-            return f"a model trained on {fit.examples} examples, and it has {examples}"
-        if not 0 <= fit.steps <= MOST_STEPS:
-            return f"a model trained in {fit.steps} steps"
+        if not 0 <= fit.num_examples <= examples:
+            return f"a model trained on {fit.num_examples} examples, and it has {examples}"
+        if not 0 <= fit.num_steps <= MOST_STEPS:
+            return f"a model trained in {fit.num_steps} steps"
     return None

@@ -224,7 +224,7 @@ class Conformance:
         assert [r["undone"] for r in tiny.played(engine)] == [False, False]
 
     def test_an_undone_round_late_in_its_work_is_undone_too(self, method: Method) -> None:
-        last = tiny.engine(method).draw_cohort(2)[-1]
+        last = tiny.engine(method).sample_cohort(2)[-1]
         engine = tiny.engine(
             method, min_clients=3, fault_injector=failing({2: last}, last_step(method)), training=tiny.SHORT
         )
@@ -263,7 +263,7 @@ class Conformance:
             cohort.ask(self.name)  # type: ignore[arg-type]
 
         monkeypatch.setattr(type(method), "round", round)
-        with pytest.raises(ConfigError, match=r"name is no client step.*@on_client"):
+        with pytest.raises(ConfigError, match=r"name is not a client step.*@on_client"):
             tiny.engine(method).run_round()
 
     # Odd federations
@@ -317,7 +317,7 @@ class Conformance:
             fits.clear()
             settled(engine, 1)
             after = engine.server.model
-            assert any(fit.steps for fit in fits)
+            assert any(fit.num_steps for fit in fits)
             for name in (name for name in after if "running" in name):
                 left = torch.stack([fit.model[name] for fit in fits])
                 assert bool((after[name] >= left.amin(0) - 1e-6).all()), name

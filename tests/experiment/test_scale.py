@@ -29,7 +29,9 @@ def test_of_a_million_clients_only_the_asked_exist() -> None:
     before = sys.getallocatedblocks()
     records = tiny.played(engine)
     assert sys.getallocatedblocks() - before < 10_000, "nothing was made for each client"
-    assert set(engine.client_states) == set(engine.draw_cohort(1)) | {c for record in records for c in record["cohort"]}
+    assert set(engine.client_states) == set(engine.sample_cohort(1)) | {
+        c for record in records for c in record["cohort"]
+    }
     assert len(engine.client_states) == 9
 
 

@@ -66,7 +66,7 @@ def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -
     assert isinstance(number, str)
     (reply,) = line.receive([number]).values()
     assert isinstance(reply, Envelope)
-    assert reply.head == {"error": "'round' is no client step of fedavg."}
+    assert reply.head == {"error": "'round' is not a client step of fedavg."}
 
 
 @pytest.mark.parametrize("method", ["sfedkd", "scaffold", "moon"])
@@ -386,8 +386,8 @@ def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> No
     [
         (torch.ones(99), "of shape"),
         (torch.ones(10, dtype=torch.int64), "of shape"),
-        (torch.full((10,), -1.0), "negative or no whole numbers"),
-        (torch.full((10,), 12.5), "negative or no whole numbers"),
+        (torch.full((10,), -1.0), "negative or not whole numbers"),
+        (torch.full((10,), 12.5), "negative or not whole numbers"),
         (torch.full((10,), 1e6), "of 10000000 examples, and it has"),
     ],
 )
