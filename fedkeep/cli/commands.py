@@ -64,11 +64,11 @@ def _add_flower(command: argparse.ArgumentParser) -> None:
     )
     keys.add_argument("--days", type=positive, default=365, help="days that the certificates are valid (default: 365)")
     keys.set_defaults(command=_lazily("flower", "keys"))
-    gate = verbs.add_parser("gate", help="let nodes through to a SuperLink, and nobody to its Control API")
-    gate.add_argument("--keys", required=True, metavar="DIR", help="the folder that `fedkeep flower keys` wrote")
-    gate.add_argument("--listen", default="0.0.0.0:8000", metavar="HOST:PORT", help="default: 0.0.0.0:8000")
-    gate.add_argument("--superlink", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: 127.0.0.1:8001")
-    gate.set_defaults(command=_lazily("flower", "gate"))
+    proxy = verbs.add_parser("proxy", help="forward nodes' requests to a SuperLink, and none to its Control API")
+    proxy.add_argument("--keys", required=True, metavar="DIR", help="the folder that `fedkeep flower keys` wrote")
+    proxy.add_argument("--listen", default="0.0.0.0:8000", metavar="HOST:PORT", help="default: 0.0.0.0:8000")
+    proxy.add_argument("--superlink", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: 127.0.0.1:8001")
+    proxy.set_defaults(command=_lazily("flower", "proxy"))
 
 
 def _add_generator(command: argparse.ArgumentParser) -> None:
