@@ -83,7 +83,7 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
     assert {name: (cell / name).stat().st_mtime_ns for name in before} == before
     assert run(table, out) == 0
     told = capsys.readouterr().out
-    assert "0 trials to play" in told
+    assert "0 trials to run" in told
     assert "Toy: first" in told
     found = lines(out / "toy")
     assert [line["column"] for line in found] == ["second"] * 3 + ["first"] * 3, "the paper's order"
@@ -141,7 +141,7 @@ def test_a_dry_run_plays_nothing(table: str, tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert told.count("GB") == 6
-    assert "Nothing was played" in told
+    assert "Nothing was run" in told
 
 
 def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
