@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from fedkeep.data import load
     from fedkeep.errors import FedKeepError
     from fedkeep.experiment.recipe import Recipe
-    from fedkeep.experiment.recipe_index import recipe_names
-    from fedkeep.experiment.recipe_loader import load_recipe
+    from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
     from fedkeep.experiment.runtime import Machine
     from fedkeep.interface.algorithm import algorithms
     from fedkeep.models.custom import custom
@@ -113,7 +112,7 @@ _HOMES = {
     "load": "fedkeep.data",
     "load_recipe": "fedkeep.experiment.recipe_loader",
     "read_run": "fedkeep.reporting.run_folder",
-    "recipe_names": "fedkeep.experiment.recipe_index",
+    "recipe_names": "fedkeep.experiment.recipe_loader",
     "resume": "fedkeep.api",
     "run": "fedkeep.api",
 }

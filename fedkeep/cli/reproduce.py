@@ -51,11 +51,11 @@ def reproduce(options: Namespace, console: Console) -> int:
     root = Path(options.out)
     if options.table is None:
         return _page(root, options.page, console) if options.page else _list(console)
-    table = plan.find(options.table)
-    folder = plan.folder_of(table, root, options.rounds)
+    table = plan.find_table(options.table)
+    folder = plan.reproduction_folder(table, root, options.rounds)
     if options.resume:
         return _resume(options, table, folder, machine, console)
-    requested = plan.columns_of(
+    requested = plan.select_columns(
         table,
         root,
         columns=options.columns,
@@ -68,46 +68,56 @@ def reproduce(options: Namespace, console: Console) -> int:
     )
     if options.dry_run:
         return _dry_run(requested, machine, console)
-    plan.note(folder, table)
+    plan.write_note(folder, table)
     prepared = [plan.prepare(column, machine, ["fedkeep", *sys.argv[1:]]) for column in requested]
     pairs = zip(requested, prepared, strict=True)
-    trials = [trial for pair in pairs for trial in plan.trials_of(*pair, machine)]
+    trials = [trial for pair in pairs for trial in plan.requested_trials(*pair, machine)]
     return _run_trials(trials, options, table, folder, machine, console)
 
 
-def _resume(options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console) -> int:
+def _resume(options: Namespace, table: plan.TableRecipes, folder: Path, machine: Machine, console: Console) -> int:
     """Run the trials that were requested earlier and are not finished."""
     given = [name for name in ("columns", "methods", "seeds", "settings", "grid") if getattr(options, name)]
     if given:
         flags = ", ".join(f"--{'set' if name == 'settings' else name}" for name in given)
         raise ConfigError(f"--resume finishes what was begun, so {flags} cannot be given with it.")
-    columns = plan.begun(folder, allow_code=machine.allow_code)
+    columns = plan.existing_columns(folder, allow_code=machine.allow_code)
     if not columns:
         raise ConfigError(f"there is nothing of {table.name} in {folder} to resume. Leave out --resume to begin.")
     if options.dry_run:
         return _dry_run(columns, machine, console)
     return _run_trials(
-        [trial for c in columns for trial in plan.trials_left(c, machine)], options, table, folder, machine, console
+        [trial for c in columns for trial in plan.unfinished_trials(c, machine)],
+        options,
+        table,
+        folder,
+        machine,
+        console,
     )
 
 
 def _run_trials(
-    trials: Sequence[Trial], options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console
+    trials: Sequence[Trial],
+    options: Namespace,
+    table: plan.TableRecipes,
+    folder: Path,
+    machine: Machine,
+    console: Console,
 ) -> int:
-    again = _resume_command(options)
+    retry = _resume_command(options)
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     console.print(f"{count} to run, into {folder}", highlight=False, markup=False, soft_wrap=True)
     if trials:
         display = None if options.quiet else Display(console, {trial.name: trial.rounds for trial in trials})
         try:
             with display or nullcontext():
-                run_trials(trials, again=again, on_progress=display)
+                run_trials(trials, retry=retry, on_progress=display)
         except KeyboardInterrupt:
             console.print(
-                f"\nstopped; the last finished rounds are saved. Continue with: {again}", markup=False, soft_wrap=True
+                f"\nstopped; the last finished rounds are saved. Continue with: {retry}", markup=False, soft_wrap=True
             )
             return 130
-    columns = plan.begun(folder, allow_code=machine.allow_code)
+    columns = plan.existing_columns(folder, allow_code=machine.allow_code)
     for column in columns:
         write_all(column.folder)
     reproduction = read_reproduction(folder)
@@ -137,7 +147,7 @@ def _list(console: Console) -> int:
     return 0
 
 
-def _title(table: plan.Table) -> str:
+def _title(table: plan.TableRecipes) -> str:
     from fedkeep.experiment.recipe_loader import load_recipe
 
     return str(load_recipe(next(iter(table.columns.values()))).paper.get("table", ""))

@@ -77,7 +77,7 @@ def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, qui
     display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
         with display or nullcontext():
-            run_trials(trials, again=retry_command(folder, machine), on_progress=display)
+            run_trials(trials, retry=retry_command(folder, machine), on_progress=display)
     except KeyboardInterrupt:
         console.print(
             f"\nstopped; the last finished rounds are saved. Continue with: {resume_command(folder, machine)}",

@@ -19,8 +19,7 @@ from fedkeep._utils.type_hints import annotations_of
 from fedkeep.data import known_datasets
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe_index import PaperTable, paper_tables, recipe_names
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, recipe_names
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.options import describe_type, options_of

@@ -12,7 +12,13 @@ from pathlib import Path
 from torch import Tensor
 
 from fedkeep.errors import ConfigError, FedKeepError
-from fedkeep.experiment.build import build_simulation, generator_hash, load_data, split_clients, without_seen
+from fedkeep.experiment.build import (
+    build_simulation,
+    generator_hash,
+    load_data,
+    split_clients,
+    without_generator_images,
+)
 from fedkeep.experiment.model_config import select_client
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
@@ -183,7 +189,7 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
             "the folder that the node-config names."
         )
     loaded = load_data(config.data or recipe.data, data_dir, recipe.validation)
-    dataset = without_seen(recipe, loaded, data_dir)
+    dataset = without_generator_images(recipe, loaded, data_dir)
     if expected["left_out"] and dataset is loaded:
         raise ConfigError(
             f"this run keeps what its generator learned from out of its clients' data, and site {config.site} does not "

@@ -22,12 +22,12 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.build import (
     build_simulation,
     check_device,
-    describe_trial,
     generator_hash,
-    held_by_server,
     load_data,
-    without_seen,
+    split_server_data,
+    without_generator_images,
 )
+from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.plugins import import_user_code
@@ -100,8 +100,8 @@ def _run_trial(
     """Run one method with one seed; continue it if it was begun before."""
     data_dir = config.data_dir or None
     loaded = load_data(config.data or recipe.data, data_dir, recipe.validation)
-    allowed = without_seen(recipe, loaded, data_dir)
-    dataset, server_data = held_by_server(recipe, seed, allowed, data_dir)
+    allowed = without_generator_images(recipe, loaded, data_dir)
+    dataset, server_data = split_server_data(recipe, seed, allowed, data_dir)
     trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={})
     data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
     introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})

@@ -12,7 +12,7 @@ import tiny
 
 import fedkeep
 from fedkeep.cli import main
-from fedkeep.experiment.recipe_index import paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import paper_tables, recipe_names
 
 
 class Told:

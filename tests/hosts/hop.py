@@ -1,7 +1,7 @@
 """What a hop costs beyond local training: `python tests/hosts/hop.py` (with the extra 'flower').
 
-FedSeq on digits, two sites on this machine behind a SuperLink with TLS, node authentication and the proxy. Every call is
-timed at six points, and the medians are printed as a Markdown table.
+FedSeq on digits, two sites on this machine behind a SuperLink with TLS, node authentication and the proxy. Every call
+is timed at six points, and the medians are printed as a Markdown table.
 """
 
 from __future__ import annotations
