@@ -106,22 +106,22 @@ def _run_trial(
     data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
     introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
-    known = json.loads(sites_file.read_text()) if sites_file.exists() else None
-    sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
-    if known is None:
+    saved = json.loads(sites_file.read_text()) if sites_file.exists() else None
+    sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.tasks, saved and saved["nodes"])
+    if saved is None:
         count = config.sites or recipe.partition.clients
         if not count:
             raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
-        known = {"run": secrets.token_hex(16), "examples": sites.wait_for_all(count), "nodes": sites.nodes()}
-        atomic_write(sites_file, json.dumps(known))
+        saved = {"run": secrets.token_hex(16), "examples": sites.wait_for_all(count), "nodes": sites.nodes()}
+        atomic_write(sites_file, json.dumps(saved))
     else:
-        sites.wait_for(known["examples"].keys(), recipe.run.min_clients, grace=min(RECONNECT_SECONDS, config.wait))
-    federation = server_view(recipe, seed, dataset, server_data, known["examples"])
+        sites.wait_for(saved["examples"].keys(), recipe.run.min_clients, grace=min(RECONNECT_SECONDS, config.wait))
+    federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
     simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
     simulation.client_state = state_ref_type(simulation.client_state)
     reply_log = ReplyLog(folder / "replies")
     simulation.executor = FlowerExecutor(
-        simulation, transport, sites, reply_log, introduction, known["run"], config.deadline
+        simulation, transport, sites, reply_log, introduction, saved["run"], config.deadline
     )
     description = describe_trial(recipe, method, seed, federation, data_dir)
     if _all_rolled_back(folder):  # nothing was learned, so starting again loses nothing
