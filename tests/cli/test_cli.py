@@ -12,7 +12,7 @@ import tiny
 
 import fedkeep
 from fedkeep.cli import main
-from fedkeep.experiment.recipe_index import paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import paper_tables, recipe_names
 
 
 class Told:
@@ -123,7 +123,7 @@ def test_an_interrupt_says_how_to_go_on(cli: Any, tmp_path: Path, monkeypatch: p
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedkeep.cli.run.carry_out", interrupt)
+    monkeypatch.setattr("fedkeep.cli.run.run_trials", interrupt)
     told = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run")
     assert told.code == 130
     assert f"fedkeep resume {tmp_path / 'run'}" in told.out

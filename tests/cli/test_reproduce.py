@@ -83,7 +83,7 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
     assert {name: (cell / name).stat().st_mtime_ns for name in before} == before
     assert run(table, out) == 0
     told = capsys.readouterr().out
-    assert "0 trials to play" in told
+    assert "0 trials to run" in told
     assert "Toy: first" in told
     found = lines(out / "toy")
     assert [line["column"] for line in found] == ["second"] * 3 + ["first"] * 3, "the paper's order"
@@ -141,7 +141,7 @@ def test_a_dry_run_plays_nothing(table: str, tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert told.count("GB") == 6
-    assert "Nothing was played" in told
+    assert "Nothing was run" in told
 
 
 def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
@@ -301,15 +301,15 @@ def test_times_to_a_target_stand_beside_the_papers(table: str, tmp_path: Path) -
 
 def test_a_folder_of_another_kind_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table"):
-        reproduce.find(str(tmp_path))
+        reproduce.find_table(str(tmp_path))
     with pytest.raises(RunError, match=r"cannot read .*reproduction\.json"):
         reproduce.table_of(tmp_path / reproduce.NOTE)
 
 
 def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -> None:
-    found = reproduce.find(table)
-    one = reproduce.columns_of(found, tmp_path, columns=["first"], methods=["fedavg"], seeds=[1])
-    two = reproduce.columns_of(found, tmp_path, columns=["first"], methods=["fedseq"], seeds=[0])
+    found = reproduce.find_table(table)
+    one = reproduce.select_columns(found, tmp_path, columns=["first"], methods=["fedavg"], seeds=[1])
+    two = reproduce.select_columns(found, tmp_path, columns=["first"], methods=["fedseq"], seeds=[0])
     reproduce.prepare(one[0], Machine())
     both = reproduce.prepare(two[0], Machine())
     assert [method.label for method in both.recipe.methods] == ["FedAvg", "FedSeq"]

@@ -18,6 +18,7 @@ from fedkeep.data.dedup import image_hashes
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import build as setup
 from fedkeep.experiment.build import build_federation, check_generator
+from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.trial_runner import write_description
@@ -91,7 +92,7 @@ def test_a_resume_finds_what_the_run_began_with_or_is_refused(
     assert again.rounds == cell.rounds
     drawing = recipe(folder).methods[0]
     first, *_, last = (
-        setup.describe_trial(recipe(name), drawing, 0, build_federation(recipe(name), 0)) for name in (folder, disjoint)
+        describe_trial(recipe(name), drawing, 0, build_federation(recipe(name), 0)) for name in (folder, disjoint)
     )
     write_description(cell.path, first)
     with pytest.raises(RunError, match="begun with another training data and generator than"):

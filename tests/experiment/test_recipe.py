@@ -18,12 +18,12 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data.partition import ClientwiseDirichlet, ExDir
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.build import build_federation, describe_trial
+from fedkeep.experiment.build import build_federation
+from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.model_config import ClientModel, client_architectures, select_client
 from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe import Method, Recipe, with_methods
-from fedkeep.experiment.recipe_index import recipe_names
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.mlp import MLP
 

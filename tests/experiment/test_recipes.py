@@ -25,8 +25,7 @@ from fedkeep.data.server_data import Auxiliary
 from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.overrides import merge_tables
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.recipe_index import ROOT, PaperTable, paper_tables, recipe_names
-from fedkeep.experiment.recipe_loader import _read, load_recipe
+from fedkeep.experiment.recipe_loader import ROOT, PaperTable, _read, load_recipe, paper_tables, recipe_names
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
 from fedkeep.reporting.columns import METRICS as SHOWN

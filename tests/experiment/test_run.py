@@ -221,7 +221,7 @@ def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=2)
     experiment = Experiment(recipe)
     folder = prepare_run(experiment, tmp_path / "run", ["test"])
-    run_trials(experiment.trials(folder), again="", on_progress=told.append)
+    run_trials(experiment.trials(folder), retry="", on_progress=told.append)
     many = recipe.run.cohort
     words = [*(f"train {n}/{many}" for n in range(many)), ""]
     assert [(step.done, step.activity) for step in told] == [
@@ -349,7 +349,7 @@ def test_a_trial_tells_which_versions_ran_it(tmp_path: Path, monkeypatch: pytest
     told = json.loads((cell.path / "trial.json").read_text())
     (cell.path / "trial.json").write_text(json.dumps({key: told[key] for key in told if key != "versions"}))
     trial_runner.write_description(cell.path, told)
-    assert json.loads((cell.path / "trial.json").read_text())["versions"] == ["a version that did not say", "FedKeep 9"]
+    assert json.loads((cell.path / "trial.json").read_text())["versions"] == ["an unknown version", "FedKeep 9"]
     assert f"fedavg-seed0 was run by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
 
 

@@ -80,13 +80,13 @@ def test_a_server_that_was_killed_lets_nobody_work_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     performed: list[str] = []
-    keep = StateStore.keep
+    store = StateStore.store
 
     def watch(self: StateStore, call: str, state: Any, found: Any) -> None:
         performed.append(f"{self.folder.name} {call}")
-        keep(self, call, state, found)
+        store(self, call, state, found)
 
-    monkeypatch.setattr(StateStore, "keep", watch)
+    monkeypatch.setattr(StateStore, "store", watch)
     first = LocalLine(places(tmp_path / "states"), killing(after))
     with pytest.raises(Killed):
         serve(first, config(recipe, tmp_path / "sites", methods=method))
@@ -96,7 +96,7 @@ def test_a_server_that_was_killed_lets_nobody_work_twice(
     assert records(alone(method)) == records(tmp_path / "sites")
     assert len(performed) == len(set(performed))
     assert sum(kind == "perform" for _, kind, _ in second.sent) < len(performed) or not after
-    assert not list((tmp_path / "sites").rglob("journal/*"))
+    assert not list((tmp_path / "sites").rglob("replies/*"))
 
 
 def test_a_message_that_comes_twice_gets_the_same_answer(recipe: str, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_too_few_sites_stop_a_run_that_can_be_continued(recipe: str, tmp_path: P
         return said
 
     line = LocalLine(places(tmp_path / "states"), tamper)
-    with pytest.raises(RunError, match=r"too few sites.*Missing: .*What was learned is kept"):
+    with pytest.raises(RunError, match=r"too few sites.*Missing: .*The finished rounds are saved"):
         serve(line, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3))
     assert len(records(tmp_path / "sites")) >= 1
     serve(LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3))
@@ -356,13 +356,13 @@ def test_a_site_cannot_count_for_more_than_it_has(
     assert not any(record["undone"] for record in found)
 
 
-def test_what_a_kill_left_half_written_in_the_journal_is_dropped(tmp_path: Path) -> None:
-    journal = ReplyLog(tmp_path)
-    journal.begin(2)
+def test_what_a_kill_left_half_written_in_the_reply_log_is_dropped(tmp_path: Path) -> None:
+    replies = ReplyLog(tmp_path)
+    replies.begin_round(2)
     (tmp_path / ".000002-abc.safetensors.77.tmp").write_text("half")
-    journal.keep("000001-old", ClientFailure("gone"))
-    journal.keep("000002-new", ClientFailure("gone"))
-    journal.begin(2)
+    replies.store("000001-old", ClientFailure("gone"))
+    replies.store("000002-new", ClientFailure("gone"))
+    replies.begin_round(2)
     assert [file.name for file in tmp_path.iterdir()] == ["000002-new.lost"]
 
 
