@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from fedkeep.testing.runs import (
     expect,
     expect_close_run,
     expect_equal,
+    expect_json,
     expect_same_run,
     undisturbed,
 )
@@ -132,8 +132,7 @@ def check_global_randomness(algorithm: Method) -> None:
 def check_records_are_json(algorithm: Method) -> None:
     """Check that records are strict JSON."""
     for record in undisturbed(algorithm).records:
-        text = json.dumps(record, allow_nan=False)
-        expect_equal(json.loads(text), record, algorithm, "what `server.log` is given should be numbers that JSON has")
+        expect_json(algorithm, record)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,6 +105,16 @@ def undisturbed(algorithm: Method, build: Callable[..., Simulation] = tiny.simul
         torch.manual_seed(GLOBAL_SEED)
         records = tiny.run_rounds(simulation)
     return Run(records, calls, initial, simulation.server.model, simulation.server.state, simulation.client_states)
+
+
+def expect_json(algorithm: Method, record: dict[str, Any]) -> None:
+    """Check that a record is strict JSON."""
+    advice = "what `server.log` is given should be finite numbers, or lists of them"
+    try:
+        text = json.dumps(record, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{type(algorithm).__name__}: {advice}; {error}") from error
+    expect_equal(json.loads(text), record, algorithm, advice)
 
 
 def asked_steps(algorithm: Method) -> set[str]:

@@ -5,7 +5,6 @@ Tasks of one class each, clients that hold nothing of a task, and a class of whi
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from contextlib import suppress
@@ -28,6 +27,7 @@ from fedkeep.testing.runs import (
     expect_close_run,
     expect_data_error,
     expect_equal,
+    expect_json,
     expect_same_run,
     expect_settled,
     undisturbed,
@@ -45,8 +45,7 @@ def check_tasks(algorithm: Method) -> None:
     expect_equal(classes, [1, 1, 2, 2, 3, 3], algorithm, "the classes seen so far should be evaluated")
     expect_settled(algorithm, whole.records, whole.model)
     for record in whole.records:
-        text = json.dumps(record, allow_nan=False)
-        expect_equal(json.loads(text), record, algorithm, "what `server.log` is given should be numbers that JSON has")
+        expect_json(algorithm, record)
 
 
 def check_tasks_through_codec(algorithm: Method) -> None:
