@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -17,11 +19,13 @@ from fedkeep.cli.main import parser
 from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.model_config import client_architectures
+from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
+from fedkeep.testing import checks_for
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -64,7 +68,7 @@ def test_any_parallel_method_can_fuse_by_transport(tmp_path: Path) -> None:
 
 
 def test_the_method_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("CONTRIBUTING.md", "python")
+    code, _ = blocks("CONTRIBUTING.md", "python")
     file = tmp_path / "fedprox_sketch.py"
     file.write_text(code)
     out = tmp_path / "run"
@@ -75,6 +79,22 @@ def test_the_method_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixt
         (out / "trials" / f"{name}-seed0" / "model.safetensors").read_bytes() for name in ("fedavg", "prox")
     )
     assert fedavg != prox
+
+
+def test_the_method_of_the_guide_keeps_what_every_method_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, test = blocks("CONTRIBUTING.md", "python")
+    file = tmp_path / "fedprox_sketch.py"
+    file.write_text(code)
+    import_user_code([str(file)])
+    # Under the name that the guide imports it by; imported twice, two methods would have one name.
+    monkeypatch.setitem(sys.modules, "fedprox_sketch", sys.modules["fedkeep_used_fedprox_sketch"])
+    found: dict[str, Any] = {}
+    exec(compile(test, "CONTRIBUTING.md", "exec"), found)  # noqa: S102 - the repository's own text
+    found["test_prox"]()
+    (mark,) = found["test_strong_prox"].pytestmark
+    assert [case.id for case in mark.args[1]] == [name for name, _ in checks_for(found["Prox"])]
+    for case in mark.args[1][:2]:
+        found["test_strong_prox"](*case.values)
 
 
 @pytest.mark.parametrize("command", commands())

@@ -44,7 +44,6 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "tests", "tests/algorithms
 import tiny
 import tomli_w
 import torch
-from conformance import Killed, raise_at
 from digests import Digests, digest, of_model, of_records, of_run, read_records
 from local_line import LocalLine, places
 from matplotlib.figure import Figure
@@ -61,6 +60,7 @@ from fedkeep.options import as_table
 from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
 from fedkeep.simulation.trial import run_trial
 from fedkeep.simulation.workers import Worker, serve
+from fedkeep.testing.interception import Stopped, stop_after
 
 KEYS = """
 asd aver ca-mkd cwc dddr ebkd ewc-kd ewc-kd-on-made-images fedadam fedadkd fedavg fedavgm fedcad fedcurv feddcl feddf
@@ -161,8 +161,8 @@ def in_engine(key: str, situation: str, way: str) -> Digests:
     if killed:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            with suppress(Killed):
-                run_trial(engine, folder, [raise_at(killed)])
+            with suppress(Stopped):
+                run_trial(engine, folder, [stop_after(killed)])
             engine = built(key, situation, **changes)
             run_trial(engine, folder)
             records, found = read_records(folder), of_model(load_file(folder / "model.safetensors"), "exported weights")

@@ -1,4 +1,4 @@
-"""SFedKD: what its paper says about teachers, beside what every method must keep (`conformance`)."""
+"""SFedKD: what its paper says about teachers, beside what every method must keep (`fedkeep.testing`)."""
 
 from __future__ import annotations
 

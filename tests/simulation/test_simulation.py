@@ -114,6 +114,14 @@ def test_each_reaches_only_those_it_names(through_codec: bool) -> None:
     assert record["lost"] == {}, "not to be named is not to be lost"
 
 
+def test_only_steps_can_be_asked() -> None:
+    def script(probe: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        cohort.ask(probe.name)  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=r"name is no client step.*@on_client"):
+        tiny.engine(Probe(script=script)).run_round()
+
+
 def test_a_cohort_without_some() -> None:
     def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
         a, b, c = (client.id for client in cohort)
