@@ -16,8 +16,8 @@ from fedkeep.interface.algorithm import C
 from fedkeep.interface.party import S
 from fedkeep.options import option
 from fedkeep.synthesis.diffusion.noise import Sampler
-from fedkeep.synthesis.diffusion.prototypes import Average, Inversion, average, check_held, invert
-from fedkeep.synthesis.diffusion.store import ImageStore
+from fedkeep.synthesis.diffusion.prototypes import Average, Inversion, average, check_held
+from fedkeep.synthesis.diffusion.store import ImageStore, PrototypeStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,5 +100,6 @@ class Drawing(Algorithm[S, C]):
         """Look for the prototypes of the task's classes in the own examples (eq. 4)."""
         settings = Inversion(self.proto_steps, self.proto_batch, self.proto_opt)
         labels = client.data["label"] - client.old
-        found = invert(client.generator, rows, client.data["image"], labels, settings, client.rng("prototypes"))
+        images, rng = client.data["image"], client.rng("prototypes")
+        found = PrototypeStore().inverted(client.generator, rows, images, labels, settings, rng)
         return Found(found.prototypes, found.counts.to(rows.device), client.generator.loaded_hash)

@@ -1,4 +1,4 @@
-"""Generated images on disk, so that none is generated twice."""
+"""Generated images and found prototypes on disk, so that none is generated or looked for twice."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from fedkeep.models.weights import digest
 from fedkeep.options import as_table
 from fedkeep.synthesis.diffusion.generator import Generator
 from fedkeep.synthesis.diffusion.noise import Sampler
+from fedkeep.synthesis.diffusion.prototypes import Inversion, Inverted, invert
 from fedkeep.synthesis.diffusion.sampling import sample
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,76 @@ class ImageStore:
             parts.append(images)
         images = torch.cat(parts) if parts else torch.zeros(0, *generator.shape, dtype=torch.uint8)
         return {"image": images, "label": torch.tensor(labels, dtype=torch.int64).repeat_interleave(count)}
+
+
+@dataclass(frozen=True)
+class PrototypeStore:
+    """Looks for prototypes as `invert` does, and keeps what was found: methods that share a search then search once.
+
+    An entry is found by the hash of the generator's weights and its device, the settings, the state of the random
+    numbers, and the hashes of where the search begins and of the examples, which are not kept themselves.
+
+    Parameters
+    ----------
+    folder : where; by default ``prototypes`` in the cache folder (``FEDKEEP_CACHE``).
+    most : bytes that may stay there; beyond them goes what was used longest ago.
+    """
+
+    folder: Path | None = None
+    most: float = MOST / 10
+
+    @property
+    def place(self) -> Path:
+        """The folder in use."""
+        return cache_folder() / "prototypes" if self.folder is None else self.folder
+
+    def inverted(
+        self,
+        generator: Generator,
+        prototypes: Tensor,
+        images: Tensor,
+        labels: Tensor,
+        settings: Inversion,
+        rng: torch.Generator,
+    ) -> Inverted:
+        """Return what `invert` does, whose arguments these are; ``rng`` may stay as it is."""
+        key = {
+            "version": VERSION,
+            "generator": generator.loaded_hash,
+            "device": generator.device.type,
+            "sizes": [list(size) for size in generator.prototype_sizes],
+            "settings": as_table(settings),
+            "random": digest(rng.get_state()),
+            "begin": digest(prototypes),
+            "images": digest(images),
+            "labels": digest(labels),
+        }
+        path = self.place / f"{_digest(key)}.safetensors"
+        found = _found(path, prototypes)
+        if found is None:
+            found = invert(generator, prototypes, images, labels, settings, rng)
+            columns = {"prototypes": found.prototypes, "counts": found.counts, "losses": torch.tensor(found.losses)}
+            # Unlike images, of which there are many, they are soon found again where they cannot be kept.
+            with suppress(OSError):
+                write_whole(path, tensor_bytes({name: t.cpu().contiguous() for name, t in columns.items()}))
+                _make_room(path.parent, self.most)
+        return found
+
+
+def _found(path: Path, prototypes: Tensor) -> Inverted | None:
+    """Return an entry, or None where there is none, or none that is whole."""
+    try:
+        if not path.is_file():
+            return None
+        read = read_tensors(path.read_bytes())
+        if read["prototypes"].shape != prototypes.shape or read["counts"].shape != prototypes.shape[:1]:
+            raise ValueError(f"it holds prototypes {list(read['prototypes'].shape)}")
+        with suppress(OSError):
+            os.utime(path)
+        return Inverted(read["prototypes"].to(prototypes.device), read["counts"], tuple(read["losses"].tolist()))
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        log.warning("The prototypes in %s cannot be read (%s); they are looked for again.", path, error)
+        return None
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
