@@ -1,0 +1,40 @@
+#!/bin/sh
+# Plays the campaign, one table after the other, into runs/campaign. Safe to start again: what is finished stays, what was
+# begun goes on at its last checkpoint. Needs FEDKEEP_DATA, and fedkeep on the path or its name in FEDKEEP.
+# What an item costs stands in docs/choices.md.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+: "${FEDKEEP_DATA:?names the folder of data sets}"
+fedkeep=${FEDKEEP:-fedkeep}
+export OMP_NUM_THREADS=1 FEDKEEP_CACHE="${FEDKEEP_CACHE:-$PWD/runs/cache}"
+mkdir -p runs/campaign
+exec 9> runs/campaign/.lock
+flock -n 9 || { echo "the campaign is being played already" >&2; exit 1; }
+
+play() {
+    echo "$(date -u +%FT%TZ) begins: $*"
+    # One float32 thread each, and no stacks: the same bits every day.
+    $fedkeep reproduce "$@" --out runs/campaign --workers "${WORKERS:-2}" --stack 1 --quiet \
+        && echo "$(date -u +%FT%TZ) finished: $*" || echo "$(date -u +%FT%TZ) FAILED: $*"
+}
+
+# a. FedDCL's heads, and the baselines of its table 1 that run here.
+play fedkeep/campaign-feddcl --columns paper
+play feddcl/table1 --columns gray-0.5 --methods FedAvg,FedEWC,FedLwF-2T --seeds 0,1 --set model.name=lenet5
+play fedkeep/campaign-feddcl --columns disjoint
+# b. SFedKD on Fashion-MNIST.
+play fedkeep/campaign-sfedkd --columns fashion-mnist-2-0.5
+play fedkeep/campaign-sfedkd --columns fashion-mnist-2-0.5-parts
+play fedkeep/campaign-sfedkd --columns fashion-mnist-2-10
+# c. FedADKD's single term.
+play fedkeep/campaign-fedadkd --columns cifar10-2 --methods "FedNTD,FedADKD single term x3"
+play fedkeep/campaign-fedadkd --columns cifar10-2 --methods "FedADKD single term" --seeds 0
+play fedkeep/campaign-fedadkd --columns cifar10-1-9 --methods "FedNTD,FedADKD single term x3"
+# d. SFedKD on CIFAR-10.
+play fedkeep/campaign-sfedkd --columns cifar10-2-10
+# e. FedSKF.
+play fedkeep/campaign-fedskf --columns cifar100-30-3x10
+play fedkeep/campaign-fedskf --columns cifar100-30-3x10-without
+# f. FedCAD.
+play fedkeep/campaign-fedcad
+echo "$(date -u +%FT%TZ) all finished"
