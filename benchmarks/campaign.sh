@@ -19,8 +19,11 @@ play() {
 }
 
 # a. FedDCL's heads, and the baselines of its table 1 that run here.
+# Prototypes and images are kept: one method of each seed first, so that no two look for the same at once.
+play fedkeep/campaign-feddcl --columns paper --methods "FedDCL joint"
 play fedkeep/campaign-feddcl --columns paper
 play feddcl/table1 --columns gray-0.5 --methods FedAvg,FedEWC,FedLwF-2T --seeds 0,1 --set model.name=lenet5
+play fedkeep/campaign-feddcl --columns disjoint --methods "FedDCL joint"
 play fedkeep/campaign-feddcl --columns disjoint
 # b. SFedKD on Fashion-MNIST.
 play fedkeep/campaign-sfedkd --columns fashion-mnist-2-0.5
