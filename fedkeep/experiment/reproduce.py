@@ -281,7 +281,7 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:
     """Return the sections and the common methods in which two recipes differ."""
-    names = (*SECTIONS, "client_models")
+    names = (*SECTIONS, "validation", "client_models")
     found = [name for name in names if getattr(old, name) != getattr(new, name)]
     options = {method.label: method.algorithm for method in old.methods}
     return found + [m.label for m in new.methods if options.get(m.label, m.algorithm) != m.algorithm]
