@@ -90,4 +90,4 @@ def test_the_trial_on_one_machine_runs(tmp_path: Path) -> None:
         said = host.run("/bin/sh", "-ec", "\n".join([*exports, trial]), timeout=1500)
     found = list((tmp_path / "simulation").glob("runs/recipe-*"))
     assert len(found) == 1, said
-    assert all(cell.finished for cell in read_run(found[0]).trials), said
+    assert all(trial.finished for trial in read_run(found[0]).trials), said

@@ -39,9 +39,9 @@ def test_sites_of_three_networks_give_the_same_as_one_machine(recipe: str, tmp_p
     serve(line, config(recipe, many, (), methods="feddcl", rounds=2))
     assert tiny.equal(model(one), model(many))
     assert records(one) == records(many)
-    (cell,) = read_run(one).trials
+    (trial,) = read_run(one).trials
     said = "generator (paper): trained on all training images of the clients"
-    assert said in cell.generator
+    assert said in trial.generator
     assert said in (one / "report.html").read_text()
     steps = {parcel.head["request"]["step"] for _, kind, parcel in line.sent if kind == "perform"}
     assert steps == {"search", "receive", "train", "feedback", "remember"}
