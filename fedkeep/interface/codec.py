@@ -1,4 +1,4 @@
-"""The codec for messages and states: values to safetensors and back, guided by type annotations, without pickle.
+"""The codec for messages and states: values to safetensors and back, guided by type annotations. Never pickle.
 
 The tensors of a value are stored under numbers as names, and its structure as JSON in a byte tensor beside them, so
 that one blob contains everything. Decoding follows a type annotation: that of a step's parameter, of its result or of a

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedkeep._utils.seeds import temporary_seed
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.interface.codec import encode
 from fedkeep.models.heads import BIAS, WEIGHT
@@ -119,8 +120,7 @@ def check_stacked_training(algorithm: Method) -> None:
 def check_global_randomness(algorithm: Method) -> None:
     """Check that PyTorch's global generator is neither read nor moved."""
     first = undisturbed(algorithm)
-    with torch.random.fork_rng():
-        torch.manual_seed(GLOBAL_SEED + 1)
+    with temporary_seed(GLOBAL_SEED + 1):
         before = torch.get_rng_state()
         records = tiny.run_rounds(tiny.simulation(algorithm))
         after = torch.get_rng_state()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeep._utils.seeds import temporary_seed
 from fedkeep.errors import DataError
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import client_steps
@@ -101,8 +102,7 @@ def undisturbed(algorithm: Method, build: Callable[..., Simulation] = tiny.simul
 
     simulation = build(algorithm, fault_injector=note, **changes)
     initial = simulation.server.model
-    with torch.random.fork_rng():
-        torch.manual_seed(GLOBAL_SEED)
+    with temporary_seed(GLOBAL_SEED):
         records = tiny.run_rounds(simulation)
     return Run(records, calls, initial, simulation.server.model, simulation.server.state, simulation.client_states)
 

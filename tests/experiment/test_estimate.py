@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
 import pytest
 import tiny
-from fedkeep.experiment.build import build_federation
-from fedkeep.experiment.build import build_simulation
-from fedkeep.experiment.estimate import NotEstimated
-from fedkeep.experiment.estimate import estimate
+
+from fedkeep.experiment.build import build_federation, build_simulation
+from fedkeep.experiment.estimate import NotEstimated, estimate
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine
-from fedkeep.interface import Fit
-from fedkeep.interface import Training
+from fedkeep.interface import Fit, Training
 from fedkeep.training import party
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
 import pytest
 import tiny
 from torch import Tensor
+
 import fedkeep
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.experiment import experiment
 from fedkeep.experiment.runtime import Machine
-from fedkeep.losses import Batch
-from fedkeep.losses import CrossEntropy
-from fedkeep.losses import ModelView
+from fedkeep.losses import Batch, CrossEntropy, ModelView
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 CALLS = 13
@@ -93,7 +93,7 @@ def test_callbacks_are_called_in_this_process_and_lose_no_round(workers: int, tm
     with pytest.raises(KeyboardInterrupt):
         fedkeep.run(recipe, out=tmp_path / "run", machine=machine, callbacks=[diary])
     run = fedkeep.resume(tmp_path / "run", machine=machine, callbacks=[diary])
-    recorded = [(trial.path / trial.jsonl").read_text().count("\n") for trial in run.trials)
+    recorded = [(trial.path / "rounds.jsonl").read_text().count("\n") for trial in run.trials]
     began = [entry for entry in diary.entries if entry[0] == "begin"]
     assert began == [("begin", "fedavg", 0, 0), ("begin", "fedavg", 0, 2), ("begin", "fedseq", 0, 0)]
     assert [entry for entry in diary.entries if entry[0] == "end"] == [("end", 2), ("end", 3), ("end", 3)]

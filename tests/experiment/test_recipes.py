@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
 import pytest
+
 from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
 from fedkeep.algorithms.incremental.fedpass import FedPASS
 from fedkeep.algorithms.incremental.fedskf import FedSKF
@@ -17,29 +20,18 @@ from fedkeep.algorithms.parallel.fedadkd import FedADKD
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.parallel.fedlsd import FedLSD
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.data import Augmentation
-from fedkeep.data import Tasks
-from fedkeep.data.partition import IID
-from fedkeep.data.partition import ByColumn
-from fedkeep.data.partition import ClasswiseDirichlet
-from fedkeep.data.partition import ExDir
-from fedkeep.data.partition import Hybrid
-from fedkeep.data.partition import Sharding
+from fedkeep.data import Augmentation, Tasks
+from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Hybrid, Sharding
 from fedkeep.data.server_data import Auxiliary
+from fedkeep.experiment import recipe_loader
 from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.overrides import merge_tables
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.recipe_loader import _read
+from fedkeep.experiment.recipe_loader import ROOT, PaperTable, _read, paper_tables, recipe_names
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
 from fedkeep.reporting.columns import METRICS as SHOWN
 from fedkeep.simulation.schedule import Schedule
-from fedkeep.experiment.recipe_loader import ROOT
-from fedkeep.experiment.recipe_loader import PaperTable
-from fedkeep.experiment.recipe_loader import paper_tables
-from fedkeep.experiment.recipe_loader import recipe_names
-import functools
-from fedkeep.experiment import recipe_loader
 
 load_recipe = functools.cache(recipe_loader.load_recipe)  # each is looked at by many tests
 
