@@ -56,8 +56,32 @@ def test_the_lines_of_python_run(
     assert Path(printed[-1]).is_file()
 
 
+def test_the_examples_of_the_page_on_architecture_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "extensions.py"
+    file.write_text("\n".join(blocks("docs/architecture.md", "python")))
+    import_user_code([str(file)])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in printed if line.startswith("unsure")] == [
+        ["unsure", "1"], ["unsure", "2"], ["unsure", "asked"],
+    ]  # fmt: skip
+    assert "unsure asked clients 20 times" in printed
+    assert [line.split(" worst")[0] for line in printed if " worst class" in line] == ["FedAvg", "Unsure"]
+
+
+def test_the_path_of_the_page_on_architecture_is_the_code() -> None:
+    """Every call of the table is defined in the file that the table names."""
+    rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| `([\w./]+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
+    assert len(rows) == 13
+    for name, file in rows:
+        text = (ROOT / "fedkeep" / file).read_text()
+        assert all(re.search(rf"(class|def) {part}\b", text) for part in name.split(".")), name
+
+
 def test_any_parallel_method_can_fuse_by_transport(tmp_path: Path) -> None:
-    (code,) = blocks("docs/new-classes.md", "python")
+    (code,) = blocks("docs/class-incremental.md", "python")
     file, out = tmp_path / "fused.py", tmp_path / "run"
     file.write_text(code)
     arguments = ["run", "--use", str(file), "--methods", "fedprox,fedprox-pit", "--rounds", "2", "--seeds", "0"]
@@ -128,12 +152,9 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
-        "docs/results.md",
-        "docs/reproduction.md",
-        "docs/averaged-sequences.md",
-        "docs/deploy.md",
-        "docs/new-classes.md",
-        "docs/different-networks.md",
+        *sorted(
+            path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+        ),
     ],
 )
 def test_links_lead_somewhere(name: str) -> None:
@@ -178,7 +199,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_the_tasks_of_the_guide_can_be_read() -> None:
-    (written,) = blocks("docs/new-classes.md", "toml")
+    (written,) = blocks("docs/class-incremental.md", "toml")
     everything = re.sub(r"^# (\w+ = )", r"\1", written, flags=re.M)
     assert tomllib.loads(written) == {"tasks": {"tasks": 5}}
     options = tomllib.loads(everything)["tasks"]
@@ -188,7 +209,7 @@ def test_the_tasks_of_the_guide_can_be_read() -> None:
 
 
 def test_the_tables_of_the_page_on_networks_are_a_recipe(tmp_path: Path) -> None:
-    models, public, frozen = (tomllib.loads(text) for text in blocks("docs/different-networks.md", "toml"))
+    models, public, frozen = (tomllib.loads(text) for text in blocks("docs/model-heterogeneity.md", "toml"))
     table = tomllib.loads((ROOT / "fedkeep" / "recipes" / "fedkeep" / "different-networks.toml").read_text())
     path = tmp_path / "recipe.toml"
     path.write_text(tomli_w.dumps(table | models | public | {"partition": table["partition"] | {"clients": 8}}))

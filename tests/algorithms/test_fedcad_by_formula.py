@@ -153,7 +153,7 @@ def test_golden_trust(low: float, high: float, p: float, trust: float, monkeypat
     assert len(seen) == 3
     for value in seen.values():
         assert value.tolist() == pytest.approx([trust] * tiny.CLASSES)
-    printed = (high - low) / 2 * (2 * p - 1) + (high + low) / 2  # eq. 5
+    printed = (high - low) / 2 * (2 * p - 1) + (high + low) / 2  # eq. 6
     assert printed == pytest.approx(trust)
 
 

@@ -66,7 +66,7 @@ class FedADKD(Algorithm[LabelBalance]):
     """
 
     title = "FedADKD"
-    paper = "FedADKD, 2025: Adaptive decoupled knowledge distillation in federated learning (thesis)"
+    paper = "Jang and Chou: Mitigating global knowledge forgetting via adaptive decoupled knowledge distillation"
 
     w_target: float = option(1.0, "weight of the target part (alpha in the paper)", low=0.0)
     w_nontarget: float = option(1.0, "weight of the non-target part (beta in the paper)", low=0.0)

@@ -22,7 +22,7 @@ class FedCAD(Algorithm):
 
     a_c = low + (high - low) E[p_c], with E[p_c] the probability that the server's model gives to the right class, on
     average over its auxiliary images of class c. The printed weight, (high - low)/2 E[2 p_y - 1] + (high + low)/2
-    (eq. 5), is exactly that. C more numbers are sent down. With ``low = high = 0`` this is FedAvg, with ``low = high``
+    (eq. 6), is exactly that. C more numbers are sent down. With ``low = high = 0`` this is FedAvg, with ``low = high``
     FedLSD, bit for bit.
 
     What the paper leaves open, and what is done here (docs/tried-readings.md has what else was tried):
@@ -35,7 +35,7 @@ class FedCAD(Algorithm):
     """
 
     title = "FedCAD"
-    paper = "He et al., 2022: Class-wise adaptive self distillation for federated learning on non-IID data"
+    paper = "He et al., 2022: Class-wise adaptive self distillation for heterogeneous federated learning"
     needs = ("auxiliary",)
 
     low: float = option(0.3, "a of a class that the model always gets wrong (beta in the paper)", low=0.0, high=1.0)
@@ -50,7 +50,7 @@ class FedCAD(Algorithm):
             raise ConfigError(f"FedCAD.low is {self.low}, more than high, which is {self.high}.")
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Weigh the classes (eq. 5), let all clients train, and average their models."""
+        """Weigh the classes (eq. 6), let all clients train, and average their models."""
         alpha = self.low + (self.high - self.low) * self.confidence(server)
         if server.round < self.first_round:
             alpha = torch.zeros_like(alpha)

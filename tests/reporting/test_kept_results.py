@@ -1,0 +1,51 @@
+"""The archives in results/: the present code reads them all, and the page of reproductions is what they give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedkeep.cli.main import main
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.options import as_table
+from fedkeep.reporting.archive import open_run, read_bytes
+from fedkeep.reporting.comparison import read_reproduction
+from fedkeep.reporting.reproduction import markdown
+from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.summary import summary
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results"
+ARCHIVES = sorted(path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.zip"))
+
+
+def test_there_are_archives() -> None:
+    assert len(ARCHIVES) >= 20
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_kept_archive_is_read_and_its_recipe_parses(name: str, tmp_path: Path) -> None:
+    run = read_run(RESULTS / name)
+    assert run.trials
+    assert all(row.value("window_mean").mean > 0 for row in summary(run))
+    copy = tmp_path / "recipe.toml"
+    copy.write_bytes(read_bytes(open_run(RESULTS / name) / "recipe.toml"))
+    recipe = load_recipe(str(copy))
+    for trial in run.trials:
+        (method,) = [m for m in recipe.methods if m.label in (trial.label, trial.info["label"])]
+        assert method.algorithm.name() == trial.info["algorithm"]
+        known = as_table(method.algorithm)
+        # The record of an earlier revision may lack options that came later; none may be unknown or another's.
+        assert {key: known.get(key, "no option") for key in trial.options} == trial.options, trial.label
+
+
+def test_the_page_and_the_tables_are_what_the_archives_give(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "reproduction.md"
+    page.parent.mkdir()
+    assert main(["reproduce", "--out", str(RESULTS), "--page", str(page)]) == 0
+    written = (ROOT / "docs" / "reproduction.md").read_text()
+    # Its first lines name the command as it was typed.
+    assert page.read_text().split("\n## ")[1:] == written.split("\n## ")[1:]
+    for table in sorted(RESULTS.glob("*/table.md")):
+        assert markdown(read_reproduction(table.parent), level=1) == table.read_text(), table
