@@ -149,12 +149,8 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        *sorted(
-            path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")]
-        ),
+        *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+        *sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")]),
     ],
 )
 def test_links_lead_somewhere(name: str) -> None:
