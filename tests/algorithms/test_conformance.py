@@ -68,7 +68,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(check, id=f"{name}-{check_name}", marks=marks)
 
 
-@pytest.mark.parametrize("check", cases())
+@pytest.mark.parametrize("check", list(cases()))
 def test_every_method(check: Callable[[], None]) -> None:
     check()
 
