@@ -33,11 +33,12 @@ from fedkeep._utils import seeds
 from fedkeep.data import DataSet, Federation
 from fedkeep.errors import DataError
 from fedkeep.experiment.build import build_simulation
-from fedkeep.experiment.cohort_workers import CohortWorkers
+from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder
 from fedkeep.experiment.runtime import Machine
+from fedkeep.experiment.trial_runner import cohort_workers
 from fedkeep.simulation.simulation import Simulation
 
 RECIPES = Path(__file__).parent / "peers" / "recipes"
@@ -73,7 +74,7 @@ def sequence(rounds: int, data_dir: str | None) -> list[str]:
             runners["helped"] = helped.round
         seconds = measure(runners, rounds)
         if helped is not None:
-            helped.helpers.dismiss()
+            helped.workers.on_trial_end(helped.engine)
     ratios = [
         ("FedSeq / bare loop, usual layout", ratio(seconds, "fedseq", "bare"), ""),
         ("FedSeq / bare loop, FedKeep's layout", ratio(seconds, "fedseq", "bare, channels last"), "at most 1.03"),
@@ -125,17 +126,18 @@ class Helped:
     """SFedKD with a second process, as a run has it: this process trains nothing."""
 
     def __init__(self, recipe: Recipe, federation: Federation, folder: Path, data_dir: str | None) -> None:
-        machine = Machine(data_dir=data_dir)
-        run = create_run_folder(recipe, folder / "run", machine)
+        experiment = Experiment(recipe, Machine(data_dir=data_dir))
+        run = create_run_folder(recipe, folder / "run", experiment.machine)
         self.engine = engine(recipe, "sfedkd", federation)
-        label = next(method.label for method in recipe.methods if method.algorithm.name() == "sfedkd")
-        self.helpers = CohortWorkers(self.engine, run, label, 0, machine, 2)
-        while self.helpers.pool is None:
+        trials = experiment.trials(run)
+        trial = next(trial for trial in trials if trial.method.algorithm.name() == "sfedkd" and trial.seed == 0)
+        self.workers = cohort_workers(trial, 2)
+        while self.engine.executor is self.engine.serial:
             self.round()
 
     def round(self) -> None:
         """Play the next round."""
-        self.helpers.consider(self.engine.run_round())
+        self.workers.on_round_end(self.engine, self.engine.run_round())
 
 
 def lenet5() -> nn.Sequential:
@@ -174,7 +176,7 @@ class BareLoop:
     def round(self) -> None:
         """Train the next round's clients, each from the one before or all from the server's weights."""
         self.finished += 1
-        cohort = self.engine.draw_cohort(self.finished)
+        cohort = self.engine.sample_cohort(self.finished)
         if self.engine.algorithm.schedule == "sequential":
             for client in cohort:
                 self._train(client)

@@ -17,9 +17,9 @@ from telling import arguments, beginning
 
 import fedkeep
 from fedkeep.experiment.run import Machine
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 
-Found = dict[tuple[str, int], Trial]
+Found = dict[tuple[str, int], TrialResult]
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def report(found: dict[tuple[str, str], Found], recipe: str, models: list[str], 
     return "\n".join([*lines, "", "Accuracy in %, mean ± standard deviation over seeds.", ""])
 
 
-def _last_ten(trial: Trial) -> float:
+def _last_ten(trial: TrialResult) -> float:
     return 100 * float(trial.accuracies[-10:].mean())
 
 

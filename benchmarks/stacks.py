@@ -1,6 +1,6 @@
 """What stacking gains: clients of a cohort trained as one stacked model against one after another, side by side.
 
-The engine measures this itself before a run's first round (fedkeep/engine/choose.py). Here, for several networks and
+FedKeep measures this itself before a run's first round (fedkeep/simulation/autotune.py). Here, for several networks and
 sizes of stack, are the seconds per client of a round of 32 clients with 50 examples each, batches of 10, one epoch. One
 thread; the order alternates, and ratios are taken within a repetition. At the end the weights are compared.
 

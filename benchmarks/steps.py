@@ -1,6 +1,6 @@
 """What layout and precision gain: training steps of the engine in channels last, and in bfloat16, side by side.
 
-The engine puts networks with convolutions into PyTorch's channels_last on a CPU (fedkeep/engine/networks.py), and
+FedKeep puts networks with convolutions into PyTorch's channels_last on a CPU (fedkeep/training/model_runner.py), and
 computes their layers in bfloat16 if a recipe says training.precision. Here the same `fit`, with the same weights,
 images and order of batches, runs in each way; a step includes laying out its batch, and a share of loading the model
 and of copying it out. One thread; the order alternates, and ratios are taken within a repetition, so that what else the

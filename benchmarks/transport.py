@@ -24,7 +24,7 @@ import torch
 from telling import arguments, beginning
 
 from fedkeep._utils import seeds
-from fedkeep.aggregation.transport import LayerPlans, Transport, align
+from fedkeep.aggregation.transport import LayerPlans, OptimalTransport, align
 from fedkeep.aggregation.transport_plans import compute_plan, cost_matrix
 from fedkeep.models import VGG16, Architecture, LeNet5, ResNet18, Shape, Weights
 from fedkeep.models.channel_groups import ChannelLayer, channel_groups
@@ -36,9 +36,9 @@ NETWORKS: tuple[tuple[str, Architecture, Shape], ...] = (
     ("VGG-16", VGG16(), (3, 64, 64)),
 )
 WAYS = {
-    "exact": Transport(),
-    "exact, plans of their own": Transport(skip="sj"),
-    "sinkhorn": Transport(solver="sinkhorn"),
+    "exact": OptimalTransport(),
+    "exact, plans of their own": OptimalTransport(skip="sj"),
+    "sinkhorn": OptimalTransport(solver="sinkhorn"),
 }
 SIZES = (64, 256, 512, 1024)
 

@@ -45,7 +45,7 @@ class Watched(FedSeq):
         for client in cohort:
             if reply := client.ask(self.train, server.model):
                 server.model = reply.model
-                caught.append((reply.model, reply.examples))
+                caught.append((reply.model, reply.num_examples))
 
 
 def averages(before: Mapping[str, Weights], last: Weights) -> dict[str, Weights]:

@@ -53,15 +53,14 @@ if TYPE_CHECKING:
     from fedkeep.data import load
     from fedkeep.errors import FedKeepError
     from fedkeep.experiment.recipe import Recipe
-    from fedkeep.experiment.recipe_index import recipe_names
-    from fedkeep.experiment.recipe_loader import load_recipe
+    from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
     from fedkeep.experiment.runtime import Machine
-    from fedkeep.interface.algorithm import algorithms
+    from fedkeep.interface.algorithm import get_algorithm
     from fedkeep.models.custom import custom
     from fedkeep.reporting.run_folder import read_run
     from fedkeep.simulation.callbacks import Callback
 
-_HOMES = {
+_MODULES = {
     "ASD": "fedkeep.algorithms.parallel.asd",
     "AVER": "fedkeep.algorithms.sequential.aver",
     "CAMKD": "fedkeep.algorithms.sequential.aver",
@@ -70,25 +69,24 @@ _HOMES = {
     "DDDR": "fedkeep.algorithms.incremental.dddr",
     "EBKD": "fedkeep.algorithms.sequential.aver",
     "EWCKD": "fedkeep.algorithms.heterogeneous.ewc_kd",
-    "FTKD": "fedkeep.algorithms.heterogeneous.ft_kd",
-    "FedDCL": "fedkeep.algorithms.heterogeneous.feddcl",
-    "FedDF": "fedkeep.algorithms.parallel.feddf",
-    "FedGEMS": "fedkeep.algorithms.heterogeneous.fedgems",
-    "FedMD": "fedkeep.algorithms.heterogeneous.fedmd",
-    "LwFKD": "fedkeep.algorithms.heterogeneous.lwf_kd",
     "FLwF2T": "fedkeep.algorithms.incremental.flwf2t",
+    "FTKD": "fedkeep.algorithms.heterogeneous.ft_kd",
     "FedADKD": "fedkeep.algorithms.parallel.fedadkd",
     "FedAdam": "fedkeep.algorithms.parallel.fedopt",
     "FedAvg": "fedkeep.algorithms.parallel.fedavg",
     "FedAvgM": "fedkeep.algorithms.parallel.fedopt",
     "FedCAD": "fedkeep.algorithms.parallel.fedcad",
     "FedCurv": "fedkeep.algorithms.parallel.fedcurv",
+    "FedDCL": "fedkeep.algorithms.heterogeneous.feddcl",
+    "FedDF": "fedkeep.algorithms.parallel.feddf",
     "FedDKD": "fedkeep.algorithms.parallel.feddkd",
     "FedEWC": "fedkeep.algorithms.incremental.fedewc",
+    "FedGEMS": "fedkeep.algorithms.heterogeneous.fedgems",
     "FedGKD": "fedkeep.algorithms.parallel.fedgkd",
     "FedKeepError": "fedkeep.errors",
     "FedLSD": "fedkeep.algorithms.parallel.fedlsd",
     "FedLwF": "fedkeep.algorithms.incremental.fedlwf",
+    "FedMD": "fedkeep.algorithms.heterogeneous.fedmd",
     "FedNTD": "fedkeep.algorithms.parallel.fedntd",
     "FedNTDASD": "fedkeep.algorithms.parallel.asd",
     "FedNova": "fedkeep.algorithms.parallel.fednova",
@@ -101,6 +99,7 @@ _HOMES = {
     "FediCaRL": "fedkeep.algorithms.incremental.fedicarl",
     "Finetune": "fedkeep.algorithms.incremental.finetune",
     "LANDER": "fedkeep.algorithms.incremental.lander",
+    "LwFKD": "fedkeep.algorithms.heterogeneous.lwf_kd",
     "MOON": "fedkeep.algorithms.parallel.moon",
     "Machine": "fedkeep.experiment.runtime",
     "Recipe": "fedkeep.experiment.recipe",
@@ -108,15 +107,16 @@ _HOMES = {
     "SFedKD": "fedkeep.algorithms.sequential.sfedkd",
     "SeqKeep": "fedkeep.algorithms.sequential.seqkeep",
     "TARGET": "fedkeep.algorithms.incremental.target",
-    "algorithms": "fedkeep.interface.get_algorithm",
     "custom": "fedkeep.models.custom",
+    "get_algorithm": "fedkeep.interface.algorithm",
     "load": "fedkeep.data",
     "load_recipe": "fedkeep.experiment.recipe_loader",
     "read_run": "fedkeep.reporting.run_folder",
-    "recipe_names": "fedkeep.experiment.recipe_index",
+    "recipe_names": "fedkeep.experiment.recipe_loader",
     "resume": "fedkeep.api",
     "run": "fedkeep.api",
 }
+"""By public name, the module that defines it."""
 
 __all__ = [
     "ASD",
@@ -165,8 +165,8 @@ __all__ = [
     "Recipe",
     "SFedKD",
     "SeqKeep",
-    "algorithms",
     "custom",
+    "get_algorithm",
     "load",
     "load_recipe",
     "read_run",
@@ -179,9 +179,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("fedkeep")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedkeep' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

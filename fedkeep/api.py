@@ -1,4 +1,4 @@
-"""FedKeep from Python: run a recipe, read what it found."""
+"""FedKeep's Python functions: run a recipe, and resume a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Run a recipe to its end and return the run, with its report written beside its records.
+    """Run a recipe and write its report beside its records.
 
     Parameters
     ----------
@@ -55,12 +55,17 @@ def run(
         Called after every round.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process (see `fedkeep.simulation.callbacks`). Workers then
-        share cohorts, and no whole trials.
+        share cohorts instead of trials.
+
+    Returns
+    -------
+    Run
+        The finished run.
 
     Raises
     ------
     FedKeepError
-        For anything that cannot be carried out, before any training starts; the message says what to do.
+        For anything that cannot be run, before any training starts; the message says what to do.
     """
     if isinstance(recipe, str):
         recipe = load_recipe(recipe, settings=settings, seeds=seeds, rounds=rounds)
@@ -72,15 +77,15 @@ def run(
             seeds=recipe.seeds if seeds is None else tuple(seeds),
             run=recipe.run if rounds is None else replace(recipe.run, rounds=rounds),
         )
-    addressed = [setting for setting in settings if setting.partition(".")[0].strip() not in SECTIONS]
-    if methods is not None and addressed:
-        raise ConfigError(f"settings {addressed} address methods, and methods are given. Set their options there.")
+    method_settings = [setting for setting in settings if setting.partition(".")[0].strip() not in SECTIONS]
+    if methods is not None and method_settings:
+        raise ConfigError(f"settings {method_settings} change methods, and methods are given. Set their options there.")
     if methods is not None:
         recipe = with_methods(recipe, methods)
     experiment = Experiment(recipe, machine or Machine())
     folder = prepare_run(experiment, out, ["fedkeep.run", recipe.name])
-    again = retry_command(folder, experiment.machine)
-    run_trials(experiment.trials(folder), again=again, on_progress=_after_rounds(on_progress), callbacks=callbacks)
+    retry = retry_command(folder, experiment.machine)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=_only_after_rounds(on_progress), callbacks=callbacks)
     return write_all(folder)
 
 
@@ -91,26 +96,38 @@ def resume(
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Continue a run that was stopped, to the same result as if it had not been, and return it.
+    """Continue a run that was stopped. The results are the same as without the stop.
 
     Parameters
     ----------
     folder : str or Path
         The run folder.
     machine : Machine, optional
-        Workers and folders; device, threads and stacks are those that the run began with.
-    on_progress, callbacks
-        As of `run`.
+        Workers and folders; device, threads and stack are those with which the run began.
+    on_progress : Callable[[Progress], None], optional
+        Called after every round.
+    callbacks : Sequence[Callback]
+        Called around the rounds of every trial, in this process.
+
+    Returns
+    -------
+    Run
+        The finished run.
+
+    Raises
+    ------
+    FedKeepError
+        If the folder is not a run folder, or the run cannot be continued.
     """
     folder = Path(folder)
     experiment = open_run(folder, machine or Machine())
-    again = retry_command(folder, experiment.machine)
-    run_trials(experiment.trials(folder), again=again, on_progress=_after_rounds(on_progress), callbacks=callbacks)
+    retry = retry_command(folder, experiment.machine)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=_only_after_rounds(on_progress), callbacks=callbacks)
     return write_all(folder)
 
 
-def _after_rounds(on_progress: OnProgress | None) -> OnProgress:
-    """Leave out what is reported within a long round, which whoever counts calls does not expect."""
+def _only_after_rounds(on_progress: OnProgress | None) -> OnProgress:
+    """Return a function that leaves out reports within a round, so that there is one call for each round."""
 
     def report(progress: Progress) -> None:
         if on_progress is not None and not progress.activity:

@@ -1,4 +1,4 @@
-"""What goes wrong, said so that the reader knows what to do next."""
+"""The exceptions that FedKeep raises on purpose, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -7,48 +7,98 @@ from collections.abc import Iterable
 
 
 class FedKeepError(Exception):
-    """Base of every error that FedKeep raises on purpose: what happened, what was expected, what to do."""
+    """Base class of all exceptions that FedKeep raises on purpose.
+
+    Messages say what happened, what was expected and what to do.
+    """
 
 
 class ConfigError(FedKeepError, ValueError):
-    """A recipe, an option or a command that cannot be carried out as written."""
+    """A recipe, an option or a command is not valid."""
 
 
 class DataError(FedKeepError, ValueError):
-    """A data set that is missing, unreadable or not what the recipe says."""
+    """A data set is missing, unreadable or not what the recipe says."""
 
 
 class PartitionError(FedKeepError, ValueError):
-    """A partition that its scheme and settings cannot produce."""
+    """A partition scheme cannot produce a partition with its settings."""
 
 
 class ValueRefused(FedKeepError, ValueError):
-    """A value that the border does not let through: wrong names, shapes, types, or not finite."""
+    """A received value was refused: wrong names, shapes or types, or numbers that are not finite."""
 
 
 class RunError(FedKeepError, RuntimeError):
-    """A run folder or a running experiment in a state that does not allow what was asked."""
+    """A run folder or a running experiment is in a state that does not allow the requested operation."""
 
 
 class MissingExtra(FedKeepError, ImportError):
-    """An optional package is not installed; the message holds the install line."""
+    """An optional package is not installed; the message contains the command that installs it.
+
+    Parameters
+    ----------
+    what : str
+        What needs the package, at the beginning of a sentence.
+    extra : str
+        The extra of FedKeep that installs it.
+    """
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs packages that are not installed. Install them: pip install 'fedkeep[{extra}]'")
 
 
 def in_one_line(text: object, most: int = 1000) -> str:
-    """Return what somebody else said as one line of printable characters, which can forge nothing in a log."""
+    """Make text from an untrusted source safe for logs: one line of printable characters.
+
+    Parameters
+    ----------
+    text : object
+        The text.
+    most : int
+        Number of characters after which it is cut.
+
+    Returns
+    -------
+    str
+        The text, with a space for each character that is not printable.
+    """
     return "".join(c if c.isprintable() else " " for c in str(text)[:most])
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'? Known: a, b, c."``, the nearest first, for the end of an error."""
+    """Return the end of an error message about an unknown name: the nearest known name, and all known names.
+
+    Parameters
+    ----------
+    name : str
+        The unknown name.
+    known : Iterable[str]
+        The known names.
+
+    Returns
+    -------
+    str
+        Such as ``" Did you mean 'x'? Known: x, y, z."``; empty if no name is known.
+    """
     known = sorted(known)
     return f"{nearest(name, known)} Known: {', '.join(known)}." if known else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"``, for the end of an error where too much is known to be listed."""
+    """Return the end of an error message about an unknown name: the nearest known name only.
+
+    Parameters
+    ----------
+    name : str
+        The unknown name.
+    known : Iterable[str]
+        The known names.
+
+    Returns
+    -------
+    str
+        Such as ``" Did you mean 'x'?"``; empty if no known name is similar.
+    """
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,7 +1,7 @@
 """Options as fields of frozen dataclasses: documented where they are declared, checked where they are set.
 
-Methods, partitions, architectures and training settings all declare their options with `option` and derive from
-`Options`, so that Python code, a recipe and the command line meet the same checks and the same words.
+Methods, partitions, architectures and training settings declare their options with `option` and derive from `Options`,
+so that Python code, recipes and the command line have the same names, checks and error messages.
 """
 
 from __future__ import annotations
@@ -20,13 +20,28 @@ T = TypeVar("T", bound="Options")
 
 
 def option(default: Any, doc: str, *, low: float | None = None, high: float | None = None) -> Any:
-    """Declare an option: its default, one sentence about it, and the closed range it may lie in."""
+    """Declare an option of a dataclass that derives from `Options`.
+
+    Parameters
+    ----------
+    default : object
+        The default value.
+    doc : str
+        A short description, for help texts and documentation.
+    low, high : float, optional
+        Smallest and largest allowed number, inclusive; in a tuple they hold for each item.
+
+    Returns
+    -------
+    object
+        A dataclass field.
+    """
     return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high})
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Base of everything that is configured by fields; checks types and ranges when constructed."""
+    """Base class of everything that is configured by fields; checks their types and ranges on construction."""
 
     def __post_init__(self) -> None:
         hints = annotations_of(type(self))
@@ -36,21 +51,53 @@ class Options:
         self.check()
 
     def check(self) -> None:
-        """Raise `ConfigError` where options contradict each other; overridden where they can."""
+        """Check combinations of options; override it where options can contradict each other.
+
+        Raises
+        ------
+        ConfigError
+            If they do.
+        """
 
 
 def options_of(cls: type[Options]) -> dict[str, dataclasses.Field[Any]]:
-    """Return the declared options of a class by name."""
+    """Return the options that a class declares.
+
+    Parameters
+    ----------
+    cls : type[Options]
+        The class.
+
+    Returns
+    -------
+    dict[str, dataclasses.Field]
+        The options by name.
+    """
     return {field.name: field for field in dataclasses.fields(cls) if "doc" in field.metadata}
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Construct `cls` from a table of a recipe.
+    """Construct an object from a table of a recipe.
+
+    Parameters
+    ----------
+    cls : type[T]
+        The class to construct.
+    table : Mapping[str, object]
+        The values by name of option.
+    where : str
+        Where the table is in the recipe, for error messages.
+
+    Returns
+    -------
+    T
+        The object.
 
     Raises
     ------
     ConfigError
-        For a name that is not an option (with the nearest that is), a value of the wrong type, or one out of range.
+        If a name is not an option (the message contains the nearest one), or a value has the wrong type or is out of
+        range.
     """
     known = options_of(cls)
     for name in table:
@@ -63,7 +110,18 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
 
 
 def as_table(value: Options) -> dict[str, Any]:
-    """Return the options as a table that `build` takes and TOML can hold (``None`` is left out)."""
+    """Return an object's options as a table, from which `build` can construct it again.
+
+    Parameters
+    ----------
+    value : Options
+        The object.
+
+    Returns
+    -------
+    dict[str, object]
+        The values by name, as TOML can represent them; options that are None are left out.
+    """
     table = {name: getattr(value, name) for name in options_of(type(value))}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in table.items() if v is not None}
 
@@ -81,7 +139,7 @@ def _checked(value: Any, hint: Any, field: dataclasses.Field[Any], where: str) -
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
-    """Return `value` as the annotation says, or raise."""
+    """Convert a value to the type of an annotation; raise `ConfigError` if that is not possible."""
     origin = get_origin(hint)
     if origin is Literal:
         choices = get_args(hint)
@@ -91,7 +149,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         alternatives = get_args(hint)
         if type(None) in alternatives and (value is None or (value == "none" and str not in alternatives)):
-            return None  # TOML has no word for it
+            return None  # TOML has no null value
         for alternative in alternatives:
             if alternative is not type(None):
                 try:
@@ -116,7 +174,18 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
 
 
 def describe_type(hint: Any) -> str:
-    """Return an option's type in plain words, for errors and the `methods` command."""
+    """Describe an option's type in plain words, for error messages and the command line.
+
+    Parameters
+    ----------
+    hint : type
+        The type annotation.
+
+    Returns
+    -------
+    str
+        Such as ``a list of an integer`` or ``none or a number``.
+    """
     origin = get_origin(hint)
     if origin is Literal:
         return " | ".join(map(str, get_args(hint)))

@@ -7,10 +7,8 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
-
 import pytest
 import tomli_w
-
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.cli.main import parser
@@ -20,9 +18,13 @@ from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Pretrained
-from fedkeep.options import build, options_of
+from fedkeep.options import build
+from fedkeep.options import options_of
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
+import sys
+from typing import Any
+from fedkeep.testing import checks_for
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -89,7 +91,7 @@ def test_any_parallel_method_can_fuse_by_transport(tmp_path: Path) -> None:
 
 
 def test_the_method_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("CONTRIBUTING.md", "python")
+    code, _ = blocks("CONTRIBUTING.md", "python")
     file = tmp_path / "fedprox_sketch.py"
     file.write_text(code)
     out = tmp_path / "run"
@@ -100,6 +102,22 @@ def test_the_method_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixt
         (out / "trials" / f"{name}-seed0" / "model.safetensors").read_bytes() for name in ("fedavg", "prox")
     )
     assert fedavg != prox
+
+
+def test_the_method_of_the_guide_keeps_what_every_method_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, test = blocks("CONTRIBUTING.md", "python")
+    file = tmp_path / "fedprox_sketch.py"
+    file.write_text(code)
+    import_user_code([str(file)])
+    # Under the name that the guide imports it by; imported twice, two methods would have one name.
+    monkeypatch.setitem(sys.modules, "fedprox_sketch", sys.modules["fedkeep_used_fedprox_sketch"])
+    found: dict[str, Any] = {}
+    exec(compile(test, "CONTRIBUTING.md", "exec"), found)  # noqa: S102 - the repository's own text
+    found["test_prox"]()
+    (mark,) = found["test_strong_prox"].pytestmark
+    assert [case.id for case in mark.args[1]] == [name for name, _ in checks_for(found["Prox"])]
+    for case in mark.args[1][:2]:
+        found["test_strong_prox"](*case.values)
 
 
 @pytest.mark.parametrize("command", commands())
@@ -131,7 +149,7 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
     "name",
     [
         *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-        *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),
+        *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md")),
         *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.md")),
     ],
 )

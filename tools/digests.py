@@ -85,7 +85,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def of_run(run: Any) -> Digests:
-    """Digest all cells of a run, and the numbers in its table and its CSV file but for those that measure time."""
+    """Digest all trials of a run, and the numbers in its table and its CSV file but for those that measure time."""
     table = [line.split("|")[2:-1] for line in (run.path / "table.md").read_text().splitlines() if "|" in line]
     lines = [line[3:] for line in csv.reader((run.path / "results.csv").read_text().splitlines())]  # without texts
     found = {}
@@ -93,8 +93,8 @@ def of_run(run: Any) -> Digests:
         kept = [number for number, title in enumerate(head) if "train s" not in title and "seconds" not in title]
         numbers = [[re.findall(r"-?\d[\d.]*(?:e-?\d+)?", row[number]) for number in kept] for row in rows]
         found[what] = sha256(json.dumps(numbers).encode()).hexdigest()
-    for number, cell in enumerate(run.cells):
-        each = of_model(load_file(cell.path / "model.safetensors")) | of_records(cell.rounds)
-        each["partition"] = digest(cell.partition)
+    for number, trial in enumerate(run.trials):
+        each = of_model(load_file(trial.path / "model.safetensors")) | of_records(trial.rounds)
+        each["partition"] = digest(trial.partition)
         found |= {f"{what} of cell {number}": value for what, value in each.items()}
     return found

@@ -44,7 +44,6 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "tests", "tests/algorithms
 import tiny
 import tomli_w
 import torch
-from conformance import Killed, raise_at
 from digests import Digests, digest, of_model, of_records, of_run, read_records
 from local_line import LocalLine, places
 from matplotlib.figure import Figure
@@ -61,16 +60,18 @@ from fedkeep.options import as_table
 from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
 from fedkeep.simulation.trial import run_trial
 from fedkeep.simulation.workers import Worker, serve
+from fedkeep.testing.interception import Stopped, stop_after
 
 KEYS = """
 asd aver ca-mkd cwc dddr ebkd ewc-kd ewc-kd-on-made-images fedadam fedadkd fedavg fedavgm fedcad fedcurv feddcl feddf
 feddkd fedewc fedgems fedgkd fedicarl fedlsd fedlwf fedmd fednova fedntd fedntd-asd fedpass fedprox fedprox-lwf fedseq
 fedskf fedweit finetune flwf-2t ft-kd ft-kd-on-made-images lander lwf-kd lwf-kd-on-made-images moon scaffold seqkeep
-sfedkd target sfedkd-random-exclude-self fedadkd-true-target_term-zero_logit fedcurv-batch-inplace cwc-last_own cwc-mas
-cwc-si fednova-ccvr fedicarl-memory-global-random fedicarl-nearest_mean target-repo-reptile flwf-2t-all
-fedicarl-glfc-target_repo fedskf-icarl fedskf-pass fedpass-global feddcl-models-independent-per_round feddcl-step-total
+sfedkd target sfedkd-random fedadkd-true-single_term-zero_logit fedcurv-batch cwc-mas cwc-si
+fedicarl-memory-global-random fedicarl-nearest_mean target-repo flwf-2t-all fedicarl-glfc fedskf-icarl fedskf-pass
+fedpass-global feddcl-labels feddcl-joint-tau2 lwf-kd-joint-tau2
 """
-RENAMED: dict[str, str] = {}  # keys, to what their variants are called now
+RENAMED = {f"{name}-kd-on-made-images": f"{name}-kd-on-generated-images" for name in ("ewc", "ft", "lwf")}
+"""Keys, to what their variants are called now."""
 SITUATIONS = ("plain", "tasks", "networks", "networks-tasks")
 WAYS: dict[str, dict[str, Any]] = {
     "alone": {"training": tiny.TRAINING, "evaluate_local_models": True},
@@ -160,8 +161,8 @@ def in_engine(key: str, situation: str, way: str) -> Digests:
     if killed:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            with suppress(Killed):
-                run_trial(engine, folder, [raise_at(killed)])
+            with suppress(Stopped):
+                run_trial(engine, folder, [stop_after(killed)])
             engine = built(key, situation, **changes)
             run_trial(engine, folder)
             records, found = read_records(folder), of_model(load_file(folder / "model.safetensors"), "exported weights")

@@ -55,7 +55,7 @@ def write(recipe_file: Path, method: str, data: Path, rounds: int, folder: Path)
     federation = build_federation(recipe, recipe.seeds[0], data)
     engine = build_simulation(recipe, recipe.methods[0], recipe.seeds[0], federation)
     dataset, training = federation.dataset, recipe.training
-    cohorts = [engine.draw_cohort(number) for number in range(1, rounds + 1)]
+    cohorts = [engine.sample_cohort(number) for number in range(1, rounds + 1)]
     orders = [
         order(engine, federation, number, client) for number, cohort in enumerate(cohorts, start=1) for client in cohort
     ]

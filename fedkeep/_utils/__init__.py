@@ -1,1 +1,1 @@
-"""Helpers that know nothing of federated learning, except how its randomness is named."""
+"""Small helpers without knowledge of federated learning, except for the names of random generators."""

@@ -1,4 +1,4 @@
-"""Tensors on their way to a device, without anybody waiting for it."""
+"""Copying tensors to a device without waiting."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the CPU on a device, itself if that is the CPU.
+    """Return a CPU tensor on a device.
 
-    A copy from ordinary memory waits until a GPU has done all that was asked of it before; from pinned memory the GPU
-    fetches it when its turn comes.
+    A copy from pageable memory waits for all earlier work of the GPU; a copy from pinned memory is queued instead.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        A tensor on the CPU.
+    device : torch.device
+        The device.
+
+    Returns
+    -------
+    Tensor
+        The tensor on the device; the same object if that is the CPU.
     """
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Writing files atomically."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from pathlib import Path
 
 
 def atomic_write(path: str | Path, content: bytes | str) -> Path:
-    """Write a file under a temporary name, force it to disk, and rename it: a crash leaves the old file or the new.
+    """Write a file so that after a crash either the old file or the new one is there, and never a part.
 
-    Text is UTF-8 with ``\\n`` line ends everywhere. Returns the path.
+    The content is written to a temporary file in the same folder, forced to disk, and renamed.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file. Its folder is created if it does not exist.
+    content : bytes or str
+        The content. Text is encoded as UTF-8, and line ends are written unchanged on every system.
+
+    Returns
+    -------
+    Path
+        The file.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

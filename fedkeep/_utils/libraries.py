@@ -1,4 +1,4 @@
-"""Optional packages, imported where they are used."""
+"""Optional packages, imported only where they are used."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from fedkeep.errors import MissingExtra
 
 
 def require_optional(module: str, what: str, extra: str) -> Any:
-    """Return an optional module, its telemetry off.
+    """Import an optional module, with telemetry of the Hugging Face libraries turned off.
 
     Parameters
     ----------
-    what : needs it, for the error.
-    extra : of FedKeep that brings it.
+    module : str
+        The name of the module.
+    what : str
+        What needs it, for the error message.
+    extra : str
+        The extra of FedKeep that installs it.
+
+    Returns
+    -------
+    ModuleType
+        The module.
 
     Raises
     ------
     MissingExtra
-        With the install line, where it is not installed.
+        If it is not installed; the message contains the command that installs it.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DISABLE_TELEMETRY", "1")

@@ -1,4 +1,4 @@
-"""Progress of long work: reported where it is done, shown where somebody subscribed."""
+"""Progress of long operations: reported by the code that works, shown by the code that subscribed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ from contextvars import ContextVar
 Listener = Callable[[str], None]
 
 EVERY = 2.0
-"""Seconds from one report that reaches a listener to the next, at least."""
+"""Smallest number of seconds between two reports that reach a listener."""
 
 _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
 
 def report(what: str, done: int, total: int | None = None) -> None:
-    """Report how much of something is done, such as ``("images drawn", 512, 6000)``, to whoever subscribed."""
+    """Report how much of an operation is done, to the listener of the current context if there is one.
+
+    Parameters
+    ----------
+    what : str
+        What is counted, such as ``"images generated"``.
+    done : int
+        How many are done.
+    total : int, optional
+        How many there are in all, if that is known.
+    """
     listener = _listener.get()
     if listener is not None:
         listener(f"{what} {done:,}" + ("" if total is None else f"/{total:,}"))
@@ -24,16 +34,22 @@ def report(what: str, done: int, total: int | None = None) -> None:
 
 @contextmanager
 def subscribe(listener: Listener) -> Iterator[None]:
-    """Give a listener what is reported in the block, at most once in `EVERY` seconds."""
-    heard = time.monotonic()
+    """Pass progress reports that are made in the block to a listener.
 
-    def seldom(what: str) -> None:
-        nonlocal heard
-        if time.monotonic() - heard >= EVERY:
-            heard = time.monotonic()
+    Parameters
+    ----------
+    listener : Callable[[str], None]
+        Receives a line of text, at most once in `EVERY` seconds.
+    """
+    last = time.monotonic()
+
+    def throttled(what: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
             listener(what)
 
-    before = _listener.set(seldom)
+    before = _listener.set(throttled)
     try:
         yield
     finally:

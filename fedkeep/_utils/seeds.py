@@ -1,8 +1,8 @@
-"""Randomness has names.
+"""Random generators that are derived from the run's seed and a name.
 
-Every random draw comes from a generator derived from the run's seed and the name of what it is for. So the order of
-work, a restart, the number of workers and the engine change no result, and two methods with one seed share their
-partition, initial weights, cohorts and batch orders. Nothing here, or anywhere in the package, seeds a global
+Every random number comes from a generator that is derived from the run's seed and the purpose of the number. So the
+order of work, a restart, the number of workers and the executor do not change any result, and two methods with the
+same seed have the same partition, initial weights, cohorts and batch orders. The package never seeds a global
 generator.
 """
 
@@ -17,17 +17,27 @@ import torch
 
 
 def derive(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0) -> int:
-    """Return the 63-bit seed of one named use of randomness.
+    """Derive a seed for one use of randomness.
 
     Parameters
     ----------
-    seed : the run's seed.
-    purpose : what the randomness is for, such as ``"partition"``, ``"cohort"`` or ``"batches"``.
-    task, round : where in the run, both counted from 1; 0 where it does not apply.
-    client : the client's name in the recipe; empty for the server.
-    use : which use of this purpose within the round, counted from 0.
+    seed : int
+        The run's seed.
+    purpose : str
+        What the random numbers are for, such as ``"partition"``, ``"cohort"`` or ``"batches"``.
+    task, round : int
+        Where in the run they are used, both counted from 1; 0 where it does not apply.
+    client : str
+        The client's name in the recipe; empty for the server.
+    use : int
+        Number of earlier uses for the same purpose within the round.
+
+    Returns
+    -------
+    int
+        A seed of 63 bits.
     """
-    # Length prefixes make the encoding injective: no purpose or client name can imitate another's fields.
+    # With length prefixes, different arguments never give the same text.
     fields = [str(seed), purpose, str(task), str(round), client, str(use)]
     text = "".join(f"{len(field)}:{field}" for field in fields)
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"fedkeep").digest()
@@ -37,7 +47,18 @@ def derive(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: st
 def generator(
     seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0
 ) -> torch.Generator:
-    """Return a fresh CPU generator for one named use of randomness (see `derive`)."""
+    """Return a new PyTorch generator on the CPU for one use of randomness.
+
+    Parameters
+    ----------
+    seed, purpose, task, round, client, use
+        As for `derive`.
+
+    Returns
+    -------
+    torch.Generator
+        The generator.
+    """
     named = torch.Generator()
     named.manual_seed(derive(seed, purpose, task=task, round=round, client=client, use=use))
     return named
@@ -46,15 +67,33 @@ def generator(
 def numpy_generator(
     seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0
 ) -> np.random.Generator:
-    """Return the same for NumPy, where PyTorch lacks the distribution (see `derive`)."""
+    """Return a new NumPy generator for one use of randomness, for distributions that PyTorch lacks.
+
+    Parameters
+    ----------
+    seed, purpose, task, round, client, use
+        As for `derive`.
+
+    Returns
+    -------
+    np.random.Generator
+        The generator.
+    """
     return np.random.Generator(np.random.PCG64(derive(seed, purpose, task=task, round=round, client=client, use=use)))
 
 
 @contextmanager
 def temporary_seed(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed PyTorch's default generators for the block only, and leave them as they were.
+    """Seed PyTorch's default generators within the block, and restore their states afterwards.
 
-    Layer constructors and dropout draw from the default generator and take no other, so it is lent to them.
+    This is for layer constructors and dropout, which can only use the default generators.
+
+    Parameters
+    ----------
+    seed : int
+        The seed.
+    device : torch.device, optional
+        A GPU whose default generator is seeded too.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

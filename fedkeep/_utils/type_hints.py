@@ -1,4 +1,4 @@
-"""Annotations of classes and functions, evaluated once: they are asked for with every message."""
+"""Evaluated type annotations, cached because every message needs them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from typing import Any
 
 
 def annotations_of(thing: type | Callable[..., Any]) -> dict[str, Any]:
-    """Return what a class annotates its fields with, or a function its parameters and, under ``return``, its result.
+    """Return the evaluated type annotations of a class or function.
 
-    The dict is shared: do not change it.
+    Parameters
+    ----------
+    thing : type or Callable
+        The class or function.
+
+    Returns
+    -------
+    dict[str, object]
+        The annotations of fields, or of parameters and, under ``"return"``, of the result. The dict is shared between
+        calls: do not change it.
     """
     return _evaluated(thing)
 

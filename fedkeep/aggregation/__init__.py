@@ -1,6 +1,6 @@
 """How a server merges the models of its clients."""
 
 from fedkeep.aggregation.mean import Aggregation, aggregate, ema, weighted_mean
-from fedkeep.aggregation.transport import Projection, Transport
+from fedkeep.aggregation.transport import OptimalTransport, Projection
 
-__all__ = ["Aggregation", "Projection", "Transport", "aggregate", "ema", "weighted_mean"]
+__all__ = ["Aggregation", "OptimalTransport", "Projection", "aggregate", "ema", "weighted_mean"]

@@ -31,7 +31,7 @@ def weighted_mean(replies: Mapping[str, Fit]) -> Weights:
     -------
     Weights
     """
-    examples = [float(reply.examples) for reply in replies.values()]
+    examples = [float(reply.num_examples) for reply in replies.values()]
     return mean([reply.model for reply in replies.values()], examples if any(examples) else None)
 
 
@@ -120,11 +120,11 @@ def normalised_mean(
     Weights
         ``start`` if no client took a step.
     """
-    trained = [reply for reply in replies.values() if reply.steps]
+    trained = [reply for reply in replies.values() if reply.num_steps]
     if not trained:
         return start
-    examples = [float(reply.examples) for reply in trained]
-    steps = [effective_steps(reply.steps, momentum) for reply in trained]
+    examples = [float(reply.num_examples) for reply in trained]
+    steps = [effective_steps(reply.num_steps, momentum) for reply in trained]
     plain = mean([reply.model for reply in trained], examples)
     if len(set(steps)) == 1:
         return plain

@@ -59,17 +59,14 @@ class Projection:
     diagonal : dict[str, float]
         The share of each plan's mass that stays on its channel, from 0 to 1, by the group of channels (or, with
         ``skip="sj"``, by the layer) that it is for. 1 everywhere: no neuron changed its place.
-    last : Plan or None
-        The plan of the channels that the classifier reads, for `align_classifier`; None if they are pixels.
     """
 
     model: dict[str, Tensor]
     diagonal: dict[str, float]
-    last: Plan | None
 
 
 @dataclass(frozen=True)
-class Transport(Options):
+class OptimalTransport(Options):
     """How a source model is aligned with the neurons of a base; FedSKF's paper leaves all of it open.
 
     Layer by layer from the image on: the source's inputs are put in the base's order, the units of both are compared by
@@ -136,7 +133,7 @@ class Transport(Options):
             for layer in layers
             if layer.writes is not None and (writes := plans[layer.name].writes) is not None
         }
-        return Projection(model, shares, plans[layers[-1].name].reads)
+        return Projection(model, shares)
 
     def _tied(self, source: Weights, base: Weights, layers: Sequence[ChannelLayer]) -> dict[str, LayerPlans]:
         """Return one plan for each group: made when it is first read, from all that was written until then.
@@ -242,25 +239,6 @@ def align(source: Weights, layers: Sequence[ChannelLayer], plans: Mapping[str, L
         model[weight] = apply_plan(apply_plan(source[weight], reads, 1), writes, 0)
         model |= {name: apply_plan(source[name], writes, 0) for name in _per_unit_names(layer, source)}
     return model
-
-
-def align_classifier(head: Weights, last: Plan | None) -> dict[str, Tensor]:
-    """Return a classifier whose columns read features in the base's order: a client's own, after a projection.
-
-    Parameters
-    ----------
-    head : Weights
-        With ``classifier.weight`` [classes, width]; other tensors stay as they are.
-    last : Plan or None
-        The projection's last plan.
-
-    Returns
-    -------
-    dict[str, Tensor]
-    """
-    return {
-        name: apply_plan(tensor, last, 1) if name == "classifier.weight" else tensor for name, tensor in head.items()
-    }
 
 
 def _per_unit_names(layer: ChannelLayer, model: Weights) -> list[str]:

@@ -1,4 +1,4 @@
-"""``fedkeep archive``."""
+"""``fedkeep archive``: write the records of runs into compressed files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,20 @@ from fedkeep.reporting.reproduction import markdown
 
 
 def archive(options: Namespace, console: Console) -> int:
-    """Write the records of a run, or of each column of a reproduction, into one compressed file."""
+    """Write the records of a run, or of each column of a reproduction, into compressed files.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     source, out = Path(options.run), Path(options.out)
     if (source / "run.json").is_file():
         written = [write_archive(source, out / f"{source.resolve().name}{ARCHIVE_SUFFIX}")]
@@ -32,7 +45,7 @@ def archive(options: Namespace, console: Console) -> int:
 
 
 def _reproduction(source: Path, out: Path) -> list[Path]:
-    """Write an archive of each column, and beside them the table and what a person wrote about it."""
+    """Write an archive of each column, the table, and the notes that somebody wrote about it."""
     note = {NOTE: (source / NOTE).read_bytes()}
     columns = sorted(path.parent for path in source.glob("*/run.json"))
     written = [write_archive(column, out / f"{column.name}{ARCHIVE_SUFFIX}", note) for column in columns]

@@ -1,4 +1,4 @@
-"""The arguments of each command; what carries it out is imported when it runs, so that ``--help`` is quick."""
+"""The arguments of each command. A command's code is imported when it runs, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from fedkeep.cli.shared import (
 from fedkeep.cli.types import names, natural, numbers, percent, positive, share
 
 Command = Callable[[argparse.Namespace, Console], int]
+"""Runs a command with its arguments and returns the exit code."""
 
 
 def _lazily(module: str, name: str) -> Command:
+    """Return a command that imports its function when it is called."""
+
     def command(options: argparse.Namespace, console: Console) -> int:
         from importlib import import_module
 
-        found: Command = getattr(import_module(f"fedkeep.cli.{module}"), name)
-        return found(options, console)
+        function: Command = getattr(import_module(f"fedkeep.cli.{module}"), name)
+        return function(options, console)
 
     return command
 
@@ -46,14 +49,14 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 
 def _add_flower(command: argparse.ArgumentParser) -> None:
     verbs = command.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    new = verbs.add_parser("new", help="write a small Flower app that carries out a recipe")
-    new.add_argument("folder", metavar="DIR", help="where to write it; must not exist or be empty")
+    new = verbs.add_parser("new", help="write a small Flower app that runs a recipe")
+    new.add_argument("folder", metavar="DIR", help="the app's folder; must not exist or be empty")
     new.add_argument("--recipe", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)")
     new.add_argument("--sites", type=positive, default=0, help="sites that take part (default: the recipe's clients)")
     add_changes(new)
     new.set_defaults(command=_lazily("flower", "new"))
     keys = verbs.add_parser("keys", help="make a test authority, the SuperLink's certificate and a key pair per site")
-    keys.add_argument("folder", metavar="DIR", help="where to write them; must not exist or be empty")
+    keys.add_argument("folder", metavar="DIR", help="the keys' folder; must not exist or be empty")
     keys.add_argument("--sites", type=names, required=True, metavar="A,B,C", help="names of the sites")
     keys.add_argument(
         "--hosts",
@@ -64,11 +67,11 @@ def _add_flower(command: argparse.ArgumentParser) -> None:
     )
     keys.add_argument("--days", type=positive, default=365, help="days that the certificates are valid (default: 365)")
     keys.set_defaults(command=_lazily("flower", "keys"))
-    gate = verbs.add_parser("gate", help="let nodes through to a SuperLink, and nobody to its Control API")
-    gate.add_argument("--keys", required=True, metavar="DIR", help="the folder that `fedkeep flower keys` wrote")
-    gate.add_argument("--listen", default="0.0.0.0:8000", metavar="HOST:PORT", help="default: 0.0.0.0:8000")
-    gate.add_argument("--superlink", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: 127.0.0.1:8001")
-    gate.set_defaults(command=_lazily("flower", "gate"))
+    proxy = verbs.add_parser("proxy", help="forward nodes' requests to a SuperLink, and none to its Control API")
+    proxy.add_argument("--keys", required=True, metavar="DIR", help="the folder that `fedkeep flower keys` wrote")
+    proxy.add_argument("--listen", default="0.0.0.0:8000", metavar="HOST:PORT", help="default: 0.0.0.0:8000")
+    proxy.add_argument("--superlink", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: 127.0.0.1:8001")
+    proxy.set_defaults(command=_lazily("flower", "proxy"))
 
 
 def _add_generator(command: argparse.ArgumentParser) -> None:
@@ -87,7 +90,7 @@ def _add_generator(command: argparse.ArgumentParser) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="subclasses of each class, for images that look alike: a prototype search then knows more (default: 1)",
+        help="subclasses of each class, by similarity of the images: more to condition prototypes on (default: 1)",
     )
     train.add_argument("--half", action="store_true", help="save 16 bits a weight: half the size")
     _add_generator_options(train, "unet.widths=[64,128,128] or training.steps=5000")
@@ -113,7 +116,7 @@ def _add_generator_use(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--on",
         metavar="DATA",
-        help="generate the classes of these data, after a prototype search (default: the generator's own classes)",
+        help="generate the classes of this data set, after a prototype search (default: the generator's own classes)",
     )
     _add_generator_options(command, "sampler.guidance=1 or prototypes.steps=500")
 
@@ -127,7 +130,7 @@ def _add_generator_options(command: argparse.ArgumentParser, example: str) -> No
 
 
 def _add_pretrain(command: argparse.ArgumentParser) -> None:
-    command.description = "Train an extractor with labels; the same command again goes on where it was stopped."
+    command.description = "Train an extractor with labels; the same command again continues a stopped training."
     command.add_argument("data", help="a known data set, a Hub id or a path, such as cifar10")
     command.add_argument("--out", required=True, metavar="DIR", help="folder of the extractor")
     command.add_argument("--network", default="vit", metavar="KIND", help="vit or resnet (default: vit)")
@@ -145,7 +148,7 @@ def _add_reproduce(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--grid", action="store_true", help="also run the values that the paper tuned")
     add_settings(command, "change an option of every column, such as run.evaluate_every=5")
-    command.add_argument("--resume", action="store_true", help="only finish what was begun")
+    command.add_argument("--resume", action="store_true", help="only finish the trials that were begun")
     command.add_argument("--dry-run", action="store_true", help="list the trials, with an estimate of time and memory")
     command.add_argument(
         "--out", default="runs/reproduce", metavar="DIR", help="folder of reproductions (default: runs/reproduce)"
@@ -215,9 +218,9 @@ def _add_report(command: argparse.ArgumentParser) -> None:
 
 def _add_archive(command: argparse.ArgumentParser) -> None:
     command.description = (
-        "Write what a run recorded into one compressed file, without models and checkpoints. fedkeep compare and "
-        "fedkeep report read it as they read the run folder. Of a reproduction, each column becomes an "
-        "archive, with the table and its notes beside them, which fedkeep reproduce --page reads."
+        "Write the records of a run into one compressed file, without models and checkpoints. fedkeep compare and "
+        "fedkeep report read it like the run folder. For a reproduction, each column becomes an archive, with the "
+        "table and its notes beside them, which fedkeep reproduce --page reads."
     )
     command.add_argument("run", metavar="RUN", help="a run folder, or the folder of a reproduction")
     command.add_argument("--out", default="results", metavar="DIR", help="where to write (default: results)")
@@ -229,14 +232,14 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "reproduce": ("reproduce a paper's table, and show it beside the paper's numbers", _add_reproduce),
     "resume": ("continue a run that was stopped, to the identical result", _add_resume),
     "methods": ("list the methods: paper, schedule, options, what leaves a client", _add_methods),
-    "datasets": ("list the known data sets and where they were found", _add_datasets),
+    "datasets": ("list the known data sets and which are available locally", _add_datasets),
     "partition": ("split a data set over clients; show statistics and a heat map", _add_partition),
     "compare": ("show several runs in one table", _add_compare),
     "report": ("write the table and the HTML report of a run again", _add_report),
-    "archive": ("keep the records of a run, or of a reproduction, in compressed files", _add_archive),
-    "flower": ("run across machines, on Flower: make an app, make keys", _add_flower),
-    "generator": ("train a diffusion model that generates images of classes, and look at it", _add_generator),
+    "archive": ("write the records of a run, or of a reproduction, into compressed files", _add_archive),
+    "flower": ("run across machines, on Flower: make an app, make keys, protect the server", _add_flower),
+    "generator": ("train a diffusion model that generates images of classes, and measure its quality", _add_generator),
     "pretrain": ("train the extractor of a server that then only learns a classifier", _add_pretrain),
     "recipes": ("list the recipes and the papers' tables, or print one", _add_recipes),
 }
-"""What each command says of itself in the list, and what adds its arguments; in the order of the list."""
+"""By command, its help text and the function that adds its arguments; in the order in which they are listed."""

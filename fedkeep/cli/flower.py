@@ -1,4 +1,4 @@
-"""``fedkeep flower``: what a federation on Flower begins with."""
+"""``fedkeep flower``: set up a federation on Flower."""
 
 from __future__ import annotations
 
@@ -13,20 +13,33 @@ from fedkeep.errors import MissingExtra
 
 
 def new(options: Namespace, console: Console) -> int:
-    """Write a Flower app for a recipe."""
+    """Write a Flower app for a recipe.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     _require_flower()
     from fedkeep.flower.app_template import create_app
 
     recipe = recipe_of(options)
     folder = create_app(Path(options.folder), recipe, options.sites)
     nodes = options.sites or recipe.partition.clients or 2
-    trial = f"flwr run {folder} --stream --federation-config 'num-supernodes={nodes} client-resources-num-cpus=1'"
+    command = f"flwr run {folder} --stream --federation-config 'num-supernodes={nodes} client-resources-num-cpus=1'"
     lines = (
         f"wrote {folder}/: pyproject.toml, recipe.toml, fedkeep_app.py",
         "",
-        "a trial on this machine:",
+        "a test run on this machine:",
         "  export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_TELEMETRY_ENABLED=0",
-        f"  {trial}",
+        f"  {command}",
         "on several machines: docs/deploy.md",
     )
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
@@ -34,7 +47,20 @@ def new(options: Namespace, console: Console) -> int:
 
 
 def keys(options: Namespace, console: Console) -> int:
-    """Make keys and certificates for a trial."""
+    """Make keys and certificates for a test federation.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     _require_flower()
     from fedkeep.flower.keys import make_keys
 
@@ -43,14 +69,27 @@ def keys(options: Namespace, console: Console) -> int:
     return 0
 
 
-def gate(options: Namespace, console: Console) -> int:
-    """Let SuperNodes through to the SuperLink, and nobody to its Control API."""
+def proxy(options: Namespace, console: Console) -> int:
+    """Forward SuperNodes' requests to the SuperLink, and none to its Control API.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     _require_flower()
     from fedkeep.flower.logs import show_logs
     from fedkeep.flower.path_proxy import serve_proxy
 
     show_logs()
-    console.print(f"{options.listen} passes nodes on to {options.superlink}", highlight=False, markup=False)
+    console.print(f"{options.listen} forwards nodes to {options.superlink}", highlight=False, markup=False)
     serve_proxy(options.listen, options.superlink, Path(options.keys))
     return 0
 

@@ -1,4 +1,4 @@
-"""``fedkeep generator``: train a diffusion model, look at its images, and measure how good they are."""
+"""``fedkeep generator``: train a diffusion model, show its images, and measure their quality."""
 
 from __future__ import annotations
 
@@ -43,11 +43,24 @@ from fedkeep.reporting.plots import save_png
 from fedkeep.training.classifier import train_classifier
 
 CLASSIFIER_TRAINING = Training(batch_size=64, lr=0.02, momentum=0.9)
-CLASSIFIER_STEPS = 2000  # for every classifier of the quality check, however many images it has
+CLASSIFIER_STEPS = 2000  # of every classifier of the quality check, whatever its number of images
 
 
 def train(options: Namespace, console: Console) -> int:
-    """Train a generator, or continue its training."""
+    """Train a generator, or continue its training.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     _require_diffusers()
     if options.regime not in get_args(Regime):
         raise ConfigError(
@@ -72,8 +85,8 @@ def train(options: Namespace, console: Console) -> int:
         clusters_per_class=options.clusters,
     )
     per_class = f", {options.clusters} clusters each" if options.clusters > 1 else ""
-    _say(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.num_classes} classes{per_class}")
-    _say_regime(console, source.regime)
+    _print(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.num_classes} classes{per_class}")
+    _print_regime(console, source.regime)
     with Counter(console, "steps", options.quiet) as counter:
         generator = train_generator(
             card,
@@ -85,35 +98,61 @@ def train(options: Namespace, console: Console) -> int:
             half=options.half,
             on_step=lambda done, loss: counter(done, settings.steps, f"loss {loss:.4f}"),
         )
-    _say(console, f"{generator.num_parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
-    _say(console, f"wrote {options.out}; look at it: fedkeep generator sample {options.out}")
+    _print(console, f"{generator.num_parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
+    _print(console, f"wrote {options.out}; see its images: fedkeep generator sample {options.out}")
     return 0
 
 
 def sample(options: Namespace, console: Console) -> int:
-    """Write a picture of real and generated images."""
+    """Write a picture of real and generated images.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     out = Path(options.out or Path(options.folder) / "samples.png")
     if out.suffix != ".png":
         raise ConfigError(f"--out {out}: the picture is written as .png.")
     request = _prepare(options, console)
     generated = request.generate(options.count, console)
     train, names = request.dataset.train, request.dataset.label_names
-    real = [train["image"][_first(train["label"], c, options.count)] for c in range(len(names))]
-    title = f"{request.generator.card.data}, {request.generator.regime}: {_about(request.sampler)}"
+    real = [train["image"][_first_of_class(train["label"], c, options.count)] for c in range(len(names))]
+    title = f"{request.generator.card.data}, {request.generator.regime}: {_describe(request.sampler)}"
     figure = image_grid(real, generated["image"].chunk(len(names)), names, title)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_png(figure, out, dpi=96)
-    _say(console, f"wrote {out}")
+    _print(console, f"wrote {out}")
     return 0
 
 
 def check(options: Namespace, console: Console) -> int:
-    """Run the quality check; print its accuracies and write them into the generator's folder."""
+    """Run the quality check; print its accuracies and write them into the generator's folder.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     model = get_architecture(options.model)()
     request = _prepare(options, console)
     generated = request.generate(options.count, console)
     dataset = request.dataset
-    chosen = torch.cat([_first(dataset.train["label"], c, options.real) for c in range(dataset.num_classes)])
+    chosen = torch.cat([_first_of_class(dataset.train["label"], c, options.real) for c in range(dataset.num_classes)])
     real = {name: dataset.train[name][chosen] for name in ("image", "label")}
 
     def fit_classifier(data: Data) -> Any:
@@ -145,7 +184,7 @@ def check(options: Namespace, console: Console) -> int:
         "quality.json" if not options.on else f"quality-on-{request.name.replace('/', '-')}.json"
     )
     atomic_write(out, json.dumps(accuracies, indent=1) + "\n")
-    _say(console, f"wrote {out}")
+    _print(console, f"wrote {out}")
     return 0
 
 
@@ -183,12 +222,12 @@ def _prepare(options: Namespace, console: Console) -> _Request:
     )
     generator = load_generator(options.folder, check_device(options.device))
     card = generator.card
-    _say_regime(console, card.regime)
+    _print_regime(console, card.regime)
     sampler, prototypes = cast(Sampler, given["sampler"]), generator.class_embeddings()
     if options.on is None:
         name, dataset = card.data, load_training_data(card.data, card.regime, options.data_dir).dataset
         if dataset.label_names != card.label_names:
-            raise RunError(f"the generator in {options.folder} learned other classes than {name} has here.")
+            raise RunError(f"the generator in {options.folder} learned other classes than {name} has on this machine.")
     else:
         name, dataset = options.on, load_benchmark(options.on, options.data_dir)
         examples = dataset.train
@@ -208,14 +247,14 @@ def _search_prototypes(
     initial = generator.initial_prototypes(dataset.num_classes)
     result = search_prototypes(generator, initial, images["image"], images["label"], settings, rng)
     first, last = (sum(part) / len(part) for part in (result.losses[:20], result.losses[-20:]))
-    _say(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
+    _print(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
     return result.prototypes
 
 
 def _quality_table(report: QualityReport, label_names: Sequence[str]) -> Table:
     table = Table(
         "class", "real to real", "real to generated", "generated to real", box=box.SIMPLE_HEAD, pad_edge=False,
-        title="accuracy in %: trained on, to asked about", title_justify="left",
+        title="accuracy in %: trained on, to tested on", title_justify="left",
     )  # fmt: skip
     columns = (report.real, report.shown, report.learned)
     for c, name in enumerate(label_names):
@@ -233,19 +272,19 @@ def _to_json(values: Tensor) -> list[float | None]:
     return [None if math.isnan(value) else round(value, 4) for value in values.tolist()]
 
 
-def _first(labels: Tensor, c: int, count: int) -> Tensor:
+def _first_of_class(labels: Tensor, c: int, count: int) -> Tensor:
     return (labels == c).nonzero().flatten()[:count]
 
 
-def _about(sampler: Sampler) -> str:
+def _describe(sampler: Sampler) -> str:
     return f"{sampler.method}, {sampler.steps} steps, guidance {sampler.guidance:g}"
 
 
-def _say_regime(console: Console, regime: Regime) -> None:
-    _say(console, f"regime {regime}: {REGIMES[regime]}")
+def _print_regime(console: Console, regime: Regime) -> None:
+    _print(console, f"regime {regime}: {REGIMES[regime]}")
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""``fedkeep``: what is the same for all its commands."""
+"""The entry point of ``fedkeep``: parse the arguments, run a command, explain its errors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,31 @@ from fedkeep.errors import FedKeepError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 for an error that it explains, 130 when interrupted."""
+    """Run a command.
+
+    Parameters
+    ----------
+    arguments : Sequence[str], optional
+        The command line without the program's name; default: the process's.
+
+    Returns
+    -------
+    int
+        The exit code: 0, 1 for an error that was explained, 130 after an interrupt.
+    """
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     options = parser().parse_args(arguments)
     console = Console(stderr=False)
     command: Command = options.command
     try:
         return command(options, console)
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         sys.stderr.close()
         return 0
     except FedKeepError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
-    except OSError as error:  # a full disk, a folder that may not be written
+    except OSError as error:  # such as a full disk, or a folder without write permission
         what = f" ({error.filename})" if error.filename else ""
         Console(stderr=True).print(
             f"error: {error.strerror or error}{what}", highlight=False, markup=False, soft_wrap=True
@@ -38,12 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _plain(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("[", "\\[")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the parser of the command line.
+
+    Returns
+    -------
+    argparse.ArgumentParser
+        The parser, with all commands.
+    """
     top = argparse.ArgumentParser(
         prog="fedkeep",
         description="Federated learning that keeps what it has learned: compare methods against forgetting.",
@@ -51,8 +68,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, (says, add) in COMMANDS.items():
-        add(commands.add_parser(name, help=says))
+    for name, (help_text, add_arguments) in COMMANDS.items():
+        add_arguments(commands.add_parser(name, help=help_text))
     return top
 
 

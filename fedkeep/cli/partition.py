@@ -1,4 +1,4 @@
-"""``fedkeep partition``: split a data set and look at the result."""
+"""``fedkeep partition``: split a data set over clients and describe the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,20 @@ from fedkeep.reporting.heatmap import class_heatmap
 
 
 def partition(options: Namespace, console: Console) -> int:
-    """Split a data set over clients; print the statistics and write the heat map and the manifest."""
+    """Split a data set over clients; print statistics and write the heat map or the manifest.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     if options.scheme not in schemes():
         raise ConfigError(f"there is no partition scheme {options.scheme!r}.{did_you_mean(options.scheme, schemes())}")
     table = {}
@@ -37,13 +50,13 @@ def partition(options: Namespace, console: Console) -> int:
     split = scheme.split(dataset.train, dataset.num_classes, options.seed)
     counts = split.counts(dataset.train["label"], dataset.num_classes)
 
-    shown = Table("statistic", "value", box=box.SIMPLE_HEAD, pad_edge=False)
+    statistics = Table("statistic", "value", box=box.SIMPLE_HEAD, pad_edge=False)
     manifest = split.manifest()
     for name in ("scheme", "attempts"):
-        shown.add_row(name, str(manifest[name]))
+        statistics.add_row(name, str(manifest[name]))
     for name, value in partition_statistics(counts).items():
-        shown.add_row(name.replace("_", " "), f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
-    console.print(shown)
+        statistics.add_row(name.replace("_", " "), f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
+    console.print(statistics)
     console.print(f"hash {manifest['hash']}", highlight=False, soft_wrap=True)
 
     if options.out and Path(options.out).suffix not in (".svg", ".json"):

@@ -18,7 +18,20 @@ from fedkeep.training.pretraining import FORMS, Form, Pretraining, pretrain
 
 
 def run(options: Namespace, console: Console) -> int:
-    """Train an extractor, or go on with its training."""
+    """Train an extractor, or continue its training.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     if find_spec("transformers") is None:
         raise MissingExtra("fedkeep pretrain", "diffusion")
     if options.network not in FORMS:
@@ -28,7 +41,7 @@ def run(options: Namespace, console: Console) -> int:
     given = read_settings(options.settings, sections, {"augmentation": {"crop": 4, "flip": True}})
     settings = cast(Pretraining, given["training"])
     dataset = load(options.data, data_dir=options.data_dir)
-    _say(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.num_classes} classes")
+    _print(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.num_classes} classes")
     with Counter(console, "steps", options.quiet) as counter:
         extractor = pretrain(
             cast(Form, given["network"]),
@@ -40,10 +53,10 @@ def run(options: Namespace, console: Console) -> int:
             device=device,
             on_step=lambda done, loss: counter(done, settings.steps, f"loss {loss:.4f}"),
         )
-    _say(console, extractor.about)
-    _say(console, f"wrote {options.out}; use it: --set model.name=pretrained --set model.source={options.out}")
+    _print(console, extractor.about)
+    _print(console, f"wrote {options.out}; use it: --set model.name=pretrained --set model.source={options.out}")
     return 0
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Live progress: bars on a terminal, or a line now and then where nobody watches."""
+"""Progress on the console: bars on a terminal, or a line every few seconds elsewhere, such as in a log file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedkeep.experiment.runtime import Progress as Report
 
-EVERY = 15.0
-"""Seconds from line to line where nobody watches."""
+LINE_SECONDS = 15.0
+"""Seconds between two lines where there is no terminal."""
 
 
-def bars(console: Console, shown: bool) -> Progress:
-    """Return bars with a note and the time left; they are drawn once they are started."""
+def progress_bars(console: Console, shown: bool) -> Progress:
+    """Return progress bars with a note and the time left, not started yet.
+
+    Parameters
+    ----------
+    console : Console
+        Where to draw them.
+    shown : bool
+        Draw them at all.
+
+    Returns
+    -------
+    Progress
+        The bars.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -31,23 +44,28 @@ def bars(console: Console, shown: bool) -> Progress:
 class Display:
     """Shows the progress of a run's trials; a context manager.
 
-    On a terminal: bars with rounds, the last accuracy and the time left. Elsewhere (a file, a CI log): a line now and
-    then.
+    A terminal shows bars with rounds, the last accuracy and the time left. Elsewhere, such as in a file, a line is
+    printed every few seconds.
+
+    Parameters
+    ----------
+    console : Console
+        Where to print.
+    trials : dict[str, int]
+        By trial, its number of rounds.
     """
 
     def __init__(self, console: Console, trials: dict[str, int]) -> None:
         self.console = console
-        self.trials = trials  # name to rounds
+        self.trials = trials
         self.live = console.is_terminal
-        self.bars = bars(console, shown=self.live)
+        self.bars = progress_bars(console, shown=self.live)
         self.done = dict.fromkeys(trials, 0)
         self.tasks: dict[str, TaskID] = {}
         self.all = self.bars.add_task("all rounds", total=sum(trials.values()), note="")
         self.printed = time.monotonic()
-        self.began: float | None = (
-            None  # the first report; before it processes start, which says nothing about the pace
-        )
-        self.started_with = 0
+        self.began: float | None = None  # time of the first report: starting processes is not part of the pace
+        self.resumed_rounds = 0  # rounds that resumed trials had finished before
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -59,11 +77,17 @@ class Display:
         self.bars.stop()
 
     def __call__(self, report: Report) -> None:
-        """Take notice of one report."""
+        """Show one report.
+
+        Parameters
+        ----------
+        report : Report
+            How far one trial is.
+        """
         self.began = time.monotonic() if self.began is None else self.began
         if report.trial not in self.tasks:
             self.tasks[report.trial] = self.bars.add_task(report.trial, total=report.rounds, note="")
-            self.started_with += report.done  # nor does what a resumed trial had done before
+            self.resumed_rounds += report.done
         self.done[report.trial] = report.done
         note = "" if report.record is None else f"accuracy {sum(report.record['correct']) / report.test_total:.3f}"
         note = "  ".join(part for part in (note, report.activity) if part)
@@ -71,17 +95,17 @@ class Display:
             self.tasks[report.trial], completed=report.done, note=note, visible=report.done < report.rounds
         )
         self.bars.update(self.all, completed=sum(self.done.values()))
-        if not self.live and (report.done == report.rounds or time.monotonic() - self.printed > EVERY):
+        if not self.live and (report.done == report.rounds or time.monotonic() - self.printed > LINE_SECONDS):
             self._print(report, note)
 
     def _print(self, report: Report, note: str) -> None:
         self.printed = time.monotonic()
         done, total = sum(self.done.values()), sum(self.trials.values())
-        fresh = done - self.started_with
-        took = self.printed - (self.began or self.printed)
-        rest = f", about {took * (total - done) / fresh:.0f} s left" if fresh > 0.03 * total else ""
+        fresh = done - self.resumed_rounds
+        elapsed = self.printed - (self.began or self.printed)
+        left = f", about {elapsed * (total - done) / fresh:.0f} s left" if fresh > 0.03 * total else ""
         self.console.print(
-            f"{report.trial}: round {report.done}/{report.rounds}  {note}  ({done}/{total} rounds in all{rest})",
+            f"{report.trial}: round {report.done}/{report.rounds}  {note}  ({done}/{total} rounds in all{left})",
             highlight=False,
             markup=False,
             soft_wrap=True,
@@ -89,24 +113,24 @@ class Display:
 
 
 class Counter:
-    """Shows how much is done; a context manager.
+    """Shows how many steps of a task are done; a context manager.
 
     Parameters
     ----------
     console : Console
-        Where to.
-    what : str
-        Is counted, such as ``"steps"``.
+        Where to print.
+    unit : str
+        What is counted, such as ``"steps"``.
     quiet : bool
-        Show nothing.
+        Print nothing.
     """
 
-    def __init__(self, console: Console, what: str, quiet: bool = False) -> None:
-        self.console, self.what, self.quiet = console, what, quiet
-        self.bars = bars(console, shown=console.is_terminal and not quiet)
-        self.bar = self.bars.add_task(what, total=None, note="")
+    def __init__(self, console: Console, unit: str, quiet: bool = False) -> None:
+        self.console, self.unit, self.quiet = console, unit, quiet
+        self.bars = progress_bars(console, shown=console.is_terminal and not quiet)
+        self.bar = self.bars.add_task(unit, total=None, note="")
         self.began = self.printed = time.monotonic()
-        self.first: int | None = None  # what was done before the first call says nothing about the pace
+        self.first: int | None = None  # what a resumed task had done before is not part of the pace
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -118,14 +142,24 @@ class Counter:
         self.bars.stop()
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
-        """Take notice of what is done."""
+        """Show how much is done.
+
+        Parameters
+        ----------
+        done : int
+            The number of steps that are done.
+        total : int
+            The number of all steps.
+        note : str
+            A short text beside the numbers.
+        """
         now = time.monotonic()
         if self.first is None:
             self.first, self.began = done, now
         self.bars.update(self.bar, completed=done, total=total, note=note)
-        if self.quiet or self.console.is_terminal or (done < total and now - self.printed < EVERY):
+        if self.quiet or self.console.is_terminal or (done < total and now - self.printed < LINE_SECONDS):
             return
         self.printed = now
         fresh = done - self.first
         left = f", about {(now - self.began) * (total - done) / fresh:.0f} s left" if fresh and done < total else ""
-        self.console.print(f"{done}/{total} {self.what}  {note}{left}", highlight=False, markup=False, soft_wrap=True)
+        self.console.print(f"{done}/{total} {self.unit}  {note}{left}", highlight=False, markup=False, soft_wrap=True)

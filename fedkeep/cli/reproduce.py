@@ -1,4 +1,4 @@
-"""``fedkeep reproduce``."""
+"""``fedkeep reproduce``: reproduce a paper's table and compare it with the paper's numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as Grid
+from rich.table import Table as ConsoleTable
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.progress import Display
@@ -32,17 +32,30 @@ from fedkeep.reporting.outputs import write_all
 
 
 def reproduce(options: Namespace, console: Console) -> int:
-    """Reproduce a paper's table, as far as was asked, and show it beside the paper's numbers."""
+    """Reproduce the requested part of a paper's table, and show it beside the paper's numbers.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     machine = machine_of(options)
     import_user_code(machine.use)
     root = Path(options.out)
     if options.table is None:
         return _page(root, options.page, console) if options.page else _list(console)
-    table = plan.find(options.table)
-    folder = plan.folder_of(table, root, options.rounds)
+    table = plan.find_table(options.table)
+    folder = plan.reproduction_folder(table, root, options.rounds)
     if options.resume:
         return _resume(options, table, folder, machine, console)
-    asked = plan.columns_of(
+    requested = plan.select_columns(
         table,
         root,
         columns=options.columns,
@@ -54,58 +67,68 @@ def reproduce(options: Namespace, console: Console) -> int:
         allow_code=machine.allow_code,
     )
     if options.dry_run:
-        return _dry_run(asked, machine, console)
-    plan.note(folder, table)
-    prepared = [plan.prepare(column, machine, ["fedkeep", *sys.argv[1:]]) for column in asked]
-    pairs = zip(asked, prepared, strict=True)
-    trials = [trial for pair in pairs for trial in plan.trials_of(*pair, machine)]
-    return _play(trials, options, table, folder, machine, console)
+        return _dry_run(requested, machine, console)
+    plan.write_note(folder, table)
+    prepared = [plan.prepare(column, machine, ["fedkeep", *sys.argv[1:]]) for column in requested]
+    pairs = zip(requested, prepared, strict=True)
+    trials = [trial for pair in pairs for trial in plan.requested_trials(*pair, machine)]
+    return _run_trials(trials, options, table, folder, machine, console)
 
 
-def _resume(options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console) -> int:
-    """Finish what was begun, and nothing else."""
-    chosen = [name for name in ("columns", "methods", "seeds", "settings", "grid") if getattr(options, name)]
-    if chosen:
-        words = ", ".join(f"--{'set' if name == 'settings' else name}" for name in chosen)
-        raise ConfigError(f"--resume finishes what was begun, so {words} cannot be given with it.")
-    columns = plan.begun(folder, allow_code=machine.allow_code)
+def _resume(options: Namespace, table: plan.TableRecipes, folder: Path, machine: Machine, console: Console) -> int:
+    """Run the trials that were requested earlier and are not finished."""
+    given = [name for name in ("columns", "methods", "seeds", "settings", "grid") if getattr(options, name)]
+    if given:
+        flags = ", ".join(f"--{'set' if name == 'settings' else name}" for name in given)
+        raise ConfigError(f"--resume finishes what was begun, so {flags} cannot be given with it.")
+    columns = plan.existing_columns(folder, allow_code=machine.allow_code)
     if not columns:
         raise ConfigError(f"there is nothing of {table.name} in {folder} to resume. Leave out --resume to begin.")
     if options.dry_run:
         return _dry_run(columns, machine, console)
-    return _play(
-        [trial for c in columns for trial in plan.trials_left(c, machine)], options, table, folder, machine, console
+    return _run_trials(
+        [trial for c in columns for trial in plan.unfinished_trials(c, machine)],
+        options,
+        table,
+        folder,
+        machine,
+        console,
     )
 
 
-def _play(
-    trials: Sequence[Trial], options: Namespace, table: plan.Table, folder: Path, machine: Machine, console: Console
+def _run_trials(
+    trials: Sequence[Trial],
+    options: Namespace,
+    table: plan.TableRecipes,
+    folder: Path,
+    machine: Machine,
+    console: Console,
 ) -> int:
-    again = _again(options)
+    retry = _resume_command(options)
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
     console.print(f"{count} to run, into {folder}", highlight=False, markup=False, soft_wrap=True)
     if trials:
         display = None if options.quiet else Display(console, {trial.name: trial.rounds for trial in trials})
         try:
             with display or nullcontext():
-                run_trials(trials, again=again, on_progress=display)
+                run_trials(trials, retry=retry, on_progress=display)
         except KeyboardInterrupt:
             console.print(
-                f"\nstopped; the last finished rounds are saved. Continue with: {again}", markup=False, soft_wrap=True
+                f"\nstopped; the last finished rounds are saved. Continue with: {retry}", markup=False, soft_wrap=True
             )
             return 130
-    columns = plan.begun(folder, allow_code=machine.allow_code)
+    columns = plan.existing_columns(folder, allow_code=machine.allow_code)
     for column in columns:
         write_all(column.folder)
-    done = read_reproduction(folder)
-    report.write(done, folder)
-    _show(done, console)
+    reproduction = read_reproduction(folder)
+    report.write(reproduction, folder)
+    _show(reproduction, console)
     page = (folder / "table.html").resolve()
     console.print(f"\n{page.as_uri()}, and table.md and table.csv beside it", highlight=False, soft_wrap=True)
     return _page(Path(options.out), options.page, console) if options.page else 0
 
 
-def _again(options: Namespace) -> str:
+def _resume_command(options: Namespace) -> str:
     words = ["fedkeep", "reproduce", options.table, "--resume", "--out", options.out]
     words += ["--rounds", f"{options.rounds:g}"] if options.rounds != 1 else []
     words += ["--data-dir", options.data_dir] if options.data_dir else []
@@ -116,51 +139,53 @@ def _again(options: Namespace) -> str:
 
 
 def _list(console: Console) -> int:
-    grid = Grid("table", "what it is", "columns", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, table in plan.tables().items():
-        grid.add_row(name, escape(_title(table)), escape(", ".join(table.columns)))
-    console.print(grid)
+    table = ConsoleTable("table", "what it is", "columns", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, paper_table in plan.tables().items():
+        table.add_row(name, escape(_title(paper_table)), escape(", ".join(paper_table.columns)))
+    console.print(table)
     console.print("Reproduce one: fedkeep reproduce sfedkd/table1 --seeds 0 --rounds 0.2", highlight=False)
     return 0
 
 
-def _title(table: plan.Table) -> str:
+def _title(table: plan.TableRecipes) -> str:
     from fedkeep.experiment.recipe_loader import load_recipe
 
     return str(load_recipe(next(iter(table.columns.values()))).paper.get("table", ""))
 
 
-def _dry_run(asked: Sequence[plan.Column], machine: Machine, console: Console) -> int:
-    """List the trials that would be run, with what each is expected to take on this machine."""
-    grid = Grid("column", "method", "seeds", "rounds", "time a seed", "memory", box=box.SIMPLE_HEAD, pad_edge=False)
+def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console) -> int:
+    """List the trials that would be run, with an estimate of the time and memory that each takes on this machine."""
+    table = ConsoleTable(
+        "column", "method", "seeds", "rounds", "time a seed", "memory", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     total = 0.0
     unknown: list[str] = []
-    for column in asked:
+    for column in columns:
         for method in column.recipe.methods:
             seeds = [s for s in column.recipe.seeds if not _is_done(column, method.label, s)]
             if not seeds:
-                grid.add_row(column.name, method.label, "-", str(column.recipe.rounds), "done", "")
+                table.add_row(column.name, method.label, "-", str(column.recipe.rounds), "done", "")
                 continue
             shown, missing = ["?", "?"], False
             try:
                 expected = estimate(column.recipe, method, machine)
             except NotEstimated as reason:
                 unknown.append(str(reason))
-            except FedKeepError as error:  # a data set that is not at hand
+            except FedKeepError as error:  # such as a data set that is not available
                 unknown.append(f"{column.name}: {error}")
                 missing = True
             else:
                 total += expected.seconds * len(seeds)
                 shown = [duration(expected.seconds), f"{expected.memory / 1e9:.1f} GB"]
-            told = ", ".join(map(str, seeds))
-            grid.add_row(column.name, escape(method.label), told, str(column.recipe.rounds), *shown)
+            seed_list = ", ".join(map(str, seeds))
+            table.add_row(column.name, escape(method.label), seed_list, str(column.recipe.rounds), *shown)
             if missing:
                 break
-    console.print(grid)
-    rest = ", without those that show a ?" if unknown else ""
+    console.print(table)
+    exception = ", without those that show a ?" if unknown else ""
     console.print(
-        f"In all about {duration(total)} on one core of this machine, if nothing else runs{rest}; teachers that come "
-        "later may add to it. Nothing was played.",
+        f"In all about {duration(total)} on one core of this machine, if nothing else runs{exception}. Teachers that "
+        "join in later rounds may add to it. Nothing was run.",
         highlight=False,
     )
     for line in dict.fromkeys(unknown):
@@ -174,40 +199,52 @@ def _is_done(column: plan.Column, label: str, seed: int) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in two characters and a unit, as far as an estimate goes: ``"50 s"``, ``"12 min"``, ``"3.4 h"``."""
+    """Return a time in about two digits and a unit, such as ``"50 s"``, ``"12 min"`` or ``"3.4 h"``.
+
+    Parameters
+    ----------
+    seconds : float
+        The time in seconds.
+
+    Returns
+    -------
+    str
+        The text.
+    """
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def _show(done: Reproduction, console: Console) -> None:
-    for column in done.columns:
+def _show(reproduction: Reproduction, console: Console) -> None:
+    for column in reproduction.columns:
         words = [head.replace("tting", "t- ting").replace("ference", "f- erence") for head in report.heads(column)]
         heads = ["\n".join(textwrap.wrap(head.replace("minus the paper's", "minus paper"), 8)) for head in words]
-        grid = Grid(*heads, title=column.run.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for place, shown in enumerate(grid.columns):
-            shown.justify, shown.overflow = ("right" if place else "left"), "fold"
-        for line in column.lines:
-            grid.add_row(*map(escape, report.texts(column, line)))
-        grid.caption, grid.caption_justify = escape(report.about(column)), "left"
-        console.print(grid)
+        table = ConsoleTable(*heads, title=column.run.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, table_column in enumerate(table.columns):
+            table_column.justify, table_column.overflow = ("right" if index else "left"), "fold"
+        for row in column.lines:
+            table.add_row(*map(escape, report.texts(column, row)))
+        table.caption, table.caption_justify = escape(report.about(column)), "left"
+        console.print(table)
 
 
 def _page(root: Path, target: str, console: Console) -> int:
     """Write one page of all reproductions under a folder."""
-    found = []
+    reproductions = []
     for folder in sorted(
         path for path in root.glob("*") if (path / plan.NOTE).is_file() or any(path.glob(f"*{ARCHIVE_SUFFIX}"))
     ):
-        remarks = folder / "notes.md"
-        text = remarks.read_text(encoding="utf-8") if remarks.is_file() else ""
-        found.append((read_reproduction(folder), text))
-    if not found:
+        notes = folder / "notes.md"
+        text = notes.read_text(encoding="utf-8") if notes.is_file() else ""
+        reproductions.append((read_reproduction(folder), text))
+    if not reproductions:
         raise ConfigError(
             f"there is no reproduction in {root}. Begin one: fedkeep reproduce sfedkd/table1 --out {root}"
         )
     atomic_write(
-        Path(target), report.overview(found, shlex.join(["fedkeep", "reproduce", "--out", str(root), "--page", target]))
+        Path(target),
+        report.overview(reproductions, shlex.join(["fedkeep", "reproduce", "--out", str(root), "--page", target])),
     )
     console.print(f"wrote {target}", highlight=False, markup=False, soft_wrap=True)
     return 0

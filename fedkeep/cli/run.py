@@ -1,4 +1,4 @@
-"""``fedkeep run`` and ``fedkeep resume``."""
+"""``fedkeep run`` and ``fedkeep resume``: run a recipe, or continue a run."""
 
 from __future__ import annotations
 
@@ -25,33 +25,59 @@ from fedkeep.reporting.table import print_table
 
 
 def run(options: Namespace, console: Console) -> int:
-    """Run a recipe and show what it found."""
+    """Run a recipe and show its results.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     machine = machine_of(options)
     import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
     experiment = Experiment(recipe, machine)
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
     console.print(recipe.title, style="bold", highlight=False, markup=False)
-    console.print(_what(recipe), highlight=False, markup=False)
+    console.print(_describe(recipe), highlight=False, markup=False)
     console.print(f"run folder: {folder}", highlight=False, markup=False, soft_wrap=True)
-    return _finish(folder, experiment, console, quiet=options.quiet, profile=options.profile)
+    return _run_and_show(folder, experiment, console, quiet=options.quiet, profile=options.profile)
 
 
 def resume(options: Namespace, console: Console) -> int:
-    """Continue a run and show what it found."""
+    """Continue a run and show its results.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     machine = machine_of(options)
     import_user_code(machine.use)
     folder = Path(options.run)
-    return _finish(folder, open_run(folder, machine), console, quiet=options.quiet, profile=options.profile)
+    return _run_and_show(folder, open_run(folder, machine), console, quiet=options.quiet, profile=options.profile)
 
 
-def _finish(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
-    """Run what is not finished, and show the results."""
+def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
+    """Run the trials that are not finished, and show the results."""
     recipe, machine, trials = experiment.recipe, experiment.machine, experiment.trials(folder)
     display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
         with display or nullcontext():
-            run_trials(trials, again=retry_command(folder, machine), on_progress=display)
+            run_trials(trials, retry=retry_command(folder, machine), on_progress=display)
     except KeyboardInterrupt:
         console.print(
             f"\nstopped; the last finished rounds are saved. Continue with: {resume_command(folder, machine)}",
@@ -59,19 +85,37 @@ def _finish(folder: Path, experiment: Experiment, console: Console, *, quiet: bo
             soft_wrap=True,
         )
         return 130
-    done = write_all(folder)
+    result = write_all(folder)
     console.print()
-    console.print(print_table(summary(done)))
+    console.print(print_table(summary(result)))
     if profile:
-        console.print(profile_table(done))
+        console.print(profile_table(result))
         if recipe.has_tasks:
-            console.print(step_table(done))
-    console.print(_next(folder, recipe, machine), highlight=False, markup=False, soft_wrap=True)
+            console.print(step_table(result))
+    console.print(_next_steps(folder, recipe, machine), highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
 def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
-    """Return the recipe that the command line names, with the changes that it asks for."""
+    """Return the recipe that the command line names, with its changes.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    allow_code : bool
+        Let the recipe import its model.
+
+    Returns
+    -------
+    Recipe
+        The recipe.
+
+    Raises
+    ------
+    ConfigError
+        For anything that cannot be run as written.
+    """
     return load_recipe(
         options.recipe,
         settings=options.settings,
@@ -83,8 +127,19 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
 
 
 def machine_of(options: Namespace) -> Machine:
+    """Return the machine that the command line describes.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+
+    Returns
+    -------
+    Machine
+        The machine. ``fedkeep resume`` later replaces its device, threads and stack by the recorded ones.
+    """
     return Machine(
-        # A resumed run keeps the device, the threads and the stacks that it began with.
         device=getattr(options, "device", "cpu"),
         threads=getattr(options, "threads", 1),
         stack=getattr(options, "stack", 0),
@@ -95,7 +150,7 @@ def machine_of(options: Namespace) -> Machine:
     )
 
 
-def _what(recipe: Recipe) -> str:
+def _describe(recipe: Recipe) -> str:
     methods = ", ".join(method.label for method in recipe.methods)
     schedule = recipe.run
     return (
@@ -104,12 +159,12 @@ def _what(recipe: Recipe) -> str:
     )
 
 
-def _next(folder: Path, recipe: Recipe, machine: Machine) -> str:
+def _next_steps(folder: Path, recipe: Recipe, machine: Machine) -> str:
     report = (folder / "report.html").resolve()
     lines = [f"\nreport: {report.as_uri()}", "", "what to try next:"]
     if recipe.name == "demo":
         lines += [
-            "  fedkeep run --set partition.classes=5              clients that differ less",
+            "  fedkeep run --set partition.classes=5              clients with more classes",
             "  fedkeep run --set sfedkd.teachers=2 --seeds 0      fewer teachers",
             "  fedkeep run fedkeep/fashion-mnist-200 --rounds 20  the paper's setting; needs Fashion-MNIST",
             "  fedkeep recipes                                    what else there is to run",

@@ -1,4 +1,4 @@
-"""What ``--set section.option=value`` says, where it is no recipe's."""
+"""``--set section.option=value`` for commands that run no recipe."""
 
 from __future__ import annotations
 
@@ -13,17 +13,26 @@ from fedkeep.options import Options, build
 def read_settings(
     settings: Sequence[str], sections: Mapping[str, type[Options]], defaults: Mapping[str, dict[str, Any]] | None = None
 ) -> dict[str, Options]:
-    """Return each section's options with what ``--set`` changes.
+    """Return the options of each section, with the changes of ``--set``.
 
     Parameters
     ----------
-    settings : each written ``section.option=value``.
-    defaults : what stands where nothing is said, if that is not the options' own.
+    settings : Sequence[str]
+        The changes, each written ``section.option=value``.
+    sections : Mapping[str, type[Options]]
+        By section, the class of its options.
+    defaults : Mapping[str, dict[str, object]], optional
+        By section, defaults that replace those of the class.
+
+    Returns
+    -------
+    dict[str, Options]
+        By section, its options.
 
     Raises
     ------
     ConfigError
-        For what is not written so, or names no section or option that there is.
+        For a change that is not written like this, or an unknown section or option.
     """
     tables = {name: dict((defaults or {}).get(name, {})) for name in sections}
     for setting in settings:
@@ -33,7 +42,7 @@ def read_settings(
             raise ConfigError(f"cannot read --set {setting!r}: write section.option=value.")
         if section not in sections:
             raise ConfigError(
-                f"--set {setting}: there is no section {section!r} here.{did_you_mean(section, sections)}"
+                f"--set {setting}: this command has no section {section!r}.{did_you_mean(section, sections)}"
             )
         tables[section][name] = parse_value(value.strip())
     return {name: build(cls, tables[name], name) for name, cls in sections.items()}

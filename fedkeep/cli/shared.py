@@ -8,9 +8,16 @@ from fedkeep.cli.types import names, natural, numbers, positive
 
 
 def add_machine(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of a machine: workers, data, user code.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        The command's parser.
+    """
     group = command.add_argument_group("machine")
     group.add_argument(
-        "--workers", type=natural, default=0, help="processes that share the runs (default: one per core)"
+        "--workers", type=natural, default=0, help="processes that share the trials (default: one per core)"
     )
     add_data(group)
     group.add_argument(
@@ -21,6 +28,13 @@ def add_machine(command: argparse.ArgumentParser) -> None:
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of a device: device, threads, stacking.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        The command's parser.
+    """
     command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     command.add_argument("--threads", type=positive, default=1, help="PyTorch threads in each process (default: 1)")
     command.add_argument(
@@ -28,41 +42,85 @@ def add_device(command: argparse.ArgumentParser) -> None:
         type=positive,
         default=0,
         metavar="N",
-        help="train up to N clients of a cohort as one stacked model; 1: none, the same bits every day (default: "
-        "what a trial finds quickest; what was begun keeps its own)",
+        help="train up to N clients of a cohort as one stacked model; 1: no stacking, reproducible bit for bit "
+        "(default: the quickest in a measurement before round 1; a resumed trial keeps its own)",
     )
 
 
 def add_profile(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--profile", action="store_true", help="show at the end where the time went")
+    """Add ``--profile``.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        The command's parser.
+    """
+    command.add_argument("--profile", action="store_true", help="show at the end how the time was spent")
 
 
 def add_data(group: argparse._ActionsContainer) -> None:
+    """Add ``--data-dir``.
+
+    Parameters
+    ----------
+    group : argparse._ActionsContainer
+        The command's parser or a group of its arguments.
+    """
     group.add_argument("--data-dir", metavar="DIR", help="folder of local data sets (default: $FEDKEEP_DATA)")
 
 
 def add_quiet(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--quiet", action="store_true", help="no progress")
+    """Add ``--quiet``.
+
+    Parameters
+    ----------
+    group : argparse._ActionsContainer
+        The command's parser or a group of its arguments.
+    """
+    group.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def add_use(group: argparse._ActionsContainer) -> None:
+    """Add ``--use``.
+
+    Parameters
+    ----------
+    group : argparse._ActionsContainer
+        The command's parser or a group of its arguments.
+    """
     group.add_argument(
         "--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file"
     )
 
 
-def add_settings(command: argparse.ArgumentParser, says: str) -> None:
+def add_settings(command: argparse.ArgumentParser, help_text: str) -> None:
+    """Add ``--set``.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        The command's parser.
+    help_text : str
+        The help text, which should give an example.
+    """
     command.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="SECTION.OPTION=VALUE",
         dest="settings",
-        help=f"{says}; may be repeated",
+        help=f"{help_text}; may be repeated",
     )
 
 
 def add_changes(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that change a recipe.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        The command's parser.
+    """
     add_settings(command, "change an option, such as training.lr=0.05 or algorithm.teachers=3")
     command.add_argument("--methods", type=names, metavar="A,B", help="methods to run instead of the recipe's")
     command.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds to run instead of the recipe's")

@@ -1,4 +1,4 @@
-"""Commands that only show: methods, data sets, recipes, comparisons and reports."""
+"""Commands that only read: list methods, data sets and recipes, compare runs, write reports."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from fedkeep._utils.type_hints import annotations_of
 from fedkeep.data import known_datasets
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe_index import PaperTable, paper_tables, recipe_names
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, recipe_names
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.options import describe_type, options_of
@@ -34,14 +33,27 @@ from fedkeep.reporting.table import markdown, print_table, rows_csv
 
 
 def methods(options: Namespace, console: Console) -> int:
-    """List all methods, or show one whole."""
+    """List all methods, or describe one with its options.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     import_user_code(options.use)
     if options.name:
         _method(get_algorithm(options.name), console)
         return 0
     table = _table("method", "schedule", "what leaves a client", "paper")
     for name, cls in algorithms().items():
-        table.add_row(name, cls.schedule, escape("; ".join(_leaves(cls))), escape(cls.paper))
+        table.add_row(name, cls.schedule, escape("; ".join(_returned_values(cls))), escape(cls.paper))
     console.print(table)
     console.print("options of one: fedkeep methods NAME", highlight=False)
     return 0
@@ -51,13 +63,13 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     console.print(f"[bold]{cls.name()}[/]  ({cls.schedule})", highlight=False)
     console.print(escape(f"{cls.paper}\n\n{_docstring(cls)}\n"), highlight=False, soft_wrap=True)
     console.print("[bold]what leaves a client[/]", highlight=False)
-    for line in _leaves(cls):
+    for line in _returned_values(cls):
         console.print(f"  {escape(line)}", highlight=False)
-    known = options_of(cls)
-    if known:
+    method_options = options_of(cls)
+    if method_options:
         hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}
         table = _table("option", "default", "values", "meaning")
-        for name, field in known.items():
+        for name, field in method_options.items():
             table.add_row(name, escape(str(field.default)), escape(hints[name]), escape(field.metadata["doc"]))
         console.print(table)
 
@@ -68,8 +80,8 @@ def _docstring(cls: type) -> str:
     return inspect.cleandoc(cls.__doc__ or "")
 
 
-def _leaves(cls: type[Algorithm[Any, Any]]) -> list[str]:
-    """Say what each client step returns, from its annotation, and why, from its docstring."""
+def _returned_values(cls: type[Algorithm[Any, Any]]) -> list[str]:
+    """Describe what each client step returns: the fields of its dataclass, or the first line of its docstring."""
     lines = []
     for name, step in client_steps(cls).items():
         result = annotations_of(step)["return"]
@@ -88,23 +100,50 @@ def _leaves(cls: type[Algorithm[Any, Any]]) -> list[str]:
 
 
 def datasets(options: Namespace, console: Console) -> int:
-    """List the known data sets."""
-    table = _table("data set", "classes", "image", "here", "Hub", "note")
+    """List the known data sets.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    table = _table("data set", "classes", "image", "local", "Hub", "note")
     for name, entry in known_datasets(options.data_dir).items():
         image = "x".join(map(str, entry.shape))
-        held = entry.num_local_classes
-        here = "-" if not entry.location else "yes" if held in (None, entry.num_classes) else f"{held} classes"
-        table.add_row(name, str(entry.num_classes), image, here, entry.hub or "-", escape(entry.note))
+        found = entry.num_local_classes
+        local = "-" if not entry.location else "yes" if found in (None, entry.num_classes) else f"{found} classes"
+        table.add_row(name, str(entry.num_classes), image, local, entry.hub or "-", escape(entry.note))
     console.print(table)
     console.print(
-        "here: in --data-dir or FEDKEEP_DATA. What is not here is fetched from the Hub when used.", highlight=False
+        "local: found in --data-dir or FEDKEEP_DATA. Other data sets are downloaded from the Hub when they are used.",
+        highlight=False,
     )
     console.print("Also: any Hub id, a folder of Parquet splits, or a folder of images per class.", highlight=False)
     return 0
 
 
 def recipes(options: Namespace, console: Console) -> int:
-    """List the recipes and the papers' tables, show the columns of one table, or print one recipe."""
+    """List the recipes and the papers' tables, show the columns of one table, or print one recipe.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     tables = paper_tables()
     if (options.name or "").rstrip("/") in tables:
         _paper_table(tables[options.name.rstrip("/")], console)
@@ -133,7 +172,7 @@ def _recipe_list(tables: Mapping[str, PaperTable], console: Console) -> None:
         console.print(grid)
     console.print(
         "\na table and its columns: fedkeep recipes sfedkd/table1\n"
-        "one recipe, whole:       fedkeep recipes sfedkd/table1/cifar10-2-0.5",
+        "one recipe, in full:     fedkeep recipes sfedkd/table1/cifar10-2-0.5",
         highlight=False,
     )
 
@@ -142,14 +181,27 @@ def _paper_table(table: PaperTable, console: Console) -> None:
     console.print(f"[bold]{escape(table.table)}[/]  {escape(table.title)}", highlight=False)
     if table.notes:
         console.print(Text(f"\n{table.notes}"))
-    shown = _table("recipe", "what it runs")
+    columns = _table("recipe", "what it runs")
     for name in table.columns:
-        shown.add_row(name, escape(load_recipe(name).title.removeprefix(f"{table.table}: ")))
-    console.print(shown)
+        columns.add_row(name, escape(load_recipe(name).title.removeprefix(f"{table.table}: ")))
+    console.print(columns)
 
 
 def compare(options: Namespace, console: Console) -> int:
-    """Show several runs in one table."""
+    """Show several runs in one table.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     rows = summary([read_run(run) for run in options.runs])
     if not rows:
         raise RunError("there is nothing to compare: these runs have no trial with a finished round.")
@@ -173,26 +225,41 @@ def compare(options: Namespace, console: Console) -> int:
 
 
 def _differences(rows: list[Row], against: str, console: Console) -> None:
-    """Show what each method gained on one of them, in what methods are first compared by."""
+    """Show each method's difference to one of them, in the main metrics."""
     metrics = headline(trials_of(rows))
     headings = [metric.heading(trials_of(rows)) for metric in metrics]
     table = _table("method", *headings, "seeds", title=f"difference to {against}, paired by seed, in percentage points")
-    for found in zip(*(differences(rows, against, metric) for metric in metrics), strict=True):
-        table.add_row(escape(found[0].label), *map(escape, map(show_difference, found)), _numbers(found[0].seeds))
+    for by_metric in zip(*(differences(rows, against, metric) for metric in metrics), strict=True):
+        table.add_row(
+            escape(by_metric[0].label), *map(escape, map(show_difference, by_metric)), _comma_list(by_metric[0].seeds)
+        )
     table.caption, table.caption_justify = EXPLANATION, "left"
     console.print(table)
 
 
-def _numbers(values: Iterable[int]) -> str:
+def _comma_list(values: Iterable[int]) -> str:
     return ", ".join(map(str, values))
 
 
 def report(options: Namespace, console: Console) -> int:
-    """Write a run's table and report again."""
+    """Write a run's table and report again.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
     out = Path(options.out) if options.out else default_out(Path(options.run))
-    done = write_all(options.run, out)
+    run = write_all(options.run, out)
     if options.png:
-        trials = [trial for row in summary(done) for trial in row.trials]
+        trials = [trial for row in summary(run) for trial in row.trials]
         save_png(curves(trials, "accuracy"), options.png)
         console.print(f"wrote {options.png}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"report: {(out / REPORT).resolve().as_uri()}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What arguments of the command line may be: numbers, shares and names, with an error that says what is expected."""
+"""Types of command-line arguments: numbers, shares and names. Their errors say what is expected."""
 
 from __future__ import annotations
 
@@ -6,20 +6,71 @@ import argparse
 
 
 def positive(text: str) -> int:
-    return _whole(text, 1)
+    """Parse a whole number from 1.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For any other text.
+    """
+    return _integer(text, 1)
 
 
 def natural(text: str) -> int:
-    return _whole(text, 0)
+    """Parse a whole number from 0.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For any other text.
+    """
+    return _integer(text, 0)
 
 
-def _whole(text: str, low: int) -> int:
+def _integer(text: str, low: int) -> int:
     if not text.isdecimal() or int(text) < low:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} on")
     return int(text)
 
 
 def percent(text: str) -> float:
+    """Parse an accuracy in percent, 0 to 100.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+
+    Returns
+    -------
+    float
+        The percentage.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For any other text.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -30,6 +81,23 @@ def percent(text: str) -> float:
 
 
 def share(text: str) -> float:
+    """Parse a share of the rounds, above 0 and at most 1.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+
+    Returns
+    -------
+    float
+        The share.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For any other text.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -40,10 +108,44 @@ def share(text: str) -> float:
 
 
 def numbers(text: str) -> list[int]:
+    """Parse whole numbers from 0, separated by commas.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+
+    Returns
+    -------
+    list[int]
+        The numbers.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For any other text.
+    """
     return [natural(part.strip()) for part in text.split(",")]
 
 
 def names(text: str) -> list[str]:
+    """Parse names, separated by commas.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+
+    Returns
+    -------
+    list[str]
+        The names, at least one.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For any other text.
+    """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing; give names with commas between them, such as a,b")

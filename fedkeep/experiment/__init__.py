@@ -1,1 +1,1 @@
-"""An experiment: a recipe, carried out in a run folder."""
+"""Experiments: from recipes in TOML files to trials in run folders."""

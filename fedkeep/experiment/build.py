@@ -1,10 +1,9 @@
-"""From a recipe to a simulation: data set, partition, network, and one method with one seed."""
+"""Build a recipe's parts: the data set, the federation, the networks, and the simulation of one trial."""
 
 from __future__ import annotations
 
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,8 +14,6 @@ from fedkeep.data.holdout import validated
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.model_config import (
     client_architectures,
-    describe_extractor,
-    pretrained_models,
     resolve_pretrained,
 )
 from fedkeep.experiment.recipe import Method, Recipe
@@ -24,88 +21,153 @@ from fedkeep.generation.diffusion._libraries import check_installed
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.models import Architecture
-from fedkeep.models.weights import tensor_hash
-from fedkeep.options import as_table
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_runner import Factory
 
-TOLD = 100_000  # clients of whom a run says who holds what; of a million it would be 30 MB in every trial
-
 
 def load_data(name: str, data_dir: str | Path | None = None, validation: float = 0.0) -> DataSet:
-    """Load a data set, or return it again if it was one of the last two.
+    """Load a data set. The last two are cached.
 
-    With a share for ``validation``, that part of its training images stands for its test images.
+    Parameters
+    ----------
+    name : str
+        A known data set, a Hub id or a path.
+    data_dir : str or Path, optional
+        The folder of local data sets.
+    validation : float
+        The share of the training images that replaces the test images; 0: use the test images.
+
+    Returns
+    -------
+    DataSet
+        The data set.
     """
     return _load(name, data_folder(data_dir), validation)
 
 
-@lru_cache(maxsize=2)  # a recipe may name a public set too
+@lru_cache(maxsize=2)  # a recipe may have a public data set too
 def _load(name: str, folder: Path | None, validation: float) -> DataSet:
-    loaded = load(name, data_dir=folder)
-    return validated(loaded, validation) if validation else loaded
+    dataset = load(name, data_dir=folder)
+    return validated(dataset, validation) if validation else dataset
 
 
 def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> Federation:
-    """Load a recipe's data set and split it over the server and the clients, as this seed has it.
+    """Load a recipe's data set and split it over the server and the clients.
 
-    With tasks it is the first task's.
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    seed : int
+        The trial's seed, on which the split depends.
+    data_dir : str or Path, optional
+        The folder of local data sets, generators and extractors.
+
+    Returns
+    -------
+    Federation
+        The federation; with tasks, at the first task.
 
     Raises
     ------
     DataError
-        If its generator learned from a part of the clients' classes, as it says, and none of their images is here.
+        If the recipe's generator learned from a part of each class, and none of these images is in the data set.
     """
     dataset = load_data(recipe.data, data_dir, recipe.validation)
-    for one in _there(recipe, data_dir):
-        rest = _without(dataset, one, data_dir)
+    for generator in _available_generators(recipe, data_dir):
+        rest = _without_images_of(dataset, generator, data_dir)
         if rest is not dataset and len(rest.train["label"]) == len(dataset.train["label"]):
             raise DataError(
-                f"the generator {one.name} says that it learned from a part of the clients' classes, and none of those "
-                f"images is in {dataset.name}. Use one that was trained on these data, or whose regime is disjoint."
+                f"the generator {generator.name} says that it learned from a part of the clients' classes, and none of "
+                f"those images is in {dataset.name}. Use one that was trained on this data set, or whose regime is "
+                "disjoint."
             )
         dataset = rest
-    return split_clients(recipe, seed, *held_by_server(recipe, seed, dataset, data_dir))
+    return split_clients(recipe, seed, *split_server_data(recipe, seed, dataset, data_dir))
 
 
-def without_seen(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None = None) -> DataSet:
-    """Return a data set without the images that nobody but the recipe's generators may have.
+def without_generator_images(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None = None) -> DataSet:
+    """Return a data set without the images from which the recipe's generators learned and that no client may hold.
 
-    They are left out for methods that need no generator too, so that all can be compared; but such methods run without
-    the generator's folder.
+    These images are left out for methods without a generator too, so that all methods train on the same data. If no
+    method needs a generator and its folder is missing, nothing is left out.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    dataset : DataSet
+        The data set.
+    data_dir : str or Path, optional
+        The folder of local generators.
+
+    Returns
+    -------
+    DataSet
+        The data set without these images; the same object if there are none.
     """
-    for one in _there(recipe, data_dir):
-        dataset = _without(dataset, one, data_dir)
+    for generator in _available_generators(recipe, data_dir):
+        dataset = _without_images_of(dataset, generator, data_dir)
     return dataset
 
 
-def _without(dataset: DataSet, generator: GeneratorConfig, data_dir: str | Path | None) -> DataSet:
-    seen = generator.image_hashes(data_dir)
-    return without_images(dataset, seen) if len(seen) else dataset
+def _without_images_of(dataset: DataSet, generator: GeneratorConfig, data_dir: str | Path | None) -> DataSet:
+    hashes = generator.image_hashes(data_dir)
+    return without_images(dataset, hashes) if len(hashes) else dataset
 
 
 def generator_hash(recipe: Recipe, data_dir: str | Path | None = None) -> str:
-    """Return the hash of the recipe's generator, or those of each task's, which is the same at all parties.
+    """Return the hash of the recipe's generator, by which parties check that they have the same one.
 
-    It is empty if none is needed, or there.
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    data_dir : str or Path, optional
+        The folder of local generators.
+
+    Returns
+    -------
+    str
+        The hash, or the hashes of each task's generator with spaces between them; empty without a generator.
     """
-    return " ".join(one.hash(data_dir) for one in _there(recipe, data_dir))
+    return " ".join(generator.hash(data_dir) for generator in _available_generators(recipe, data_dir))
 
 
-def _there(recipe: Recipe, data_dir: str | Path | None) -> tuple[GeneratorConfig, ...]:
-    """Return the recipe's generators; none where no method needs them, and not all of their folders are here."""
-    each = recipe.generator.per_task
-    return each if _draws(recipe) or all(one.exists(data_dir) for one in each) else ()
+def _available_generators(recipe: Recipe, data_dir: str | Path | None) -> tuple[GeneratorConfig, ...]:
+    """Return the recipe's generators; none if no method needs them and one of their folders is missing."""
+    generators = recipe.generator.per_task
+    required = _needs_generator(recipe)
+    return generators if required or all(generator.exists(data_dir) for generator in generators) else ()
 
 
-def _draws(recipe: Recipe) -> bool:
+def _needs_generator(recipe: Recipe) -> bool:
     return any("generator" in method.algorithm.needs for method in recipe.methods)
 
 
-def held_by_server(
+def split_server_data(
     recipe: Recipe, seed: int, dataset: DataSet, data_dir: str | Path | None = None
 ) -> tuple[DataSet, Data]:
-    """Return a data set without what the server takes for itself, and what the server holds."""
+    """Split a data set into the clients' part and the examples that the server holds.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe, which may give the server an auxiliary or a public set.
+    seed : int
+        The trial's seed.
+    dataset : DataSet
+        The data set.
+    data_dir : str or Path, optional
+        The folder of local data sets.
+
+    Returns
+    -------
+    dataset : DataSet
+        What is left for the clients.
+    server : Data
+        What the server holds; empty for most recipes.
+    """
     dataset, server = recipe.auxiliary.split(dataset, seed)
     if recipe.public.name:
         server = recipe.public.draw(load_data(recipe.public.name, data_dir), dataset, seed)
@@ -113,7 +175,24 @@ def held_by_server(
 
 
 def split_clients(recipe: Recipe, seed: int, dataset: DataSet, server: Data) -> Federation:
-    """Split what the server has left of a data set over the clients, as this seed has it; see `build_federation`."""
+    """Split the clients' part of a data set over the clients.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe, with the partition.
+    seed : int
+        The trial's seed.
+    dataset : DataSet
+        The clients' part of the data set.
+    server : Data
+        What the server holds.
+
+    Returns
+    -------
+    Federation
+        The federation; with tasks, at the first task.
+    """
     if recipe.has_tasks:
         stream = recipe.tasks.stream(dataset, recipe.partition, seed)
         return Federation.from_stream(stream, 1, server)
@@ -128,7 +207,33 @@ def build_simulation(
     device: str = "cpu",
     data_dir: str | Path | None = None,
 ) -> Simulation:
-    """Return the simulation of one method with one seed, at round 0; in ``data_dir`` its generator may be."""
+    """Build the simulation of one trial, before its first round.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    method : Method
+        The trial's method.
+    seed : int
+        The trial's seed.
+    federation : Federation
+        Which client holds which examples.
+    device : str
+        ``cpu`` or ``cuda``.
+    data_dir : str or Path, optional
+        The folder of local generators and extractors.
+
+    Returns
+    -------
+    Simulation
+        The simulation.
+
+    Raises
+    ------
+    ConfigError
+        If the recipe does not fit the federation or this machine.
+    """
     dataset = federation.dataset
     check_cohort(recipe, federation)
     check_augmentation(recipe, federation)
@@ -136,8 +241,8 @@ def build_simulation(
     model = resolve_pretrained(recipe.model, data_dir)
 
     @cache
-    def load_generator(choice: GeneratorConfig) -> Generator:
-        return choice.load(dataset.shape[-1], torch.device(device), data_dir)
+    def load_generator(config: GeneratorConfig) -> Generator:
+        return config.load(dataset.shape[-1], torch.device(device), data_dir)
 
     return Simulation(
         algorithm=method.algorithm,
@@ -154,18 +259,46 @@ def build_simulation(
 
 
 def client_factories(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> dict[str, Factory]:
-    """Return what builds the networks of clients that have their own; one object for each network."""
+    """Return the factories of the networks of clients that do not have the server's.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe, with the clients' networks.
+    federation : Federation
+        The clients.
+    data_dir : str or Path, optional
+        The folder of local extractors.
+
+    Returns
+    -------
+    dict[str, Factory]
+        Factories by client. Clients with equal networks share one object.
+    """
 
     def factory(model: Architecture) -> Factory:
         return lambda: model.build(federation.dataset.shape, federation.cumulative_classes[0])
 
-    own = client_architectures(recipe.client_models, federation.clients)
-    factories = {model: factory(resolve_pretrained(model, data_dir)) for model in own.values()}
-    return {client: factories[model] for client, model in own.items()}
+    models = client_architectures(recipe.client_models, federation.clients)
+    factories = {model: factory(resolve_pretrained(model, data_dir)) for model in models.values()}
+    return {client: factories[model] for client, model in models.items()}
 
 
 def check_cohort(recipe: Recipe, federation: Federation) -> None:
-    """Raise `ConfigError` if there are fewer clients than a round draws, which a natural partition shows only now."""
+    """Check the cohort's size, which is possible only now for a partition by a column of the data.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    federation : Federation
+        The clients.
+
+    Raises
+    ------
+    ConfigError
+        If a cohort has more clients than the federation.
+    """
     if recipe.run.cohort > len(federation.clients):
         raise ConfigError(
             f"a cohort of {recipe.run.cohort} cannot be drawn from {len(federation.clients)} clients. "
@@ -174,103 +307,94 @@ def check_cohort(recipe: Recipe, federation: Federation) -> None:
 
 
 def check_augmentation(recipe: Recipe, federation: Federation) -> None:
-    """Raise `ConfigError` if images are too small for what the recipe does to them."""
+    """Check that the images are large enough for the recipe's augmentation.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe, with the augmentation.
+    federation : Federation
+        The federation, with the images' shape.
+
+    Raises
+    ------
+    ConfigError
+        If they are too small.
+    """
     _, height, width = federation.dataset.shape
     recipe.augmentation.check_image_size(height, width)
 
 
 def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:
-    """Raise `ConfigError` for a generator of images of another shape, or one that knows other classes than it should.
+    """Check the recipe's generator, if a method needs it.
 
-    Without the packages that generators need it is `MissingExtra`.
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe, with the generator.
+    federation : Federation
+        The federation, with the images' shape and the classes.
+    data_dir : str or Path, optional
+        The folder of local generators.
+
+    Raises
+    ------
+    ConfigError
+        If it generates images of another shape, or has learned classes that it must not know.
+    MissingExtra
+        If a package that generators need is not installed.
     """
-    if _draws(recipe):
+    if _needs_generator(recipe):
         check_installed()
-        names, seen = _arriving(federation), (0, *federation.for_task(federation.num_tasks).cumulative_classes)
-        for task, one in enumerate(recipe.generator.per_task, start=1):
-            one.check_shape(federation.dataset.shape, data_dir)
-            one.check_classes(names, data_dir)
+        names = class_names(federation)
+        bounds = (0, *federation.for_task(federation.num_tasks).cumulative_classes)
+        for task, generator in enumerate(recipe.generator.per_task, start=1):
+            generator.check_shape(federation.dataset.shape, data_dir)
+            generator.check_classes(names, data_dir)
             if recipe.generator.by_task:
-                one.check_task(task, names[seen[task - 1] : seen[task]], data_dir)
+                generator.check_task(task, names[bounds[task - 1] : bounds[task]], data_dir)
 
 
-def _arriving(federation: Federation) -> tuple[str, ...]:
-    """Return the names of the classes that a run has, over all tasks."""
+def class_names(federation: Federation) -> tuple[str, ...]:
+    """Return the names of a run's classes.
+
+    Parameters
+    ----------
+    federation : Federation
+        The federation, with its tasks.
+
+    Returns
+    -------
+    tuple[str, ...]
+        The names of the classes of all tasks, in the order in which they arrive.
+    """
     return federation.dataset.label_names[: federation.for_task(federation.num_tasks).cumulative_classes[-1]]
 
 
 def check_device(name: str) -> torch.device:
-    """Return a device by name; raise `ConfigError` if this machine does not have it."""
+    """Return a device by name.
+
+    Parameters
+    ----------
+    name : str
+        ``cpu``, ``cuda`` or such as ``cuda:1``.
+
+    Returns
+    -------
+    torch.device
+        The device.
+
+    Raises
+    ------
+    ConfigError
+        If this machine does not have it.
+    """
     try:
         device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):  # others lack float64 or generators that can be lent
+        if device.type not in ("cpu", "cuda"):  # others lack float64 or generators with a state
             raise RuntimeError(f"devices of type {device.type} are not supported")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        has = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        raise ConfigError(f"cannot use device {name!r} here. This machine offers: {', '.join(has)}.") from error
+        available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        raise ConfigError(f"cannot use device {name!r} here. This machine offers: {', '.join(available)}.") from error
     return device
-
-
-def describe_trial(
-    recipe: Recipe, method: Method, seed: int, federation: Federation, data_dir: str | Path | None = None
-) -> dict[str, Any]:
-    """Return what a report needs to know about one method with one seed."""
-    dataset, final = federation.dataset, federation.for_task(federation.num_tasks)
-    classes = final.cumulative_classes[-1]  # those that arrive
-    dependencies = {
-        "training data": tensor_hash(dataset.train["label"])
-    }  # others where a generator's images are left out or not
-    described = {
-        "label": method.label,
-        "algorithm": method.algorithm.name(),
-        "options": as_table(method.algorithm),
-        "seed": seed,
-        "rounds": recipe.rounds,
-        "served": list(recipe.run.served),
-        "schedule": method.algorithm.schedule,
-        "paper": method.algorithm.paper,
-        "clients": len(federation.clients),
-        "cohort": recipe.run.cohort,
-        "classes": classes,
-        "label_names": list(_arriving(federation)),
-        "dependencies": dependencies,
-        "dataset": dataset.name,
-        "dataset_note": dataset.note,
-        "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),
-    }
-    if recipe.has_tasks:
-        tasks = final.stream.tasks if final.stream else ()
-        described["tasks"] = [task.num_classes - task.num_old_classes for task in tasks]
-    said = []
-    for whose, extractor in pretrained_models(recipe.model, recipe.client_models, data_dir).items():
-        said.append((f"{whose}: " if whose else "") + describe_extractor(extractor, _arriving(federation)))
-        dependencies[f"extractor of {whose}" if whose else "extractor"] = extractor.hash()
-    if said:
-        described["extractor"] = "; ".join(said)
-    if "generator" in method.algorithm.needs:
-        described["generator"] = recipe.generator.describe(data_dir)
-        dependencies["generator"] = generator_hash(recipe, data_dir)
-    return described
-
-
-def describe_partition(federation: Federation, local_models: bool = False) -> dict[str, Any]:
-    """Return who holds what, and with tasks when: a manifest and the examples by client and class.
-
-    A population beyond `TOLD` is described by its manifest alone, and its report has no heat map; unless clients' own
-    models are evaluated (``local_models``), which takes what they hold.
-    """
-    stream = federation.stream
-    manifest = federation.partition.manifest() if stream is None else stream.tasks[0].partition.manifest()
-    tasks = {} if stream is None else {"tasks": stream.manifest()}
-    return manifest | (_counts(federation) if local_models or len(federation.clients) <= TOLD else {}) | tasks
-
-
-def _counts(federation: Federation) -> dict[str, Any]:
-    if federation.stream is None:
-        counts = federation.partition.counts(federation.dataset.train["label"], federation.dataset.num_classes)
-        return {"counts": counts.tolist()}
-    stream = federation.stream
-    label, classes = stream.dataset.train["label"], stream.tasks[-1].num_classes
-    each = [task.partition.counts(label, stream.dataset.num_classes)[:, :classes] for task in stream.tasks]
-    return {"counts": torch.stack(each).sum(0).tolist()}  # a class belongs to one task

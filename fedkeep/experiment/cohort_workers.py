@@ -1,4 +1,4 @@
-"""Worker processes that share one trial's cohorts, started when the trial is long enough to pay for them."""
+"""Worker processes that train one trial's cohorts in parallel, if the trial is long enough for them to pay off."""
 
 from __future__ import annotations
 
@@ -16,55 +16,73 @@ from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.simulation.workers import DONE, Worker, stop_workers
 
 log = logging.getLogger(__name__)
-WORTH = 20.0
-"""Seconds of work left from which processes, which take some seconds to start, are worth it."""
+MIN_SECONDS_LEFT = 20.0
+"""Seconds of remaining work from which worker processes pay off, since starting them takes some seconds."""
 
 
 def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> int:
-    """Return how many workers a method can use of those that there are; fewer than two are of no use.
+    """Return how many worker processes a method can use; fewer than two are of no use.
 
-    A sequence trains one client at a time: a second process only does ahead what the next clients were asked to
-    prepare, which FedSeq's are not.
+    A sequential method trains one client at a time. A second process then only runs the steps that prepare the next
+    clients, and methods such as FedSeq have no such steps.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        The method.
+    cohort : int
+        The number of clients in a round.
+    spare : int
+        The number of processes that are available.
+
+    Returns
+    -------
+    int
+        The number of workers.
     """
     steps = client_steps(type(algorithm)).values()
     if spare < 2 or not all(map(is_annotated, steps)):
-        return 0  # what is not annotated cannot travel
+        return 0  # values without a type annotation cannot be sent to a process
     if algorithm.schedule == "parallel":
         return min(spare, cohort)
     return 2 if any(annotations_of(step)["return"] is type(None) for step in steps) else 0
 
 
 class CohortWorkers(Callback):
-    """Starts workers after a round, and hands over to them once all are ready. No result depends on whether or when.
+    """Starts workers after a round, and uses them once all are ready. Results do not depend on whether or when.
 
     Parameters
     ----------
     count : int
-        How many; fewer than two: none ever.
+        The number of workers; fewer than two: none are started.
     start : Callable[[], list[Worker]]
-        Starts them.
+        Starts the workers.
     request : tuple[str, object]
         Kind and content of the request that prepares a worker for the trial's client steps.
-    worth : float
-        Seconds of work left from which they are started.
+    min_seconds_left : float, optional
+        Seconds of remaining work from which they are started; default: `MIN_SECONDS_LEFT`.
     """
 
     def __init__(
-        self, count: int, start: Callable[[], list[Worker]], request: tuple[str, Any], worth: float | None = None
+        self,
+        count: int,
+        start: Callable[[], list[Worker]],
+        request: tuple[str, Any],
+        min_seconds_left: float | None = None,
     ) -> None:
         self.count = count
         self.start = start
         self.request = request
-        self.worth = WORTH if worth is None else worth
+        self.min_seconds_left = MIN_SECONDS_LEFT if min_seconds_left is None else min_seconds_left
         self.workers: list[Worker] = []
         self.starting: list[Worker] = []
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         if self.starting:
-            self._hand_over(state)
+            self._use_workers(state)
             return
         left = (state.rounds - state.finished) * (result.timings["train"] + result.timings["teachers"])
-        if not self.workers and self.count > 1 and left > self.worth:
+        if not self.workers and self.count > 1 and left > self.min_seconds_left:
             self.workers = self.start()
             self.starting = list(self.workers)
             for worker in self.workers:
@@ -73,8 +91,8 @@ class CohortWorkers(Callback):
     def on_trial_end(self, state: SimulationState) -> None:
         stop_workers(self.workers, PATIENCE)
 
-    def _hand_over(self, state: SimulationState) -> None:
-        """Hand over to the workers if all are ready; go on alone if one could not start."""
+    def _use_workers(self, state: SimulationState) -> None:
+        """Switch to the workers if all are ready; continue without them if one could not start."""
         try:
             for worker in [worker for worker in self.starting if worker.connection.poll()]:
                 kind, content, _ = worker.receive()
@@ -84,9 +102,7 @@ class CohortWorkers(Callback):
         except RunError as error:
             self.count, self.starting = 0, []
             stop_workers(self.workers, PATIENCE)
-            log.warning(
-                "A process that should have shared the cohorts could not start; the run goes on without: %s", error
-            )
+            log.warning("A worker process could not start, and the run continues without workers: %s", error)
             return
         if not self.starting:
             state.executor = ProcessExecutor(self.workers, state)

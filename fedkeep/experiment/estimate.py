@@ -1,4 +1,4 @@
-"""How long a trial will take and how much memory, from two small rounds of it."""
+"""Estimate the time and memory of a trial from two small rounds of it."""
 
 from __future__ import annotations
 
@@ -18,36 +18,59 @@ from fedkeep.interface.pytree import num_bytes
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.context import pinned_threads
 
-BASE = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
+PROCESS_MEMORY = 400e6  # bytes of a process with Python and PyTorch before any data, roughly
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one trial is expected to take: seconds on this machine, and bytes of memory in its process."""
+    """The expected time and memory of one trial.
+
+    Attributes
+    ----------
+    seconds : float
+        Time on this machine, in seconds.
+    memory : float
+        Memory of the process, in bytes.
+    """
 
     seconds: float
     memory: float
 
 
 class NotEstimated(FedKeepError):
-    """A method of which small rounds say little about the whole."""
+    """Raised for a method whose time small rounds do not predict."""
 
 
 def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
-    """Play two rounds with few clients and one batch each, and scale what the second one took.
+    """Run two rounds with few clients and one batch each, and scale the time of the second one.
 
-    A public set is made smaller by as much as the clients' data. With tasks they are the first's. What a method does
-    once a task is left out, as are teachers that only come with later rounds, or that are fewer among few clients: with
-    them it is too low. Another machine, or a busy one, makes it anything.
+    A public set is reduced in proportion to the clients' data. With tasks, the rounds are those of the first task. The
+    estimate is too low for a method that works once a task, or whose teachers join in later rounds or with more
+    clients. It is valid for this machine, as busy as it is now.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    method : Method
+        The trial's method.
+    machine : Machine
+        The device, threads and data folder.
+
+    Returns
+    -------
+    Estimate
+        The expected time and memory.
 
     Raises
     ------
     NotEstimated
-        For a method whose server draws images as a task begins.
+        For a method whose server generates images when a task begins.
     """
     if "generator" in method.algorithm.needs:
         raise NotEstimated(
-            f"{method.label} is not estimated: most of its time goes into prototypes and images, made as a task begins."
+            f"{method.label} is not estimated: most of its time goes into prototypes and images, which it generates "
+            "when a task begins."
         )
     with pinned_threads(machine.threads):
         return _estimate(recipe, method, machine)
@@ -56,14 +79,14 @@ def estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
 def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     federation = build_federation(recipe, recipe.seeds[0], machine.data_dir)
     tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
-    held = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
-    visited = recipe.run.cohort * held  # examples of a round, once
-    small = _shrunk(federation, recipe.training.batch_size, min(recipe.run.cohort, 5))
-    shown = sum(map(small.num_examples, small.clients)) or 1
-    more = visited * recipe.training.epochs / shown  # examples that a whole round trains on, for each one here
-    if recipe.public.name and more:
-        share = recipe.run.cohort / (len(small.clients) * more)
-        small = replace(small, server=_part(small.server, share))
+    per_client = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
+    per_round = recipe.run.cohort * per_client  # examples of a cohort
+    small = _subset_federation(federation, recipe.training.batch_size, min(recipe.run.cohort, 5))
+    measured = sum(map(small.num_examples, small.clients)) or 1
+    scale = per_round * recipe.training.epochs / measured  # examples of a whole round per example of a small one
+    if recipe.public.name and scale:
+        share = recipe.run.cohort / (len(small.clients) * scale)
+        small = replace(small, server=_subset(small.server, share))
     schedule = replace(
         recipe.run,
         rounds=3,
@@ -73,26 +96,26 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
         evaluate_local_models=False,
         served=("last",),
     )
-    shortest = replace(recipe.training, epochs=1)
-    # A method that draws from a generator is not estimated, and none is left without tasks.
-    brief = replace(
-        recipe, methods=(method,), run=schedule, tasks=Tasks(), training=shortest, generator=GeneratorConfig()
+    one_epoch = replace(recipe.training, epochs=1)
+    # Methods with a generator are not estimated, and by_task generators need tasks: so leave the generator out.
+    short = replace(
+        recipe, methods=(method,), run=schedule, tasks=Tasks(), training=one_epoch, generator=GeneratorConfig()
     )
-    simulation = build_simulation(brief, method, recipe.seeds[0], small, machine.device, machine.data_dir)
+    simulation = build_simulation(short, method, recipe.seeds[0], small, machine.device, machine.data_dir)
     simulation.run_round()
-    finished = simulation.run_round()
-    training = finished.timings["train"] * more
-    teaching = finished.timings["teachers"] / shown * visited
+    result = simulation.run_round()
+    training = result.timings["train"] * scale
+    teachers = result.timings["teachers"] / measured * per_round
     images = sum(len(task.dataset.test["label"]) for task in tasks) / len(tasks)
     evaluations = len(recipe.run.served) / recipe.run.evaluate_every
     if recipe.run.evaluate_local_models:
         evaluations += recipe.run.cohort / recipe.run.evaluate_every
-    evaluating = _evaluation(simulation, min(int(images), 256)) * images * evaluations
-    return Estimate(recipe.rounds * (training + teaching + evaluating), _memory(simulation, federation, recipe))
+    evaluation = _evaluation_time(simulation, min(int(images), 256)) * images * evaluations
+    return Estimate(recipe.rounds * (training + teachers + evaluation), _memory(simulation, federation, recipe))
 
 
-def _evaluation(simulation: Simulation, images: int) -> float:
-    """Return the seconds that evaluating one image takes."""
+def _evaluation_time(simulation: Simulation, images: int) -> float:
+    """Return the seconds that the evaluation of one image takes."""
     test = simulation.federation.dataset.test["image"][:images]
     began = time.perf_counter()
     simulation.context.runner.logits(simulation.server.model, simulation.context.normalise(test))
@@ -100,24 +123,30 @@ def _evaluation(simulation: Simulation, images: int) -> float:
 
 
 def _memory(simulation: Simulation, federation: Federation, recipe: Recipe) -> float:
-    """Return bytes: data, networks, what a round's clients send, and what server and clients keep."""
+    """Return the bytes of data, networks, a round's replies, and the states of server and clients."""
     data = sum(
         column.nbytes for split in (federation.dataset.train, federation.dataset.test) for column in split.values()
     )
     model = sum(tensor.nbytes for tensor in simulation.server.model.values())
-    kept = max((num_bytes(state) for state in simulation.client_states.values()), default=0)
+    client_state = max((num_bytes(state) for state in simulation.client_states.values()), default=0)
     clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort)
-    return BASE + data + model * (6 + recipe.run.cohort) + num_bytes(simulation.server.state) + kept * clients
+    return (
+        PROCESS_MEMORY
+        + data
+        + model * (6 + recipe.run.cohort)
+        + num_bytes(simulation.server.state)
+        + client_state * clients
+    )
 
 
-def _part(data: Data, share: float) -> Data:
-    """Return the first rows of a data set, as large a share of it, but two at least, for batch norm."""
+def _subset(data: Data, share: float) -> Data:
+    """Return a share of the rows, from the first on; at least two, which batch norm needs."""
     count = max(2, round(share * len(data["label"])))
     return {name: column[:count] for name, column in data.items()}
 
 
-def _shrunk(federation: Federation, rows: int, clients: int) -> Federation:
-    """Return a federation of a few of the clients, with at most so many rows each."""
+def _subset_federation(federation: Federation, rows: int, clients: int) -> Federation:
+    """Return a federation of the largest clients, with at most ``rows`` examples each."""
     partition = federation.partition
     largest = torch.argsort(partition.sizes, descending=True, stable=True)[:clients]
     parts = [partition[int(i)][:rows] for i in largest]

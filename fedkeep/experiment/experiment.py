@@ -1,4 +1,4 @@
-"""An experiment: a recipe with its data, partitions, networks and machine, resolved once and passed on."""
+"""An experiment: a recipe with its federations, networks and machine, which are prepared once; and its trials."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from fedkeep.experiment.build import (
     check_cohort,
     check_device,
     check_generator,
-    describe_partition,
-    describe_trial,
 )
+from fedkeep.experiment.description import describe_partition, describe_trial
 from fedkeep.experiment.model_config import client_architectures, resolve_pretrained
 from fedkeep.experiment.paths import is_finished, trial_folder, trial_name
 from fedkeep.experiment.recipe import Method, Recipe
@@ -26,20 +25,20 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_runner import check_batch_size
 
-KEPT = 3
-"""Seeds whose federation an experiment remembers: each may hold its own copy of the images."""
+MAX_CACHED_SEEDS = 3
+"""The most seeds whose federations are cached: each may hold its own copy of the images."""
 
 
 @dataclass
 class Experiment:
-    """A recipe on a machine. Data are prepared once per seed, however many methods share them.
+    """A recipe on a machine. The data are prepared once for each seed, and all methods share them.
 
     Parameters
     ----------
     recipe : Recipe
-        What is compared on what.
+        Methods, data and settings.
     machine : Machine
-        Where and how.
+        Device, processes and folders.
     """
 
     recipe: Recipe
@@ -49,22 +48,45 @@ class Experiment:
         self._federations: dict[int, Federation] = {}
 
     def federation(self, seed: int) -> Federation:
-        """Return who holds what with a seed."""
+        """Return the federation of a seed.
+
+        Parameters
+        ----------
+        seed : int
+            One of the recipe's seeds.
+
+        Returns
+        -------
+        Federation
+            Which client holds which examples.
+        """
         if seed not in self._federations:
-            while len(self._federations) >= KEPT:
+            while len(self._federations) >= MAX_CACHED_SEEDS:
                 del self._federations[next(iter(self._federations))]
             self._federations[seed] = build_federation(self.recipe, seed, self.machine.data_dir)
         return self._federations[seed]
 
-    def forget(self, seed: int) -> None:
-        """Let a seed's federation go, once all its trials are finished."""
+    def release(self, seed: int) -> None:
+        """Remove a seed's federation from the cache, once all its trials are finished.
+
+        Parameters
+        ----------
+        seed : int
+            One of the recipe's seeds.
+        """
         self._federations.pop(seed, None)
 
     def check(self) -> None:
-        """Raise `FedKeepError` for what cannot be carried out, before any training."""
+        """Check the whole experiment before any training.
+
+        Raises
+        ------
+        FedKeepError
+            If a part of it cannot be run.
+        """
         recipe, data_dir = self.recipe, self.machine.data_dir
         check_device(self.machine.device)
-        for seed in reversed(recipe.seeds):  # the first, with which a run begins, is then remembered
+        for seed in reversed(recipe.seeds):  # the first seed, with which the run begins, is then still cached
             federation = self.federation(seed)
             check_cohort(recipe, federation)
             check_augmentation(recipe, federation)
@@ -77,29 +99,71 @@ class Experiment:
             check_batch_size(network, recipe.training)
 
     def simulation(self, method: Method, seed: int) -> Simulation:
-        """Return the simulation of one method with one seed, at round 0."""
+        """Return the simulation of a trial, before its first round.
+
+        Parameters
+        ----------
+        method : Method
+            The trial's method.
+        seed : int
+            The trial's seed.
+
+        Returns
+        -------
+        Simulation
+            The simulation.
+        """
         machine, federation = self.machine, self.federation(seed)
         return build_simulation(self.recipe, method, seed, federation, machine.device, machine.data_dir)
 
     def describe(self, method: Method, seed: int) -> dict[str, Any]:
-        """Return what a report needs to know about one method with one seed."""
+        """Describe a trial for reports (see `fedkeep.experiment.description.describe_trial`).
+
+        Parameters
+        ----------
+        method : Method
+            The trial's method.
+        seed : int
+            The trial's seed.
+
+        Returns
+        -------
+        dict
+            The description, which JSON can represent.
+        """
         return describe_trial(self.recipe, method, seed, self.federation(seed), self.machine.data_dir)
 
     def describe_partition(self, seed: int) -> dict[str, Any]:
-        """Return who holds what with a seed, for a report."""
+        """Describe a seed's partition for reports (see `fedkeep.experiment.description.describe_partition`).
+
+        Parameters
+        ----------
+        seed : int
+            One of the recipe's seeds.
+
+        Returns
+        -------
+        dict
+            The description, which JSON can represent.
+        """
         return describe_partition(self.federation(seed), local_models=self.recipe.run.evaluate_local_models)
 
     def trials(self, folder: Path, only: Sequence[tuple[str, int]] | None = None, prefix: str = "") -> list[Trial]:
-        """Return the trials of a run folder that are not finished, seed by seed.
+        """Return the unfinished trials of a run folder, seed by seed.
 
         Parameters
         ----------
         folder : Path
-            Of the run.
+            The run folder.
         only : Sequence[tuple[str, int]], optional
-            Labels and seeds of the trials that are wanted; by default all.
+            Labels and seeds of the wanted trials; default: all.
         prefix : str
-            Of the names under which progress calls them.
+            What the trials' names in progress reports begin with.
+
+        Returns
+        -------
+        list[Trial]
+            The trials.
         """
         return [
             Trial(self, folder, method, seed, f"{prefix}{trial_name(method, seed)}")
@@ -116,15 +180,15 @@ class Trial:
     Attributes
     ----------
     experiment : Experiment
-        Of which it is a part.
+        The experiment that it belongs to.
     run : Path
         The run folder.
     method : Method
-        What is run.
+        The method.
     seed : int
-        Of everything random.
+        The seed of all random numbers.
     name : str
-        What progress calls it.
+        Its name in progress reports.
     """
 
     experiment: Experiment
@@ -140,5 +204,5 @@ class Trial:
 
     @property
     def rounds(self) -> int:
-        """How many rounds it has."""
+        """The number of rounds, over all tasks."""
         return self.experiment.recipe.rounds

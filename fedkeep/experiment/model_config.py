@@ -1,4 +1,4 @@
-"""The networks of a recipe: the server's, and those of clients that have another."""
+"""The networks of a recipe: the server's network, and other networks of some clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedkeep.models.custom import from_path
 from fedkeep.options import as_table, build
 
 MAX_RANGE = 1_000_000
-"""Clients that one range of names may stand for; what would be more is a name."""
+"""The most clients in a range such as ``"3-7"``; a larger range is taken as one client's name."""
 
 
 @dataclass(frozen=True)
@@ -25,25 +25,64 @@ class ClientModel:
 
     Attributes
     ----------
-    clients : their names; ``"3-7"`` stands for ``"3"`` to ``"7"``.
-    model : what builds it.
+    clients : tuple[str, ...]
+        The clients' names; ``"3-7"`` stands for ``"3"`` to ``"7"``.
+    model : Architecture
+        The network.
     """
 
     clients: tuple[str, ...]
     model: Architecture
 
     def to_table(self) -> dict[str, Any]:
-        """Return it as a recipe writes it."""
+        """Return the entry of ``[[client_models]]`` in a recipe.
+
+        Returns
+        -------
+        dict
+            The entry, which TOML can represent.
+        """
         return {"clients": list(self.clients), **model_to_table(self.model)}
 
 
 def model_to_table(model: Architecture) -> dict[str, Any]:
-    """Return a network as a recipe writes it."""
+    """Return the table of a network in a recipe.
+
+    Parameters
+    ----------
+    model : Architecture
+        The network.
+
+    Returns
+    -------
+    dict
+        The table, which TOML can represent.
+    """
     return {"name": model.name, **as_table(model)}
 
 
 def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Architecture:
-    """Return the network that a table of a recipe names, with its options; raise `ConfigError` with what is wrong."""
+    """Return the network that a table of a recipe describes.
+
+    Parameters
+    ----------
+    table : Mapping[str, object]
+        The table: a name and options.
+    where : str
+        What error messages call the table.
+    allow_code : bool
+        Let the name be ``package.module:function``, which is then imported.
+
+    Returns
+    -------
+    Architecture
+        The network.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name or an invalid option.
+    """
     options = dict(table)
     name = options.pop("name", None)
     if not isinstance(name, str):
@@ -52,22 +91,53 @@ def read_model(table: Mapping[str, Any], where: str, allow_code: bool) -> Archit
 
 
 def read_client_models(entries: Any, where: str, allow_code: bool) -> tuple[ClientModel, ...]:
-    """Return the networks that a recipe gives to some clients; raise `ConfigError` with what is wrong."""
+    """Return the networks in ``[[client_models]]`` of a recipe.
+
+    Parameters
+    ----------
+    entries : object
+        The entries, which should be a list of tables.
+    where : str
+        What error messages call the recipe.
+    allow_code : bool
+        Let a network's name be ``package.module:function``, which is then imported.
+
+    Returns
+    -------
+    tuple[ClientModel, ...]
+        The networks.
+
+    Raises
+    ------
+    ConfigError
+        For an entry without clients, an unknown name or an invalid option.
+    """
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError(f"{where}: client_models must be tables, each under [[client_models]].")
-    found = []
+    client_models = []
     for number, entry in enumerate(entries, start=1):
-        place = f"{where}, [[client_models]] {number}"
+        entry_name = f"{where}, [[client_models]] {number}"
         clients = entry.get("clients")
         if not isinstance(clients, list) or not clients or not all(isinstance(name, str) for name in clients):
-            raise ConfigError(f'{place} needs clients, a list of names such as ["0", "1-4"], not {clients!r}.')
+            raise ConfigError(f'{entry_name} needs clients, a list of names such as ["0", "1-4"], not {clients!r}.')
         rest = {key: value for key, value in entry.items() if key != "clients"}
-        found.append(ClientModel(tuple(clients), read_model(rest, place, allow_code)))
-    return tuple(found)
+        client_models.append(ClientModel(tuple(clients), read_model(rest, entry_name, allow_code)))
+    return tuple(client_models)
 
 
 def check_clients(models: Sequence[ClientModel]) -> None:
-    """Raise `ConfigError` if a client would get two networks."""
+    """Check that no client has two networks.
+
+    Parameters
+    ----------
+    models : Sequence[ClientModel]
+        The clients' networks.
+
+    Raises
+    ------
+    ConfigError
+        If a client has two.
+    """
     named = Counter(name for model in models for name in _names(model, ()))
     twice = next((name for name, count in named.items() if count > 1), None)
     if twice is not None:
@@ -75,55 +145,121 @@ def check_clients(models: Sequence[ClientModel]) -> None:
 
 
 def client_architectures(models: Sequence[ClientModel], clients: Container[str]) -> dict[str, Architecture]:
-    """Return the networks of clients that have another than the server's, by client.
+    """Return the networks of clients that do not have the server's.
+
+    Parameters
+    ----------
+    models : Sequence[ClientModel]
+        The clients' networks.
+    clients : Container[str]
+        The names of all clients.
+
+    Returns
+    -------
+    dict[str, Architecture]
+        Networks by client.
 
     Raises
     ------
     ConfigError
-        For a name that is no client's.
+        For a name that no client has.
     """
     own = {name: model.model for model in models for name in _names(model, clients)}
-    stranger = next((name for name in own if name not in clients), None)
-    if stranger is not None:
-        raise ConfigError(f"[[client_models]] names {stranger!r}, which is no client of this federation.")
+    unknown = next((name for name in own if name not in clients), None)
+    if unknown is not None:
+        raise ConfigError(f"[[client_models]] names {unknown!r}, which is no client of this federation.")
     return own
 
 
 def resolve_pretrained(model: Architecture, data_dir: str | Path | None) -> Architecture:
-    """Return a network with its pre-trained extractor found, which may be a folder in the data folder."""
+    """Return a network with the path of its pre-trained extractor, which may be a folder in the data folder.
+
+    Parameters
+    ----------
+    model : Architecture
+        The network; one without a pre-trained extractor is returned as it is.
+    data_dir : str or Path, optional
+        The data folder.
+
+    Returns
+    -------
+    Architecture
+        The network.
+    """
     return model.located(data_folder(data_dir)) if isinstance(model, Pretrained) else model
 
 
 def pretrained_models(
     model: Architecture, clients: Sequence[ClientModel], data_dir: str | Path | None
 ) -> dict[str, Pretrained]:
-    """Return the networks whose extractor is frozen, found, by whose they are: "" (the server's), "clients 1-2"."""
+    """Return the networks with a frozen pre-trained extractor.
+
+    Parameters
+    ----------
+    model : Architecture
+        The server's network.
+    clients : Sequence[ClientModel]
+        The clients' networks.
+    data_dir : str or Path, optional
+        The folder of local extractors.
+
+    Returns
+    -------
+    dict[str, Pretrained]
+        Networks by owner: ``""`` for the server, otherwise such as ``"clients 1-2"``.
+    """
     models = {"": model} | {f"clients {', '.join(own.clients)}": own.model for own in clients}
-    found = {whose: resolve_pretrained(one, data_dir) for whose, one in models.items()}
-    return {whose: one for whose, one in found.items() if isinstance(one, Pretrained)}
+    resolved = {owner: resolve_pretrained(network, data_dir) for owner, network in models.items()}
+    return {owner: network for owner, network in resolved.items() if isinstance(network, Pretrained)}
 
 
 def describe_extractor(model: Pretrained, label_names: Sequence[str]) -> str:
-    """Return what a frozen extractor is, and how many of a run's classes it has learned, as far as names tell."""
+    """Describe a frozen extractor, and how many of a run's classes it has learned, judged by their names.
+
+    Parameters
+    ----------
+    model : Pretrained
+        The network with the extractor.
+    label_names : Sequence[str]
+        The names of the run's classes.
+
+    Returns
+    -------
+    str
+        The description.
+    """
     if not model.learned:
         return f"{model.about}; whether it learned classes of this run is not known"
-    both = len(shared_classes(label_names, model.learned))
-    return f"{model.about}; by their names it learned {both or 'none'} of this run's {len(label_names)} classes"
+    common = len(shared_classes(label_names, model.learned))
+    return f"{model.about}; by their names it learned {common or 'none'} of this run's {len(label_names)} classes"
 
 
 def select_client(models: Sequence[ClientModel], client: str) -> tuple[ClientModel, ...]:
-    """Return what these say of one client alone."""
+    """Return the network of one client.
+
+    Parameters
+    ----------
+    models : Sequence[ClientModel]
+        The clients' networks.
+    client : str
+        The client's name.
+
+    Returns
+    -------
+    tuple[ClientModel, ...]
+        Its network, or nothing for a client with the server's.
+    """
     return tuple(ClientModel((client,), model.model) for model in models if client in _names(model, (client,)))
 
 
 def _names(model: ClientModel, clients: Container[str]) -> list[str]:
-    """Return the names that are meant; a client that is itself called "3-7" is taken at its word."""
-    found: list[str] = []
+    """Return the names of all clients, with ranges expanded; a client may itself be called "3-7"."""
+    names: list[str] = []
     for name in model.clients:
         first, dash, last = name.partition("-")
         is_range = name not in clients and dash and first.isdecimal() and last.isdecimal()
         if is_range and 0 <= int(last) - int(first) < MAX_RANGE:
-            found += map(str, range(int(first), int(last) + 1))
+            names += map(str, range(int(first), int(last) + 1))
         else:
-            found.append(name)
-    return found
+            names.append(name)
+    return names

@@ -1,16 +1,17 @@
-"""Changes to a recipe's tables before it is built: what extends another, and what ``--set`` says."""
+"""Changes to a recipe's tables before it is built: recipes that extend others, ``--set``, and grids of options."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from itertools import product
 from typing import Any
 
 from fedkeep.data.partition import schemes
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import get_algorithm
 from fedkeep.models import architectures
-from fedkeep.options import options_of
+from fedkeep.options import build, options_of
 
 SECTIONS = (
     "data",
@@ -24,40 +25,61 @@ SECTIONS = (
     "training",
     "run",
 )
+"""The sections of a recipe."""
 
 
 def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the entries of ``over``, tables merged (see `_changed`)."""
+    """Return a table with the entries of another, which take precedence. Tables in them are merged too.
+
+    Parameters
+    ----------
+    base : Mapping[str, object]
+        The first table.
+    over : Mapping[str, object]
+        The other table.
+
+    Returns
+    -------
+    dict[str, object]
+        A new table.
+    """
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
-        result[key] = _changed(key, old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        result[key] = _merge_section(key, old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return result
 
 
-def _changed(section: str, old: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with changes.
+def _merge_section(section: str, old: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section with changes.
 
-    Another scheme or model has other options: what both have stays, such as the number of clients or Dirichlet's alpha.
-    Other data and another table of a paper have nothing in common.
+    If the partition scheme or the model changes, options that the new one has too stay, such as the number of clients
+    or Dirichlet's alpha. If the data set or the paper's table changes, nothing stays.
     """
     kind = {"partition": "scheme", "paper": "table"}.get(section, "name")
     if kind in over and over[kind] != old.get(kind):
         known = {"partition": schemes, "model": architectures}.get(section, dict)().get(str(over[kind]).lower())
-        kept = options_of(known) if known else ()
-        old = {name: value for name, value in old.items() if name in kept}
+        common = options_of(known) if known else ()
+        old = {name: value for name, value in old.items() if name in common}
     return merge_tables(old, over)
 
 
 def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
-    """Change a recipe's table in place as settings say, each written ``section.option=value``.
+    """Apply settings to a recipe's table, in place.
+
+    Parameters
+    ----------
+    table : dict[str, object]
+        The recipe's table.
+    settings : Iterable[str]
+        The settings, each written ``section.option=value``.
 
     Raises
     ------
     ConfigError
-        For what is not written so, or names no section or option that there is.
+        For a setting that is not written like this, or an unknown section or option.
     """
-    # What kind of partition or model it is comes first: it decides which options there are.
+    # The kinds of partition and model are set first, since they decide which options there are.
     kinds = ("partition.scheme", "model.name")
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in kinds):
         path, equals, text = setting.partition("=")
@@ -67,7 +89,7 @@ def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
         section, name = ".".join(parts[:-1]), parts[-1]
         value = parse_value(text.strip())
         if section in SECTIONS:
-            table[section] = _changed(section, table.get(section, {}), {name: value})
+            table[section] = _merge_section(section, table.get(section, {}), {name: value})
         else:
             _apply_to_methods(table, section, name, value)
 
@@ -96,8 +118,78 @@ def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any
         entry[name] = value
 
 
+def expand_grids(entries: list[dict[str, Any]], grid: bool, where: str) -> list[dict[str, Any]]:
+    """Return the tables of a recipe's methods with their grids expanded, or removed.
+
+    Parameters
+    ----------
+    entries : list[dict[str, object]]
+        The tables. A table's ``grid`` holds, by option, the values that a paper tuned.
+    grid : bool
+        Return one table for each combination of the values; otherwise only the tables without their grids.
+    where : str
+        What error messages call the recipe.
+
+    Returns
+    -------
+    list[dict[str, object]]
+        The tables.
+
+    Raises
+    ------
+    ConfigError
+        For a grid that is not a table of lists, or a value that is invalid in all combinations.
+    """
+    result: list[dict[str, Any]] = []
+    for entry in entries:
+        plain = {key: value for key, value in entry.items() if key != "grid"}
+        values = entry.get("grid", {})
+        if not isinstance(values, dict) or not all(isinstance(v, list) and v for v in values.values()):
+            raise ConfigError(f"{where}: the grid of a method is a table of lists, such as {{ mu = [0.1, 1.0] }}.")
+        if not (grid and values):
+            result.append(plain)
+            continue
+        result.extend(_grid_points(plain, values, where))
+    return result
+
+
+def _grid_points(entry: dict[str, Any], values: dict[str, list[Any]], where: str) -> list[dict[str, Any]]:
+    """Return one table for each valid combination; raise `ConfigError` for a value that is in none of them."""
+    cls = get_algorithm(str(entry.get("algorithm")))
+    label, common = entry.get("label") or cls.title or cls.__name__, {k: v for k, v in entry.items() if k != "label"}
+    points: list[dict[str, Any]] = []
+    unused = {(name, repr(value)) for name, listed in values.items() for value in listed}
+    error: ConfigError | None = None
+    for point in product(*values.values()):
+        options = dict(zip(values, point, strict=True))
+        try:
+            build(cls, {k: v for k, v in (common | options).items() if k != "algorithm"}, f"{where}, grid of {label}")
+        except ConfigError as reason:
+            error = reason
+            continue
+        unused -= {(name, repr(value)) for name, value in options.items()}
+        values_text = ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
+        )
+        points.append(common | options | {"label": f"{label} ({values_text})", "point_of": label})
+    if unused and error:
+        raise error
+    return points
+
+
 def parse_value(text: str) -> Any:
-    """Read a value as TOML would; what is no TOML value is text."""
+    """Parse a value as TOML does; text that is not a TOML value is a string.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+
+    Returns
+    -------
+    object
+        The value.
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Methods, models and schemes of the user's own: import the files and modules that he names."""
+"""Import the user's own methods, models and partition schemes from files and modules."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from fedkeep.errors import ConfigError
 
 
 def import_user_code(names: Iterable[str]) -> None:
-    """Import each file (``folder/method.py``) or module (``package.module``): classes in it are then known by name.
+    """Import files and modules, whose classes are then available by name.
 
-    Only what the user typed gets here, never a recipe.
+    Pass only names that the user has typed, never names from a recipe.
+
+    Parameters
+    ----------
+    names : Iterable[str]
+        Files such as ``folder/method.py`` or modules such as ``package.module``.
 
     Raises
     ------
     ConfigError
-        If there is no such file or module. An error inside it comes through as it is.
+        If there is no such file or module. An error inside it is not caught.
     """
     for name in names:
         path = Path(name)
         if path.suffix == ".py":
-            _use_file(path)
+            _import_file(path)
         else:
             try:
                 importlib.import_module(name)
@@ -36,7 +41,7 @@ def import_user_code(names: Iterable[str]) -> None:
                 ) from error
 
 
-def _use_file(path: Path) -> None:
+def _import_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"--use {path}: there is no such file.")
     name = f"fedkeep_used_{path.stem}"
@@ -51,5 +56,5 @@ def _use_file(path: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]  # or a second attempt would pass for a success
+        del sys.modules[name]  # otherwise a second import would seem to succeed
         raise

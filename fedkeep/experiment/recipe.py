@@ -22,18 +22,24 @@ from fedkeep.options import as_table
 from fedkeep.simulation.schedule import Schedule
 
 MAX_SLUG_LENGTH = 200
-"""Of a label's folder name, in characters: file systems take 255 bytes, and a seed is added."""
-
+"""The longest folder name of a label, in characters: file systems allow 255 bytes, and the seed is appended."""
 
 PAPER_METRICS = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")
-"""What a recipe may hold of a paper's numbers."""
+"""The metrics of which a recipe may contain a paper's numbers."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method as one row of a comparison: its label and its options.
+    """A method as one row of a comparison.
 
-    ``point_of`` is the label of the method of whose grid this is a point; empty for one that stands for itself.
+    Attributes
+    ----------
+    label : str
+        Its name in tables.
+    algorithm : Algorithm
+        The method with its options.
+    point_of : str
+        For a point of a grid of options, the label of the method whose grid it is; otherwise empty.
     """
 
     label: str
@@ -56,19 +62,46 @@ class Recipe:
 
     Attributes
     ----------
-    name : how it was asked for. title : a line for people.
-    data : a known data set, a Hub id or a path (see `fedkeep.data.load`).
-    validation : share of each class's training images that is kept from the clients, and on which models are evaluated
-        in the place of the test images, so that options can be chosen; 0: there is none.
-    model : the server's network, and every client's that has none of its own in ``client_models``.
-    methods : compared on the same partitions, initial weights, cohorts and batch orders. seeds : one run of each for
-    each.
-    paper : the numbers that a paper printed for it, if it is a paper's experiment.
+    name : str
+        The name or path under which it was loaded.
+    title : str
+        One line that describes it.
+    data : str
+        A known data set, a Hub id or a path (see `fedkeep.data.load`).
+    partition : Scheme
+        How examples are split over the clients.
+    model : Architecture
+        The server's network, and that of every client without an entry in ``client_models``.
+    training : Training
+        The options of local training.
+    run : Schedule
+        Rounds, cohorts and evaluation.
+    methods : tuple[Method, ...]
+        The methods, which are compared on the same partitions, initial weights, cohorts and batch orders.
+    seeds : tuple[int, ...]
+        Each method is run once with each seed.
+    augmentation : Augmentation
+        The augmentation of training images.
+    auxiliary : Auxiliary
+        The part of the training examples that the server holds.
+    public : Public
+        The public data set that the server holds.
+    generator : GeneratorConfig
+        The generator of images.
+    tasks : Tasks
+        How classes arrive in tasks.
+    client_models : tuple[ClientModel, ...]
+        Clients with other networks than the server's.
+    paper : Mapping[str, object]
+        The numbers that a paper printed, if this is a paper's experiment.
+    validation : float
+        The share of each class's training images that no client holds and that replaces the test images, so that
+        options can be chosen; 0: evaluate on the test images.
 
     Raises
     ------
     ConfigError
-        Where its parts contradict each other, or a method needs what it does not give.
+        If parts of it contradict each other, or a method needs something that is missing.
     """
 
     name: str
@@ -97,25 +130,47 @@ class Recipe:
 
     @property
     def has_tasks(self) -> bool:
-        """Tell whether classes are put in an order and arrive in tasks; otherwise all are there from the start."""
+        """Whether classes arrive in tasks; otherwise all classes are there from the start."""
         return self.tasks != Tasks()
 
     @property
     def rounds(self) -> int:
-        """How many rounds there are, over all tasks."""
+        """The number of rounds, over all tasks."""
         return self.run.rounds * self.tasks.tasks
 
     def method(self, label: str) -> Method:
-        """Return the method of a label; raise `RunError` where somebody has taken it out of the recipe meanwhile."""
+        """Return the method with a label.
+
+        Parameters
+        ----------
+        label : str
+            The label.
+
+        Returns
+        -------
+        Method
+            The method.
+
+        Raises
+        ------
+        RunError
+            If there is none, since somebody has changed the recipe's file during a run.
+        """
         for method in self.methods:
             if method.label == label:
                 return method
         raise RunError(
-            f"recipe {self.name!r} has no method {label!r} any more. Let nobody else change its recipe.toml."
+            f"recipe {self.name!r} has no method {label!r} any more. Do not change its recipe.toml during a run."
         )
 
     def to_toml(self) -> str:
-        """Return the recipe with every option written out, as a file that `load_recipe` reads."""
+        """Return the recipe as TOML with all options, as `load_recipe` reads it.
+
+        Returns
+        -------
+        str
+            The content of a .toml file.
+        """
         table: dict[str, Any] = {
             "title": self.title,
             "seeds": list(self.seeds),
@@ -145,7 +200,25 @@ class Recipe:
 
 
 def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Recipe:
-    """Return a recipe that runs these methods, as configured in Python, instead of its own."""
+    """Return a recipe with other methods.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    instances : Iterable[Algorithm]
+        The methods, with their options.
+
+    Returns
+    -------
+    Recipe
+        The recipe that runs these methods instead of its own.
+
+    Raises
+    ------
+    ConfigError
+        For an object that is not a method, or a method that lacks something in the recipe.
+    """
     instances = list(instances)
     for instance in instances:
         if not isinstance(instance, Algorithm):
@@ -159,7 +232,7 @@ def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Re
 
 
 def _validate(recipe: Recipe) -> None:
-    """Raise `ConfigError` where the parts of a recipe contradict each other, or a method lacks what it needs."""
+    """Raise `ConfigError` if parts of a recipe contradict each other, or a method lacks something that it needs."""
     _check_seeds(recipe.seeds)
     _check_validation(recipe.validation)
     _check_methods(recipe.methods)
@@ -176,7 +249,7 @@ def _check_seeds(seeds: Any) -> None:
     if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
         raise ConfigError(f"seeds must be a list of integers from 0 on, such as [0, 1, 2], not {given!r}.")
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seeds {given} name one twice. Each seed is run once.")
+        raise ConfigError(f"seeds {given} name one twice. Each seed is run only once.")
 
 
 def _check_validation(share: Any) -> None:
@@ -202,20 +275,21 @@ def _check_methods(methods: tuple[Method, ...]) -> None:
 
 
 def _check_sizes(recipe: Recipe) -> None:
-    clients, plan = recipe.partition.clients, recipe.run
-    if clients and plan.cohort > clients:
-        raise ConfigError(f"a cohort of {plan.cohort} cannot be drawn from {clients} clients. Change run.cohort.")
-    if plan.min_clients > plan.cohort:
-        raise ConfigError(f"run.min_clients {plan.min_clients} exceeds run.cohort {plan.cohort}.")
-    named = recipe.generator.by_task
-    if named and len(named) != recipe.tasks.tasks:
+    clients, schedule = recipe.partition.clients, recipe.run
+    if clients and schedule.cohort > clients:
+        raise ConfigError(f"a cohort of {schedule.cohort} cannot be drawn from {clients} clients. Change run.cohort.")
+    if schedule.min_clients > schedule.cohort:
+        raise ConfigError(f"run.min_clients {schedule.min_clients} exceeds run.cohort {schedule.cohort}.")
+    generators = recipe.generator.by_task
+    if generators and len(generators) != recipe.tasks.tasks:
         raise ConfigError(
-            f"generator.by_task names {len(named)} generators for {recipe.tasks.tasks} tasks. Name one of each task."
+            f"generator.by_task names {len(generators)} generators for {recipe.tasks.tasks} tasks. Name one for each "
+            "task."
         )
 
 
 def _check_server(recipe: Recipe) -> None:
-    """Check what the server holds."""
+    """Check the examples that the server holds."""
     if recipe.has_tasks and recipe.auxiliary.per_class:
         raise ConfigError(
             "an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or [tasks]."
@@ -227,14 +301,14 @@ def _check_server(recipe: Recipe) -> None:
 def _check_paper(paper: Mapping[str, Any]) -> None:
     for name in PAPER_METRICS:
         numbers = paper.get(name, {})
-        if not isinstance(numbers, Mapping) or not all(map(_is_spread, numbers.values())):
+        if not isinstance(numbers, Mapping) or not all(map(_is_mean_and_std, numbers.values())):
             raise ConfigError(
                 f"[paper.{name}] must give methods their mean, and their standard deviation if there is one, such as "
                 f"FedAvg = [46.2] or FedAvg = [46.2, 0.8], not {numbers!r}."
             )
 
 
-def _is_spread(value: Any) -> bool:
+def _is_mean_and_std(value: Any) -> bool:
     return (
         isinstance(value, list | tuple)
         and 1 <= len(value) <= 2
@@ -243,7 +317,7 @@ def _is_spread(value: Any) -> bool:
 
 
 def _check_needs(recipe: Recipe, method: Method) -> None:
-    """Check that a method gets what it needs."""
+    """Check that the recipe has what a method needs."""
     needs = method.algorithm.needs
     unknown = [need for need in needs if need not in ("auxiliary", "public", "generator")]
     if unknown:
@@ -255,7 +329,7 @@ def _check_needs(recipe: Recipe, method: Method) -> None:
         )
     if "public" in needs and not recipe.public.name:
         raise ConfigError(
-            f"{method.label} needs a public set, about whose images clients tell what they think. Name a data set with "
+            f"{method.label} needs a public set, on whose images clients share their predictions. Name a data set with "
             "images of the same size: public.name=fashion-mnist."
         )
     if "generator" in needs and not recipe.generator.per_task:
@@ -266,5 +340,5 @@ def _check_needs(recipe: Recipe, method: Method) -> None:
     if recipe.client_models and method.algorithm.networks == "one":
         raise ConfigError(
             f"{method.label} exchanges weights, which clients of other networks cannot use. Leave out "
-            "[[client_models]], or compare methods that exchange what their models say."
+            "[[client_models]], or compare methods that exchange predictions."
         )

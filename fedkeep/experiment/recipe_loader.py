@@ -1,9 +1,11 @@
-"""Recipes are read from TOML files, and checked word by word before anything runs."""
+"""Find recipes and read them from TOML files. All keys and values are checked before anything runs."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,18 @@ from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.partition import schemes
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, did_you_mean, nearest
-from fedkeep.experiment.grid import expand_grids
 from fedkeep.experiment.model_config import read_client_models, read_model
-from fedkeep.experiment.overrides import SECTIONS, apply_overrides, merge_tables
+from fedkeep.experiment.overrides import SECTIONS, apply_overrides, expand_grids, merge_tables
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.recipe_index import ROOT, paper_tables, recipe_names
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.options import Options, build
 from fedkeep.simulation.schedule import Schedule
+
+ROOT = Path(str(files("fedkeep"))) / "recipes"
+"""The folder of the recipes that come with the package."""
+TABLE_FILE = "_table.toml"
+"""The file in a folder of recipes that describes a table of a paper and is extended by the table's columns."""
 
 OPTIONS: Mapping[str, type[Options]] = {
     "training": Training,
@@ -30,9 +35,73 @@ OPTIONS: Mapping[str, type[Options]] = {
     "generator": GeneratorConfig,
     "tasks": Tasks,
 }
-"""What holds the options of each section of a recipe; those of data, partition and model depend on a name."""
+"""The class of each section's options. The options of data, partition and model depend on a name in the section."""
 
 KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", *SECTIONS)
+"""The keys of a recipe."""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table or figure of a paper: a folder of recipes, one for each column.
+
+    Attributes
+    ----------
+    name : str
+        The folder, such as ``sfedkd/table1``.
+    title : str
+        One line that describes it.
+    table : str
+        Its name in the paper, such as "SFedKD, table 1".
+    columns : tuple[str, ...]
+        The names of its recipes, in the paper's order.
+    notes : str
+        What the paper leaves open, how FedKeep reads it, and which numbers are doubtful.
+    """
+
+    name: str
+    title: str
+    table: str
+    columns: tuple[str, ...]
+    notes: str = ""
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with the package.
+
+    Files whose names begin with an underscore only serve to be extended, and are left out.
+
+    Returns
+    -------
+    list[str]
+        The names, such as ``sfedkd/table1/fashion-mnist-2-0.5``.
+    """
+    paths = (path for path in ROOT.rglob("*.toml") if not path.name.startswith("_"))
+    return sorted(path.relative_to(ROOT).as_posix().removesuffix(".toml") for path in paths)
+
+
+def paper_tables() -> Mapping[str, PaperTable]:
+    """Return the papers' tables and figures that come with the package.
+
+    Returns
+    -------
+    Mapping[str, PaperTable]
+        Tables by name; a paper's tables come before its figures.
+    """
+    paths = {path.parent.relative_to(ROOT).as_posix(): path for path in ROOT.rglob(TABLE_FILE)}
+    return {name: _read_paper_table(name, paths[name]) for name in sorted(paths, key=_table_order)}
+
+
+def _table_order(name: str) -> tuple[str, bool, str]:
+    paper, _, table = name.rpartition("/")
+    return paper, not table.startswith("table"), table
+
+
+def _read_paper_table(name: str, path: Path) -> PaperTable:
+    shared: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    paper = shared["paper"]
+    columns = tuple(f"{name}/{column}" for column in paper["columns"])
+    return PaperTable(name, shared["title"], paper["table"], columns, paper.get("notes", ""))
 
 
 def load_recipe(
@@ -45,21 +114,36 @@ def load_recipe(
     allow_code: bool = False,
     grid: bool = False,
 ) -> Recipe:
-    """Read a recipe by name or path, change it, and check all of it.
+    """Read a recipe by name or path, apply changes, and check all of it.
 
     Parameters
     ----------
-    settings : changes such as ``"training.lr=0.05"``, ``"algorithm.teachers=3"`` (all methods that have the option) or
+    name : str
+        The name of a recipe that comes with the package, or a path to a .toml file.
+    settings : Sequence[str]
+        Changes such as ``"training.lr=0.05"``, ``"algorithm.teachers=3"`` (all methods that have the option) or
         ``"sfedkd.tau=1"`` (that method, by name or label).
-    methods : methods to run instead of the recipe's; those that the recipe lists keep its options.
-    allow_code : let the recipe name a model as ``package.module:function``, which is then imported.
-    grid : run a method that the paper tuned once for every combination of the options in its ``grid``; otherwise once,
-    as it stands.
+    methods : Sequence[str], optional
+        Methods to run instead of the recipe's; those that the recipe lists keep its options.
+    seeds : Sequence[int], optional
+        Seeds to run instead of the recipe's.
+    rounds : int, optional
+        Rounds to run instead of the recipe's.
+    allow_code : bool
+        Let the recipe name a model as ``package.module:function``, which is then imported.
+    grid : bool
+        Run a method that the paper tuned once for every combination of the options in its ``grid``; otherwise once,
+        without the grid.
+
+    Returns
+    -------
+    Recipe
+        The recipe.
 
     Raises
     ------
     ConfigError
-        For anything that cannot be carried out as written, with the nearest valid name.
+        For anything that cannot be run as written, with the nearest valid name.
     """
     table, where = _read(name, ())
     if rounds is not None:
@@ -67,7 +151,7 @@ def load_recipe(
     if seeds is not None:
         table["seeds"] = list(seeds)
     if methods is not None:
-        table["methods"] = _pick(table.get("methods", []), methods)
+        table["methods"] = _select_methods(table.get("methods", []), methods)
     apply_overrides(table, settings)
     if settings:
         table["title"] = f"{table.get('title', name)} (changed: {', '.join(settings)})"
@@ -75,12 +159,26 @@ def load_recipe(
 
 
 def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
-    """Read a recipe that `Recipe.to_toml` wrote, and check all of it; ``where`` is what errors call it.
+    """Read a recipe that `Recipe.to_toml` wrote, and check all of it.
+
+    Parameters
+    ----------
+    text : str
+        The recipe as TOML.
+    where : str
+        What error messages call it.
+    allow_code : bool
+        Let the recipe name a model as ``package.module:function``, which is then imported.
+
+    Returns
+    -------
+    Recipe
+        The recipe.
 
     Raises
     ------
     ConfigError
-        For anything that cannot be carried out as written, with the nearest valid name.
+        For anything that cannot be run as written, with the nearest valid name.
     """
     try:
         table = tomllib.loads(text)
@@ -89,18 +187,29 @@ def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
     return _build(where, table, where, allow_code)
 
 
-def recipe_text(name: str) -> Mapping[str, Any]:
-    """Return the ``[paper]`` table of a recipe by name or path, without carrying out anything that it says."""
-    return _table(_read(name, ())[0], "paper", f"recipe {name!r}")
+def read_paper_section(name: str) -> Mapping[str, Any]:
+    """Read the ``[paper]`` table of a recipe, without building the rest.
+
+    Parameters
+    ----------
+    name : str
+        The recipe's name or path.
+
+    Returns
+    -------
+    Mapping[str, object]
+        The table.
+    """
+    return _section(_read(name, ())[0], "paper", f"recipe {name!r}")
 
 
 def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
-    """Return a recipe's table with what it extends merged in, and how to call it in errors."""
+    """Return a recipe's table, merged with the recipes that it extends, and its name in error messages."""
     path = Path(name)
     if path.suffix != ".toml":
         path = ROOT / f"{name}.toml"
         if not path.is_file():
-            raise _unknown(name)
+            raise _unknown_recipe(name)
     if path.resolve() in chain:
         raise ConfigError(f"recipe {name!r} extends itself, by way of {', '.join(link.name for link in chain)}.")
     try:
@@ -112,18 +221,18 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the recipe {name!r}: {error}") from error
     for section in SECTIONS:
-        _table(table, section, f"recipe {name!r}")
+        _section(table, section, f"recipe {name!r}")
     _method_tables(table, f"recipe {name!r}")
     parents = table.pop("extends", [])
     base: dict[str, Any] = {}
     for parent in map(str, parents if isinstance(parents, list) else [parents]):
-        # A path is as seen from the file that names it.
-        place = str(path.parent / parent) if parent.endswith(".toml") else parent
-        base = merge_tables(base, _read(place, (*chain, path.resolve()))[0])
+        # A path is relative to the file that names it.
+        parent_name = str(path.parent / parent) if parent.endswith(".toml") else parent
+        base = merge_tables(base, _read(parent_name, (*chain, path.resolve()))[0])
     return merge_tables(base, table), f"recipe {name!r}"
 
 
-def _unknown(name: str) -> ConfigError:
+def _unknown_recipe(name: str) -> ConfigError:
     tables = paper_tables()
     if table := tables.get(name.rstrip("/")):
         columns = ", ".join(table.columns)
@@ -132,21 +241,22 @@ def _unknown(name: str) -> ConfigError:
     return ConfigError(f"there is no recipe {name!r}.{hint} See: fedkeep recipes. Or give a path to a .toml file.")
 
 
-def _pick(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str, Any]]:
-    picked = []
+def _select_methods(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the tables of these methods; a method that the recipe does not list gets its default options."""
+    selected = []
     for name in wanted:
         found = [
             m for m in listed if name.lower() in (str(m.get("algorithm", "")).lower(), str(m.get("label", "")).lower())
         ]
-        picked.extend(found or [{"algorithm": name}])
-    return picked
+        selected.extend(found or [{"algorithm": name}])
+    return selected
 
 
 def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Recipe:
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
-    sections = {section: dict(_table(table, section, where)) for section in SECTIONS}
+    sections = {section: dict(_section(table, section, where)) for section in SECTIONS}
     data = sections["data"].pop("name", None)
     validation = sections["data"].pop("validation", 0.0)
     if not isinstance(data, str) or sections["data"]:
@@ -162,7 +272,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         "methods": _methods(_method_tables(table, where), where),
         "seeds": table.get("seeds", [0]),
         "client_models": read_client_models(table.get("client_models", []), where, allow_code),
-        "paper": _table(table, "paper", where),
+        "paper": _section(table, "paper", where),
     }
     parts |= {section: build(cls, sections[section], f"{where}, [{section}]") for section, cls in OPTIONS.items()}
     try:
@@ -173,12 +283,12 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
 
 
 def _title(title: str, validation: Any) -> str:
-    """Return a recipe's title, which says what models are evaluated on, if it is not the test images."""
-    mark = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
-    return title if mark in title else f"{title} ({mark})"
+    """Return a recipe's title, with a note if models are not evaluated on the test images."""
+    note = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
+    return title if note in title else f"{title} ({note})"
 
 
-def _table(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
+def _section(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
     value = table.get(section, {})
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {section} must be a table, [{section}].")

@@ -1,7 +1,7 @@
 """Reproduce a paper's table: its columns are recipes in one folder, and every column becomes a run folder.
 
-A reproduction is a folder ``ROOT/sfedkd-table1`` with one run folder per column. It grows: later calls add methods and
-seeds to it, and play only what is not finished. With a fraction of the rounds it has a name of its own.
+A reproduction is a folder ``ROOT/sfedkd-table1`` with one run folder for each column. Later calls add methods and
+seeds to it, and run only what is not finished. A reproduction with fewer rounds has another folder.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.recipe_index import paper_tables
-from fedkeep.experiment.recipe_loader import load_recipe, recipe_text
+from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
 from fedkeep.experiment.run import prepare_run
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table
 
 NOTE = "reproduction.json"
-"""In the folder of a reproduction, and in the archive of a column: which table is reproduced."""
+"""The file in a reproduction's folder, and in the archive of a column, that names the reproduced table."""
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table or figure of a paper.
+class TableRecipes:
+    """The recipes of a paper's table or figure, or of a user's own folder.
 
     Attributes
     ----------
     name : str
-        Such as ``sfedkd/table1``.
-    columns : dict of str to str
-        Recipes by the columns' short names, in the paper's order.
+        The table's name, such as ``sfedkd/table1``.
+    columns : dict[str, str]
+        Names or paths of recipes by the columns' short names, in the paper's order.
     """
 
     name: str
@@ -55,9 +54,9 @@ class Column:
     name : str
         The column's short name.
     recipe : Recipe
-        With the methods and seeds that were asked for.
+        The recipe, with the requested methods and seeds.
     folder : Path
-        Its run folder.
+        The column's run folder.
     """
 
     name: str
@@ -65,41 +64,57 @@ class Column:
     folder: Path
 
 
-def tables() -> dict[str, Table]:
-    """Return all tables that come with the package by name, such as ``sfedkd/table1``."""
+def tables() -> dict[str, TableRecipes]:
+    """Return all tables that come with the package.
+
+    Returns
+    -------
+    dict[str, TableRecipes]
+        Tables by name, such as ``sfedkd/table1``.
+    """
     return {
-        name: Table(name, {column.rpartition("/")[2]: column for column in table.columns})
+        name: TableRecipes(name, {column.rpartition("/")[2]: column for column in table.columns})
         for name, table in paper_tables().items()
     }
 
 
 def _ordered(columns: dict[str, str]) -> list[str]:
-    """Return the columns' names in the order that their recipes give, read as TOML: no recipe is carried out for it."""
-    order = list(recipe_text(next(iter(columns.values()))).get("columns", ()))
+    """Return the columns' names in the order that their recipes give. The recipes are only read, not built."""
+    order = list(read_paper_section(next(iter(columns.values()))).get("columns", ()))
     return sorted(columns, key=lambda column: (order.index(column) if column in order else len(order), column))
 
 
-def find(name: str) -> Table:
-    """Return a table by name, or a folder of recipes of the user's own by path.
+def find_table(name: str) -> TableRecipes:
+    """Return a table by name, or a user's own folder of recipes by path.
+
+    Parameters
+    ----------
+    name : str
+        The table's name, or the folder's path.
+
+    Returns
+    -------
+    TableRecipes
+        The table.
 
     Raises
     ------
     ConfigError
-        For an unknown name, with the nearest that there is.
+        For an unknown name, with the nearest valid one.
     """
     known = tables()
     files = sorted(path for path in Path(name).glob("*.toml") if not path.name.startswith("_"))
     if name not in known and files:
         columns = {path.stem: str(path) for path in files}
-        return Table(Path(name).resolve().name, {column: columns[column] for column in _ordered(columns)})
+        return TableRecipes(Path(name).resolve().name, {column: columns[column] for column in _ordered(columns)})
     if name not in known:
         hint = did_you_mean(name, known)
         raise ConfigError(f"there is no table {name!r}.{hint} The tables are listed by: fedkeep reproduce")
     return known[name]
 
 
-def columns_of(
-    table: Table,
+def select_columns(
+    table: TableRecipes,
     root: Path,
     *,
     columns: Sequence[str] | None = None,
@@ -110,40 +125,81 @@ def columns_of(
     settings: Sequence[str] = (),
     allow_code: bool = False,
 ) -> list[Column]:
-    """Return the columns that were asked for, each with its recipe: these methods and seeds, this share of the rounds.
+    """Return the requested columns of a table.
+
+    Parameters
+    ----------
+    table : TableRecipes
+        The table.
+    root : Path
+        The folder of all reproductions.
+    columns : Sequence[str], optional
+        The columns' short names; default: all.
+    methods : Sequence[str], optional
+        Methods, by label or name; default: all of the recipe's.
+    seeds : Sequence[int], optional
+        Seeds; default: the recipe's.
+    fraction : float
+        The share of the paper's rounds, above 0 and at most 1.
+    grid : bool
+        Run the values that the paper tuned too.
+    settings : Sequence[str]
+        Changes to every column's recipe.
+    allow_code : bool
+        Let a recipe import its model.
+
+    Returns
+    -------
+    list[Column]
+        The columns, with the requested methods, seeds and rounds in their recipes.
 
     Raises
     ------
     ConfigError
-        For a column, method or setting that there is not.
+        For an unknown column, method or setting.
     """
     unknown = [column for column in columns or () if column not in table.columns]
     if unknown:
         raise ConfigError(f"{table.name} has no column {unknown[0]!r}.{did_you_mean(unknown[0], table.columns)}")
-    folder = folder_of(table, root, fraction)
-    found = []
+    folder = reproduction_folder(table, root, fraction)
+    selected = []
     for column, name in table.columns.items():
         if columns is None or column in columns:
             recipe = load_recipe(name, seeds=seeds, settings=settings, grid=grid, allow_code=allow_code)
             if settings:
-                recipe = _marked(recipe, load_recipe(name, grid=grid, allow_code=allow_code))
+                recipe = _label_changes(recipe, load_recipe(name, grid=grid, allow_code=allow_code))
             if methods is not None:
-                recipe = replace(recipe, methods=_chosen(recipe, methods))
+                recipe = replace(recipe, methods=_select_methods(recipe, methods))
             rounds = max(1, round(fraction * recipe.run.rounds))
             if rounds != recipe.run.rounds:
                 paper = {**recipe.paper, "rounds": recipe.run.rounds}
                 recipe = replace(recipe, run=replace(recipe.run, rounds=rounds), paper=paper)
-            found.append(Column(column, recipe, folder / column))
-    return found
+            selected.append(Column(column, recipe, folder / column))
+    return selected
 
 
-def folder_of(table: Table, root: Path, fraction: float) -> Path:
-    """Return the folder of a table's reproduction with a share of its rounds."""
+def reproduction_folder(table: TableRecipes, root: Path, fraction: float) -> Path:
+    """Return the folder of a reproduction.
+
+    Parameters
+    ----------
+    table : TableRecipes
+        The table.
+    root : Path
+        The folder of all reproductions.
+    fraction : float
+        The share of the paper's rounds.
+
+    Returns
+    -------
+    Path
+        The folder.
+    """
     return root / (table.name.replace("/", "-") + ("" if fraction == 1 else f"-rounds-{fraction:g}"))
 
 
-def _marked(recipe: Recipe, plain: Recipe) -> Recipe:
-    """Return a recipe whose methods say in their labels where their options are not the table's."""
+def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
+    """Return a recipe in which the labels of methods name the options that differ from the table's."""
     options = {method.label: as_table(method.algorithm) for method in plain.methods}
     methods = []
     for method in recipe.methods:
@@ -154,8 +210,8 @@ def _marked(recipe: Recipe, plain: Recipe) -> Recipe:
     return replace(recipe, methods=tuple(methods))
 
 
-def _chosen(recipe: Recipe, names: Iterable[str]) -> tuple[Method, ...]:
-    """Return the recipe's methods of these names: labels, or a method's own name for all of its rows."""
+def _select_methods(recipe: Recipe, names: Iterable[str]) -> tuple[Method, ...]:
+    """Return the recipe's methods with these labels; the name of a method selects all of its rows."""
     chosen: list[Method] = []
     for name in names:
         wanted = name.lower()
@@ -168,12 +224,21 @@ def _chosen(recipe: Recipe, names: Iterable[str]) -> tuple[Method, ...]:
 
 
 def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Column:
-    """Begin a column's run folder, or add to one that was begun what was not asked for before.
+    """Create a column's run folder, or add methods and seeds to an existing one.
+
+    Parameters
+    ----------
+    column : Column
+        The requested column.
+    machine : Machine
+        Device, processes and folders.
+    command : Sequence[str]
+        The command line, which is recorded.
 
     Returns
     -------
     Column
-        With the recipe as it now stands in the folder: all methods and seeds ever asked for.
+        The column with the recipe in its folder: all methods and seeds that were ever requested.
 
     Raises
     ------
@@ -181,12 +246,12 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Co
         If the folder was begun with other settings.
     """
     column.folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(column.folder.with_name(f".{column.folder.name}.lock")):  # another process may add to it too
+    with FileLock(column.folder.with_name(f".{column.folder.name}.lock")):  # another process may change it too
         return _prepare(column, machine, command)
 
 
 def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column:
-    asked = {(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds}
+    requested = {(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds}
     archive = column.folder.with_name(f"{column.folder.name}{ARCHIVE_SUFFIX}")
     if archive.is_file() and not column.folder.exists():
         raise RunError(
@@ -195,7 +260,7 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
         )
     if not (column.folder / "run.json").exists():
         prepare_run(Experiment(column.recipe, machine), column.folder, command)
-        _ask(column.folder, asked)
+        _record_requests(column.folder, requested)
         return column
     old = load_recipe(str(column.folder / "recipe.toml"), allow_code=machine.allow_code)
     differing = _differences(old, column.recipe)
@@ -210,27 +275,55 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
     recipe = replace(old, methods=old.methods + added, seeds=seeds)
     if recipe != old:
         atomic_write(column.folder / "recipe.toml", recipe.to_toml())
-    _ask(column.folder, asked)
+    _record_requests(column.folder, requested)
     return replace(column, recipe=recipe)
 
 
 def _differences(old: Recipe, new: Recipe) -> list[str]:
-    """Return in which sections two recipes differ, apart from which methods and seeds they have."""
-    names = (*SECTIONS, "client_models")
+    """Return the sections and the common methods in which two recipes differ."""
+    names = (*SECTIONS, "validation", "client_models")
     found = [name for name in names if getattr(old, name) != getattr(new, name)]
     options = {method.label: method.algorithm for method in old.methods}
     return found + [m.label for m in new.methods if options.get(m.label, m.algorithm) != m.algorithm]
 
 
-def trials_of(asked: Column, prepared: Column, machine: Machine) -> list[Trial]:
-    """Return the trials of a prepared column that were asked for and are not finished."""
-    labels = {method.label for method in asked.recipe.methods}
-    return _trials(prepared, machine, [(label, seed) for label in labels for seed in asked.recipe.seeds])
+def requested_trials(requested: Column, prepared: Column, machine: Machine) -> list[Trial]:
+    """Return the requested trials of a column that are not finished.
+
+    Parameters
+    ----------
+    requested : Column
+        The column with the requested methods and seeds.
+    prepared : Column
+        What `prepare` returned for it.
+    machine : Machine
+        Device, processes and folders.
+
+    Returns
+    -------
+    list[Trial]
+        The trials.
+    """
+    labels = {method.label for method in requested.recipe.methods}
+    return _trials(prepared, machine, [(label, seed) for label in labels for seed in requested.recipe.seeds])
 
 
-def trials_left(column: Column, machine: Machine) -> list[Trial]:
-    """Return the trials of a column that were ever asked for and are not finished."""
-    return _trials(column, machine, list(_asked(column.folder)))
+def unfinished_trials(column: Column, machine: Machine) -> list[Trial]:
+    """Return the trials of a column that were ever requested and are not finished.
+
+    Parameters
+    ----------
+    column : Column
+        The column.
+    machine : Machine
+        Device, processes and folders.
+
+    Returns
+    -------
+    list[Trial]
+        The trials.
+    """
+    return _trials(column, machine, list(_read_requests(column.folder)))
 
 
 def _trials(column: Column, machine: Machine, wanted: Sequence[tuple[str, int]]) -> list[Trial]:
@@ -238,21 +331,34 @@ def _trials(column: Column, machine: Machine, wanted: Sequence[tuple[str, int]])
     return experiment.trials(column.folder, wanted, f"{column.name} ")
 
 
-def _asked(folder: Path) -> set[tuple[str, int]]:
-    """Return which trials, label and seed, were ever asked for in a column's folder."""
+def _read_requests(folder: Path) -> set[tuple[str, int]]:
+    """Return label and seed of all trials that were ever requested in a column's folder."""
     path = folder / "asked.json"
     try:
         return {(str(label), int(seed)) for label, seed in json.loads(path.read_text())} if path.exists() else set()
     except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"cannot read {path}: {error}. Remove it, and ask for the trials again.") from error
+        raise RunError(f"cannot read {path}: {error}. Remove it, and request the trials again.") from error
 
 
-def _ask(folder: Path, trials: set[tuple[str, int]]) -> None:
-    atomic_write(folder / "asked.json", json.dumps(sorted(trials | _asked(folder))))
+def _record_requests(folder: Path, trials: set[tuple[str, int]]) -> None:
+    atomic_write(folder / "asked.json", json.dumps(sorted(trials | _read_requests(folder))))
 
 
-def begun(folder: Path, *, allow_code: bool = False) -> list[Column]:
-    """Return the columns of a reproduction that exist, in the paper's order, with the recipes in their folders."""
+def existing_columns(folder: Path, *, allow_code: bool = False) -> list[Column]:
+    """Return the columns of a reproduction that have a run folder, in the paper's order.
+
+    Parameters
+    ----------
+    folder : Path
+        The reproduction's folder.
+    allow_code : bool
+        Let a recipe import its model.
+
+    Returns
+    -------
+    list[Column]
+        The columns, with the recipes in their folders.
+    """
     names = {run.parent.name: str(run.parent / "recipe.toml") for run in sorted(folder.glob("*/run.json"))}
     return [
         Column(name, load_recipe(names[name], allow_code=allow_code), folder / name)
@@ -260,13 +366,20 @@ def begun(folder: Path, *, allow_code: bool = False) -> list[Column]:
     ]
 
 
-def note(folder: Path, table: Table) -> None:
-    """Write which table a folder reproduces, for pages that are made of several.
+def write_note(folder: Path, table: TableRecipes) -> None:
+    """Record which table a folder reproduces.
+
+    Parameters
+    ----------
+    folder : Path
+        The reproduction's folder.
+    table : TableRecipes
+        The table.
 
     Raises
     ------
     ConfigError
-        If it is another table's folder.
+        If it is the folder of another table.
     """
     path = folder / NOTE
     if path.exists() and (other := table_of(path)) != table.name:
@@ -275,7 +388,23 @@ def note(folder: Path, table: Table) -> None:
 
 
 def table_of(path: Traversable) -> str:
-    """Return the name of the table that a `NOTE` names; raise `RunError` if it cannot be read."""
+    """Return the name of the table that a `NOTE` file records.
+
+    Parameters
+    ----------
+    path : Traversable
+        The file.
+
+    Returns
+    -------
+    str
+        The table's name.
+
+    Raises
+    ------
+    RunError
+        If the file cannot be read.
+    """
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["table"])
     except (OSError, ValueError, KeyError, TypeError) as error:

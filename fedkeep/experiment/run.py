@@ -1,4 +1,4 @@
-"""Run folders: made for a recipe, and continued until every trial is finished."""
+"""Run folders: create one for a recipe, open one to continue it, and print the commands that do so."""
 
 from __future__ import annotations
 
@@ -23,27 +23,63 @@ from fedkeep.experiment.runtime import Machine, recorded_machine
 
 
 def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequence[str] = ()) -> Path:
-    """Make a run folder for an experiment and return its path; nothing is trained yet.
+    """Check an experiment and create its run folder. Nothing is trained yet.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment.
+    out : str or Path, optional
+        The folder; default: a new one under ``runs/``.
+    command : Sequence[str]
+        The command line, which is recorded.
+
+    Returns
+    -------
+    Path
+        The folder.
 
     Raises
     ------
     RunError
-        If ``out`` exists and holds something.
+        If ``out`` exists and is not empty.
     FedKeepError
-        If the experiment cannot be carried out.
+        If the experiment cannot be run.
     """
     experiment.check()
     return create_run_folder(experiment.recipe, out, experiment.machine, command)
 
 
 def create_run_folder(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
-    """Make a run folder for a recipe that was checked, and return its path; raise `RunError` as `prepare_run` does."""
+    """Create a run folder for a recipe that was checked before.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    out : str or Path, optional
+        The folder; default: a new one under ``runs/``.
+    machine : Machine
+        The machine, of which device, threads and stack are recorded.
+    command : Sequence[str]
+        The command line, which is recorded.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    RunError
+        If ``out`` exists and is not empty.
+    """
     folder = Path(out) if out is not None else _new_folder(recipe.name)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file. Choose another --out.")
-    if folder.exists() and any(_held(folder)):
-        again = f", or continue it with: fedkeep resume {folder}" if (folder / "run.json").exists() else ""
-        raise RunError(f"{folder} exists and is not empty. Choose another --out{again}.")
+    if folder.exists() and any(_content(folder)):
+        hint = f", or continue it with: fedkeep resume {folder}" if (folder / "run.json").exists() else ""
+        raise RunError(f"{folder} exists and is not empty. Choose another --out{hint}.")
     info = {
         "fedkeep": version("fedkeep"),
         "versions": versions(),
@@ -62,22 +98,33 @@ def create_run_folder(recipe: Recipe, out: str | Path | None, machine: Machine, 
     return folder
 
 
-def _held(folder: Path) -> list[Path]:
-    """Return what a folder holds, apart from what a kill left of a run that had not begun."""
-    held = list(folder.iterdir())
-    begun = any(path.name == "run.json" for path in held)
-    return held if begun else [path for path in held if path.name != "recipe.toml" and path.suffix != ".tmp"]
+def _content(folder: Path) -> list[Path]:
+    """Return what a folder contains, apart from the files of a run that was killed before it began."""
+    content = list(folder.iterdir())
+    begun = any(path.name == "run.json" for path in content)
+    return content if begun else [path for path in content if path.name != "recipe.toml" and path.suffix != ".tmp"]
 
 
 def open_run(folder: Path, machine: Machine) -> Experiment:
-    """Return the experiment of a run folder, to go on with it.
+    """Return the experiment of a run folder, to continue it.
 
-    Device, threads and stacks are those that the run began with, since results depend on them.
+    Parameters
+    ----------
+    folder : Path
+        The run folder.
+    machine : Machine
+        The machine. Its device, threads and stack are replaced by those with which the run began, since results
+        depend on them.
+
+    Returns
+    -------
+    Experiment
+        The experiment.
 
     Raises
     ------
     RunError
-        If it is no run folder.
+        If the folder is not a run folder.
     """
     for name in ("run.json", "recipe.toml"):
         if not (folder / name).is_file():
@@ -87,17 +134,47 @@ def open_run(folder: Path, machine: Machine) -> Experiment:
 
 
 def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
-    """Return the command that continues a run, with what the user has to say again: a folder must not import code."""
-    words = ["fedkeep", verb, str(folder)]
-    words += [word for file in machine.use for word in ("--use", file)]
-    words += ["--data-dir", machine.data_dir] if machine.data_dir else []
-    words += ["--allow-code"] if machine.allow_code else []
-    words += ["--workers", str(machine.workers)] if machine.workers else []
-    return shlex.join(words)
+    """Return the command that continues a run.
+
+    The command repeats arguments that are not recorded in the folder, such as files with code to import.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder.
+    machine : Machine
+        The machine.
+    verb : str
+        The subcommand of ``fedkeep``.
+
+    Returns
+    -------
+    str
+        The command, quoted for a shell.
+    """
+    arguments = ["fedkeep", verb, str(folder)]
+    arguments += [argument for file in machine.use for argument in ("--use", file)]
+    arguments += ["--data-dir", machine.data_dir] if machine.data_dir else []
+    arguments += ["--allow-code"] if machine.allow_code else []
+    arguments += ["--workers", str(machine.workers)] if machine.workers else []
+    return shlex.join(arguments)
 
 
 def retry_command(folder: Path, machine: Machine) -> str:
-    """Return the command that continues a run after a failure, with fewer workers, which take less memory."""
+    """Return the command that continues a run after a failure, with fewer workers, which need less memory.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder.
+    machine : Machine
+        The machine.
+
+    Returns
+    -------
+    str
+        The command, quoted for a shell.
+    """
     fewer = max(1, (machine.workers or os.cpu_count() or 2) // 2)
     return resume_command(folder, replace(machine, workers=fewer))
 
@@ -110,4 +187,4 @@ def _new_folder(recipe: str) -> Path:
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         if not folder.exists():
             return folder
-    raise ConfigError("runs/ is full of runs of this second. Give --out.")
+    raise ConfigError("runs/ has too many runs that began in this second. Give --out.")

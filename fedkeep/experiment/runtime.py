@@ -1,4 +1,4 @@
-"""Where and how a recipe is carried out, and how far it is."""
+"""The machine on which a recipe runs, and progress reports."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from fedkeep.options import Options, option
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one trial is.
+    """A report of one trial's progress.
 
     Attributes
     ----------
     trial : str
-        Its name.
-    done, rounds : int
-        Rounds finished, of how many.
+        The trial's name.
+    done : int
+        The number of finished rounds.
+    rounds : int
+        The number of all rounds.
     record : dict, optional
-        Of the last evaluated round.
+        The record of the last evaluated round.
     test_total : int
-        Test images that the record is about.
+        The number of test images in that evaluation.
     activity : str
-        What a long round is at, such as ``"train 12/100"``; empty after a round, which is when `fedkeep.run` and
-        `fedkeep.resume` report.
+        What the trial does within a long round, such as ``"train 12/100"``; empty in reports after a round.
+        `fedkeep.run` and `fedkeep.resume` report only after rounds.
     """
 
     trial: str
@@ -40,45 +42,46 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+"""Receives progress reports."""
 
 
 @dataclass(frozen=True)
 class Machine(Options):
-    """Where and how a recipe is carried out.
+    """Where and how a recipe is run.
 
-    On the same device it changes no result, but for the rounding of stacks.
+    On the same device no option changes a result, except for rounding if ``stack`` is not 1.
 
     Attributes
     ----------
     device : str
         ``cpu`` or ``cuda``.
     threads : int
-        Of PyTorch in each process; more than one is often slower for small models.
+        PyTorch threads in each process; more than one is often slower for small models.
     stack : int
-        Up to how many clients of a cohort are trained as one stacked model, which changes rounding; 1: none; 0: as many
-        as a measurement before the first round finds quickest, which may be others on another day or with other workers
-        (runs of fewer than a thousand trainings are not measured and have none). Like the device, it is kept by a
-        resume.
+        The most clients of a cohort that are trained as one stacked model, which changes rounding. 1: no stacking. 0:
+        the quickest number in a measurement before the first round, which can differ between days and between numbers
+        of workers (runs of fewer than a thousand local trainings are not measured, and do not stack). Like the device,
+        it stays the same when a run is resumed.
     workers : int
-        Processes that share the trials and, where there are fewer of those, their cohorts; 0: one per core. A script
-        that asks for more than one must guard what it runs with ``if __name__ == "__main__":``, since each process
-        imports it again.
+        Processes that share the trials and, if there are fewer trials than processes, their cohorts; 0: one per core. A
+        script that uses more than one must guard its code with ``if __name__ == "__main__":``, since each process
+        imports the script.
     data_dir : str, optional
         Folder of local data sets.
     allow_code : bool
         Let the recipe import a model by name.
     use : tuple[str, ...]
-        Files and modules with methods of the user's own, imported first.
+        Files and modules with the user's own methods, which are imported first.
 
     Raises
     ------
     ConfigError
-        For values of another type, and numbers that cannot be.
+        For a value of another type, or a number out of range.
     """
 
     device: str = option("cpu", "where networks compute")
-    threads: int = option(1, "of PyTorch in each process", low=1)
-    stack: int = option(0, "clients trained as one", low=0)
+    threads: int = option(1, "PyTorch threads in each process", low=1)
+    stack: int = option(0, "clients trained as one stacked model", low=0)
     workers: int = option(1, "processes; 0: one per core", low=0)
     data_dir: str | None = option(None, "folder of local data sets")
     allow_code: bool = option(False, "let the recipe import a model")
@@ -91,10 +94,28 @@ class Machine(Options):
 
 
 def recorded_machine(folder: Path, machine: Machine) -> Machine:
-    """Return a machine with what results depend on as a run folder records it: device, threads and stacks."""
+    """Return a machine with the device, threads and stack that a run folder records, since results depend on them.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder.
+    machine : Machine
+        The machine, which gives all other options.
+
+    Returns
+    -------
+    Machine
+        The machine on which the run continues.
+
+    Raises
+    ------
+    RunError
+        If the record cannot be read.
+    """
     try:
         info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        stack = int(info.get("stack", 1))  # runs of versions without stacks did not name them
+        stack = int(info.get("stack", 1))  # versions without stacks did not record them
         return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error

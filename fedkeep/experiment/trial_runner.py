@@ -1,4 +1,4 @@
-"""Run the trials of experiments: one after another, or spread over worker processes."""
+"""Run the trials of experiments, one after another or in worker processes."""
 
 from __future__ import annotations
 
@@ -43,28 +43,35 @@ from fedkeep.simulation.workers import (
 from fedkeep.training.context import pinned_threads
 
 TRIAL, JOIN = "trial", "join"
-"""Requests to a worker: run a trial; prepare to carry out client steps of one."""
+"""Requests to a worker: run a trial; prepare to run client steps of a trial."""
 
 
 def run_trials(
     trials: Sequence[Trial],
     *,
-    again: str,
+    retry: str,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Run trials, each from its checkpoint, and return when all are finished. Safe to call again after a kill.
+    """Run trials, each from its last checkpoint, and return when all are finished.
 
     Parameters
     ----------
     trials : Sequence[Trial]
-        All on machines with the same workers.
-    again : str
-        The command that continues, for the error after a failure.
+        The trials, all with the same number of workers.
+    retry : str
+        The command that continues after a failure, for error messages.
     on_progress : Callable[[Progress], None], optional
-        Called after every round, and now and then within a long one.
+        Called after every round, and every few seconds within a long one.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process: with callbacks, workers share only cohorts.
+
+    Raises
+    ------
+    RunError
+        If a trial fails in a worker process.
+    TrialBusy
+        If another process is running one of the trials.
     """
     if not trials:
         return
@@ -72,79 +79,93 @@ def run_trials(
     workers = machine.workers or (os.cpu_count() or 1 if machine.device == "cpu" else 1)
     report = on_progress or (lambda progress: None)
     if min(workers, len(trials)) > 1 and not callbacks:
-        _run_in_workers(trials, min(workers, len(trials)), workers // len(trials), report, again)
+        _run_in_workers(trials, min(workers, len(trials)), workers // len(trials), report, retry)
         for trial in trials:
             if not is_finished(trial.folder):
                 raise TrialBusy(
-                    f"{trial.folder} is being run by another process. Wait for it, or end it, then: {again}"
+                    f"{trial.folder} is being run by another process. Wait for it, or end it, then: {retry}"
                 )
         return
     for number, trial in enumerate(trials):
         with pinned_threads(trial.experiment.machine.threads):
-            simulation, own = _open(trial, report, workers)
-            run_trial(simulation, trial.folder, [*own, *callbacks])
+            simulation, trial_callbacks = _prepare(trial, report, workers)
+            run_trial(simulation, trial.folder, [*trial_callbacks, *callbacks])
         if not any(other.experiment is trial.experiment and other.seed == trial.seed for other in trials[number + 1 :]):
-            trial.experiment.forget(trial.seed)
+            trial.experiment.release(trial.seed)
 
 
-def _open(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, list[Callback]]:
-    """Return a trial's simulation and its callbacks; ``spare`` processes may share its cohorts."""
+def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, list[Callback]]:
+    """Return a trial's simulation and its callbacks; up to ``spare`` processes may share its cohorts."""
     experiment = trial.experiment
     simulation = experiment.simulation(trial.method, trial.seed)
     cohort, on_cpu = experiment.recipe.run.cohort, experiment.machine.device == "cpu"
     count = useful_workers(trial.method.algorithm, cohort, spare if on_cpu else 0)
-    join = [str(trial.run), trial.method.label, trial.seed]
-    workers = CohortWorkers(count, lambda: start_workers(count, work, experiment.machine, 0), (JOIN, join))
     description = experiment.describe(trial.method, trial.seed)
     return simulation, [
         TrialDescription(trial, description, max(count, 1)),
         ProgressReport(trial, description["test_total"], report),
-        workers,
+        cohort_workers(trial, count),
     ]
 
 
-def write_description(folder: Path, description: Mapping[str, Any]) -> None:
-    """Write what a trial is, and which versions ran it; raise `RunError` if its results depend on another thing now.
+def cohort_workers(trial: Trial, count: int) -> CohortWorkers:
+    """Return the callback that lets so many processes share a trial's cohorts."""
+    request = JOIN, [str(trial.run), trial.method.label, trial.seed]
+    return CohortWorkers(count, lambda: start_workers(count, worker_main, trial.experiment.machine, 0), request)
 
-    Trials of versions that did not name a thing are not asked about it.
+
+def write_description(folder: Path, description: Mapping[str, Any]) -> None:
+    """Write a trial's description, and which versions of FedKeep ran it.
+
+    Parameters
+    ----------
+    folder : Path
+        The trial's folder.
+    description : Mapping[str, object]
+        The description (see `fedkeep.experiment.description.describe_trial`).
+
+    Raises
+    ------
+    RunError
+        If the trial was begun with other inputs, such as another generator.
     """
-    path, players = folder / "trial.json", [describe_version()]
+    path, versions = folder / "trial.json", [describe_version()]
     if (folder / "checkpoint" / "manifest.json").is_file():
         before = _read_description(path)
-        begun, earlier = before.get("dependencies", {}), before.get("versions", ["a version that did not say"])
-        players = list(dict.fromkeys([*earlier, *players]))
-        others = [name for name, now in description["dependencies"].items() if begun.get(name, now) != now]
-        if others:
+        begun, earlier = before.get("dependencies", {}), before.get("versions", ["an unknown version"])
+        versions = list(dict.fromkeys([*earlier, *versions]))
+        # Older versions recorded fewer dependencies; those that are missing are not compared.
+        changed = [name for name, now in description["dependencies"].items() if begun.get(name, now) != now]
+        if changed:
             raise RunError(
-                f"{folder} was begun with another {' and '.join(others)} than there is now, so that its rounds would "
-                "not belong together. Put back what was there, in a generator's or an extractor's folder too, or begin "
-                "a new run."
+                f"{folder} was begun with another {' and '.join(changed)} than there is now, so that its rounds would "
+                "not belong together. Restore the former data, generator or extractor, or begin a new run."
             )
-    atomic_write(path, json.dumps({**description, "versions": players}))
+    atomic_write(path, json.dumps({**description, "versions": versions}))
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-    """Return what a trial that was begun is; empty if nobody said; raise `RunError` if it cannot be read."""
+    """Return the recorded description of a trial; empty if there is none; raise `RunError` if it cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        description = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise RunError(
             f"cannot read {path}: {error}. Remove the folder {path.parent} to run its trial again."
         ) from error
-    return found if isinstance(found, dict) else {}
+    return description if isinstance(description, dict) else {}
 
 
 class TrialDescription(Callback):
-    """Writes ``trial.json`` and ``partition.json`` before the first round, and decides how clients are stacked.
+    """Writes ``trial.json`` and ``partition.json`` before the first round, and sets how many clients are stacked.
 
     Parameters
     ----------
     trial : Trial
-        What is described.
-    description : Mapping[str, Any]
-        Its description, without stacks.
+        The trial.
+    description : Mapping[str, object]
+        The trial's description, without ``stack``.
     workers : int
-        Processes that will share its cohorts.
+        The number of processes that will share its cohorts.
     """
 
     def __init__(self, trial: Trial, description: Mapping[str, Any], workers: int) -> None:
@@ -154,30 +175,30 @@ class TrialDescription(Callback):
 
     def on_trial_begin(self, state: SimulationState) -> None:
         folder = self.trial.folder
-        state.stack = self._stack(state)
+        state.stack = self._stack_size(state)
         write_description(folder, {**self.description, "stack": state.stack})
-        held = self.trial.experiment.describe_partition(self.trial.seed)
-        atomic_write(folder / "partition.json", json.dumps(held))
+        partition = self.trial.experiment.describe_partition(self.trial.seed)
+        atomic_write(folder / "partition.json", json.dumps(partition))
 
-    def _stack(self, state: SimulationState) -> int:
-        """Return how many clients train as one: as the trial was begun, as the user says, or as is quickest here."""
+    def _stack_size(self, state: SimulationState) -> int:
+        """Return how many clients train as one: the recorded number, the user's, or the quickest on this machine."""
         try:
             return int(_read_description(self.trial.folder / "trial.json")["stack"])
         except (KeyError, TypeError):
             if state.algorithm.schedule != "parallel":
-                return 1  # nobody trains beside another, and workers look ahead only where there are no stacks
+                return 1  # clients train one after another, and stacks would keep workers from preparing the next ones
             return self.trial.experiment.machine.stack or choose_stack_size(state, self.workers)
 
 
 class ProgressReport(Callback):
-    """Reports how far a trial is, after every round and now and then within one.
+    """Reports a trial's progress after every round, and every few seconds within a long one.
 
     Parameters
     ----------
     trial : Trial
-        What is reported on.
+        The trial.
     test_total : Sequence[int]
-        Test images by class.
+        The number of test images of each class.
     report : Callable[[Progress], None]
         Receives the reports.
     """
@@ -201,58 +222,58 @@ class ProgressReport(Callback):
         self._subscription.close()
 
     def _report(self, done: int, activity: str = "") -> None:
-        seen = len(self._record["correct"]) if self._record else None  # classes seen by then
-        images = sum(self.test_total[:seen])
+        classes = len(self._record["correct"]) if self._record else None  # that have arrived so far
+        images = sum(self.test_total[:classes])
         self.report(Progress(self.trial.name, done, self.trial.rounds, self._record, images, activity))
 
 
 # Worker processes
 
 
-def _run_in_workers(trials: Sequence[Trial], count: int, spare: int, report: OnProgress, again: str) -> None:
-    """Run trials in worker processes, each of which may have ``spare`` more for its cohorts."""
+def _run_in_workers(trials: Sequence[Trial], count: int, spare: int, report: OnProgress, retry: str) -> None:
+    """Run trials in worker processes, each of which may start ``spare`` processes for its cohorts."""
     machine = trials[0].experiment.machine
-    workers = start_workers(count, work, machine, spare)
-    waiting, under_way, last = list(trials), dict[Worker, Trial](), dict[Worker, Trial]()
+    workers = start_workers(count, worker_main, machine, spare)
+    waiting, running, last = list(trials), dict[Worker, Trial](), dict[Worker, Trial]()
     try:
-        while waiting or under_way:
+        while waiting or running:
             for worker in workers:
-                if waiting and worker not in under_way:
-                    trial = under_way[worker] = last[worker] = _next(waiting, last.get(worker))
+                if waiting and worker not in running:
+                    trial = running[worker] = last[worker] = _next_trial(waiting, last.get(worker))
                     waiting.remove(trial)
                     worker.send(TRIAL, [str(trial.run), trial.method.label, trial.seed])
-            for worker in wait_for_any(under_way):
+            for worker in wait_for_any(running):
                 kind, content, _ = worker.receive()
                 if kind == PROGRESS:
-                    report(Progress(**{**content, "trial": under_way[worker].name}))
+                    report(Progress(**{**content, "trial": running[worker].name}))
                 elif kind == DONE:
-                    del under_way[worker]
+                    del running[worker]
                 else:
                     error = content if kind == REFUSED else f"a trial failed in a worker process:\n{content}"
                     raise RunError(error)
     except RunError as error:
-        raise RunError(f"{error} What is finished is kept: {again}") from None
+        raise RunError(f"{error} Finished rounds are saved. Continue with: {retry}") from None
     finally:
-        stop_workers(workers)  # after a failure the other trials save their last round and end
+        stop_workers(workers)  # after a failure, the other trials save their last round and end
 
 
-def _next(waiting: Sequence[Trial], last: Trial | None) -> Trial:
-    """Return the trial that a worker takes next: one with the data of its last, if there is one."""
-    same = [t for t in waiting if last and t.experiment is last.experiment and t.seed == last.seed]
-    return (same or waiting)[0]
+def _next_trial(waiting: Sequence[Trial], last: Trial | None) -> Trial:
+    """Return the trial that a worker runs next: if possible, one with the same data as its last."""
+    same_data = [t for t in waiting if last and t.experiment is last.experiment and t.seed == last.seed]
+    return (same_data or waiting)[0]
 
 
-def work(connection: Connection, machine: Machine, spare: int) -> None:
-    """Carry out trials, or client steps of one, as the parent process asks: the main function of every worker.
+def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
+    """Run trials, or client steps of a trial, as the parent process requests: the main function of every worker.
 
     Parameters
     ----------
     connection : Connection
-        Leads to the parent.
+        The connection to the parent process.
     machine : Machine
-        As the parent's.
+        The parent's machine.
     spare : int
-        Processes that may share a trial's cohorts.
+        The number of processes that may share a trial's cohorts.
     """
     from fedkeep.experiment.plugins import import_user_code
 
@@ -260,29 +281,29 @@ def work(connection: Connection, machine: Machine, spare: int) -> None:
     import_user_code(machine.use)
     experiments: dict[str, Experiment] = {}
 
-    def find(run: str, label: str, seed: int) -> Trial:
+    def open_trial(run: str, label: str, seed: int) -> Trial:
         if run not in experiments:
-            experiments.clear()  # one run's data at a time
+            experiments.clear()  # only one run's data fit in memory
             experiments[run] = open_run(Path(run), machine)
         return Trial(experiments[run], Path(run), experiments[run].recipe.method(label), seed, label)
 
     def report(progress: Progress) -> None:
         ipc.send(connection, [PROGRESS, asdict(progress)], {})
 
-    def trial(content: Any, tensors: Any) -> Message:
-        found = find(*content)
+    def run(content: Any, tensors: Any) -> Message:
+        trial = open_trial(*content)
         try:
-            with pinned_threads(found.experiment.machine.threads):
-                simulation, callbacks = _open(found, report, spare)
-                run_trial(simulation, found.folder, callbacks)
+            with pinned_threads(trial.experiment.machine.threads):
+                simulation, callbacks = _prepare(trial, report, spare)
+                run_trial(simulation, trial.folder, callbacks)
         except TrialBusy:
-            pass  # another process is at it; the parent notices if it does not finish
+            pass  # another process runs it; the parent notices if it does not finish
         return None, {}
 
     def join(content: Any, tensors: Any) -> Message:
-        found = find(*content)
-        handlers.update(step_handlers(found.experiment.simulation(found.method, found.seed)))
+        trial = open_trial(*content)
+        handlers.update(step_handlers(trial.experiment.simulation(trial.method, trial.seed)))
         return None, {}
 
-    handlers = {TRIAL: trial, JOIN: join}
+    handlers = {TRIAL: run, JOIN: join}
     run_worker(connection, handlers)

@@ -1,10 +1,11 @@
-"""FedKeep across machines, on Flower: the same methods, behind whose cohorts stand SuperNodes with data of their own.
+"""FedKeep across machines, on Flower: the same methods, with clients that are real sites with data of their own.
 
-`server` is what happens at the server and `site` what happens at a site, each on a page; `server_app` and `client_app`
-hang them into Flower. A message is a head, which JSON can hold, and named tensors; `wire` carries both as Flower's
-records. Nothing here is imported unless Flower is used.
+`fedkeep.flower.server` holds what the server does and `fedkeep.flower.client_handler` what a site does; `server_app`
+and `client_app` connect them to Flower. Server and sites exchange envelopes (`fedkeep.flower.transport`): a header that
+JSON can represent, and named tensors; `fedkeep.flower.records` converts envelopes to Flower's records. The rest of
+FedKeep does not import this package, so Flower is needed only where it is used.
 """
 
 import os
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # Flower reports its use unless told not to
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # Flower sends telemetry by default

@@ -1,4 +1,4 @@
-"""A small Flower app for a user's own project: a recipe, a run configuration, and a place for methods of his own."""
+"""A small Flower app for a user's own project: a recipe, a run configuration, and a module for the user's methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedkeep.flower.config import RunConfig
 from fedkeep.options import as_table
 
 APP = '''\
-"""The Flower app of this project: FedKeep's two halves. Import methods of your own here, from files beside it."""
+"""The Flower app of this project: FedKeep's client and server. Import your own methods here, from files beside it."""
 
 from fedkeep.flower.client_app import app as client
 from fedkeep.flower.server_app import app as server
@@ -27,17 +27,29 @@ __all__ = ["client", "server"]
 
 
 def create_app(folder: Path, recipe: Recipe, sites: int) -> Path:
-    """Write ``pyproject.toml``, ``recipe.toml`` and ``fedkeep_app.py`` into a folder, and return it.
+    """Write ``pyproject.toml``, ``recipe.toml`` and ``fedkeep_app.py`` into a folder.
 
     Parameters
     ----------
-    sites : how many take part; in trials and simulations the recipe's data are split over as many. 0: as many as the
+    folder : Path
+        A new or empty folder.
+    recipe : Recipe
+        What the app runs.
+    sites : int
+        How many sites take part. In a simulation the recipe's data are split over as many clients. 0: as many as the
         recipe has clients.
+
+    Returns
+    -------
+    Path
+        The folder.
 
     Raises
     ------
     RunError
-        If the folder holds something.
+        If the folder is not empty.
+    ConfigError
+        If the recipe's partition cannot be made for so many sites.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} exists and is not empty. Choose another folder.")

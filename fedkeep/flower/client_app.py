@@ -1,4 +1,4 @@
-"""The ClientApp: FedKeep's client half, hung into Flower."""
+"""The Flower ClientApp: it passes the server's messages on to `fedkeep.flower.client_handler`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,49 @@ app = ClientApp()
 
 @app.query("introduce")
 def introduce(message: Message, context: Context) -> Message:
-    """Say who this site is."""
-    return _answered("introduce", message, context)
+    """Reply with this site's name and its number of examples.
+
+    Parameters
+    ----------
+    message : Message
+        The server's message, with the recipe and a description of the data.
+    context : Context
+        Flower's context, with the node's and the run's configuration.
+
+    Returns
+    -------
+    Message
+        The reply, or the reason why the site cannot take part.
+    """
+    return _reply("introduce", message, context)
 
 
 @app.train("perform")
 def perform(message: Message, context: Context) -> Message:
-    """Perform a client step."""
-    return _answered("perform", message, context)
+    """Run a client step on this site's examples.
+
+    Parameters
+    ----------
+    message : Message
+        The server's message, with the step and its arguments.
+    context : Context
+        Flower's context, with the node's and the run's configuration.
+
+    Returns
+    -------
+    Message
+        The step's result, or the reason why there is none.
+    """
+    return _reply("perform", message, context)
 
 
-def _answered(kind: MessageKind, message: Message, context: Context) -> Message:
+def _reply(kind: MessageKind, message: Message, context: Context) -> Message:
     log = show_logs()
     try:
-        place = read_node_config(context.node_config, context.run_config)
-        # The site runs what this server sends it, so it takes messages of any size from it.
-        parcel = handle_message(kind, unpack(message.content, math.inf, math.inf), place)
+        config = read_node_config(context.node_config, context.run_config)
+        # The site already runs the steps that this server asks for, so it accepts messages of any size from it.
+        reply = handle_message(kind, unpack(message.content, math.inf, math.inf), config)
     except (ConfigError, ValueRefused) as error:
         log.error("this site cannot answer: %s", error)
-        parcel = Envelope({"error": str(error)})
-    return Message(pack(parcel), reply_to=message)
+        reply = Envelope({"error": str(error)})
+    return Message(pack(reply), reply_to=message)

@@ -1,4 +1,4 @@
-"""What happens at a site: a parcel comes in, the site's own data are looked at, a parcel goes out."""
+"""What a site does with the server's messages: it runs client steps on its own examples and returns the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from pathlib import Path
 from torch import Tensor
 
 from fedkeep.errors import ConfigError, FedKeepError
-from fedkeep.experiment.build import build_simulation, generator_hash, load_data, split_clients, without_seen
+from fedkeep.experiment.build import (
+    build_simulation,
+    generator_hash,
+    load_data,
+    split_clients,
+    without_generator_images,
+)
 from fedkeep.experiment.model_config import select_client
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
@@ -31,126 +37,174 @@ from fedkeep.training.context import pinned_threads
 log = logging.getLogger(__name__)
 
 
-def handle_message(kind: MessageKind, parcel: Envelope, place: NodeConfig) -> Envelope:
-    """Answer what the server asks. Whatever goes wrong is logged here and told there.
+def handle_message(kind: MessageKind, envelope: Envelope, config: NodeConfig) -> Envelope:
+    """Return a site's reply to a message. Errors are logged at the site and reported to the server.
 
     Parameters
     ----------
-    kind : what is asked: who the site is, or a client step.
-    place : what the site's operator has configured.
+    kind : MessageKind
+        What the server asks: the site's name and number of examples, or a client step.
+    envelope : Envelope
+        The server's message.
+    config : NodeConfig
+        The site's configuration.
+
+    Returns
+    -------
+    Envelope
+        The reply, or a header with the error.
     """
     try:
-        with pinned_threads(place.threads):
-            return perform(parcel, place) if kind == "perform" else introduce(parcel, place)
+        with pinned_threads(config.threads):
+            return perform(envelope, config) if kind == "perform" else introduce(envelope, config)
     except FedKeepError as error:
-        log.error("site %s cannot answer: %s", place.site, error)
+        log.error("site %s cannot answer: %s", config.site, error)
         return Envelope({"error": str(error)})
     except Exception as error:
-        log.exception("site %s cannot answer", place.site)
+        log.exception("site %s cannot answer", config.site)
         return Envelope({"error": f"{type(error).__name__}: {error}"})
 
 
-def introduce(parcel: Envelope, place: NodeConfig) -> Envelope:
-    """Tell who this is and how many examples of each task there are, if the data fit the run."""
-    federation = _engine(parcel, place).federation
-    examples = [federation.for_task(task).num_examples(place.site) for task in range(1, federation.num_tasks + 1)]
-    log.info("site %s fits the run, with %s examples", place.site, " + ".join(map(str, examples)))
-    return Envelope({"site": place.site, "examples": examples})
+def introduce(envelope: Envelope, config: NodeConfig) -> Envelope:
+    """Return the site's name and its number of examples in each task.
+
+    Parameters
+    ----------
+    envelope : Envelope
+        The description of the run.
+    config : NodeConfig
+        The site's configuration.
+
+    Returns
+    -------
+    Envelope
+        The reply.
+
+    Raises
+    ------
+    FedKeepError
+        If the site's data or configuration do not fit the run.
+    """
+    federation = _simulation(envelope, config).federation
+    examples = [federation.for_task(task).num_examples(config.site) for task in range(1, federation.num_tasks + 1)]
+    log.info("site %s fits the run, with %s examples", config.site, " + ".join(map(str, examples)))
+    return Envelope({"site": config.site, "examples": examples})
 
 
-def perform(parcel: Envelope, place: NodeConfig) -> Envelope:
-    """Perform a client step from the state that the server names, or answer as before if it was performed already."""
-    head, engine = parcel.head, _engine(parcel, place)
-    received = {name: tensor.to(engine.device) for name, tensor in parcel.tensors.items()}
-    kept = state_ref_type(engine.client_state)
-    request = decode_task(engine.algorithm, head["request"], received, kept)
-    if request.client != place.site:
-        raise ConfigError(f"this is site {place.site}, and the server asks {request.client}.")
-    memory = StateStore(Path(place.state_dir), str(head["run"]), place.site, engine.device)
-    call = str(head["call"])
-    with memory.lock():
-        found = memory.answer(call, results_type([request.step], kept))
-        if found is None:
-            step, task, round = request.step.__name__, request.task, request.round
-            log.info("site %s does %s in round %d of task %d", place.site, step, round, task)
-            engine.set_task(task)
-            timer = engine.context.timer
+def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
+    """Run a client step, or return the stored reply if the step was run before.
+
+    Parameters
+    ----------
+    envelope : Envelope
+        The client task, with a reference to the client state from which the step begins.
+    config : NodeConfig
+        The site's configuration.
+
+    Returns
+    -------
+    Envelope
+        The step's result.
+
+    Raises
+    ------
+    FedKeepError
+        If the message is for another site, or the site's data or configuration do not fit the run.
+    """
+    head, simulation = envelope.head, _simulation(envelope, config)
+    tensors = {name: tensor.to(simulation.device) for name, tensor in envelope.tensors.items()}
+    ref_type = state_ref_type(simulation.client_state)
+    client_task = decode_task(simulation.algorithm, head["request"], tensors, ref_type)
+    if client_task.client != config.site:
+        raise ConfigError(f"this is site {config.site}, and the server asks {client_task.client}.")
+    store = StateStore(Path(config.state_dir), str(head["run"]), config.site, simulation.device)
+    call_id = str(head["call"])
+    with store.lock():
+        reply = store.reply(call_id, results_type([client_task.step], ref_type))
+        if reply is None:
+            step, task, round = client_task.step.__name__, client_task.task, client_task.round
+            log.info("site %s runs %s in round %d of task %d", config.site, step, round, task)
+            simulation.set_task(task)
+            timer = simulation.context.timer
             timer.reset()
-            state = memory.state(request.state, engine.client_state)
-            (future,) = engine.serial.submit(replace(request, state=state))
-            result = engine.serial.wait(future)
-            left = (result.reply, state_ref(call, engine.client_state), result.uses)
-            found = ((left,), timer.train, timer.teachers)
-            memory.keep(call, result.state, found)
-        memory.forget(call, str(head["settled"]))
-    tensors: dict[str, Tensor] = {}
-    return Envelope({"answer": encode_structure(found, content_namer(tensors, {}))}, tensors)
+            state = store.state(client_task.state, simulation.client_state)
+            (future,) = simulation.serial.submit(replace(client_task, state=state))
+            result = simulation.serial.wait(future)
+            sent = (result.reply, state_ref(call_id, simulation.client_state), result.uses)
+            reply = ((sent,), timer.train, timer.teachers)
+            store.store(call_id, result.state, reply)
+        store.prune(call_id, str(head["checkpointed"]))
+    collected: dict[str, Tensor] = {}
+    return Envelope({"answer": encode_structure(reply, content_namer(collected, {}))}, collected)
 
 
-def _engine(parcel: Envelope, place: NodeConfig) -> Simulation:
-    """Return an engine with the site's own data, on which the run's steps can be performed."""
-    theirs, ours = parcel.head["version"], version("fedkeep")
-    if theirs != ours:
-        raise ConfigError(f"the server has FedKeep {theirs} and this site {ours}. Install the same version on both.")
-    return _built(parcel.head["recipe"], json.dumps(parcel.head["data"]), place)
-
-
-@lru_cache(maxsize=4)  # a simulation's processes play many sites
-def _built(text: str, wanted: str, place: NodeConfig) -> Simulation:
-    import_user_code(filter(None, place.use.split(",")))
-    recipe = parse_recipe(text, "the server's recipe", allow_code=place.allow_code)
-    own = select_client(recipe.client_models, place.site)
-    if own:  # the server's network, perhaps one with a pre-trained extractor, is nothing to this site
-        recipe = replace(recipe, model=own[0].model)
-    elif isinstance(recipe.model, Pretrained) and place.partition_id < 0:
+def _simulation(envelope: Envelope, config: NodeConfig) -> Simulation:
+    """Return a simulation of the run with the site's own data, which runs the site's client steps."""
+    server_version, site_version = envelope.head["version"], version("fedkeep")
+    if server_version != site_version:
         raise ConfigError(
-            f"site {place.site} would need a copy of the pre-trained extractor {recipe.model.source!r}, which sites "
+            f"the server has FedKeep {server_version} and this site {site_version}. Install the same version on both."
+        )
+    return _build(envelope.head["recipe"], json.dumps(envelope.head["data"]), config)
+
+
+@lru_cache(maxsize=4)  # in Flower's simulations one process stands for many sites
+def _build(text: str, data_description: str, config: NodeConfig) -> Simulation:
+    import_user_code(filter(None, config.use.split(",")))
+    recipe = parse_recipe(text, "the server's recipe", allow_code=config.allow_code)
+    own_models = select_client(recipe.client_models, config.site)
+    if own_models:  # the site does not need the server's network, which may have a pre-trained extractor
+        recipe = replace(recipe, model=own_models[0].model)
+    elif isinstance(recipe.model, Pretrained) and config.partition_id < 0:
+        raise ConfigError(
+            f"site {config.site} would need a copy of the pre-trained extractor {recipe.model.source!r}, which sites "
             "cannot name yet. Give the site a network of its own in [[client_models]]."
         )
     run = replace(recipe.run, cohort=1, min_clients=1)
-    alone = replace(recipe, run=run, client_models=own, generator=_generator(recipe, place))
-    federation = _own(alone, recipe.seeds[0], json.loads(wanted), place)
-    return build_simulation(alone, recipe.methods[0], recipe.seeds[0], federation, place.device, place.data_dir or None)
+    recipe = replace(recipe, run=run, client_models=own_models, generator=_generator(recipe, config))
+    method, seed, data_dir = recipe.methods[0], recipe.seeds[0], config.data_dir or None
+    federation = _load_view(recipe, seed, json.loads(data_description), config)
+    return build_simulation(recipe, method, seed, federation, config.device, data_dir)
 
 
-def _generator(recipe: Recipe, place: NodeConfig) -> GeneratorConfig:
-    """Return the generator as this site has it: a real site reads no folder that the run names."""
-    if place.generator and recipe.generator.per_task:  # else the run has none, and nothing is kept from its clients
-        return recipe.generator.at_site(place.generator)
-    if "generator" in recipe.methods[0].algorithm.needs and place.partition_id < 0:
+def _generator(recipe: Recipe, config: NodeConfig) -> GeneratorConfig:
+    """Return the generator in the site's own folder; a real site reads no folder that the run names."""
+    if config.generator and recipe.generator.per_task:  # otherwise the run has no generator
+        return recipe.generator.at_site(config.generator)
+    if "generator" in recipe.methods[0].algorithm.needs and config.partition_id < 0:
         raise ConfigError(
-            f"site {place.site} has no generator of images, and this run needs one. Copy it there and name its folder "
+            f"site {config.site} has no generator of images, and this run needs one. Copy it there and name its folder "
             'in the node-config: generator="/path/to/it".'
         )
-    return recipe.generator if place.partition_id >= 0 else GeneratorConfig()
+    return recipe.generator if config.partition_id >= 0 else GeneratorConfig()
 
 
-def _own(recipe: Recipe, seed: int, wanted: dict[str, object], place: NodeConfig) -> SiteView:
-    """Return the site's own view of the federation, with its classes numbered as the run's."""
-    data_dir = place.data_dir or None
-    ours, theirs = generator_hash(recipe, data_dir), wanted["generator"]
-    if ours and theirs and ours != theirs:
+def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: NodeConfig) -> SiteView:
+    """Load the site's data and return its view of the federation, with classes numbered as in the run."""
+    data_dir = config.data_dir or None
+    site_hash, server_hash = generator_hash(recipe, data_dir), expected["generator"]
+    if site_hash and server_hash and site_hash != server_hash:
         raise ConfigError(
-            f"site {place.site} has another generator of images than the run's server. Copy the server's folder to the "
-            "place that the node-config names."
+            f"site {config.site} has another generator of images than the run's server. Copy the server's folder to "
+            "the folder that the node-config names."
         )
-    whole = load_data(place.data or recipe.data, data_dir, recipe.validation)
-    kept = without_seen(recipe, whole, data_dir)
-    if wanted["left_out"] and kept is whole:
+    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation)
+    dataset = without_generator_images(recipe, loaded, data_dir)
+    if expected["left_out"] and dataset is loaded:
         raise ConfigError(
-            f"this run keeps what its generator learned from out of its clients' data, and site {place.site} does not "
+            f"this run keeps what its generator learned from out of its clients' data, and site {config.site} does not "
             "know these images. Copy the generator there and name its folder in the node-config: "
             'generator="/path/to/it".'
         )
-    dataset = match_dataset(kept, wanted)
-    if place.partition_id < 0:
-        return site_view(place.site, dataset, class_schedule(recipe, seed, dataset))
-    left, _ = recipe.auxiliary.split(dataset, seed)
-    federation = split_clients(recipe, seed, left, {})
+    dataset = match_dataset(dataset, expected)
+    if config.partition_id < 0:
+        return site_view(config.site, dataset, class_schedule(recipe, seed, dataset))
+    rest, _ = recipe.auxiliary.split(dataset, seed)
+    federation = split_clients(recipe, seed, rest, {})
     clients = len(federation.clients)
-    if place.num_partitions not in (0, clients):
+    if config.num_partitions not in (0, clients):
         raise ConfigError(
-            f"the recipe splits its data over {clients} clients, and there are {place.num_partitions} nodes. Start as "
-            f"many, or set partition.clients={place.num_partitions}."
+            f"the recipe splits its data over {clients} clients, and there are {config.num_partitions} nodes. Start as "
+            f"many, or set partition.clients={config.num_partitions}."
         )
-    return client_view(federation, str(place.partition_id), place.site)
+    return client_view(federation, str(config.partition_id), config.site)

@@ -1,4 +1,4 @@
-"""Client steps that are performed at sites: what the engine asks goes out over the line, what comes back is checked."""
+"""An executor that runs client steps at sites: it sends client tasks over a transport and checks the replies."""
 
 from __future__ import annotations
 
@@ -25,170 +25,198 @@ from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, encode_task, results_type
 from fedkeep.simulation.state import SimulationState
 
+MAX_STEPS = 10**9
+"""The most optimizer steps of one local training that the server believes."""
+
 
 @dataclass(eq=False)
-class _Asked:
-    """A call: its name, until when it may be answered, and what came of it."""
+class _Call:
+    """One client task that was sent to a site: its identifier, its deadline (monotonic seconds) and its result."""
 
-    request: ClientTask
-    call: str
-    until: float = 0.0
-    found: TaskResult | ClientFailure | None = None
+    client_task: ClientTask
+    call_id: str
+    deadline: float = 0.0
+    result: TaskResult | ClientFailure | None = None
 
 
 class FlowerExecutor(Executor):
-    """Performs steps at sites, one call at a time at each, since a SuperNode does one thing after another.
+    """Runs client steps at sites, one call at a time per site, since a SuperNode handles one message after another.
 
-    The engine's rounds ask the next call of a client only when the last has come to an end.
+    The simulation submits a client's next task only when its last one has finished.
 
     Parameters
     ----------
-    engine : whose steps are performed. Its client states are references (see `fedkeep.flower.state_store.StateRef`).
-    introduction : what each site is told of the run with every call, so that it depends on no earlier one.
-    run : the run's name, under which sites keep states.
-    deadline : seconds that a call may take.
+    state : SimulationState
+        The simulation whose steps are run. Its client states are references
+        (see `fedkeep.flower.state_store.StateRef`).
+    transport : Transport
+        Connects the server to the sites.
+    sites : SiteRegistry
+        Knows which node is which site.
+    reply_log : ReplyLog
+        Stores the replies of the current round.
+    introduction : Envelope
+        The description of the run. It is sent with every call, so that no call depends on an earlier one.
+    run : str
+        The run's identifier, under which sites store states.
+    deadline : float
+        Seconds that a call may take.
     """
 
     def __init__(
         self,
-        engine: SimulationState,
-        line: Transport,
+        state: SimulationState,
+        transport: Transport,
         sites: SiteRegistry,
-        journal: ReplyLog,
+        reply_log: ReplyLog,
         introduction: Envelope,
         run: str,
         deadline: float,
     ) -> None:
-        self.engine = engine
-        self.line = line
+        self.state = state
+        self.transport = transport
         self.sites = sites
-        self.journal = journal
+        self.reply_log = reply_log
         self.introduction = introduction
         self.run = run
         self.deadline = deadline
-        self.ahead = len(engine.federation.clients)
-        self.pending: dict[str, _Asked] = {}  # by what the answer will be known by
+        self.ahead = len(state.federation.clients)
+        self.pending: dict[str, _Call] = {}  # by the transport's message identifier
         self.names: dict[int, tuple[str, Tensor]] = {}
-        self.round = 0  # over all tasks
+        self.round = 0  # counted over all tasks
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:
         self.round = round
-        self.journal.begin(round)
+        self.reply_log.begin_round(round)
         self.names.clear()
-        self.sites.gather(cohort, min(self.engine.schedule.min_clients, len(cohort)))
+        self.sites.wait_for(cohort, min(self.state.schedule.min_clients, len(cohort)))
 
-    def submit(self, *requests: ClientTask) -> list[Future]:
-        return [self._submit(request) for request in requests]
+    def submit(self, *tasks: ClientTask) -> list[Future]:
+        return [self._submit(task) for task in tasks]
 
-    def _submit(self, request: ClientTask) -> _Asked:
-        parcel = self._packed(request)
-        asked = _Asked(request, parcel.head["call"])
-        known = self.journal.recall(asked.call, self._hint(request))
-        if known is not None:
-            asked.found = self._accepted(asked, known)
-            return asked
-        sent = self._send(request, parcel)
-        if isinstance(sent, ClientFailure):
-            self._settle(asked, sent)
+    def _submit(self, client_task: ClientTask) -> _Call:
+        envelope = self._pack(client_task)
+        call = _Call(client_task, envelope.head["call"])
+        logged = self.reply_log.load(call.call_id, self._reply_type(client_task))
+        if logged is not None:
+            call.result = self._to_result(call, logged)
+            return call
+        message_id = self._send(client_task, envelope)
+        if isinstance(message_id, ClientFailure):
+            self._finish(call, message_id)
         else:
-            asked.until = time.monotonic() + self.deadline
-            self.pending[sent] = asked
-        return asked
+            call.deadline = time.monotonic() + self.deadline
+            self.pending[message_id] = call
+        return call
 
-    def wait(self, ticket: Future) -> TaskResult | ClientFailure:
-        asked: _Asked = ticket
-        while asked.found is None:
-            self._hear()
-            if asked.found is None:
+    def wait(self, future: Future) -> TaskResult | ClientFailure:
+        call: _Call = future
+        while call.result is None:
+            self._receive()
+            if call.result is None:
                 time.sleep(POLL_SECONDS)
-        return asked.found
+        return call.result
 
     def drain(self) -> None:
-        """Forget what was asked. A site that is still at it finishes, and keeps an answer that nobody will ask for."""
+        """Stop waiting for pending calls. A site that runs one finishes it, and its reply is never fetched."""
         self.pending.clear()
 
     def stop(self) -> None:
         self.pending.clear()
 
-    def _send(self, request: ClientTask, parcel: Envelope) -> str | ClientFailure:
-        if self.sites.node(request.client) is None:
-            self.sites.look()  # it may have come back since the round began
-        node = self.sites.node(request.client)
+    def _send(self, client_task: ClientTask, envelope: Envelope) -> str | ClientFailure:
+        if self.sites.node(client_task.client) is None:
+            self.sites.refresh()  # the site may have connected again since the round began
+        node = self.sites.node(client_task.client)
         if node is None:
             return ClientFailure("is not connected")
-        return self.line.send(node, "perform", parcel, self.round, self.deadline)
+        return self.transport.send(node, "perform", envelope, self.round, self.deadline)
 
-    def _hear(self) -> None:
-        for sent, reply in self.line.receive(self.pending).items():
-            asked = self.pending.pop(sent)
-            self._settle(asked, self._read(asked, reply))
-        for sent, asked in list(self.pending.items()):
-            if time.monotonic() > asked.until:
-                del self.pending[sent]
-                self._settle(asked, ClientFailure(f"did not answer within {self.deadline:g} s"))
+    def _receive(self) -> None:
+        """Take the replies that have arrived, and give up calls whose deadline has passed."""
+        for message_id, reply in self.transport.receive(self.pending).items():
+            call = self.pending.pop(message_id)
+            self._finish(call, self._read(call, reply))
+        for message_id, call in list(self.pending.items()):
+            if time.monotonic() > call.deadline:
+                del self.pending[message_id]
+                self._finish(call, ClientFailure(f"did not answer within {self.deadline:g} s"))
 
-    def _settle(self, asked: _Asked, found: Any) -> None:
+    def _finish(self, call: _Call, reply: Any) -> None:
+        """Log a reply or a failure, and set the call's result."""
         try:
-            self.journal.keep(asked.call, found)
-        except (KeyError, TypeError, ValueError) as error:  # of a kind of tensor that no file can hold
-            found = ClientFailure(f"answered with what cannot be kept: {error}")
-            self.journal.keep(asked.call, found)
-        asked.found = self._accepted(asked, found)
+            self.reply_log.store(call.call_id, reply)
+        except (KeyError, TypeError, ValueError) as error:  # a tensor of a type that safetensors does not have
+            reply = ClientFailure(f"answered with what cannot be stored: {error}")
+            self.reply_log.store(call.call_id, reply)
+        call.result = self._to_result(call, reply)
 
-    def _accepted(self, asked: _Asked, found: Any) -> TaskResult | ClientFailure:
-        if isinstance(found, ClientFailure):
-            return found
-        ((reply, _, uses),), train, teachers = found
-        self.engine.context.timer.add(train, teachers)
-        return TaskResult(reply, state_ref(asked.call, self.engine.client_state), uses)
+    def _to_result(self, call: _Call, reply: Any) -> TaskResult | ClientFailure:
+        if isinstance(reply, ClientFailure):
+            return reply
+        ((value, _, uses),), train, teachers = reply
+        self.state.context.timer.add(train, teachers)
+        return TaskResult(value, state_ref(call.call_id, self.state.client_state), uses)
 
-    def _read(self, asked: _Asked, reply: Envelope | ClientFailure) -> Any:
-        """Return an answer of the step's own type, or why it is none."""
+    def _read(self, call: _Call, reply: Envelope | ClientFailure) -> Any:
+        """Return a reply as a value of the step's return type, or the reason why it is not one."""
         if isinstance(reply, ClientFailure):
             return reply
         if "error" in reply.head:
             return ClientFailure(f"its site says: {reply.head['error']}")
-        tensors = {name: tensor.to(self.engine.device) for name, tensor in reply.tensors.items()}
+        tensors = {name: tensor.to(self.state.device) for name, tensor in reply.tensors.items()}
         try:
-            found = from_structure(reply.head.get("answer"), tensors, self._hint(asked.request))
-            fault = implausible(found, self._examples(asked.request.client))
-            return ClientFailure(f"answered with {fault}") if fault else found
+            value = from_structure(reply.head.get("answer"), tensors, self._reply_type(call.client_task))
+            reason = implausible(value, self._num_examples(call.client_task.client))
+            return ClientFailure(f"answered with {reason}") if reason else value
         except ValueRefused as error:
-            return ClientFailure(f"answered with what {asked.request.step.__name__} does not give: {error}")
+            return ClientFailure(f"answered with what {call.client_task.step.__name__} does not give: {error}")
 
-    def _hint(self, request: ClientTask) -> Any:
-        return results_type([request.step], self.engine.client_state)
+    def _reply_type(self, client_task: ClientTask) -> Any:
+        return results_type([client_task.step], self.state.client_state)
 
-    def _examples(self, client: str) -> int:
-        federation = self.engine.federation
+    def _num_examples(self, client: str) -> int:
+        federation = self.state.federation
         assert isinstance(federation, ServerView)
         return federation.total_size(client)
 
-    def _packed(self, request: ClientTask) -> Envelope:
-        """Return a request as a parcel, named by its round and by all that is asked."""
+    def _pack(self, client_task: ClientTask) -> Envelope:
+        """Return a client task as an envelope, with an identifier made of its round and a hash of its content."""
         tensors: dict[str, Tensor] = {}
-        settled = self.engine.client_states.get(request.client)
+        checkpointed = self.state.client_states.get(client_task.client)
         head = {
             **self.introduction.head,
             "run": self.run,
-            "settled": settled.call if isinstance(settled, StateRef) else "",
-            "request": encode_task(request, content_namer(tensors, self.names)),
+            "checkpointed": checkpointed.call if isinstance(checkpointed, StateRef) else "",
+            "request": encode_task(client_task, content_namer(tensors, self.names)),
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
         return Envelope({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
 
 
-MOST_STEPS = 10**9  # of a visit
+def implausible(reply: Any, num_examples: int) -> str | None:
+    """Return why a reply cannot be true, such as a model trained on more examples than the site holds.
 
+    Without this check, a site could give itself more weight than all others together.
 
-def implausible(answer: Any, examples: int) -> str | None:
-    """Return what a site with so many examples cannot have answered, or None: it would outweigh all others."""
-    _, train, teachers = answer
+    Parameters
+    ----------
+    reply : tuple
+        The results of a client step, and the seconds of training and of teachers' inference.
+    num_examples : int
+        The site's number of training examples.
+
+    Returns
+    -------
+    str or None
+        The reason, or None for a plausible reply.
+    """
+    _, train, teachers = reply
     if not (0 <= train < math.inf and 0 <= teachers < math.inf):
         return f"a training of {train} s and teachers of {teachers} s"
-    for fit in iter_instances(answer, Fit):
-        if not 0 <= fit.examples <= examples:
-            return f"a model trained on {fit.examples} examples, and it has {examples}"
-        if not 0 <= fit.steps <= MOST_STEPS:
+    for fit in iter_instances(reply, Fit):
+        if not 0 <= fit.examples <= num_examples:
+            return f"a model trained on {fit.examples} examples, and it has {num_examples}"
+        if not 0 <= fit.steps <= MAX_STEPS:
             return f"a model trained in {fit.steps} steps"
     return None

@@ -1,4 +1,4 @@
-"""Keys for a trial: a certificate authority, the SuperLink's certificate, and a key pair for each site."""
+"""Keys for a test federation: a certificate authority, the SuperLink's certificate, and a key pair for each site."""
 
 from __future__ import annotations
 
@@ -18,25 +18,38 @@ except ImportError as error:
     raise MissingExtra("Making keys", "flower") from error
 
 PEM = serialization.Encoding.PEM
-PLAIN = serialization.NoEncryption()
+UNENCRYPTED = serialization.NoEncryption()
 
 
 def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 365) -> list[Path]:
-    """Write keys and certificates into a new folder and return their paths; only their owner can read private ones.
+    """Write keys and certificates into a new folder. Only the user who runs this can read the private keys.
 
-    Written are ``ca.crt``, which everybody gets; ``superlink.key`` and ``superlink.crt`` for the SuperLink; and for
+    The files are ``ca.crt``, which every party gets; ``superlink.key`` and ``superlink.crt`` for the SuperLink; and for
     each site ``NAME.key``, which only that site gets, and ``NAME.pub``, which is registered with the SuperLink. The
-    authority's own key is not kept, so that it can vouch for nothing else.
+    authority's own key is not stored, so that nobody can sign another certificate with it.
 
     Parameters
     ----------
-    hosts : names and addresses under which sites reach the SuperLink.
-    days : how long the certificates are valid.
+    folder : Path
+        A new or empty folder.
+    sites : Sequence[str]
+        The sites' names.
+    hosts : Sequence[str]
+        Host names and IP addresses under which sites reach the SuperLink.
+    days : int
+        How many days the certificates are valid.
+
+    Returns
+    -------
+    list[Path]
+        The files that were written.
 
     Raises
     ------
     RunError
-        If the folder holds something: keys are never overwritten.
+        If the folder is not empty: keys are never overwritten.
+    ConfigError
+        If the sites' names are not different file names.
     """
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty, and keys are never overwritten. Choose another folder.")
@@ -60,12 +73,14 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
         _write(folder / "ca.crt", ca.sign(authority, hashes.SHA384()).public_bytes(PEM)),
         _write(folder / "superlink.crt", cert.sign(authority, hashes.SHA384()).public_bytes(PEM)),
         _write(
-            folder / "superlink.key", link.private_bytes(PEM, serialization.PrivateFormat.PKCS8, PLAIN), secret=True
+            folder / "superlink.key",
+            link.private_bytes(PEM, serialization.PrivateFormat.PKCS8, UNENCRYPTED),
+            secret=True,
         ),
     ]
     for site in sites:
         key = ec.generate_private_key(ec.SECP384R1())
-        private = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, PLAIN)
+        private = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, UNENCRYPTED)
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         written += [
             _write(folder / f"{site}.key", private, secret=True),
@@ -88,7 +103,7 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_before(now - datetime.timedelta(hours=1))  # the machines' clocks may differ
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 

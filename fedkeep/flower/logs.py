@@ -1,4 +1,4 @@
-"""FedKeep's log lines in Flower's processes, which show what is written to standard error."""
+"""FedKeep's log messages in Flower's processes, which show what is written to standard error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import logging
 
 
 def show_logs() -> logging.Logger:
-    """Let FedKeep's log lines be seen, and return its logger; once in a process is enough, twice does no harm."""
+    """Send FedKeep's log messages to standard error. A second call in the same process changes nothing.
+
+    Returns
+    -------
+    logging.Logger
+        FedKeep's logger.
+    """
     logger = logging.getLogger("fedkeep")
     logger.setLevel(logging.INFO)
     if not any(isinstance(handler, logging.StreamHandler) for handler in logger.handlers):

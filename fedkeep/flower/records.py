@@ -1,4 +1,4 @@
-"""Parcels as Flower's records: tensors as an ArrayRecord, the head as text in a ConfigRecord. Never pickle."""
+"""Envelopes as Flower's records: tensors in an ArrayRecord, the header as JSON in a ConfigRecord. Never pickle."""
 
 from __future__ import annotations
 
@@ -16,55 +16,77 @@ from fedkeep.errors import ValueRefused
 from fedkeep.flower.transport import Envelope, MessageKind
 from fedkeep.simulation.messages import ClientFailure
 
-MESSAGES: dict[MessageKind, str] = {"introduce": "query.introduce", "perform": "train.perform"}
+MESSAGE_TYPES: dict[MessageKind, str] = {"introduce": "query.introduce", "perform": "train.perform"}
+"""Flower's message type for each kind of message."""
 _HEAD, _TENSORS = "head", "tensors"
-MAX_HEAD_SIZE = 4e6  # characters of an answer's head, which takes far more memory once it is read
+MAX_HEAD_SIZE = 4e6  # characters of a reply's header, which takes far more memory once it is parsed
 
 
-def pack(parcel: Envelope) -> RecordDict:
-    """Return a parcel as Flower's records.
-
-    Raises
-    ------
-    ValueRefused
-        For a tensor of a type that NumPy, in whose format Flower writes arrays, does not have, such as bfloat16.
-    """
-    text = json.dumps(parcel.head, separators=(",", ":"))
-    arrays = {name: _array(tensor) for name, tensor in parcel.tensors.items()}
-    return RecordDict({_HEAD: ConfigRecord({"text": text}), _TENSORS: ArrayRecord(arrays)})
-
-
-def unpack(records: RecordDict, limit: float, largest_head: float = MAX_HEAD_SIZE) -> Envelope:
-    """Return the parcel that `pack` wrote.
+def pack(envelope: Envelope) -> RecordDict:
+    """Return an envelope as Flower's records.
 
     Parameters
     ----------
-    limit : the most bytes that it may have, head and tensors together.
-    largest_head : the most characters that the head may have, with the names of the tensors.
+    envelope : Envelope
+        The message.
+
+    Returns
+    -------
+    RecordDict
+        The records.
 
     Raises
     ------
     ValueRefused
-        If it is larger, or is anything but a head and tensors.
+        For a tensor of a type that NumPy does not have, such as bfloat16: Flower writes arrays in NumPy's format.
+    """
+    text = json.dumps(envelope.head, separators=(",", ":"))
+    arrays = {name: _array(tensor) for name, tensor in envelope.tensors.items()}
+    return RecordDict({_HEAD: ConfigRecord({"text": text}), _TENSORS: ArrayRecord(arrays)})
+
+
+def unpack(records: RecordDict, max_size: float, max_head_size: float = MAX_HEAD_SIZE) -> Envelope:
+    """Return the envelope from which `pack` made records.
+
+    Parameters
+    ----------
+    records : RecordDict
+        The records, perhaps from an untrusted sender.
+    max_size : float
+        The largest allowed size of header and tensors together, in bytes.
+    max_head_size : float
+        The largest allowed length of the header and the names of the tensors, in characters.
+
+    Returns
+    -------
+    Envelope
+        The message.
+
+    Raises
+    ------
+    ValueRefused
+        If the message is larger, or if its records are not a header and tensors.
     """
     try:
         text = records.config_records[_HEAD]["text"]
         arrays = records.array_records[_TENSORS]
         if not isinstance(text, str):
-            raise TypeError("its head is no text")
+            raise TypeError("its head is not text")
         written = len(text) + sum(map(len, arrays))
         size = written + sum(len(array.data) for array in arrays.values())
-        if size > limit:
-            raise ValueRefused(f"{size / 1e6:.1f} MB, where at most {limit / 1e6:.1f} MB are taken")
-        if written > largest_head:
-            raise ValueRefused(f"a head of {written / 1e6:.1f} MB, where at most {largest_head / 1e6:.1f} MB are taken")
+        if size > max_size:
+            raise ValueRefused(f"{size / 1e6:.1f} MB, where at most {max_size / 1e6:.1f} MB are taken")
+        if written > max_head_size:
+            raise ValueRefused(
+                f"a head of {written / 1e6:.1f} MB, where at most {max_head_size / 1e6:.1f} MB are taken"
+            )
         head = json.loads(text)
         if not isinstance(head, dict):
-            raise ValueError("its head is no object")
+            raise ValueError("its head is not a JSON object")
         return Envelope(head, {name: _tensor(array) for name, array in arrays.items()})
     except ValueRefused:
         raise
-    except Exception as error:  # a stranger's bytes may trip over anything, MemoryError included
+    except Exception as error:  # untrusted bytes may raise anything, MemoryError included
         raise ValueRefused(f"a message that FedKeep did not write: {type(error).__name__}: {error}") from error
 
 
@@ -80,35 +102,43 @@ def _tensor(array: Array) -> Tensor:
 
 
 class FlowerTransport:
-    """The line that Flower's Grid is.
+    """A transport on Flower's Grid.
 
-    It pushes and pulls, since ``send_and_receive`` sleeps three seconds between looks.
+    It pushes and pulls messages itself, since Flower's ``send_and_receive`` polls every three seconds only.
 
     Parameters
     ----------
-    limit : the most bytes that an answer may have.
+    grid : Grid
+        Flower's access to the connected nodes.
+    max_reply_size : float
+        The largest allowed size of a reply, in bytes.
     """
 
-    def __init__(self, grid: Grid, limit: float) -> None:
+    def __init__(self, grid: Grid, max_reply_size: float) -> None:
         self.grid = grid
-        self.limit = limit
+        self.max_reply_size = max_reply_size
 
     def nodes(self) -> dict[int, str]:
+        """Return the registered names of the connected nodes; see `fedkeep.flower.transport.Transport`."""
         return {int(node.node_id): str(node.name) for node in self.grid.get_nodes()}
 
-    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | ClientFailure:
-        message = Message(pack(parcel), dst_node_id=node, message_type=MESSAGES[kind], ttl=seconds, group_id=str(round))
-        sent = next(iter(self.grid.push_messages([message])), None)
-        return sent or ClientFailure("Flower's SuperLink did not take the message; its log says why")
+    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | ClientFailure:
+        """Send an envelope; see `fedkeep.flower.transport.Transport`."""
+        message = Message(
+            pack(envelope), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=seconds, group_id=str(round)
+        )
+        message_id = next(iter(self.grid.push_messages([message])), None)
+        return message_id or ClientFailure("Flower's SuperLink did not accept the message; its log says why")
 
-    def receive(self, sent: Collection[str]) -> dict[str, Envelope | ClientFailure]:
-        replies: Any = self.grid.pull_messages(list(sent)) if sent else []
+    def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | ClientFailure]:
+        """Return the replies that have arrived; see `fedkeep.flower.transport.Transport`."""
+        replies: Any = self.grid.pull_messages(list(message_ids)) if message_ids else []
         return {reply.metadata.reply_to_message_id: self._read(reply) for reply in replies}
 
     def _read(self, reply: Message) -> Envelope | ClientFailure:
         if reply.has_error():
             return ClientFailure(f"no answer: {reply.error.reason or 'Flower gives no reason'}")
         try:
-            return unpack(reply.content, self.limit)
+            return unpack(reply.content, self.max_reply_size)
         except ValueRefused as error:
             return ClientFailure(f"answered with {error}")

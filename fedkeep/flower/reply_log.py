@@ -1,4 +1,4 @@
-"""The answers of the round under way, on the server's disk: a server that was killed asks nobody twice."""
+"""Replies of the current round on the server's disk: a restarted server does not ask for the same step twice."""
 
 from __future__ import annotations
 
@@ -12,35 +12,68 @@ from fedkeep.simulation.messages import ClientFailure
 
 
 class ReplyLog:
-    """A folder with one file for each call of this round that came to an end.
+    """A folder with one file for each finished call of the current round.
 
-    A round depends on nothing but the server's state and the answers. Played again from the last checkpoint it asks the
-    same calls, which are named by all that is asked, and finds here what came of them; losses too.
+    A round depends only on the server's state and on the replies. A server that restarts from the last checkpoint makes
+    the same calls again, and their identifiers are hashes of their content. It therefore finds the replies here, and
+    the failures too.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the replies are stored; created with the first of them.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begin(self, round: int) -> None:
-        """Drop the answers of other rounds, for which the checkpoint stands now, and what a kill left half written."""
+    def begin_round(self, round: int) -> None:
+        """Delete the replies of other rounds, which the checkpoint covers, and partly written files.
+
+        Parameters
+        ----------
+        round : int
+            The round that begins, counted over all tasks.
+        """
         for file in list(self.folder.iterdir()) if self.folder.exists() else []:
             if not file.name.startswith(f"{round:06d}-"):
                 file.unlink()
 
-    def keep(self, call: str, found: Any) -> None:
-        """Write down the answer to a call, or why there was none."""
-        if isinstance(found, ClientFailure):
-            atomic_write(self.folder / f"{call}.lost", found.reason)
+    def store(self, call_id: str, reply: Any) -> None:
+        """Store the reply to a call, or the reason why there was none.
+
+        Parameters
+        ----------
+        call_id : str
+            The call.
+        reply : object
+            A value that the codec can encode, or a `ClientFailure`.
+        """
+        if isinstance(reply, ClientFailure):
+            atomic_write(self.folder / f"{call_id}.lost", reply.reason)
         else:
-            atomic_write(self.folder / f"{call}.safetensors", encode(found))
+            atomic_write(self.folder / f"{call_id}.safetensors", encode(reply))
 
-    def recall(self, call: str, hint: Any) -> Any:
-        """Return what came of a call, an answer or `ClientFailure`, or None if that is not known."""
-        answered, lost = self.folder / f"{call}.safetensors", self.folder / f"{call}.lost"
-        if answered.exists():
-            return decode(answered.read_bytes(), hint)
-        return ClientFailure(lost.read_text(encoding="utf-8")) if lost.exists() else None
+    def load(self, call_id: str, hint: Any) -> Any:
+        """Return the stored reply to a call.
 
-    def remove(self) -> None:
-        """Forget all answers: once the run is over, or where one of them has stopped it and should be asked again."""
+        Parameters
+        ----------
+        call_id : str
+            The call.
+        hint : type
+            The reply's type.
+
+        Returns
+        -------
+        object
+            The reply, a `ClientFailure`, or None if nothing is stored.
+        """
+        reply, failure = self.folder / f"{call_id}.safetensors", self.folder / f"{call_id}.lost"
+        if reply.exists():
+            return decode(reply.read_bytes(), hint)
+        return ClientFailure(failure.read_text(encoding="utf-8")) if failure.exists() else None
+
+    def clear(self) -> None:
+        """Delete all replies: after the run, or after an error that one of them may have caused."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What happens at the server: a recipe is carried out with the sites that stand behind a line."""
+"""What the server does: it runs a recipe whose clients are sites behind a transport."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.build import (
     build_simulation,
     check_device,
-    describe_trial,
     generator_hash,
-    held_by_server,
     load_data,
-    without_seen,
+    split_server_data,
+    without_generator_images,
 )
+from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.plugins import import_user_code
@@ -52,96 +52,118 @@ from fedkeep.simulation.trial import TrialBusy, run_trial
 from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
-IN_VAIN = 3  # rounds, all undone from the first on, after which a run stops
-REJOIN = 60.0  # seconds that the sites of a run have to be seen again when the server starts again
+MAX_ROLLED_BACK = 3  # a run stops after so many rounds if all rounds since its start were rolled back
+RECONNECT_SECONDS = 60.0  # seconds that a restarted server waits for all sites of its run
 
 
-def serve(line: Transport, config: RunConfig) -> Run:
-    """Carry out a recipe, method by method and seed by seed, and return the run; continues one that was stopped."""
+def serve(transport: Transport, config: RunConfig) -> Run:
+    """Run a recipe's trials one after another at the sites; continue a run that was stopped.
+
+    Parameters
+    ----------
+    transport : Transport
+        Connects the server to the sites.
+    config : RunConfig
+        The run configuration.
+
+    Returns
+    -------
+    Run
+        The finished run, with its report written.
+
+    Raises
+    ------
+    FedKeepError
+        If the run cannot be started or continued, or too few sites take part.
+    """
     import_user_code(filter(None, config.use.split(",")))
-    recipe = _recipe(config)
-    folder = _folder(recipe, config)
+    recipe = _load_recipe(config)
+    folder = _open_run_folder(recipe, config)
     threads = recorded_machine(folder, Machine()).threads
-    with _logged(folder / "server.log"), pinned_threads(threads):
+    with _log_to_file(folder / "server.log"), pinned_threads(threads):
         log.info("run folder: %s", folder.resolve())
         try:
             for trial in Experiment(recipe).trials(folder):
-                with _alone(trial.folder):
-                    _run(line, config, recipe, trial.method, trial.seed, trial.folder)
+                with _trial_lock(trial.folder):
+                    _run_trial(transport, config, recipe, trial.method, trial.seed, trial.folder)
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
             raise
-        done = write_all(folder)
+        run = write_all(folder)
         log.info("finished: %s", (folder / "report.html").resolve())
-        return done
+        return run
 
 
-def _run(line: Transport, config: RunConfig, recipe: Recipe, method: Method, seed: int, folder: Path) -> None:
-    """Run one method with one seed, in the round where it stopped if it was begun before."""
+def _run_trial(
+    transport: Transport, config: RunConfig, recipe: Recipe, method: Method, seed: int, folder: Path
+) -> None:
+    """Run one method with one seed; continue it if it was begun before."""
     data_dir = config.data_dir or None
-    whole = load_data(config.data or recipe.data, data_dir, recipe.validation)
-    kept = without_seen(recipe, whole, data_dir)
-    dataset, held = held_by_server(recipe, seed, kept, data_dir)
-    one = replace(recipe, methods=(method,), seeds=(seed,), paper={})
-    data = describe_dataset(dataset, kept is not whole, generator_hash(one, data_dir))
-    introduction = Envelope({"version": version("fedkeep"), "recipe": one.to_toml(), "data": data})
-    book = folder / "sites.json"  # the run's name at the sites, and who takes part
-    known = json.loads(book.read_text()) if book.exists() else None
-    sites = SiteRegistry(line, introduction, config.wait, recipe.tasks.tasks, known and known["nodes"])
-    if known is None:
+    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation)
+    allowed = without_generator_images(recipe, loaded, data_dir)
+    dataset, server_data = split_server_data(recipe, seed, allowed, data_dir)
+    trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={})
+    data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
+    introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})
+    sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
+    saved = json.loads(sites_file.read_text()) if sites_file.exists() else None
+    sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.tasks, saved and saved["nodes"])
+    if saved is None:
         count = config.sites or recipe.partition.clients
         if not count:
             raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
-        known = {"run": secrets.token_hex(16), "examples": sites.wait_for_all(count), "nodes": sites.nodes()}
-        atomic_write(book, json.dumps(known))
+        saved = {"run": secrets.token_hex(16), "examples": sites.wait_for_all(count), "nodes": sites.nodes()}
+        atomic_write(sites_file, json.dumps(saved))
     else:
-        sites.gather(known["examples"].keys(), recipe.run.min_clients, grace=min(REJOIN, config.wait))
-    federation = server_view(recipe, seed, dataset, held, known["examples"])
-    engine = build_simulation(recipe, method, seed, federation, config.device, config.data_dir or None)
-    engine.client_state = state_ref_type(engine.client_state)
-    journal = ReplyLog(folder / "journal")
-    engine.executor = FlowerExecutor(engine, line, sites, journal, introduction, known["run"], config.deadline)
-    description = describe_trial(recipe, method, seed, federation, config.data_dir or None)
-    if _rounds_in_vain(folder):  # nothing is lost by beginning anew, and rounds are won
+        sites.wait_for(saved["examples"].keys(), recipe.run.min_clients, grace=min(RECONNECT_SECONDS, config.wait))
+    federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
+    simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
+    simulation.client_state = state_ref_type(simulation.client_state)
+    reply_log = ReplyLog(folder / "replies")
+    simulation.executor = FlowerExecutor(
+        simulation, transport, sites, reply_log, introduction, saved["run"], config.deadline
+    )
+    description = describe_trial(recipe, method, seed, federation, data_dir)
+    if _all_rolled_back(folder):  # nothing was learned, so starting again loses nothing
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     write_description(folder, description)
-    tell = _telling(trial_name(method, seed), recipe.rounds, description["test_total"])
+    log_round = _round_logger(trial_name(method, seed), recipe.rounds, description["test_total"])
 
     def check(state: SimulationState, result: RoundResult) -> None:
-        tell(result)
+        log_round(result)
         if result.record["undone"]:
-            _check_for_success(folder, recipe)
+            _check_progress(folder, recipe)
 
     try:
         # A checkpoint after every round.
-        run_trial(engine, folder, [OnRoundEnd(check)], checkpoint_share=math.inf)
+        run_trial(simulation, folder, [OnRoundEnd(check)], checkpoint_share=math.inf)
     except Exception:
-        journal.remove()  # an answer may have been the cause: sites give theirs again, without training again
+        reply_log.clear()  # a reply may have been the cause: sites send theirs again, without training again
         raise
-    journal.remove()
+    reply_log.clear()
 
 
-def _check_for_success(folder: Path, recipe: Recipe) -> None:
-    """Raise `RunError` if a run would go on in vain: every round so far was undone, and these were several, or all."""
-    undone = _rounds_in_vain(folder)
-    if undone >= min(IN_VAIN, recipe.rounds):
+def _check_progress(folder: Path, recipe: Recipe) -> None:
+    """Raise `RunError` if all rounds were rolled back, and there were several or all of the recipe's."""
+    rounds = _all_rolled_back(folder)
+    if rounds >= min(MAX_ROLLED_BACK, recipe.rounds):
         raise RunError(
-            f"too few sites: fewer than {recipe.run.min_clients} answered in each of {undone} rounds, so that all were "
-            "undone and nothing was learned. The lines above say who was lost and why. Mend that, and begin anew with "
-            "the same out."
+            f"too few sites: fewer than {recipe.run.min_clients} answered in each of {rounds} rounds, so that all were "
+            "rolled back and nothing was learned. The log above says which sites were lost and why. Correct that, and "
+            "start again with the same out."
         )
 
 
-def _rounds_in_vain(folder: Path) -> int:
-    """Return how many rounds a trial has if every single one was undone; otherwise 0."""
+def _all_rolled_back(folder: Path) -> int:
+    """Return a trial's number of rounds if all of them were rolled back; otherwise 0."""
     file = folder / "rounds.jsonl"
-    whole = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # a kill may have left half a line
-    return len(whole) if all(json.loads(line)["undone"] for line in whole) else 0
+    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # the last line may be incomplete
+    return len(lines) if all(json.loads(line)["undone"] for line in lines) else 0
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let no other server app run this trial, nor name its run anew."""
+def _trial_lock(folder: Path) -> Iterator[None]:
+    """Keep other server apps from running the same trial."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / ".server.lock", timeout=0):
@@ -150,24 +172,24 @@ def _alone(folder: Path) -> Iterator[None]:
         raise TrialBusy(f"{folder} is being run by another server app. Wait for it, or end it.") from None
 
 
-def _telling(trial: str, rounds: int, images: Sequence[int]) -> Callable[[RoundResult], None]:
-    """Return what tells of each round in the log; ``images`` are the test images of each class."""
+def _round_logger(trial: str, rounds: int, test_total: Sequence[int]) -> Callable[[RoundResult], None]:
+    """Return a function that logs each round; ``test_total`` is the number of test images of each class."""
 
-    def tell(finished: RoundResult) -> None:
-        record = finished.record
-        hits = ""
+    def log_round(result: RoundResult) -> None:
+        record = result.record
+        accuracy = ""
         if "correct" in record:
-            correct = record["correct"]  # of the classes that were seen by then
-            hits = f", accuracy {sum(correct) / sum(images[: len(correct)]):.4f}"
+            correct = record["correct"]  # of the classes that have arrived so far
+            accuracy = f", accuracy {sum(correct) / sum(test_total[: len(correct)]):.4f}"
         lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
-        undone = "; undone, for too few answered" if record["undone"] else ""
-        log.info("%s: round %d of %d%s%s%s", trial, record["round"], rounds, hits, lost, undone)
+        rolled_back = "; rolled back, since too few answered" if record["undone"] else ""
+        log.info("%s: round %d of %d%s%s%s", trial, record["round"], rounds, accuracy, lost, rolled_back)
 
-    return tell
+    return log_round
 
 
-def _recipe(config: RunConfig) -> Recipe:
-    """Return the recipe that the run configuration asks for."""
+def _load_recipe(config: RunConfig) -> Recipe:
+    """Return the recipe that the run configuration asks for, checked for a run at sites."""
     settings = shlex.split(config.settings)
     settings += [f"run.min_clients={config.min_clients}"] if config.min_clients else []
     try:
@@ -175,7 +197,7 @@ def _recipe(config: RunConfig) -> Recipe:
     except ValueError:
         raise ConfigError(f"seeds must be integers with commas between them, not {config.seeds!r}.") from None
     recipe = load_recipe(
-        _found(config.recipe),
+        _find_recipe(config.recipe),
         settings=settings,
         methods=config.methods.split(",") if config.methods else None,
         seeds=seeds,
@@ -184,24 +206,26 @@ def _recipe(config: RunConfig) -> Recipe:
     )
     if recipe.run.evaluate_local_models:
         raise ConfigError(
-            "run.evaluate_local_models looks at clients' examples, which the server has not. Set it to false."
+            "run.evaluate_local_models needs the clients' examples, which the server does not have. Set it to false."
         )
     for method in recipe.methods:
         for name, step in client_steps(type(method.algorithm)).items():
             if not is_annotated(step):
-                raise ConfigError(f"{method.label}: step {name} does not annotate all that it takes and gives.")
+                raise ConfigError(
+                    f"{method.label}: client step {name} must annotate all its parameters and its return type."
+                )
     check_device(config.device)
     return recipe
 
 
-def _found(name: str) -> str:
-    """Return a recipe's path, sought where the server runs and in the Flower app, whose folder is on the path."""
-    places = [Path(name), *(Path(folder) / name for folder in sys.path)]
-    return next((str(place) for place in places if name.endswith(".toml") and place.is_file()), name)
+def _find_recipe(name: str) -> str:
+    """Return a recipe's path: in the working folder, or in the Flower app, whose folder is on the import path."""
+    paths = [Path(name), *(Path(folder) / name for folder in sys.path)]
+    return next((str(path) for path in paths if name.endswith(".toml") and path.is_file()), name)
 
 
-def _folder(recipe: Recipe, config: RunConfig) -> Path:
-    """Return the run folder: a new one, or the one that was begun."""
+def _open_run_folder(recipe: Recipe, config: RunConfig) -> Path:
+    """Return the run folder: a new one, or one that an earlier run of the same recipe began."""
     out = Path(config.out).expanduser() if config.out else None
     if out is None or not (out / "run.json").is_file():
         return create_run_folder(recipe, out, Machine(device=config.device), ["flwr", "run"])
@@ -214,8 +238,8 @@ def _folder(recipe: Recipe, config: RunConfig) -> Path:
 
 
 @contextmanager
-def _logged(file: Path) -> Iterator[None]:
-    """Write what FedKeep logs into a file of the run folder too."""
+def _log_to_file(file: Path) -> Iterator[None]:
+    """Write FedKeep's log messages to a file too."""
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("fedkeep")

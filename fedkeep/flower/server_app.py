@@ -1,4 +1,4 @@
-"""The ServerApp: FedKeep's server half, hung into Flower."""
+"""The Flower ServerApp: it runs `fedkeep.flower.server.serve` with Flower's transport."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Carry out the recipe that the run configuration names."""
+    """Run the recipe that the run configuration names.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's access to the connected nodes.
+    context : Context
+        Flower's context, with the run configuration.
+    """
     show_logs()
     config = read_run_config(context.run_config)
     serve(FlowerTransport(grid, config.largest_reply * 1e6), config)

@@ -1,4 +1,4 @@
-"""Who is there: which of the nodes that are connected is which site of the run."""
+"""Which of the connected nodes is which site of the run."""
 
 from __future__ import annotations
 
@@ -12,34 +12,41 @@ from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.simulation.messages import ClientFailure
 
 log = logging.getLogger(__name__)
-POLL_SECONDS = 0.05  # seconds between looks for an answer
-RETRY_SECONDS = 30.0  # seconds after which a node that was turned away is asked again: its operator may have mended it
-REMINDER_SECONDS = 15.0  # seconds between reminders that the run waits
+POLL_SECONDS = 0.05  # seconds between two looks for replies
+RETRY_SECONDS = 30.0  # seconds until a rejected node is asked again: its operator may have corrected its configuration
+REMINDER_SECONDS = 15.0  # seconds between two log messages while the run waits
 
 
 class SiteRegistry:
     """The sites of one run.
 
-    A node is asked who it is when it is first seen. A name belongs to the node that has it for as long as that is
-    connected; if Flower knows the node under a registered name, it has to be that one.
+    The registry asks a node for its site's name when it sees the node for the first time. A name belongs to its node
+    for as long as the node is connected. If Flower has registered the node under a name, the site must use that one.
 
     Parameters
     ----------
-    introduction : what a node is told of the run before it says who it is.
-    patience : seconds to wait where too few are connected.
-    tasks : how many the run has; a site tells its examples of each.
-    nodes : the sites that take part, each with the node that it had; None before the first round, when it is found out.
+    transport : Transport
+        Connects the server to the nodes.
+    introduction : Envelope
+        The description of the run, which is sent to every new node.
+    patience : float
+        Seconds to wait while too few sites are connected.
+    tasks : int
+        The run's number of tasks; a site reports its number of examples in each.
+    nodes : Mapping[str, int], optional
+        The sites that take part, each with its last known node. None before the first round: `wait_for_all` then
+        determines the sites.
     """
 
     def __init__(
         self,
-        line: Transport,
+        transport: Transport,
         introduction: Envelope,
         patience: float,
         tasks: int = 1,
         nodes: Mapping[str, int] | None = None,
     ) -> None:
-        self.line = line
+        self.transport = transport
         self.introduction = introduction
         self.patience = patience
         self.tasks = tasks
@@ -47,75 +54,129 @@ class SiteRegistry:
         self.sizes: dict[str, list[int]] = {}
         self.connected: Mapping[int, str] = {}
         self.names = {node: site for site, node in (nodes or {}).items()}
-        self.asked: dict[str, int] = {}  # nodes that have not said yet who they are, by what was sent
-        self.rejected: dict[int, float] = {}  # nodes, and when
+        self.asked: dict[str, int] = {}  # nodes that have not replied yet, by message identifier
+        self.rejected: dict[int, float] = {}  # rejected nodes, and when they were rejected
 
     def wait_for_all(self, count: int) -> dict[str, list[int]]:
-        """Wait until all sites of a new run are there, and return how many examples each holds in each task."""
-        self._await(None, count, count, self.patience)
-        here = sorted(site for node, site in self.names.items() if node in self.connected)
-        if len(here) > count:
-            raise ConfigError(f"{len(here)} sites are connected, and the run is for {count}: {', '.join(here)}.")
-        self.members = here
-        return {site: self.sizes[site] for site in here}
+        """Wait until all sites of a new run are connected.
+
+        Parameters
+        ----------
+        count : int
+            The number of sites.
+
+        Returns
+        -------
+        dict[str, list[int]]
+            By site, its number of examples in each task.
+
+        Raises
+        ------
+        ConfigError
+            If more sites are connected, or a site cannot take part.
+        RunError
+            If fewer are connected when the patience ends.
+        """
+        self._wait_until(None, count, count, self.patience)
+        connected = sorted(site for node, site in self.names.items() if node in self.connected)
+        if len(connected) > count:
+            raise ConfigError(
+                f"{len(connected)} sites are connected, and the run is for {count}: {', '.join(connected)}."
+            )
+        self.members = connected
+        return {site: self.sizes[site] for site in connected}
 
     def nodes(self) -> dict[str, int]:
-        """Return the node of each site, for a server that starts again."""
+        """Return the node of each site, which a restarted server needs.
+
+        Returns
+        -------
+        dict[str, int]
+            Nodes by site.
+        """
         return {site: node for node, site in self.names.items()}
 
-    def gather(self, sites: Collection[str], least: int, grace: float = 0.0) -> None:
-        """Wait until ``least`` of these sites are connected; in the first ``grace`` seconds, for all of them."""
-        self._await(sites, len(sites), least, grace)
+    def wait_for(self, sites: Collection[str], min_count: int, grace: float = 0.0) -> None:
+        """Wait until enough of some sites are connected.
+
+        Parameters
+        ----------
+        sites : Collection[str]
+            The sites that are needed.
+        min_count : int
+            How many of them are enough.
+        grace : float
+            Seconds for which the registry waits for all of them, before fewer are enough.
+
+        Raises
+        ------
+        RunError
+            If fewer are connected when the patience ends.
+        """
+        self._wait_until(sites, len(sites), min_count, grace)
 
     def node(self, site: str) -> int | None:
-        """Return the node of a site, or None if it is not connected."""
+        """Return the node of a site.
+
+        Parameters
+        ----------
+        site : str
+            The site's name.
+
+        Returns
+        -------
+        int or None
+            The node, or None if the site is not connected.
+        """
         return next((node for node, name in self.names.items() if name == site and node in self.connected), None)
 
-    def look(self) -> None:
-        """See who is connected, ask newcomers who they are, and hear what they say; does not wait."""
-        self.connected = self.line.nodes()
+    def refresh(self) -> None:
+        """Update the connected nodes, ask new nodes for their names and take their replies, without waiting."""
+        self.connected = self.transport.nodes()
         now = time.monotonic()
         for node in self.connected:
-            away = self.rejected.get(node)
-            if node in self.names or node in self.asked.values() or (away is not None and now - away < RETRY_SECONDS):
+            rejected_at = self.rejected.get(node)
+            recently_rejected = rejected_at is not None and now - rejected_at < RETRY_SECONDS
+            if node in self.names or node in self.asked.values() or recently_rejected:
                 continue
-            sent = self.line.send(node, "introduce", self.introduction, 0, max(self.patience, RETRY_SECONDS))
-            if isinstance(sent, ClientFailure):
-                self._heard(node, sent)
+            message_id = self.transport.send(node, "introduce", self.introduction, 0, max(self.patience, RETRY_SECONDS))
+            if isinstance(message_id, ClientFailure):
+                self._register(node, message_id)
             else:
-                self.asked[sent] = node
-        for sent, reply in self.line.receive(self.asked).items():
-            self._heard(self.asked.pop(sent), reply)
+                self.asked[message_id] = node
+        for message_id, reply in self.transport.receive(self.asked).items():
+            self._register(self.asked.pop(message_id), reply)
 
-    def _heard(self, node: int, reply: Envelope | ClientFailure) -> None:
+    def _register(self, node: int, reply: Envelope | ClientFailure) -> None:
+        """Register a node as the site that it names in its reply, or reject it."""
         site: Any = None
         examples: Any = None
         if isinstance(reply, ClientFailure):
             reason = in_one_line(reply.reason)
         elif "error" in reply.head:
             reason = in_one_line(reply.head["error"])
-            if self.members is None:  # before the first round nothing is lost by stopping, and much time by waiting
+            if self.members is None:  # before the first round stopping loses nothing, and waiting takes much time
                 raise ConfigError(f"a site does not fit the run. {reason}")
         else:
             site, examples = reply.head.get("site"), reply.head.get("examples")
-            reason = self._objection(node, site, examples)
+            reason = self._rejection_reason(node, site, examples)
         if reason:
             self.rejected[node] = time.monotonic()
-            log.warning("node %d is turned away: %s", node, reason)
+            log.warning("node %d is rejected: %s", node, reason)
             return
         self.rejected.pop(node, None)
         self.names[node], self.sizes[site] = site, examples
-        log.info("site %s is there, with %s examples", site, " + ".join(map(str, examples)))
+        log.info("site %s is connected, with %s examples", site, " + ".join(map(str, examples)))
 
-    def _objection(self, node: int, site: Any, examples: Any) -> str:
-        """Return why a node is not taken for the site that it says it is; empty if it is."""
+    def _rejection_reason(self, node: int, site: Any, examples: Any) -> str:
+        """Return why a node cannot be the site that it claims to be; empty if it can."""
         registered = self.connected.get(node, "")
         if not isinstance(site, str) or not 0 < len(site) <= 100 or not site.isprintable():
-            return "it did not say properly who it is"
+            return "it did not give a valid site name"
         if not isinstance(examples, list) or len(examples) != self.tasks:
-            return "it did not say how many examples it has in each task"
+            return "it did not give its number of examples in each task"
         if any(type(number) is not int or number < 0 for number in examples):
-            return "it did not say properly how many examples it has"
+            return "it did not give valid numbers of examples"
         if registered and registered != site:
             return f"it calls itself {site!r} and is registered as {registered!r}"
         if self.members is not None and site not in self.members:
@@ -123,26 +184,27 @@ class SiteRegistry:
         other = self.node(site)
         return "" if other in (None, node) else f"node {other}, which is connected, is {site!r} already"
 
-    def _await(self, sites: Collection[str] | None, wanted: int, least: int, grace: float) -> None:
+    def _wait_until(self, sites: Collection[str] | None, wanted: int, min_count: int, grace: float) -> None:
+        """Wait for ``wanted`` of these sites (None: of any), and after ``grace`` seconds for ``min_count`` of them."""
         began = time.monotonic()
-        said: float | None = None
+        last_reminder: float | None = None
         while True:
-            self.look()
-            here = [name for node, name in self.names.items() if node in self.connected]
-            here = here if sites is None else [name for name in here if name in sites]
+            self.refresh()
+            connected = [name for node, name in self.names.items() if node in self.connected]
+            connected = connected if sites is None else [name for name in connected if name in sites]
             waited = time.monotonic() - began
-            if len(here) >= wanted or (waited >= grace and len(here) >= least):
+            if len(connected) >= wanted or (waited >= grace and len(connected) >= min_count):
                 return
-            missing = "" if sites is None else f" Missing: {', '.join(sorted(set(sites) - set(here)))}."
-            text = f"{len(here)} of {wanted} sites are connected.{missing}"
+            missing = "" if sites is None else f" Missing: {', '.join(sorted(set(sites) - set(connected)))}."
+            text = f"{len(connected)} of {wanted} sites are connected.{missing}"
             if waited >= self.patience:
                 raise RunError(
-                    f"too few sites: after {waited:.0f} s {text} What was learned is kept. Start the missing ones and "
-                    "run again with the same out."
+                    f"too few sites: after {waited:.0f} s {text} The finished rounds are saved. Start the missing "
+                    "sites and run again with the same out."
                 )
-            if waited > 2 * POLL_SECONDS and (said is None or time.monotonic() - said > REMINDER_SECONDS):
-                said = time.monotonic()
-                log.warning(
-                    "waiting: %s At most %.0f s more.", text, (grace if len(here) >= least else self.patience) - waited
-                )
+            now = time.monotonic()
+            if waited > 2 * POLL_SECONDS and (last_reminder is None or now - last_reminder > REMINDER_SECONDS):
+                last_reminder = now
+                left = (grace if len(connected) >= min_count else self.patience) - waited
+                log.warning("waiting: %s At most %.0f s more.", text, left)
             time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""What a site remembers: the answer to each call that it may be asked again, and the state that the call left."""
+"""What a site stores between calls: the reply to each recent call, and the client state that the call left."""
 
 from __future__ import annotations
 
@@ -16,61 +16,153 @@ from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState
 from fedkeep.interface.codec import decode, encode
 
-_CALL = re.compile(r"\d{6,}-[0-9a-f]{32}")
-_RUN = re.compile(r"[0-9a-f]{32}")
+_CALL_ID = re.compile(r"\d{6,}-[0-9a-f]{32}")
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class StateRef:
-    """Stands, at the server, for a client's state: the call after which its site kept it; empty for a state that is
-    as it was before the first call."""
+    """The server's reference to a client state, which is stored at the client's site.
+
+    Attributes
+    ----------
+    call : str
+        The call that left the state; empty for a client's initial state.
+    """
 
     call: str = ""
 
 
 def state_ref_type(client_state: type[Any]) -> type[Any]:
-    """Return the type of what stands for a method's client states; there are none to stand for where it keeps none."""
+    """Return the type of the server's references to client states.
+
+    Parameters
+    ----------
+    client_state : type
+        The type of a method's client states.
+
+    Returns
+    -------
+    type
+        `StateRef`, or `NoState` for a method whose clients have no state.
+    """
     return NoState if client_state is NoState else StateRef
 
 
-def state_ref(call: str, client_state: type[Any]) -> Any:
-    """Return what stands for the state that a call left."""
-    return NoState() if client_state is NoState else StateRef(call)
+def state_ref(call_id: str, client_state: type[Any]) -> Any:
+    """Return a reference to the state that a call left.
+
+    Parameters
+    ----------
+    call_id : str
+        The call.
+    client_state : type
+        The type of a method's client states.
+
+    Returns
+    -------
+    StateRef or NoState
+        The reference.
+    """
+    return NoState() if client_state is NoState else StateRef(call_id)
 
 
 class StateStore:
-    """The folder of one site in one run, with an answer and a state for each call.
+    """The folder of one site in one run, with a reply and a client state for each recent call.
 
-    A call's name begins with its round, counted over all tasks, and ends with a digest of all that was asked. So a
-    message that comes twice gets the same answer, and one that differs gets its own.
+    A call's identifier is its round, counted over all tasks, and a hash of the call's content. A message that arrives
+    twice therefore gets the same reply, and a message with other content gets its own.
+
+    Parameters
+    ----------
+    root : Path
+        The folder of all runs and sites.
+    run : str
+        The run's identifier, 32 hexadecimal digits.
+    site : str
+        The site's name.
+    device : torch.device
+        Where loaded tensors are placed.
+
+    Raises
+    ------
+    ValueRefused
+        If ``run`` is not a run's identifier.
     """
 
     def __init__(self, root: Path, run: str, site: str, device: torch.device) -> None:
-        if not _RUN.fullmatch(run):
+        if not _RUN_ID.fullmatch(run):
             raise ValueRefused(f"{run[:40]!r} is not the name of a run.")
         self.folder = root / run / quote(site, safe="")
         self.device = device
 
     def lock(self) -> FileLock:
-        """Return the lock that lets one process work for this site; a second waits, and finds the answer."""
+        """Return the site's lock: a second process waits for the first, and then finds its reply.
+
+        Returns
+        -------
+        FileLock
+            The lock, not acquired yet.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         return FileLock(self.folder / ".lock")
 
-    def keep(self, call: str, state: Any, answer: Any) -> None:
-        """Write down what a call left, before anybody is told; the answer last, since it vouches for the state."""
-        atomic_write(self._file(call, "state"), encode(state))
-        atomic_write(self._file(call, "answer"), encode(answer))
+    def store(self, call_id: str, state: Any, reply: Any) -> None:
+        """Store a call's results before the reply is sent.
 
-    def answer(self, call: str, hint: Any) -> Any:
-        """Return the answer to an earlier call, or None."""
-        file = self._file(call, "answer")
+        Parameters
+        ----------
+        call_id : str
+            The call.
+        state : object
+            The client state that the call left.
+        reply : object
+            The reply to the server. It is written last, since its file shows that the state was written too.
+        """
+        atomic_write(self._file(call_id, "state"), encode(state))
+        atomic_write(self._file(call_id, "reply"), encode(reply))
+
+    def reply(self, call_id: str, hint: Any) -> Any:
+        """Return the stored reply to a call.
+
+        Parameters
+        ----------
+        call_id : str
+            The call.
+        hint : type
+            The reply's type.
+
+        Returns
+        -------
+        object
+            The reply, or None if nothing is stored.
+        """
+        file = self._file(call_id, "reply")
         return decode(file.read_bytes(), hint, self.device) if file.exists() else None
 
-    def state(self, after: Any, hint: type[Any]) -> Any:
-        """Return the state that a call left; None for a client that never kept anything."""
-        if not isinstance(after, StateRef) or not after.call:
+    def state(self, ref: Any, hint: type[Any]) -> Any:
+        """Return a client state.
+
+        Parameters
+        ----------
+        ref : StateRef or NoState
+            The server's reference to it.
+        hint : type
+            The state's type.
+
+        Returns
+        -------
+        object
+            The state, or None for a client that has stored none yet.
+
+        Raises
+        ------
+        RunError
+            If the state's file is missing.
+        """
+        if not isinstance(ref, StateRef) or not ref.call:
             return None
-        file = self._file(after.call, "state")
+        file = self._file(ref.call, "state")
         if not file.exists():
             raise RunError(
                 f"{file} is missing, so this client's state is lost. Give this site the state folder that it had "
@@ -78,22 +170,28 @@ class StateStore:
             )
         return decode(file.read_bytes(), hint, self.device)
 
-    def forget(self, call: str, settled: str) -> None:
-        """Remove what nobody will ask for again: calls of rounds before this call's, but for that with which its round
-        began.
+    def prune(self, call_id: str, checkpointed: str) -> None:
+        """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed one.
 
-        A message may come late, so that there are calls of later rounds too; those stay.
+        A message may arrive late. The calls of later rounds, which may then exist already, stay.
+
+        Parameters
+        ----------
+        call_id : str
+            The current call.
+        checkpointed : str
+            The call that left the state with which the current round began; empty if there was none.
         """
         for file in self.folder.glob("*.safetensors"):
             other = file.name.partition(".")[0]
-            if _round_of(other) < _round_of(call) and other != settled:
+            if _round_of(other) < _round_of(call_id) and other != checkpointed:
                 file.unlink()
 
-    def _file(self, call: str, what: str) -> Path:
-        if not _CALL.fullmatch(call):
-            raise ValueRefused(f"{call[:60]!r} is not the name of a call.")
-        return self.folder / f"{call}.{what}.safetensors"
+    def _file(self, call_id: str, content: str) -> Path:
+        if not _CALL_ID.fullmatch(call_id):
+            raise ValueRefused(f"{call_id[:60]!r} is not the name of a call.")
+        return self.folder / f"{call_id}.{content}.safetensors"
 
 
-def _round_of(call: str) -> int:
-    return int(call.partition("-")[0])
+def _round_of(call_id: str) -> int:
+    return int(call_id.partition("-")[0])

@@ -1,4 +1,4 @@
-"""The line between the server and the sites, and the parcels on it."""
+"""The transport between the server and the sites, and the envelopes that it carries."""
 
 from __future__ import annotations
 
@@ -12,46 +12,95 @@ from fedkeep.models.weights import tensor_hash
 from fedkeep.simulation.messages import ClientFailure
 
 MessageKind = Literal["introduce", "perform"]
-"""What a site can be asked: who it is, or a client step."""
+"""What the server asks of a site: its name and number of examples ("introduce"), or a client step ("perform")."""
 
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """What travels, either way: a head that JSON can hold, and the tensors that it names."""
+    """A message in either direction.
+
+    Attributes
+    ----------
+    head : dict
+        The header, which JSON can represent. It refers to tensors by their names.
+    tensors : Mapping[str, Tensor]
+        The tensors by name.
+    """
 
     head: dict[str, Any]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def content_namer(collected: dict[str, Tensor], known: dict[int, tuple[str, Tensor]]) -> Callable[[Tensor], str]:
-    """Return a function that names tensors by their content and collects them, so that equal ones travel once.
+    """Return a function that names tensors by the hash of their content, so that equal tensors are sent once.
 
     Parameters
     ----------
-    known : by identity, names that were found before; holds the tensors, so that no other takes their place.
+    collected : dict[str, Tensor]
+        Receives every tensor that is named.
+    known : dict[int, tuple[str, Tensor]]
+        A cache of names by ``id`` of the tensor. It holds the tensors too, so that no ``id`` is used again.
+
+    Returns
+    -------
+    Callable[[Tensor], str]
+        Returns the name of a tensor.
     """
 
     def name(tensor: Tensor) -> str:
         if id(tensor) not in known:
             known[id(tensor)] = (tensor_hash(tensor), tensor)
-        found = known[id(tensor)][0]
-        collected[found] = tensor
-        return found
+        content_name = known[id(tensor)][0]
+        collected[content_name] = tensor
+        return content_name
 
     return name
 
 
 class Transport(Protocol):
-    """Sends parcels to nodes and receives their answers."""
+    """Sends envelopes to nodes and receives their replies."""
 
     def nodes(self) -> dict[int, str]:
-        """Return the nodes that are connected, each with the name that it was registered under, empty without."""
+        """Return the connected nodes.
 
-    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | ClientFailure:
-        """Send a parcel that is worth an answer for some seconds.
-
-        Returns what the answer will be known by, or why the parcel was not taken.
+        Returns
+        -------
+        dict[int, str]
+            By node, the name under which Flower registered it; empty for nodes without a registered name.
         """
 
-    def receive(self, sent: Collection[str]) -> dict[str, Envelope | ClientFailure]:
-        """Return those answers that are there, or why there will be none; does not wait."""
+    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | ClientFailure:
+        """Send an envelope to a node, without waiting for the reply.
+
+        Parameters
+        ----------
+        node : int
+            The receiver.
+        kind : MessageKind
+            What is asked.
+        envelope : Envelope
+            The message.
+        round : int
+            The current round, counted over all tasks.
+        seconds : float
+            How long the message and its reply are valid, in seconds.
+
+        Returns
+        -------
+        str or ClientFailure
+            An identifier under which `receive` returns the reply, or the reason why the message was not sent.
+        """
+
+    def receive(self, message_ids: Collection[str]) -> dict[str, Envelope | ClientFailure]:
+        """Return the replies that have arrived, without waiting.
+
+        Parameters
+        ----------
+        message_ids : Collection[str]
+            Identifiers that `send` returned.
+
+        Returns
+        -------
+        dict[str, Envelope or ClientFailure]
+            By identifier, a reply or the reason why there will be none.
+        """

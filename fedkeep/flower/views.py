@@ -1,6 +1,6 @@
-"""A federation as each side knows it: the server the sites' names and sizes, a site its own examples.
+"""A federation as each party knows it: the server knows the sites' names and sizes, a site its own examples.
 
-Both know which classes arrive in which task: that follows from the recipe, the seed and the classes' names alone.
+All parties know which classes arrive in which task: this follows from the recipe, the seed and the classes' names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from fedkeep.experiment.recipe import Recipe
 
 @dataclass(frozen=True, eq=False)
 class ServerView(Federation):
-    """What the server knows: every site's name and how many examples it holds in each task. The test set is its own."""
+    """The server's view: every site's name and number of examples in each task, and the server's own test set.
+
+    Attributes
+    ----------
+    sizes : Mapping[str, Sequence[int]]
+        By site, its number of examples in each task.
+    """
 
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
@@ -32,7 +38,18 @@ class ServerView(Federation):
         return self.sizes[client][self.task - 1]
 
     def total_size(self, client: str) -> int:
-        """Return how many examples a site has had, this task's included; it may have kept some of earlier ones."""
+        """Return a site's number of examples in this and all earlier tasks, of which it may have stored some.
+
+        Parameters
+        ----------
+        client : str
+            The site's name.
+
+        Returns
+        -------
+        int
+            The number of examples.
+        """
         return sum(self.sizes[client][: self.task])
 
     def data(self, client: str) -> Data:
@@ -42,12 +59,25 @@ class ServerView(Federation):
 def server_view(
     recipe: Recipe, seed: int, dataset: DataSet, server: Data, sizes: Mapping[str, Sequence[int]]
 ) -> ServerView:
-    """Return what the server knows; of the training images it keeps one, for its shape.
+    """Return the server's view. Of the training images it holds only the first, which gives the shape.
 
     Parameters
     ----------
-    server : what it holds itself.
-    sizes : examples of each site in each task.
+    recipe : Recipe
+        The run's recipe.
+    seed : int
+        The trial's seed.
+    dataset : DataSet
+        The server's data set, with the test images.
+    server : Data
+        The examples that the server itself holds.
+    sizes : Mapping[str, Sequence[int]]
+        By site, its number of examples in each task.
+
+    Returns
+    -------
+    ServerView
+        The view.
     """
     dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
     stream = class_schedule(recipe, seed, dataset)
@@ -57,13 +87,36 @@ def server_view(
 
 
 def class_schedule(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
-    """Return which classes arrive when, which server and sites find out alike; None without tasks."""
+    """Return which classes arrive in which task. The server and all sites compute the same.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The run's recipe.
+    seed : int
+        The trial's seed.
+    dataset : DataSet
+        A data set with the run's classes.
+
+    Returns
+    -------
+    TaskStream or None
+        The tasks, or None for a run without tasks.
+    """
     return recipe.tasks.class_schedule(dataset, seed) if recipe.has_tasks else None
 
 
 @dataclass(frozen=True, eq=False)
 class SiteView(Federation):
-    """What a site knows: its own name, and examples of each task. Of the others it does not even know the number."""
+    """A site's view: its own name and examples. It knows nothing of other sites, not even their number.
+
+    Attributes
+    ----------
+    site : str
+        The site's name.
+    examples : Sequence[Data]
+        The site's examples in each task.
+    """
 
     site: str = ""
     examples: Sequence[Data] = ()
@@ -87,26 +140,67 @@ class SiteView(Federation):
 
 
 def site_view(site: str, dataset: DataSet, stream: TaskStream | None) -> SiteView:
-    """Return the view of a site all of whose training examples are its own; of a task it may have none."""
+    """Return the view of a site that holds a whole data set. Of some tasks it may have no example.
+
+    Parameters
+    ----------
+    site : str
+        The site's name.
+    dataset : DataSet
+        The site's data set.
+    stream : TaskStream, optional
+        Which classes arrive in which task; None without tasks.
+
+    Returns
+    -------
+    SiteView
+        The view.
+    """
     if stream is None:
         return SiteView(dataset, Partition.empty(), site=site, examples=[dataset.train])
     train = stream.dataset.train
-    rows = [task.new_class_rows(train["label"]) for task in stream.tasks]
-    examples = [{name: column[own] for name, column in train.items()} for own in rows]
+    rows_by_task = [task.new_class_rows(train["label"]) for task in stream.tasks]
+    examples = [{name: column[rows] for name, column in train.items()} for rows in rows_by_task]
     return SiteView(stream.dataset, Partition.empty(), stream=stream, site=site, examples=examples)
 
 
 def client_view(federation: Federation, client: str, site: str) -> SiteView:
-    """Return the view of a site that plays one of the clients among whom a data set was split."""
+    """Return the view of a site that stands for one of the clients over which a data set was split.
+
+    Parameters
+    ----------
+    federation : Federation
+        All clients.
+    client : str
+        The client's name.
+    site : str
+        The site's name.
+
+    Returns
+    -------
+    SiteView
+        The view.
+    """
     examples = [federation.for_task(task).data(client) for task in range(1, federation.num_tasks + 1)]
     return SiteView(federation.dataset, Partition.empty(), stream=federation.stream, site=site, examples=examples)
 
 
 def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:
-    """Return what the sites' data have to agree with, and how all of them are normalised.
+    """Return the server's requirements on the sites' data, and the mean and standard deviation of all images.
 
-    ``left_out`` says that no party may train on the images that the run's generator learned from; ``generator`` is its
-    hash.
+    Parameters
+    ----------
+    dataset : DataSet
+        The server's data set.
+    left_out : bool
+        No party may train on the images from which the run's generator learned.
+    generator : str
+        The generator's hash; empty without one.
+
+    Returns
+    -------
+    dict
+        The requirements, as `match_dataset` takes them.
     """
     return {
         "left_out": left_out,
@@ -119,20 +213,32 @@ def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[s
 
 
 def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
-    """Return a site's data set with its classes numbered and its images normalised as the server says.
+    """Return a site's data set with classes numbered and images normalised as in the run.
 
-    A site that lacks some of the classes is no error, since its classes are told apart by their names.
+    A site may lack some of the run's classes: classes are identified by their names.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        The site's data set.
+    wanted : Mapping[str, object]
+        The server's requirements, from `describe_dataset`.
+
+    Returns
+    -------
+    DataSet
+        The site's data set, adapted to the run.
 
     Raises
     ------
     DataError
-        If there are other classes, or images of another shape.
+        If the site has classes that the run does not have, or images of another shape.
     """
     names, shape = list(wanted["label_names"]), tuple(wanted["shape"])
-    strangers = [name for name in dataset.label_names if name not in names]
-    if strangers:
+    unknown = [name for name in dataset.label_names if name not in names]
+    if unknown:
         raise DataError(
-            f"{dataset.name} has {dataset.num_classes} classes, and of these {', '.join(map(repr, strangers[:5]))} not "
+            f"{dataset.name} has {dataset.num_classes} classes, and of these {', '.join(map(repr, unknown[:5]))} not "
             f"among the run's {len(names)}: {', '.join(map(repr, names))}. Name this site's classes as the run does."
         )
     if dataset.shape != shape:

@@ -1,8 +1,8 @@
-"""The words of the house as types: algorithm, cohort, client, server, and the values that travel between them."""
+"""The interface of a method: algorithm, client, server and cohort, and the values that are sent between them."""
 
 from fedkeep.interface.algorithm import Algorithm, algorithms, get_algorithm, on_client
 from fedkeep.interface.cohort import Cohort, RemoteClient, each
-from fedkeep.interface.party import Client, Fit, ModelCopy, NoState, Server
+from fedkeep.interface.party import Client, Fit, NoState, Server
 from fedkeep.interface.training import Training
 from fedkeep.losses import Data
 
@@ -12,7 +12,6 @@ __all__ = [
     "Cohort",
     "Data",
     "Fit",
-    "ModelCopy",
     "NoState",
     "RemoteClient",
     "Server",

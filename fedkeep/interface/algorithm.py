@@ -1,4 +1,4 @@
-"""A method: one class in one file, its server half and its client half side by side."""
+"""The base class of all methods: one class in one file, with the server's half and the clients' half side by side."""
 
 from __future__ import annotations
 
@@ -28,128 +28,310 @@ _MARK = "_fedkeep_client_step"
 
 
 def on_client(function: F) -> F:
-    """Mark a method as a client step: what `round` may ask of a client, and all that it may."""
+    """Mark a method as a client step, which `Algorithm.round` may ask clients to carry out.
+
+    Parameters
+    ----------
+    function : Callable
+        A method that takes the client, then what the server sends, all with type annotations. What it returns is all
+        that leaves the client.
+
+    Returns
+    -------
+    Callable
+        The same function.
+    """
     setattr(function, _MARK, True)
     return function
 
 
 def is_client_step(function: Any) -> bool:
-    """Tell whether a function or bound method was marked with `on_client`."""
+    """Tell whether a function or bound method is marked with `on_client`.
+
+    Parameters
+    ----------
+    function : object
+        The function.
+
+    Returns
+    -------
+    bool
+        True if it is marked.
+    """
     return bool(getattr(function, _MARK, False))
 
 
 @dataclass(frozen=True)
 class Algorithm(Options, ABC, Generic[S, C]):
-    """Base of all methods. ``S`` is the dataclass that the server keeps, ``C`` the one that each client keeps.
+    """Base class of all methods.
 
-    A subclass is a frozen dataclass whose fields are its options (see `fedkeep.options.option`), with one `round` and
-    at least one `on_client` step. It holds no state of its own. `round` depends on nothing but the server and the
-    replies.
+    A subclass is a frozen dataclass. Its fields are its options (see `fedkeep.options.option`). It defines `round` and
+    at least one client step, and keeps no state in itself: ``Algorithm[S, C]`` names the dataclass ``S`` that the
+    server keeps, and the dataclass ``C`` that each client keeps. Everything that `round` does depends only on the
+    server and on the clients' replies.
+
+    Attributes
+    ----------
+    title : str
+        The name as papers write it; by default the name of the class.
+    paper : str
+        The paper that describes the method.
+    schedule : {"parallel", "sequential"}
+        Whether the clients of a round train at the same time, or one after another.
+    needs : tuple[str, ...]
+        Parts of a recipe that the method cannot do without, such as ``"auxiliary"``.
+    networks : {"one", "any"}
+        Whether all clients must have the same architecture.
+    takes_turns : bool
+        Whether the clients of a cohort get a special role in turn, another client in every round.
     """
 
-    title: ClassVar[str] = ""  # as papers write it; default: the class's name
+    title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     schedule: ClassVar[Literal["parallel", "sequential"]] = "parallel"
-    needs: ClassVar[tuple[str, ...]] = ()  # what it needs of a recipe, such as "auxiliary"
-    networks: ClassVar[Literal["one", "any"]] = "one"  # whether clients may have networks of their own
-    takes_turns: ClassVar[bool] = False  # whether every round treats another client of its cohort apart, in turn
+    needs: ClassVar[tuple[str, ...]] = ()
+    networks: ClassVar[Literal["one", "any"]] = "one"
+    takes_turns: ClassVar[bool] = False
 
     @property
     def rows_per_class(self) -> int:
-        """How many rows of the classifier a class has; if several, side by side, its first says what it is."""
+        """Number of adjacent classifier rows for each class; the first of them is the one that predicts the class."""
         return 1
 
     @abstractmethod
     def round(self, server: Server[S], cohort: Cohort) -> None:
-        """Carry out one communication round: ask clients, and leave in ``server.model`` what they learned."""
+        """Carry out one communication round.
+
+        Parameters
+        ----------
+        server : Server
+            The server; assign the new global model to ``server.model``.
+        cohort : Cohort
+            The clients of this round.
+        """
 
     def begin_task(self, server: Server[S], clients: Cohort) -> None:
-        """Prepare for a task, before its first round, with all clients at hand. Without tasks there is one.
+        """Prepare for a task, before its first round. A run without tasks has one task.
 
-        By default the model gets rows for the new classes. A method that defines neither this nor `end_task` knows
-        nothing of tasks: it begins each without what it kept in the one before.
+        By default the classifier of ``server.model`` gets rows for the new classes. If a method overrides neither this
+        nor `end_task`, its server and clients start every task with fresh states.
+
+        Parameters
+        ----------
+        server : Server
+            The server.
+        clients : Cohort
+            All clients of the federation.
         """
         server.model = server.expand_head(server.model)
 
     def end_task(self, server: Server[S], clients: Cohort) -> None:
-        """Finish a task, after its last round."""
+        """Finish a task, after its last round; by default nothing happens.
+
+        Parameters
+        ----------
+        server : Server
+            The server.
+        clients : Cohort
+            All clients of the federation.
+        """
 
     def predict(self, server: Server[S], model: Weights, images: Tensor) -> Tensor:
-        """Return scores [n, classes] of images, [n, channels, height, width] as they are stored: how it is evaluated.
+        """Compute class scores, from which the model is evaluated.
 
-        By default the logits of the model that is served, of each class's first row.
+        By default these are the model's logits, with the first row of each class.
+
+        Parameters
+        ----------
+        server : Server
+            The server.
+        model : Weights
+            The model to evaluate.
+        images : Tensor
+            Images as they are stored, uint8 [n, channels, height, width].
+
+        Returns
+        -------
+        Tensor
+            Scores, [n, classes].
         """
         return server.predict(model, {"image": images})[:, :: self.rows_per_class]
 
     def own_model(self, state: C) -> Weights:
-        """Return the model that a client itself would use, from its state, if that is another than the server's.
+        """Return the model that a client uses itself, if it keeps one that it does not send to the server.
 
-        Where one machine plays all clients it can be evaluated with theirs (``run.evaluate_local_models``). Fits that
-        come back are evaluated anyway; this is for models that stay at home.
+        It is evaluated beside the models that clients send, in simulations with ``run.evaluate_local_models``.
+
+        Parameters
+        ----------
+        state : C
+            The client's state.
+
+        Returns
+        -------
+        Weights
+            The model; empty if the client keeps none.
         """
         return {}
 
     def validate_reply(self, server: Server[S], reply: Any, examples: int) -> str | None:
-        """Return what is wrong with a reply, such as its shape; None if nothing is. Who sent it is lost for the round.
+        """Check a client's reply beyond what is checked for every method; by default every reply is valid.
 
-        ``examples`` is how many the client has in this task. Whether numbers are finite, and models of the client's
-        form, is looked after already.
+        Numbers that are not finite and models of another architecture are refused for every method. A client whose
+        reply is invalid is lost for the round.
+
+        Parameters
+        ----------
+        server : Server
+            The server.
+        reply : object
+            The reply to any of the method's steps.
+        examples : int
+            Number of the client's examples of this task.
+
+        Returns
+        -------
+        str or None
+            What is wrong with the reply, such as its shape; None if it is valid.
         """
         return None
 
     @classmethod
     def name(cls) -> str:
-        """Return the name in recipes and on the command line: the title in lower case, or the class's name."""
+        """Return the method's name in recipes and on the command line: its title in lower case, or the class's name.
+
+        Returns
+        -------
+        str
+            The name.
+        """
         return (cls.title or cls.__name__).lower().replace("+", "-").replace(" ", "-")
 
 
 def handles_tasks(cls: type[Algorithm[Any, Any]]) -> bool:
-    """Tell whether a method does something of its own when a task begins or ends."""
+    """Tell whether a method does something itself when a task begins or ends.
+
+    Parameters
+    ----------
+    cls : type[Algorithm]
+        The method.
+
+    Returns
+    -------
+    bool
+        True if it overrides `Algorithm.begin_task` or `Algorithm.end_task`.
+    """
     return cls.begin_task is not Algorithm.begin_task or cls.end_task is not Algorithm.end_task
 
 
 def state_types(cls: type[Algorithm[Any, Any]]) -> tuple[type[Any], type[Any]]:
-    """Return the dataclasses (server's, client's) that a method's base ``Algorithm[S, C]`` names."""
-    given: dict[Any, Any] = {}
+    """Return the state classes that a method names in its base ``Algorithm[S, C]``.
+
+    Parameters
+    ----------
+    cls : type[Algorithm]
+        The method.
+
+    Returns
+    -------
+    tuple[type, type]
+        The dataclass that the server keeps, and the one that each client keeps; `NoState` where none is named.
+    """
+    bound: dict[Any, Any] = {}  # type variables of generic bases, and what subclasses put in their place
     for base in cls.__mro__:
-        for written in base.__dict__.get("__orig_bases__", ()):
-            origin = get_origin(written)
-            arguments = [given.get(a, _default(a)) if isinstance(a, typing.TypeVar) else a for a in get_args(written)]
+        for generic in base.__dict__.get("__orig_bases__", ()):
+            origin = get_origin(generic)
+            arguments = [bound.get(a, _default(a)) if isinstance(a, typing.TypeVar) else a for a in get_args(generic)]
             if origin is Algorithm:
                 return arguments[0], (arguments[1] if len(arguments) > 1 else NoState)
             if isinstance(origin, type) and issubclass(origin, Algorithm):
-                given |= dict(zip(origin.__parameters__, arguments, strict=False))  # type: ignore[attr-defined]
+                bound |= dict(zip(origin.__parameters__, arguments, strict=False))  # type: ignore[attr-defined]
     return NoState, NoState
 
 
 def _default(variable: Any) -> Any:
-    """Return what a type variable stands for where nothing is said."""
+    """Return the default of a type variable that a base class leaves open."""
     return getattr(variable, "__default__", NoState)
 
 
 def client_steps(cls: type[Algorithm[Any, Any]]) -> dict[str, Callable[..., Any]]:
-    """Return a method's client steps by name."""
+    """Return a method's client steps.
+
+    Parameters
+    ----------
+    cls : type[Algorithm]
+        The method.
+
+    Returns
+    -------
+    dict[str, Callable]
+        The functions that are marked with `on_client`, by name.
+    """
     names = (name for name in dir(cls) if not name.startswith("__"))
     return {name: getattr(cls, name) for name in names if is_client_step(getattr(cls, name, None))}
 
 
 def unwrap_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of a step, bound or not."""
+    """Return the plain function of a client step.
+
+    Parameters
+    ----------
+    step : Callable
+        A function or a bound method.
+
+    Returns
+    -------
+    Callable
+        The function.
+    """
     return getattr(step, "__func__", step)
 
 
 def server_arguments(step: Callable[..., Any]) -> list[str]:
-    """Return the names of a step's parameters after the method and the client: what the server sends."""
+    """Return the names of the arguments that the server sends to a client step.
+
+    Parameters
+    ----------
+    step : Callable
+        The step.
+
+    Returns
+    -------
+    list[str]
+        The parameters after the method and the client.
+    """
     return list(inspect.signature(unwrap_step(step)).parameters)[2:]
 
 
 def is_annotated(step: Callable[..., Any]) -> bool:
-    """Tell whether a step says of what types its parameters and its result are, without which it cannot travel."""
+    """Tell whether a client step has the type annotations without which it cannot be sent.
+
+    Parameters
+    ----------
+    step : Callable
+        The step.
+
+    Returns
+    -------
+    bool
+        True if all parameters that the server sends, and the result, are annotated.
+    """
     return {*server_arguments(step), "return"} <= annotations_of(unwrap_step(step)).keys()
 
 
 def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
-    """Return all methods by name: those of `fedkeep.algorithms`, found by looking, and any that have been imported."""
+    """Find all methods: those of `fedkeep.algorithms`, and any others that have been imported.
+
+    Returns
+    -------
+    dict[str, type[Algorithm]]
+        The methods by name, in alphabetical order.
+
+    Raises
+    ------
+    ConfigError
+        If two methods have the same name.
+    """
     package = importlib.import_module("fedkeep.algorithms")
     for module in pkgutil.walk_packages(package.__path__, "fedkeep.algorithms."):
         importlib.import_module(module.name)
@@ -163,18 +345,34 @@ def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
         if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ConfigError(
                 f"{other.__module__}.{other.__qualname__} and {cls.__module__}.{cls.__qualname__} are both named "
-                f"{cls.name()!r}. Give your own another title."
+                f"{cls.name()!r}. Give yours another title."
             )
         found[cls.name()] = cls
     return dict(sorted(found.items()))
 
 
 def get_algorithm(name: str) -> type[Algorithm[Any, Any]]:
-    """Return a method by name, case ignored; raise `ConfigError` with the nearest name for an unknown one."""
+    """Return a method by name.
+
+    Parameters
+    ----------
+    name : str
+        The name; upper and lower case are the same.
+
+    Returns
+    -------
+    type[Algorithm]
+        The method.
+
+    Raises
+    ------
+    ConfigError
+        If there is no method of this name; the message contains the nearest one.
+    """
     known = algorithms()
     if name.lower() not in known:
         raise ConfigError(
-            f"there is no method {name!r}.{did_you_mean(name.lower(), known)} A method of your own is found when its "
-            "file is named with --use FILE."
+            f"there is no method {name!r}.{did_you_mean(name.lower(), known)} To use a method from a file, name the "
+            "file with --use FILE."
         )
     return known[name.lower()]

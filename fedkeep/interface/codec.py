@@ -1,8 +1,9 @@
-"""One codec for messages and states: values to safetensors and back, guided by type annotations. Never pickle.
+"""The codec for messages and states: values to safetensors and back, guided by type annotations. Never pickle.
 
-The tensors of a value are stored under numbered names, and its structure as JSON in a byte tensor beside them, so that
-one blob holds all. Decoding follows the annotation of the step's parameter, its result or the state: what does not fit
-it is refused, and only dataclasses that the annotation names, or their subclasses, are ever constructed.
+The tensors of a value are stored under numbers as names, and its structure as JSON in a byte tensor beside them, so
+that one blob contains everything. Decoding follows a type annotation: that of a step's parameter, of its result or of a
+state. A value that does not match is refused. Only dataclasses that the annotation names, and their subclasses, are
+ever constructed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,23 @@ _STRUCTURE = "structure"
 
 
 def encode(value: Any) -> bytes:
-    """Return a value as bytes; raise TypeError for what is not a value (see `fedkeep.interface.pytree`)."""
+    """Encode a value as bytes.
+
+    Parameters
+    ----------
+    value : object
+        Tensors, numbers, text and None in lists, tuples, dicts and dataclasses (see `fedkeep.interface.pytree`).
+
+    Returns
+    -------
+    bytes
+        The value in the format of safetensors.
+
+    Raises
+    ------
+    TypeError
+        If the value contains anything else.
+    """
     structure, found = to_structure(value)
     storages: set[int] = set()
     tensors = {name: own_storage(tensor, storages) for name, tensor in found.items()}
@@ -36,9 +53,24 @@ def encode(value: Any) -> bytes:
 
 
 def to_structure(value: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return a value's structure, and its tensors by the names that stand for them there; one that occurs twice once.
+    """Separate a value into its structure and its tensors; `from_structure` puts them together again.
 
-    `from_structure` puts them together again.
+    Parameters
+    ----------
+    value : object
+        The value.
+
+    Returns
+    -------
+    structure : object
+        The structure, which JSON can represent, with names in place of tensors.
+    tensors : dict[str, Tensor]
+        The tensors by these names. A tensor that occurs twice is contained once.
+
+    Raises
+    ------
+    TypeError
+        As for `encode`.
     """
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
@@ -53,19 +85,33 @@ def to_structure(value: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
-    """Return the value that `encode` wrote, checked against a type annotation.
+    """Decode a value that `encode` has encoded, and check it against a type annotation.
+
+    Parameters
+    ----------
+    blob : bytes
+        The encoded value.
+    hint : type
+        The type annotation.
+    device : torch.device, optional
+        Where to put the tensors; by default they stay on the CPU.
+
+    Returns
+    -------
+    object
+        The value.
 
     Raises
     ------
     ValueRefused
-        If the bytes are damaged, or hold something that the annotation does not allow.
+        If the bytes are damaged, or contain something that the annotation does not allow.
     """
     try:
         tensors = load(blob)
-        written = tensors.pop(_STRUCTURE)
-        if written.dtype != torch.uint8 or written.dim() != 1:
-            raise ValueError("its structure is not a text")
-        structure = json.loads(written.numpy().tobytes())
+        text = tensors.pop(_STRUCTURE)
+        if text.dtype != torch.uint8 or text.dim() != 1:
+            raise ValueError("its structure is not text")
+        structure = json.loads(text.numpy().tobytes())
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise ValueRefused(f"damaged message or file: {error}. Ask for it again, or restore it from a copy.") from error
     if device is not None:
@@ -74,29 +120,55 @@ def decode(blob: bytes, hint: Any, device: torch.device | None = None) -> Any:
 
 
 def from_structure(structure: Any, tensors: Mapping[str, Tensor], hint: Any) -> Any:
-    """Return the value of which `encode_structure` gave the structure, checked against a type annotation.
+    """Build a value from its structure and its tensors, and check it against a type annotation.
+
+    Parameters
+    ----------
+    structure : object
+        A structure from `to_structure` or `encode_structure`.
+    tensors : Mapping[str, Tensor]
+        The tensors by their names in the structure.
+    hint : type
+        The type annotation.
+
+    Returns
+    -------
+    object
+        The value.
 
     Raises
     ------
     ValueRefused
-        If the structure is malformed, or holds something that the annotation does not allow.
+        If the structure is malformed, or contains something that the annotation does not allow.
     """
     try:
         return _decode(structure, tensors, hint, "the value")
     except ValueRefused:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # What a stranger wrote may be malformed in any way; whatever trips over it, it is refused.
+        # A message from outside may be malformed in any way; whatever error that causes, the message is refused.
         raise ValueRefused(f"damaged message or file: {error}. Ask for it again, or restore it from a copy.") from error
 
 
 def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
-    """Return a value's structure, which JSON can hold, with a name in the place of every tensor.
+    """Return a value's structure.
+
+    Parameters
+    ----------
+    value : object
+        The value.
+    name : Callable[[Tensor], str]
+        Returns the name that stands for a tensor in the structure.
+
+    Returns
+    -------
+    object
+        The structure, which JSON can represent.
 
     Raises
     ------
     TypeError
-        For what is not a value (see `fedkeep.interface.pytree`).
+        If the value contains anything that cannot be encoded (see `encode`).
     """
 
     def encode_leaf(leaf: Any) -> Any:
@@ -118,21 +190,31 @@ def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
             return {"dict": [[key, item] for key, item in items.items()]}
         return {"class": _name(type(node)), "fields": items}
 
-    def has_other_keys(node: Any) -> bool:  # such a mapping is refused as if it were a leaf
+    def has_other_keys(node: Any) -> bool:  # such a mapping is treated as a leaf, and so refused
         return isinstance(node, (dict, Mapping)) and not all(isinstance(key, (str, int)) for key in node)
 
     return tree_map(encode_leaf, value, encode_node, has_other_keys)
 
 
 def own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
-    """Return a tensor that fills its storage and shares it with no other, as safetensors wants it.
+    """Return a tensor on the CPU that fills its storage and shares it with no other, as safetensors requires.
 
-    ``taken`` holds the addresses of the storages of those before it, and is added to.
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor.
+    taken : set[int]
+        Addresses of the storages that other tensors of the message use. The address of this one is added.
+
+    Returns
+    -------
+    Tensor
+        The tensor itself if it meets this already, otherwise a copy.
     """
     tensor = tensor.detach().cpu().contiguous()
     storage = tensor.untyped_storage()
     if storage.data_ptr() in taken or storage.nbytes() != tensor.nbytes:
-        return tensor.clone()  # nobody else has this storage
+        return tensor.clone()  # the storage of a copy is new
     taken.add(storage.data_ptr())
     return tensor
 
@@ -170,7 +252,7 @@ def _decode(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> 
         }
     elif isinstance(origin or hint, type) and hint is not object and isinstance(node, dict) and "class" in node:
         return _decode_dataclass(node, tensors, origin or hint, where)
-    raise ValueRefused(f"{where} is not {_words(hint)}. Both sides must run the same method and version of FedKeep.")
+    raise ValueRefused(f"{where} is not {_describe(hint)}. Both sides must run the same method and version of FedKeep.")
 
 
 def _decode_union(node: Any, tensors: Mapping[str, Tensor], alternatives: tuple[Any, ...], where: str) -> Any:
@@ -200,7 +282,7 @@ def _decode_dataclass(node: dict[str, Any], tensors: Mapping[str, Tensor], hint:
     cls: Any = allowed.get(str(node["class"]))
     content = node.get("fields")
     if cls is None or not isinstance(content, dict):
-        raise ValueRefused(f"{where} is a {str(node['class'])[:80]!r} where {_words(hint)} is expected.")
+        raise ValueRefused(f"{where} is a {str(node['class'])[:80]!r} where {_describe(hint)} is expected.")
     names = {field.name for field in fields(cls)}
     if set(content) != names:
         raise ValueRefused(f"{where} has the fields {sorted(content)} instead of {sorted(names)}.")
@@ -217,5 +299,5 @@ def _with_subclasses(cls: type) -> list[type]:
     return [cls, *(found for child in children for found in _with_subclasses(child))]
 
 
-def _words(hint: Any) -> str:
+def _describe(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint)) if get_origin(hint) is None else str(hint)

@@ -1,4 +1,4 @@
-"""Whom a method can ask, and how: the verbs of every schedule, parallel or sequential."""
+"""The clients that a method can ask, and the ways to ask them, for parallel and sequential schedules alike."""
 
 from __future__ import annotations
 
@@ -19,31 +19,71 @@ Step = Callable[Concatenate[Client[Any], P], R]
 
 @dataclass(frozen=True)
 class Each:
-    """An argument that differs from client to client (see `each`)."""
+    """An argument that differs between clients; made by `each`.
+
+    Attributes
+    ----------
+    values : Mapping[str, object]
+        The argument for each client, by client id.
+    """
 
     values: Mapping[str, Any]
 
 
 def each(values: Mapping[str, T]) -> T:
-    """Give each client its own argument: ``cohort.ask(step, each({"3": a, "7": b}))`` reaches clients 3 and 7 only.
+    """Give each client its own argument.
 
-    To the type checker the result is one client's value, so that the call is checked against the step.
+    Parameters
+    ----------
+    values : Mapping[str, T]
+        The argument for each client, by client id. Clients that are not in it are not asked.
+
+    Returns
+    -------
+    T
+        A stand-in for the argument, to be given to `Cohort.ask` or `Cohort.start`. Its declared type is that of one
+        client's value, so that a type checker compares the call with the step.
+
+    Examples
+    --------
+    Ask clients 3 and 7 only, each with an argument of its own::
+
+        cohort.ask(self.train, each({"3": model_a, "7": model_b}))
     """
     return cast(T, Each(values))
 
 
 class RemoteClient(ABC):
-    """One client, as `round` sees it: a name that can be asked."""
+    """One client of a cohort, as `Algorithm.round` sees it.
+
+    Attributes
+    ----------
+    id : str
+        The client's name in the recipe.
+    """
 
     id: str
 
     @abstractmethod
     def ask(self, step: Step[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Let the client do a step and return its reply; None if it was lost, now or earlier in the round."""
+        """Let this client carry out a step, and wait for its reply.
+
+        Parameters
+        ----------
+        step : Callable
+            A method that is marked with `on_client`, such as ``self.train``.
+        *args, **kwargs
+            What the step takes after the client.
+
+        Returns
+        -------
+        R or None
+            The reply; None if the client was lost, in this step or earlier in the round.
+        """
 
 
 class Cohort(ABC):
-    """The clients of a round, in the order of the schedule. Iterating yields `RemoteClient`s."""
+    """The clients of a round, in the order of the schedule; iterate over it to get each `RemoteClient`."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[RemoteClient]: ...
@@ -53,14 +93,47 @@ class Cohort(ABC):
 
     @abstractmethod
     def ask(self, step: Step[P, R], *args: P.args, **kwargs: P.kwargs) -> Mapping[str, R]:
-        """Let all clients do a step at once; return the replies by client id, in cohort order, lost clients left
-        out."""
+        """Let all clients carry out a step at the same time, and wait for their replies.
+
+        Parameters
+        ----------
+        step : Callable
+            A method that is marked with `on_client`, such as ``self.train``.
+        *args, **kwargs
+            What the step takes after the client; use `each` where clients get different values.
+
+        Returns
+        -------
+        Mapping[str, R]
+            The replies by client id, in the order of the cohort. Lost clients are missing.
+        """
 
     @abstractmethod
     def start(self, step: Step[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Ask all clients without waiting. A client does its steps in the order asked, and this one by the round's
-        end."""
+        """Let all clients carry out a step without waiting for it.
+
+        A client carries out its steps in the order in which they were asked for. A started step is finished by the end
+        of the round at the latest.
+
+        Parameters
+        ----------
+        step : Callable
+            A method that is marked with `on_client` and returns None.
+        *args, **kwargs
+            What the step takes after the client; use `each` where clients get different values.
+        """
 
     @abstractmethod
     def without(self, known: Container[str]) -> Cohort:
-        """Return the cohort of those clients whose id ``known`` does not contain."""
+        """Return the cohort without some of its clients.
+
+        Parameters
+        ----------
+        known : Container[str]
+            The ids of the clients to leave out.
+
+        Returns
+        -------
+        Cohort
+            The other clients, in the same order.
+        """

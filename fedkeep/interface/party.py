@@ -1,6 +1,7 @@
-"""What a method's two halves can do: one toolbox for clients and the server.
+"""Clients and the server as a method sees them: what they hold, and what they can compute.
 
-Every name here is implemented once, in the engine, and used by all engines; methods see only this file.
+A method calls only what is declared here. `fedkeep.training.party` implements it once, for simulations on one machine
+and for real sites alike. Unless a docstring says otherwise, a model is a whole state dict (`fedkeep.models.Weights`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class NoState:
-    """The state of a party that keeps nothing."""
+    """The state of a client, or of a server, that keeps nothing between calls."""
 
 
 S = TypeVar("S", default=NoState)
@@ -33,45 +34,56 @@ S = TypeVar("S", default=NoState)
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What a training returns: the trained weights, and what it took.
+    """The result of `Party.fit`.
 
     Attributes
     ----------
-    model : the whole state dict after training.
-    examples : rows of the first data set.
-    steps : optimiser steps taken.
-    loss : mean loss over the steps; 0.0 without any.
+    model : Weights
+        The whole state dict after training.
+    num_examples : int
+        Number of examples in the first data set.
+    num_steps : int
+        Number of optimizer steps that were taken.
+    loss : float
+        Mean loss over these steps; 0.0 if there were none.
     """
 
     model: Weights
-    examples: int
-    steps: int
+    num_examples: int
+    num_steps: int
     loss: float
 
 
-@dataclass(frozen=True, eq=False)
-class ModelCopy:
-    """A client's own model, whole, for a server that asks it itself; no training that came back."""
-
-    model: Weights
-
-
 class Party(ABC, Generic[S]):
-    """A client or the server during one call.
+    """What a client and the server have in common while one of their methods runs.
 
     Attributes
     ----------
-    state : what this party keeps from call to call; assign to its fields, never change a tensor in place.
-    data : a client's examples of the task, as columns; on the server, what the recipe gives it (empty without).
-    task, round : the task, and its round, both counted from 1. Without tasks there is one.
-    num_classes : how many classes the model knows now, in order of arrival.
-    num_old_classes : how many of them came before this task.
-    label_names : of the classes known now.
-    image_format : what the images are like: their shape, and how pixels are normalised.
-    training : the recipe's settings of local training.
-    initial_model : what the party's network began with, before anybody trained it, with rows for all classes known now.
-    parameter_names : names of the model's tensors that are trained; the others are buffers, such as batch norm's
-        statistics.
+    state : S
+        What this party keeps from one call to the next. Assign to its fields; never change a tensor in place.
+    data : Data
+        The examples of the current task, as columns of one length: ``"image"``, uint8
+        [n, channels, height, width], and ``"label"``, int64 [n]. On the server it holds what the recipe gives the
+        server, and is empty if that is nothing.
+    task : int
+        The current task, counted from 1. A run without tasks has one task.
+    round : int
+        The current round of this task, counted from 1.
+    num_classes : int
+        Number of classes that have been seen so far. Classes are numbered in their order of arrival.
+    num_old_classes : int
+        Number of classes that arrived before the current task.
+    label_names : tuple[str, ...]
+        Names of the classes that have been seen so far.
+    image_format : ImageFormat
+        Shape of the images, and how their pixels are normalised.
+    training : Training
+        The recipe's settings of local training.
+    initial_model : Weights
+        The untrained model, which is the same for everyone with this architecture. Its classifier has rows for all
+        classes that have been seen so far.
+    parameter_names : tuple[str, ...]
+        Names of the model's trained tensors. All other tensors are buffers, such as batch norm's running statistics.
     """
 
     state: S
@@ -98,94 +110,249 @@ class Party(ABC, Generic[S]):
         parametrization: Parametrization | None = None,
         step_callback: StepCallback | None = None,
     ) -> Fit:
-        """Train a copy of ``model``: the only training of the recipe's network.
+        """Train a copy of a model with SGD and return the trained weights.
 
-        A data set's bool column ``made`` marks images that a generator drew: augmentation leaves their brightness.
-        Several data sets are drawn side by side, one batch of each per step; a pass ends with the first, the others
-        start over as often as needed. With ``epoch_ends_with="shortest"`` it ends with the shortest, and all start
-        over. Without ``data`` it is the party's own; without ``epochs``, the recipe's epochs. ``batch_sizes`` gives
-        the data sets, in their order, batch sizes of their own; 0, and what is not given, is the recipe's.
-        With a ``composition`` the network's weights are computed anew in every step from ``model``, which may have any
-        names beside the network's: all its tensors but the network's buffers are trained, are what objectives see as
-        weights, and come back in `Fit.model`. ``watch`` sees every step before it is taken, and changes nothing.
-        Frozen teachers of the loss are settled first. A party without examples gets its model back after 0 steps.
-        Others may be trained meanwhile: hold nothing around it that is the whole process's, such as a seed or autocast.
+        The optimizer starts afresh in every call. Before the first step, `cache_teachers` is applied to ``loss``. A
+        party without examples gets its model back after 0 steps.
+
+        Parameters
+        ----------
+        model : Weights
+            The weights from which training starts. They are not changed.
+        loss : Loss
+            The loss of a step. It receives one batch of each data set.
+        *data : Data
+            The data sets; by default the party's own, `data`. With several, every step takes one batch of each. A bool
+            column ``"generated"`` [n] marks generated images, whose brightness augmentation does not change.
+        epochs : int, optional
+            Number of passes over the data; by default that of the recipe (``training.epochs``).
+        batch_sizes : Sequence[int]
+            Batch size of each data set, in the order of ``data``. For 0, and for data sets beyond the end of the
+            sequence, the recipe's batch size is used.
+        epoch_ends_with : {"first", "shortest"}
+            When an epoch over several data sets ends. ``"first"``: with the first data set; the others start over as
+            often as needed, and are not reset between epochs. ``"shortest"``: with the data set that has the fewest
+            batches; all of them start over in the next epoch.
+        parametrization : Parametrization, optional
+            A differentiable function that computes the network's weights from ``model`` in every step. ``model`` may
+            then have tensors that the network does not have. All its tensors are trained, except for the network's
+            buffers. The loss sees these tensors as the weights, and `Fit.model` contains them.
+        step_callback : StepCallback, optional
+            Called in every step, after the gradients are computed and before the weights are updated. It must not
+            change anything.
+
+        Returns
+        -------
+        Fit
+            The trained weights, the numbers of examples and steps, and the mean loss.
+
+        Raises
+        ------
+        ConfigError
+            If a data set has no images, or columns of different lengths.
+        ValueError
+            If there are more batch sizes than data sets, or if a data set other than the first has no examples.
+
+        Notes
+        -----
+        This is the only training loop for the recipe's network, so that every method trains alike.
+
+        Do not wrap `fit` in process-wide contexts such as a seed or autocast: other clients may train in this process
+        meanwhile.
         """
 
     @abstractmethod
     def cache_teachers(self, loss: Loss, *data: Data) -> Loss:
-        """Replace an loss's frozen teachers by what they say about the data, once and for all epochs.
+        """Compute the outputs of a loss's frozen teachers once, instead of in every step.
 
-        With random augmentation teachers must see what the student sees; the loss is then returned as it is. A
-        data set of which nothing is said may be given as {}, to number those behind it.
+        If images are augmented at random, a teacher must see the same augmented images as the student. Teachers are
+        not cached then, and the loss is returned unchanged.
+
+        Parameters
+        ----------
+        loss : Loss
+            A loss that may contain frozen teachers.
+        *data : Data
+            The data sets that will be given to `fit`, in the same order; by default the party's own. Write ``{}`` for
+            a data set to be skipped.
+
+        Returns
+        -------
+        Loss
+            The same loss with cached outputs instead of teachers.
         """
 
     @abstractmethod
     def predict(self, model: Weights, data: Data | None = None) -> Tensor:
-        """Return a model's logits [n, rows] on the data (default: the party's own), in evaluation mode.
+        """Compute a model's logits in evaluation mode, without gradient.
 
-        There is a row for each class that the model knows, or several (see `Algorithm.rows_per_class`).
+        Parameters
+        ----------
+        model : Weights
+            The model.
+        data : Data, optional
+            A data set with a column ``"image"`` [n, channels, height, width]; by default the party's own.
+
+        Returns
+        -------
+        Tensor
+            Logits, float32 [n, rows]. There is one row for each class that the model knows, or several if the method
+            says so (`Algorithm.rows_per_class`).
         """
 
     @abstractmethod
     def features(self, model: Weights, data: Data | None = None) -> Tensor:
-        """Return what a model's classifier reads, [n, width], in evaluation mode."""
+        """Compute the input of a model's classifier in evaluation mode, without gradient.
+
+        Parameters
+        ----------
+        model : Weights
+            The model.
+        data : Data, optional
+            A data set with a column ``"image"`` [n, channels, height, width]; by default the party's own.
+
+        Returns
+        -------
+        Tensor
+            Features, float32 [n, width].
+        """
 
     @abstractmethod
     def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
-        """Return the diagonal Fisher information of each parameter at ``model``.
+        """Estimate the diagonal of the Fisher information matrix on the party's own examples.
 
-        The mean over the party's examples (the first ``examples`` in a random order) of the squared gradient of
-        ln p(label | image), sample by sample. With ``batch`` above 1, the mean over batches of the squared gradient of
-        a batch's mean: a coarser estimate, smaller by about that number. Zero for a party without examples.
+        Parameters
+        ----------
+        model : Weights
+            The model at which it is estimated.
+        examples : int, optional
+            Number of examples to use, chosen at random; by default all of them.
+        batch : int
+            1 for the mean over examples of the squared gradient of ln p(label | image). A larger number for the mean
+            over batches of the squared gradient of the batch mean, which is cheaper, coarser, and smaller by about
+            that factor.
+
+        Returns
+        -------
+        Weights
+            A tensor for each parameter, of the parameter's shape; zeros for a party without examples.
         """
 
     @abstractmethod
     def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
-        """Return how much a model's answers depend on each parameter, whatever the labels (memory-aware synapses).
+        """Estimate how strongly the outputs depend on each parameter (memory-aware synapses, Aljundi et al., 2018).
 
-        The mean over the party's examples (the first ``examples`` in a random order) of the absolute gradient of the
-        squared length of the logits. Zero for a party without examples.
+        Parameters
+        ----------
+        model : Weights
+            The model at which it is estimated.
+        examples : int, optional
+            Number of the party's own examples to use, chosen at random; by default all of them.
+
+        Returns
+        -------
+        Weights
+            For each parameter the mean over examples of the absolute gradient of the logits' squared length. No labels
+            are used. Zeros for a party without examples.
         """
 
     @abstractmethod
     def expand_head(self, model: Weights) -> Weights:
-        """Return a model of an earlier task with rows for the classes since, the same at every party; see
-        `initial_model`.
+        """Add rows to the classifier of an older model, for the classes that have arrived since.
 
-        One that knows all classes is returned as it is. An older model may also stay as it is: it then answers about
-        the classes that it knows.
+        The new rows are those of `initial_model`, and so the same for every party. This is needed only where the model
+        shall be trained or predict the new classes.
+
+        Parameters
+        ----------
+        model : Weights
+            A model of this task or of an earlier one.
+
+        Returns
+        -------
+        Weights
+            The model with the new rows; ``model`` itself if it knows all classes already.
         """
 
     @property
     def generator(self) -> Generator:
-        """The task's frozen generator of images, which every party has from the start; see `generator_of`."""
+        """The frozen image generator of the current task; every party has it from the start (see `generator_of`)."""
         return self.generator_of(self.task)
 
     @abstractmethod
     def generator_of(self, task: int) -> Generator:
-        """Return the generator that the recipe names for a task: one for all, or each has its own."""
+        """Return the frozen image generator that the recipe names for a task.
+
+        Parameters
+        ----------
+        task : int
+            The task, counted from 1.
+
+        Returns
+        -------
+        Generator
+            The generator; a recipe may name one for all tasks, or one for each.
+
+        Raises
+        ------
+        ConfigError
+            If the recipe names no generator.
+        """
 
     @abstractmethod
     def network(self, model: Weights) -> nn.Module:
-        """Return a fresh network with these weights, in evaluation mode, for what this toolbox does not offer."""
+        """Build a new network with the given weights, for computations that no other method offers.
+
+        Parameters
+        ----------
+        model : Weights
+            The weights, which are copied.
+
+        Returns
+        -------
+        nn.Module
+            The network in evaluation mode.
+        """
 
     @abstractmethod
     def rng(self, purpose: str) -> torch.Generator:
-        """Return this party's generator for a purpose in this round; asked again, the next one of that purpose."""
+        """Return a random generator that depends only on the run's seed, the party, the round and the purpose.
+
+        Parameters
+        ----------
+        purpose : str
+            What the random numbers are for, such as ``"reservoir"``.
+
+        Returns
+        -------
+        torch.Generator
+            A generator on the CPU. Each further call in this round with the same purpose returns an independent one.
+        """
 
 
 class Client(Party[S]):
-    """A client during one step. ``id`` is its name in the recipe."""
+    """A client during one of its steps.
+
+    Attributes
+    ----------
+    id : str
+        The client's name in the recipe.
+    """
 
     id: str
 
 
 class Server(Party[S]):
-    """The server during a round. Assign to ``model`` what shall travel next and be evaluated.
+    """The server during a round.
 
-    Assign to ``eval_model`` too if another model shall be evaluated and exported; empty, it is ``model``.
-    ``num_clients`` is the number of clients that there are.
+    Attributes
+    ----------
+    model : Weights
+        The global model. Assign the result of the round to it; it is evaluated unless `eval_model` is set.
+    eval_model : Weights
+        The model to evaluate and export, if that shall be another than `model`; empty otherwise.
+    num_clients : int
+        Number of clients in the federation.
     """
 
     model: Weights
@@ -193,9 +360,13 @@ class Server(Party[S]):
     num_clients: int
 
     @abstractmethod
-    def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:
-        """Return what `predict` does for a client's model, whose network may be another than the server's."""
-
-    @abstractmethod
     def log(self, name: str, value: float | list[float]) -> None:
-        """Write a number, or a list of them, into this round's record under a name of the method's choice."""
+        """Add a number, or a list of numbers, to the record of this round.
+
+        Parameters
+        ----------
+        name : str
+            The key in the record.
+        value : float or list[float]
+            What to record.
+        """

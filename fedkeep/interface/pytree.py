@@ -1,10 +1,12 @@
 """Trees of values: tensors, numbers and text in lists, ordered dicts and dataclasses, never changed in place.
 
-Messages, states and losses are such trees. `children` says what is below a node, `tree_iter` visits all nodes, and
-`tree_map` builds a tree from another; all else here and in `fedkeep.interface.codec`, which writes trees down, uses
-these. PyTorch's own pytrees and `optree` treat a dataclass as a leaf until its class is registered. PyTorch's registry
-holds for the whole process, which would change what `torch.func.vmap` makes of a user's class, and its `tree_map` takes
-twice as long. `optree` is as quick as this, sorts dicts unless a context says otherwise, and is one dependency more.
+Messages, states and losses are such trees. `children` returns what is below a node, `tree_iter` visits all nodes, and
+`tree_map` builds a tree from another. Everything else here, and `fedkeep.interface.codec`, is built on these three.
+
+Why not a library: PyTorch's own pytrees and `optree` treat a dataclass as a leaf until its class is registered.
+PyTorch's registry is process-wide, so that registering a user's class would change what `torch.func.vmap` does with it,
+and its `tree_map` takes twice as long. `optree` is as fast as this module, but sorts dicts unless a context says
+otherwise, and is one more dependency.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from fedkeep.losses import Loss
 
 T = TypeVar("T")
 Path: TypeAlias = tuple[Any, ...]
-"""Where a node is: the path of the node above it, that node, and the key there; empty for the root."""
+"""Where a node is in a tree: its parent's path, its parent, and its key there; empty for the root."""
 
 _LEAVES = (Tensor, bool, int, float, str, type(None))
 
 
 @cache
 def _children_of(cls: Any) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
-    """Return `children` for nodes of a class: looked up once for each class, since every message is walked."""
+    """Return the function that `children` applies to nodes of a class; cached, since every message is traversed."""
     if issubclass(cls, _LEAVES):
         return None
     if issubclass(cls, Mapping):
@@ -44,14 +46,37 @@ def _children_of(cls: Any) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
 
 
 def children(tree: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Return what is directly below a node, as pairs of key and value; None for a leaf."""
+    """Return the children of a node.
+
+    Parameters
+    ----------
+    tree : object
+        The node.
+
+    Returns
+    -------
+    Iterable[tuple[object, object]] or None
+        Pairs of key and value; None for a leaf.
+    """
     cls: Any = type(tree)
     find = _children_of(cls)
     return None if find is None else find(tree)
 
 
 def tree_iter(tree: Any) -> list[tuple[Path, Any, bool, bool]]:
-    """Return (path, value, is_leaf, in_column) of every node, the outer before the inner; see `Loss.columns`."""
+    """Return all nodes of a tree, parents before their children.
+
+    Parameters
+    ----------
+    tree : object
+        The tree.
+
+    Returns
+    -------
+    list[tuple[Path, object, bool, bool]]
+        For each node its path, its value, whether it is a leaf, and whether it is in a column of a loss
+        (`Loss.columns`).
+    """
     nodes: list[tuple[Path, Any, bool, bool]] = []
 
     def visit(value: Any, path: Path, in_column: bool) -> None:
@@ -67,7 +92,18 @@ def tree_iter(tree: Any) -> list[tuple[Path, Any, bool, bool]]:
 
 
 def keystr(path: Path) -> str:
-    """Return a node's path as text, such as ``models.7[0]``; empty for the root."""
+    """Return a path as text.
+
+    Parameters
+    ----------
+    path : Path
+        The path of a node.
+
+    Returns
+    -------
+    str
+        Such as ``models.7[0]``; empty for the root.
+    """
     if not path:
         return ""
     above, parent, key = path
@@ -81,12 +117,23 @@ def tree_map(
     rebuild: Callable[[Any, dict[Any, Any]], Any],
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """Return a tree with ``function(leaf)`` in the place of every leaf.
+    """Build a tree with other leaves.
 
     Parameters
     ----------
-    rebuild : takes a node and what came of its children, by key, and returns what takes its place.
-    is_leaf : tells which nodes are leaves even if they have children.
+    function : Callable[[object], object]
+        Maps each leaf to what replaces it.
+    tree : object
+        The tree.
+    rebuild : Callable[[object, dict[object, object]], object]
+        Takes a node and its new children by key, and returns the node that replaces it.
+    is_leaf : Callable[[object], bool], optional
+        Tells which nodes are treated as leaves although they have children.
+
+    Returns
+    -------
+    object
+        The new tree.
     """
 
     def visit(value: Any) -> Any:
@@ -113,12 +160,22 @@ def _rebuild(node: Any, items: dict[Any, Any]) -> Any:
 
 
 def tree_leaves_with_path(tree: Any) -> list[tuple[Path, Any]]:
-    """Return (path, leaf) for every tensor, number, text and None in a tree, in order; see `keystr`.
+    """Return all leaves of a value.
+
+    Parameters
+    ----------
+    tree : object
+        The value.
+
+    Returns
+    -------
+    list[tuple[Path, object]]
+        The path and the value of each tensor, number, text and None, in order (see `keystr`).
 
     Raises
     ------
     TypeError
-        For anything else, with the path where it was found.
+        If there is a leaf of another type; the message contains its path.
     """
     leaves = [(path, value) for path, value, is_leaf, _ in tree_iter(tree) if is_leaf]
     for path, leaf in leaves:
@@ -131,9 +188,17 @@ def tree_leaves_with_path(tree: Any) -> list[tuple[Path, Any]]:
 
 
 def num_bytes(tree: Any) -> int:
-    """Return the bytes of a tree on the wire, without framing: tensors as they are, numbers 8, text in UTF-8.
+    """Return the size of a message without framing: tensors as they are, 8 bytes a number, text in UTF-8.
 
-    A tensor that occurs twice in a message travels once.
+    Parameters
+    ----------
+    tree : object
+        The message. A tensor that occurs twice counts once, since it is sent once.
+
+    Returns
+    -------
+    int
+        Size in bytes.
     """
     total, tensors = 0, {}
     for _, leaf in tree_leaves_with_path(tree):
@@ -145,20 +210,44 @@ def num_bytes(tree: Any) -> int:
 
 
 def iter_instances(tree: Any, cls: type[Any]) -> Iterator[Any]:
-    """Yield every dataclass or mapping of a class in a tree, the outer before the inner."""
+    """Yield all nodes of a class, parents before their children.
+
+    Parameters
+    ----------
+    tree : object
+        The tree.
+    cls : type
+        A dataclass, or `Mapping`.
+
+    Yields
+    ------
+    object
+        The nodes.
+    """
     return (value for _, value, is_leaf, _ in tree_iter(tree) if not is_leaf and isinstance(value, cls))
 
 
 def find_nonfinite(tree: Any) -> str | None:
-    """Return the path of the first tensor or number that is not finite, or None."""
+    """Find a number that is not finite.
+
+    Parameters
+    ----------
+    tree : object
+        The value.
+
+    Returns
+    -------
+    str or None
+        The path of the first tensor or number that is not finite; None if there is none.
+    """
     found = [(path, leaf) for path, leaf in tree_leaves_with_path(tree) if isinstance(leaf, float) or _is_inexact(leaf)]
-    # A sum is finite only of finite numbers, and one look at all sums is quicker than one at each tensor.
+    # A sum is finite only if all its terms are, and checking all sums at once is faster than checking each tensor.
     sums = [leaf.sum().abs().float() for _, leaf in found if isinstance(leaf, Tensor)]
     numbers = [leaf for _, leaf in found if isinstance(leaf, float)]
     stacked = torch.stack([one.to(sums[0].device) for one in sums]) if sums else torch.zeros(1)
     if all(map(math.isfinite, numbers)) and bool(torch.isfinite(stacked).all()):
         return None
-    for path, leaf in found:  # finite numbers may overflow a sum
+    for path, leaf in found:  # a sum of finite numbers may overflow
         if not (math.isfinite(leaf) if isinstance(leaf, float) else bool(torch.isfinite(leaf).all())):
             return keystr(path) or "the value"
     return None
@@ -169,9 +258,17 @@ def _is_inexact(leaf: Any) -> bool:
 
 
 def copy_containers(tree: T) -> T:
-    """Return a tree with its own containers and the same tensors: enough, since tensors are never changed in place.
+    """Copy a tree's containers, but not its tensors, which are never changed in place.
 
-    Frozen dataclasses, and mappings other than dicts, are shared.
+    Parameters
+    ----------
+    tree : T
+        The tree.
+
+    Returns
+    -------
+    T
+        The copy. Frozen dataclasses, and mappings other than dicts, are shared.
     """
     return cast(T, tree_map(lambda leaf: leaf, tree, _copy_node, _is_immutable))
 
@@ -189,10 +286,20 @@ def _is_immutable(node: Any) -> bool:
 
 
 def tree_signature(tree: Any) -> Hashable:
-    """Return all of a tree but the numbers inside its tensors; of a column of a loss, its length does not count either.
+    """Return a hashable description of a tree without the numbers in its tensors; trees with equal ones can be stacked.
 
-    Trees of one signature can be stacked. Leaves that are not tensors count by equality if they are hashable;
-    otherwise they make the signature unlike any other.
+    It contains the structure, the types and shapes of tensors, and all leaves that are not tensors. The length of a
+    loss's column is not part of it. A leaf that is not hashable makes the signature unlike any other.
+
+    Parameters
+    ----------
+    tree : object
+        The tree, usually a loss.
+
+    Returns
+    -------
+    Hashable
+        The signature.
     """
     return tuple(_signature(value, is_leaf, in_column) for _, value, is_leaf, in_column in tree_iter(tree))
 
@@ -211,21 +318,55 @@ def _signature(value: Any, is_leaf: bool, in_column: bool) -> Hashable:
 
 
 def tree_tensors(tree: Any) -> list[tuple[Tensor, bool]]:
-    """Return a tree's tensors in order, and which of them are columns of a loss (see `Loss`)."""
+    """Return all tensors of a tree in order.
+
+    Parameters
+    ----------
+    tree : object
+        The tree.
+
+    Returns
+    -------
+    list[tuple[Tensor, bool]]
+        Each tensor, and whether it is a column of a loss (`Loss.columns`).
+    """
     return [(value, in_column) for _, value, _, in_column in tree_iter(tree) if isinstance(value, Tensor)]
 
 
 def replace_tensors(tree: T, tensors: Iterable[Tensor]) -> T:
-    """Return a tree with other tensors, in the order of `tree_tensors`."""
+    """Replace all tensors of a tree.
+
+    Parameters
+    ----------
+    tree : T
+        The tree.
+    tensors : Iterable[Tensor]
+        The new tensors, in the order of `tree_tensors`.
+
+    Returns
+    -------
+    T
+        The new tree.
+    """
     remaining = iter(tensors)
     return cast(T, tree_map(lambda leaf: next(remaining) if isinstance(leaf, Tensor) else leaf, tree, _rebuild))
 
 
 def stack_tensors(trees: Sequence[Any]) -> list[Tensor]:
-    """Stack trees of one signature: return their tensors in order, each with a leading dimension.
+    """Stack the tensors of several trees that have the same `tree_signature`.
 
-    Columns are filled up to the longest with rows that nobody reads. What is one tensor for all is stacked too: that it
-    is one is not certain after a resume, and another way to compute would round otherwise.
+    Columns of a loss are padded to the longest with rows that are never read. A tensor that all trees share is stacked
+    too: after a resume it may no longer be one object, and the result must not depend on that.
+
+    Parameters
+    ----------
+    trees : Sequence[object]
+        The trees.
+
+    Returns
+    -------
+    list[Tensor]
+        The tensors in the order of `tree_tensors`, each with a leading dimension for the trees.
     """
     found = [zip(*same, strict=True) for same in zip(*map(tree_tensors, trees), strict=True)]
     return [pad_sequence(list(parts), batch_first=True) if column[0] else torch.stack(parts) for parts, column in found]

@@ -1,4 +1,4 @@
-"""Networks, each split into features and a classifier, and models as values: their named tensors."""
+"""Networks, each split into features and a classifier, and models as values: tensors by name."""
 
 from fedkeep.models.base import Architecture, Network, Shape, architectures, get_architecture
 from fedkeep.models.cnn import CNN4, CNNLL, VGG16, AlexNet8, AlexNet8USFC, LeNet5, MeanCNN, SimpleCNN

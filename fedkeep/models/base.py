@@ -1,4 +1,4 @@
-"""What a network is here: features and a classifier, built by an architecture whose options are fields."""
+"""The base classes: a network is features and a classifier, and an architecture with options builds it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ Shape: TypeAlias = tuple[int, int, int]
 
 
 class Network(nn.Module):
-    """A network in two parts: a body that gives features, and a linear classifier that reads them.
+    """A network of two parts: a body that computes features, and a linear classifier.
 
     Parameters
     ----------
-    body : maps images, float32 [b, channels, height, width], to features [b, width].
-    width : number of features.
-    classes : number of classes.
+    body : nn.Module
+        Maps images, float32 [b, channels, height, width], to features, [b, width].
+    width : int
+        Number of features.
+    classes : int
+        Number of classes.
     """
 
     def __init__(self, body: nn.Module, width: int, classes: int) -> None:
@@ -35,33 +38,68 @@ class Network(nn.Module):
         self.classifier = nn.Linear(width, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """Return what the classifier reads, [b, width]."""
+        """Compute the input of the classifier.
+
+        Parameters
+        ----------
+        images : Tensor
+            Images, float32 [b, channels, height, width].
+
+        Returns
+        -------
+        Tensor
+            Features, [b, width].
+        """
         features: Tensor = self.body(images)
         return features
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [b, classes]."""
+        """Compute the logits.
+
+        Parameters
+        ----------
+        images : Tensor
+            Images, float32 [b, channels, height, width].
+
+        Returns
+        -------
+        Tensor
+            Logits, [b, classes].
+        """
         logits: Tensor = self.classifier(self.features(images))
         return logits
 
 
 @dataclass(frozen=True)
 class Architecture(Options, ABC):
-    """Base of the architectures: a frozen set of options that builds a network for a data set.
+    """Base class of architectures: a frozen set of options that builds a network for a data set.
 
-    A subclass with a ``name`` is found by it, in recipes too. Its weights must be float32, its other buffers integers.
+    A subclass with a ``name`` is found by that name, in recipes too. Its parameters must be float32, and its other
+    buffers float32 or integers.
+
+    Attributes
+    ----------
+    name : str
+        The name in recipes.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        """Return a network with PyTorch's default initial weights, drawn from its default generator.
+        """Build a network with PyTorch's default initial weights, which come from its default generator.
 
         Parameters
         ----------
-        shape : channels, height and width of an image.
-        classes : number of classes.
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        nn.Module
+            The network.
 
         Raises
         ------
@@ -71,12 +109,17 @@ class Architecture(Options, ABC):
 
 
 def architectures() -> Mapping[str, type[Architecture]]:
-    """Return every architecture by name: those of this package, found by looking, and any that have been imported.
+    """Find all architectures: those of this package, and any others that have been imported.
+
+    Returns
+    -------
+    Mapping[str, type[Architecture]]
+        The architectures by name, in alphabetical order.
 
     Raises
     ------
     ConfigError
-        If two classes have one name.
+        If two classes have the same name.
     """
     package = importlib.import_module("fedkeep.models")
     for module in pkgutil.iter_modules(package.__path__):
@@ -87,25 +130,41 @@ def architectures() -> Mapping[str, type[Architecture]]:
         pending.extend(cls.__subclasses__())
         name = cls.__dict__.get("name")
         if not isinstance(name, str):
-            continue  # no name of its own: a base of others, or one that is named by its instances
+            continue  # without its own name: a base class, or a class whose instances have names
         other = found.get(name)
-        # A class that was defined again, as in a notebook's cell, replaces itself; another class must not.
-        if other is not None and _place(other) != _place(cls):
-            raise ConfigError(f"{_place(other)} and {_place(cls)} are both named {name!r}. Rename your own.")
+        # A class that is defined again, as in a notebook's cell, replaces itself; a different class must not.
+        if other is not None and _full_name(other) != _full_name(cls):
+            raise ConfigError(f"{_full_name(other)} and {_full_name(cls)} are both named {name!r}. Rename yours.")
         found[name] = cls
     return MappingProxyType(dict(sorted(found.items())))
 
 
 def get_architecture(name: str) -> type[Architecture]:
-    """Return an architecture by name, case ignored; raise `ConfigError` with the nearest name for an unknown one."""
+    """Return an architecture by name.
+
+    Parameters
+    ----------
+    name : str
+        The name; upper and lower case are the same.
+
+    Returns
+    -------
+    type[Architecture]
+        The architecture.
+
+    Raises
+    ------
+    ConfigError
+        If there is no architecture of this name; the message contains the nearest one.
+    """
     known = architectures()
     if name.lower() not in known:
         raise ConfigError(
             f"there is no model {name!r}.{did_you_mean(name.lower(), known)} "
-            "A model of your own is named as package.module:function."
+            "Name your own model as package.module:function."
         )
     return known[name.lower()]
 
 
-def _place(cls: type) -> str:
+def _full_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"

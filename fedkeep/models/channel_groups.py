@@ -1,9 +1,9 @@
-"""Which channels the layers of a network share: what has to move together when its neurons change places.
+"""Which layers of a network share channels, and so must be permuted together.
 
-Units of a hidden layer have no order of their own: permute them, and the inputs of the layers that read them, and the
-network computes the same. Layers whose outputs are added share one order (the residual groups of a ResNet).
-`channel_groups` finds this out once for an architecture, from its network; what comes out are names, and so serves
-every model of it.
+The units of a hidden layer have no inherent order: a network computes the same after a permutation of the units and of
+the inputs of the layers that read them. Layers whose outputs are added share an order (the residual blocks of a
+ResNet). `channel_groups` finds these groups once for an architecture, from its network. The result consists of names,
+and so is valid for every model of the architecture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional
 from fedkeep.errors import ConfigError
 from fedkeep.models.layers import MaxPool2
 
-# What does the same to every channel, so that it may be done before or after channels change places.
+# Operations that treat all channels alike, so that they commute with a permutation of channels.
 _EACH_ALIKE: tuple[type[nn.Module], ...] = (
     *(nn.Identity, nn.Flatten, nn.Dropout, nn.Dropout2d),
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
@@ -37,15 +37,19 @@ _SUMS: tuple[Callable[..., Any], ...] = (operator.add, operator.iadd, torch.add)
 
 @dataclass(frozen=True)
 class ChannelLayer:
-    """A convolution or a linear layer, and which groups of channels it reads and writes.
+    """A convolution or a linear layer, and the groups of channels that it reads and writes.
 
     Attributes
     ----------
-    name : of the module; its tensors are ``name.weight`` [outputs, inputs, ...] and, if it has one, ``name.bias``.
-    reads, writes : the group of its input and of its output channels, named after the first layer that writes it; None
-        for pixels and classes, whose order is given. A linear layer that reads flattened maps has several inputs for
-        each channel, side by side.
-    norms : names of the batch norms that follow it, before any other layer.
+    name : str
+        Name of the module, with tensors ``name.weight`` [outputs, inputs, ...] and, optionally, ``name.bias``.
+    reads : str or None
+        Group of the input channels, with the name of the first layer that writes it; None for pixels, whose order is
+        fixed. A linear layer that reads flattened maps has several adjacent inputs for each channel.
+    writes : str or None
+        Group of the output channels; None for classes, whose order is fixed.
+    norms : tuple[str, ...]
+        Names of the batch norms between this layer and the next.
     """
 
     name: str
@@ -55,27 +59,33 @@ class ChannelLayer:
 
 
 def channel_groups(network: nn.Module) -> tuple[ChannelLayer, ...]:
-    """Return a network's layers in the order in which they are computed.
+    """Find the channel groups of a network.
 
     Parameters
     ----------
-    network : made of convolutions and linear layers, batch norms, sums, and what does the same to every channel, such
+    network : nn.Module
+        A network of convolutions, linear layers, batch norms, sums, and operations that treat all channels alike, such
         as pooling and ReLU.
+
+    Returns
+    -------
+    tuple[ChannelLayer, ...]
+        The layers in the order in which they are computed.
 
     Raises
     ------
     ConfigError
-        If it has anything else, or decides by the numbers what it computes.
+        If the network contains anything else, or its control flow depends on its inputs.
     """
     try:
         graph = _Tracer().trace(network)
     except Exception as error:
-        # The user's code may fail in any way when it is given a stand-in for a tensor.
+        # The user's code may fail in any way when it is called with a proxy instead of a tensor.
         raise ConfigError(f"cannot follow the channels through {type(network).__name__}: {error}. {_ADVICE}") from error
-    sketch = _Sketch(network)
+    finder = _GroupFinder(network)
     for node in graph.nodes:
-        sketch.follow(node)
-    return sketch.layers_by_group()
+        finder.follow(node)
+    return finder.layers_by_group()
 
 
 _ADVICE = (
@@ -89,18 +99,18 @@ class _Tracer(fx.Tracer):
         return next(m.children(), None) is None
 
 
-class _Sketch:
-    """The layers seen so far; groups are joined when their channels are added."""
+class _GroupFinder:
+    """Follows a network's graph and collects its layers; groups are joined when their channels are added."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         self.layers: dict[str, ChannelLayer] = {}
-        self.group: dict[fx.Node, str | None] = {}  # of what a node gives
-        self.joined: dict[str, str | None] = {}  # a group and what it became part of
+        self.group: dict[fx.Node, str | None] = {}  # of the outputs of each node
+        self.joined: dict[str, str | None] = {}  # each joined group, and the group that it was joined to
 
     def follow(self, node: fx.Node) -> None:
-        """Note what a node does to channels."""
-        read = [self._resolved(self.group[given]) for given in node.all_input_nodes]
+        """Record what a node does to channels."""
+        read = [self._resolved(self.group[source]) for source in node.all_input_nodes]
         if node.op == "placeholder":
             self.group[node] = None
         elif node.op == "output":
@@ -115,7 +125,7 @@ class _Sketch:
             raise self._refused(f"{node.op.removeprefix('call_')} {node.target}")
 
     def layers_by_group(self) -> tuple[ChannelLayer, ...]:
-        """Return the layers, every group by its last name."""
+        """Return the layers with the final names of their groups."""
         return tuple(
             replace(layer, reads=self._resolved(layer.reads), writes=self._resolved(layer.writes))
             for layer in self.layers.values()
@@ -147,7 +157,7 @@ class _Sketch:
         self.layers[layer.name] = replace(layer, norms=(*layer.norms, name))
 
     def _join(self, *groups: str | None) -> str | None:
-        """Make one group of two, and return it: the one that is written first, or None if either is None."""
+        """Join two groups and return the result: the group that is written first, or None if either is None."""
         order = [None, *self.layers]
         first, second = sorted(groups, key=order.index)
         if first != second:

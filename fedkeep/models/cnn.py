@@ -24,7 +24,25 @@ class LeNet5(Architecture):
     name: ClassVar[str] = "lenet5"
 
     def build(self, shape: Shape, classes: int) -> Network:
-        """Return the network; see `Architecture.build`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If the images are too small.
+        """
         return convolutional(
             self.name, shape, classes, convolutions=(Convolution(6, 5), Convolution(16, 5)), hidden=(120, 84)
         )
@@ -52,7 +70,25 @@ class CNN4(Architecture):
     name: ClassVar[str] = "cnn4"
 
     def build(self, shape: Shape, classes: int) -> Network:
-        """Return the network; see `Architecture.build`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If the images are too small.
+        """
         layers = (Convolution(32, 5, padding=2), Convolution(64, 5, padding=2))
         return convolutional(self.name, shape, classes, convolutions=layers, hidden=(512,))
 
@@ -68,7 +104,25 @@ class CNNLL(Architecture):
     name: ClassVar[str] = "cnn-ll"
 
     def build(self, shape: Shape, classes: int) -> Network:
-        """Return the network; see `Architecture.build`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If the images are too small.
+        """
         return convolutional(
             self.name, shape, classes, convolutions=(Convolution(64, 5), Convolution(64, 5)), hidden=(384, 192)
         )
@@ -76,17 +130,18 @@ class CNNLL(Architecture):
 
 @dataclass(frozen=True)
 class MeanCNN(Architecture):
-    """Padded 3x3 convolutions with batch norm and ReLU, and a classifier that reads the mean over all pixels.
+    """Padded 3x3 convolutions with batch norm and ReLU, and a classifier on the mean over all pixels.
 
-    FedDCL's grey images are learned by a four-layer and two different two-layer networks, whose layers are shown only
-    in a figure; this is a reconstruction. Large: maps 32, 64, 128 and 128, as by default; medium: 32 and 64; small: 16
-    and 32. 2x2 max-pooling after every second convolution. 242,250 parameters for 1x28x28 and 10 classes by default.
+    FedDCL trains grey images with a four-layer network and two different two-layer networks, whose layers are shown
+    only in a figure; this is a reconstruction. Large: 32, 64, 128 and 128 maps, which is the default. Medium: 32 and
+    64. Small: 16 and 32. There is 2x2 max-pooling after every second convolution. By default 242,250 parameters for
+    1x28x28 and 10 classes.
     """
 
     name: ClassVar[str] = "mean-cnn"
 
     maps: tuple[int, ...] = option((32, 64, 128, 128), "output channels of each convolution", low=1)
-    pool_every: int = option(2, "2x2 max-pooling follows each so many convolutions", low=1)
+    pool_every: int = option(2, "number of convolutions after which 2x2 max-pooling follows", low=1)
 
     def check(self) -> None:
         """Refuse a network without convolutions."""
@@ -94,7 +149,25 @@ class MeanCNN(Architecture):
             raise ConfigError(f"{self.name} needs at least one convolution: give maps, such as [16, 32].")
 
     def build(self, shape: Shape, classes: int) -> Network:
-        """Return the network; see `Architecture.build`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If the images are too small.
+        """
         channels, height, width = shape
         smallest = 2 ** (len(self.maps) // self.pool_every)
         if min(height, width) < smallest:
@@ -126,7 +199,25 @@ class AlexNet8(Architecture):
     dropout: float = option(0.5, "probability of dropping an input of a hidden layer, in training", low=0, high=1)
 
     def build(self, shape: Shape, classes: int) -> Network:
-        """Return the network; see `Architecture.build`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If the images are too small.
+        """
         layers = (
             Convolution(64, 3, stride=2, padding=1),
             Convolution(192, 3, padding=1),
@@ -139,13 +230,13 @@ class AlexNet8(Architecture):
 
 @dataclass(frozen=True)
 class AlexNet8USFC(Architecture):
-    """The other reading: one 11x11, one 7x7 and three 3x3 convolutions, two hidden layers, and the classifier.
+    """Another reading of AlexNet-8: 11x11, 7x7 and three 3x3 convolutions, two hidden layers, and the classifier.
 
-    Papers of SFedKD's university describe an "8-layer AlexNet" in these words and as about 130 MB large. Kernel sizes
-    and the number of layers are theirs. All else is a reconstruction: the maps (96, 256, 384, 384, 256), the 4096 units
-    of the hidden layers, dropout, and the 3x3 max-pooling with stride 2 after the first, second and fifth convolution
-    are those of Krizhevsky et al. (2012); stride 1 and paddings that keep the size (5, 3, 1, 1, 1) let 32x32 images in.
-    30,600,586 parameters (122 MB) for 3x32x32 and 10 classes; images from 15x15 pixels.
+    Papers from SFedKD's university describe an "8-layer AlexNet" like this, with a size of about 130 MB. Kernel sizes
+    and the number of layers are from there. All else is a reconstruction: maps (96, 256, 384, 384, 256), 4096 units in
+    each hidden layer, dropout, and 3x3 max-pooling with stride 2 after the first, second and fifth convolution are
+    those of Krizhevsky et al. (2012); stride 1 and paddings that keep the size (5, 3, 1, 1, 1) make 32x32 images
+    possible. 30,600,586 parameters (122 MB) for 3x32x32 and 10 classes; images from 15x15 pixels.
     """
 
     name: ClassVar[str] = "alexnet8-usfc"
@@ -153,7 +244,25 @@ class AlexNet8USFC(Architecture):
     dropout: float = option(0.5, "probability of dropping an input of a hidden layer, in training", low=0, high=1)
 
     def build(self, shape: Shape, classes: int) -> Network:
-        """Return the network; see `Architecture.build`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If the images are too small.
+        """
         layers = (
             Convolution(96, 11, padding=5, pool=(3, 2)),
             Convolution(256, 7, padding=3, pool=(3, 2)),
@@ -182,11 +291,29 @@ class VGG16(Architecture):
     dropout: float = option(0.5, "probability of dropping an output of a hidden layer, in training", low=0, high=1)
 
     def build(self, shape: Shape, classes: int) -> Network:
-        """Return the network; see `Architecture.build`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If the images are too small.
+        """
         layers = [
-            Convolution(maps, 3, padding=1, pool=(2, 2) if place == count else None, norm=self.vgg_bn)
+            Convolution(maps, 3, padding=1, pool=(2, 2) if number == count else None, norm=self.vgg_bn)
             for maps, count in STAGES
-            for place in range(1, count + 1)
+            for number in range(1, count + 1)
         ]
         return convolutional(
             self.name,

@@ -1,4 +1,4 @@
-"""Networks of the user's own, from a function in Python or by its name in a recipe."""
+"""The user's own networks, from a Python function or from its name in a recipe."""
 
 from __future__ import annotations
 
@@ -24,30 +24,44 @@ _PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]
 
 @dataclass(frozen=True)
 class Custom(Architecture):
-    """A network that a function of the user's builds; made by `custom` and `from_path`.
+    """A network that a user's function builds; made by `custom` and `from_path`.
 
     Attributes
     ----------
-    name : ``package.module:function``, where the function can be found again.
-    factory : called with shape (channels, height, width) and the number of classes.
+    name : str
+        ``package.module:function``, which says where the function is.
+    factory : Callable[[Shape, int], nn.Module]
+        Called with the shape (channels, height, width) and the number of classes.
     """
 
-    name: str  # type: ignore[misc]  # of the instance: there are as many as users
+    name: str  # type: ignore[misc]  # of the instance, not of the class
     factory: Factory = field(repr=False)
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        """Return the factory's network, after one batch of blank images has gone through it.
+        """Build the network, and try it with a batch of blank images.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        nn.Module
+            The network.
 
         Raises
         ------
         ConfigError
-            If it is no `torch.nn.Module`, does not give [b, classes] logits for such images, has nothing to train, or
-            keeps other tensors than float32 and integers.
+            If it is not a `torch.nn.Module`, does not return logits [b, classes], has no parameters, or has tensors
+            other than float32 and integers.
         """
         network = self.factory(shape, classes)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"{self.name} returned {_kind(network)} instead of a torch.nn.Module.")
-        # First of all, because lazy layers get their shapes from it.
+        # Comes first, since it gives lazy layers their shapes.
         self._check_logits(network, shape, classes)
         if next(network.parameters(), None) is None:
             raise ConfigError(f"{self.name} returned a {type(network).__name__} without parameters: nothing to train.")
@@ -76,21 +90,28 @@ class Custom(Architecture):
 
 
 def custom(factory: Factory, name: str | None = None) -> Architecture:
-    """Return an architecture that builds its network with a function of one's own.
+    """Return an architecture that builds its network with a user's function.
 
-    A network of any form trains. To be used by methods that read features, it must be splittable; see
-    `split_classifier`.
+    Any network can be trained. For methods that read features, it must have the two parts that `split_classifier`
+    needs.
 
     Parameters
     ----------
-    factory : called with shape (channels, height, width) and the number of classes; a class will do. It is called
-        several times in a run and must return a new network of the same form each time.
-    name : for reports and recipes; by default ``package.module:function``, as `from_path` takes it.
+    factory : Callable[[Shape, int], nn.Module]
+        A function or class, called with the shape (channels, height, width) and the number of classes. It is called
+        several times in a run, and must return a new network of the same form each time.
+    name : str, optional
+        The name for reports and recipes; by default ``package.module:function``, as `from_path` expects it.
+
+    Returns
+    -------
+    Architecture
+        The architecture.
 
     Raises
     ------
     ConfigError
-        If it cannot be called so.
+        If the function cannot be called with these arguments.
     """
     if isinstance(factory, nn.Module):
         raise ConfigError(
@@ -106,23 +127,30 @@ def custom(factory: Factory, name: str | None = None) -> Architecture:
         raise ConfigError(
             f"{name} cannot be called as function(shape, classes), with shape (channels, height, width): {error}."
         ) from None
-    except ValueError:  # some functions that are not written in Python do not say what they take
+    except ValueError:  # some functions that are not written in Python have no signature
         return Custom(name, factory)
     return Custom(name, factory)
 
 
 def from_path(path: str, allow_code: bool) -> Architecture:
-    """Import the function that a recipe names, and return it as an architecture.
+    """Import a function that a recipe names, and return an architecture that builds its network with it.
 
     Parameters
     ----------
-    path : ``package.module:function``; the module is found as by Python's own import.
-    allow_code : whether the recipe's author is trusted: importing a module runs it.
+    path : str
+        ``package.module:function``; the module is imported as by Python's ``import``.
+    allow_code : bool
+        Whether the recipe's author is trusted, since importing a module runs it.
+
+    Returns
+    -------
+    Architecture
+        The architecture.
 
     Raises
     ------
     ConfigError
-        If it is not allowed, not of this form, or not found, or is not a function of shape and classes.
+        If code is not allowed, the path is malformed, or it does not lead to a function of shape and classes.
     """
     match = _PATH.fullmatch(path)
     if match is None:
@@ -138,10 +166,10 @@ def from_path(path: str, allow_code: bool) -> Architecture:
     value: Any = _imported(match["module"], path)
     for part in match["attribute"].split("."):
         if not hasattr(value, part):
-            owner = f"module {value.__name__!r}" if isinstance(value, ModuleType) else f"{value!r}"
+            parent = f"module {value.__name__!r}" if isinstance(value, ModuleType) else f"{value!r}"
             known = [name for name in vars(value) if not name.startswith("_")] if hasattr(value, "__dict__") else []
             hint = did_you_mean(part, [name for name in known if callable(getattr(value, name))])
-            raise ConfigError(f"cannot import the model {path!r}: {owner} has no {part!r}.{hint}")
+            raise ConfigError(f"cannot import the model {path!r}: {parent} has no {part!r}.{hint}")
         value = getattr(value, part)
     if not callable(value):
         raise ConfigError(
@@ -151,38 +179,51 @@ def from_path(path: str, allow_code: bool) -> Architecture:
 
 
 def split_classifier(network: nn.Module) -> tuple[FeatureFunction, nn.Linear]:
-    """Return a network's two parts: the function from images to features [b, width], and its linear classifier.
+    """Return the two parts of a network.
 
-    Every `Network` has them. Any other module has them if it offers a callable ``features`` and a `torch.nn.Linear`
-    named ``classifier``; that its ``forward`` is one after the other is up to its author.
+    Every `Network` has them. Any other module has them if it has a method ``features`` and a `torch.nn.Linear` with the
+    name ``classifier``. Its author must make sure that ``forward`` is one after the other.
+
+    Parameters
+    ----------
+    network : nn.Module
+        The network.
+
+    Returns
+    -------
+    features : Callable[[Tensor], Tensor]
+        A function from images to features, [b, width]. It raises `ConfigError` if the features do not fit the
+        classifier.
+    classifier : nn.Linear
+        The classifier.
 
     Raises
     ------
     ConfigError
-        If the module does not offer them. The function raises it if what it gives does not fit the classifier.
+        If the network does not have these parts.
     """
     if isinstance(network, Network):
         return network.features, network.classifier
     kind = type(network).__name__
     features, classifier = getattr(network, "features", None), getattr(network, "classifier", None)
     if not callable(features) or not isinstance(classifier, nn.Linear):
-        lack = "no features(images)" if not callable(features) else "no classifier that is a torch.nn.Linear"
-        raise ConfigError(f"features are needed here, and {kind} has {lack}. {_OFFER}")
+        missing = "no features(images)" if not callable(features) else "no classifier that is a torch.nn.Linear"
+        raise ConfigError(f"features are needed here, and {kind} has {missing}. {_SPLIT_HINT}")
     width = classifier.in_features
 
     def checked(images: Tensor) -> Tensor:
-        found: Tensor = features(images)
-        if found.shape != (len(images), width):
+        outputs: Tensor = features(images)
+        if outputs.shape != (len(images), width):
             raise ConfigError(
-                f"features(images) of {kind} gives shape {list(found.shape)} for {len(images)} images, and its "
-                f"classifier reads [{len(images)}, {width}]. {_OFFER}"
+                f"features(images) of {kind} gives shape {list(outputs.shape)} for {len(images)} images, and its "
+                f"classifier reads [{len(images)}, {width}]. {_SPLIT_HINT}"
             )
-        return found
+        return outputs
 
     return checked, classifier
 
 
-_OFFER = (
+_SPLIT_HINT = (
     "Give the module a method features(images) that returns [batch, width] and a classifier, torch.nn.Linear(width, "
     "classes), with forward(images) = classifier(features(images))."
 )
@@ -204,7 +245,7 @@ def _imported(module: str, path: str) -> ModuleType:
 
 
 def _evaluated(network: nn.Module, images: Tensor) -> Any:
-    """Return what a network gives in evaluation mode, and leave every layer in the mode it was in."""
+    """Return the outputs of a network in evaluation mode, and restore the mode of every layer."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:

@@ -1,7 +1,7 @@
-"""A frozen feature extractor: a pre-trained network that turns images into features and never learns again.
+"""A frozen feature extractor: a pre-trained network that maps images to features and is not trained any further.
 
-It is a folder, or a model of the Hugging Face Hub: ``config.json``, ``model.safetensors`` and
-``preprocessor_config.json``, as `transformers` writes them; ``fedkeep pretrain`` makes one.
+It is a folder or a model on the Hugging Face Hub: ``config.json``, ``model.safetensors`` and
+``preprocessor_config.json``, as `transformers` writes them. ``fedkeep pretrain`` makes one.
 """
 
 from __future__ import annotations
@@ -27,28 +27,48 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.models.weights import parameter_count, tensor_hash
 
 READING, CARD, CHECKPOINT = "preprocessor_config.json", "pretraining.json", "checkpoint.safetensors"
-BATCH = 64  # images a forward pass: at 224 pixels 40 MB
-MEMORY = 2**28  # bytes of features that are remembered
+BATCH = 64  # images in a forward pass; 40 MB at 224 pixels
+MEMORY = 2**28  # bytes of cached features
 
 WIDTHS = {"vit": lambda config: config.hidden_size, "resnet": lambda config: config.hidden_sizes[-1]}
-"""The kinds of network that are known, and how wide their features are."""
+"""The supported kinds of network, and functions from their configuration to the number of features."""
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """How an extractor wants images: square, of ``side`` pixels; and each channel's mean and deviation (of 0..1)."""
+    """The images that an extractor expects; calling it converts images.
+
+    Attributes
+    ----------
+    side : int
+        Side of the square images, in pixels.
+    mean : tuple[float, ...]
+        Mean of each channel, for pixels from 0 to 1.
+    std : tuple[float, ...]
+        Standard deviation of each channel.
+    """
 
     side: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return uint8 images [b, channels, height, width] as float32 [b, channels, side, side].
+        """Resize and normalise images.
+
+        Parameters
+        ----------
+        images : Tensor
+            Images, uint8 [b, channels, height, width].
+
+        Returns
+        -------
+        Tensor
+            Images, float32 [b, channels, side, side].
 
         Raises
         ------
         ConfigError
-            For anything else.
+            If the images have another type or number of channels.
         """
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != len(self.mean):
             raise ConfigError(
@@ -59,22 +79,36 @@ class InputSpec:
         pixels = images.to(torch.float32).div_(255)
         if pixels.shape[-2:] != (self.side, self.side):
             pixels = interpolate(pixels, size=(self.side, self.side), mode="bilinear", antialias=True)
-        mean, std = (pixels.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        mean, std = (pixels.new_tensor(numbers).view(-1, 1, 1) for numbers in (self.mean, self.std))
         return (pixels - mean) / std
 
 
 class Extractor:
-    """A frozen network; asked about the same images again, it answers from memory.
+    """A frozen network that caches its features.
 
-    It is no `torch.nn.Module`: its weights are part of no model, so that they are neither trained, sent nor saved.
+    It is not a `torch.nn.Module`: its weights are not part of any model, so that they are not trained, sent or saved.
 
     Parameters
     ----------
-    network : a ViT or ResNet of `transformers` without its classifier.
-    reading : how it wants images.
-    about : what it is and what it has seen, in a line.
-    memory : bytes of features to remember; what was asked last stays.
-    learned : the names of the classes that it was trained to tell; empty where they are not known.
+    network : PreTrainedModel
+        A ViT or ResNet of `transformers` without its classifier.
+    reading : InputSpec
+        The images that it expects.
+    about : str
+        A line about the network and its training data.
+    memory : int
+        Largest size of the cache, in bytes; the most recently used features are kept.
+    learned : tuple[str, ...]
+        Names of the classes on which it was trained; empty if they are not known.
+
+    Attributes
+    ----------
+    kind : str
+        The kind of network, a key of `WIDTHS`.
+    width : int
+        Number of features.
+    read : int
+        Number of images that the network has processed.
     """
 
     def __init__(
@@ -92,11 +126,22 @@ class Extractor:
         self.learned = learned
         self.kind = str(network.config.model_type)
         self.width = int(WIDTHS[self.kind](network.config))
-        self.read = 0  # images that went through the network
+        self.read = 0
         self._known: OrderedDict[str, Tensor] = OrderedDict()
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the features, float32 [b, width], of uint8 images [b, channels, height, width], on their device."""
+        """Compute features, or take them from the cache.
+
+        Parameters
+        ----------
+        images : Tensor
+            Images, uint8 [b, channels, height, width].
+
+        Returns
+        -------
+        Tensor
+            Features, float32 [b, width], on the images' device.
+        """
         key = f"{images.device} {tensor_hash(images)}"
         if key in self._known:
             self._known.move_to_end(key)
@@ -115,31 +160,61 @@ class Extractor:
         return torch.cat(parts)
 
     def hash(self) -> str:
-        """Return a hash of all weights, computed anew: equal for equal bits only."""
+        """Return a hash of the bits of all weights.
+
+        Returns
+        -------
+        str
+            Hexadecimal digits.
+        """
         state = self.network.state_dict()
         each = "".join(f"{name} {tensor_hash(state[name])}\n" for name in sorted(state))
         return hashlib.blake2b(each.encode(), digest_size=16).hexdigest()
 
 
 def features_of(network: Any, pixels: Tensor) -> Tensor:
-    """Return what a classifier reads: a ViT's first token, a ResNet's mean over pixels, [b, width]."""
-    said = network(pixels)
-    features: Tensor = said.last_hidden_state[:, 0] if network.config.model_type == "vit" else said.pooler_output
+    """Compute the features of a network: the first token of a ViT, or a ResNet's mean over pixels.
+
+    Parameters
+    ----------
+    network : PreTrainedModel
+        A ViT or ResNet of `transformers` without its classifier.
+    pixels : Tensor
+        Normalised images, float32 [b, channels, side, side].
+
+    Returns
+    -------
+    Tensor
+        Features, [b, width].
+    """
+    outputs = network(pixels)
+    is_vit = network.config.model_type == "vit"
+    features: Tensor = outputs.last_hidden_state[:, 0] if is_vit else outputs.pooler_output
     return features.flatten(1)
 
 
 @lru_cache(maxsize=2)
 def load_extractor(source: str) -> Extractor:
-    """Load an extractor from a local folder, or from the Hugging Face Hub by its name; the same object again.
+    """Load an extractor from a local folder, or by its name from the Hugging Face Hub; the two last ones are cached.
 
-    Only weights stored as safetensors are read, and no code.
+    Only weights in safetensors are read, and no code is run.
+
+    Parameters
+    ----------
+    source : str
+        The folder or the name.
+
+    Returns
+    -------
+    Extractor
+        The extractor.
 
     Raises
     ------
     RunError
-        Where there is none that can be read, or its training is not finished.
+        If it cannot be read, or its training is not finished.
     ConfigError
-        For a network that is neither a ViT nor a ResNet.
+        If it is neither a ViT nor a ResNet.
     MissingExtra
         Without `transformers`.
     """
@@ -148,7 +223,7 @@ def load_extractor(source: str) -> Extractor:
     if (folder / CHECKPOINT).is_file() and not (folder / CARD).is_file():
         raise RunError(f"the extractor in {source} is not trained to its end: run the command that began it again.")
     try:
-        with quietly(library), seeds.temporary_seed(0):  # a classifier that it lacks is drawn, and thrown away
+        with quietly(library), seeds.temporary_seed(0):  # a missing classifier is initialised at random; it is not used
             whole, loaded = library.AutoModelForImageClassification.from_pretrained(
                 source, use_safetensors=True, output_loading_info=True
             )
@@ -171,39 +246,56 @@ def load_extractor(source: str) -> Extractor:
 
 
 def library_of_extractors() -> Any:
-    """Return the module `transformers`; raise `MissingExtra` with the install line where it is not installed."""
+    """Import `transformers`.
+
+    Returns
+    -------
+    ModuleType
+        The module.
+
+    Raises
+    ------
+    MissingExtra
+        If it is not installed.
+    """
     return require_optional("transformers", "A pre-trained extractor", "diffusion")
 
 
 @contextmanager
 def quietly(library: Any) -> Iterator[None]:
-    """Let `transformers` show no progress of its own, and say nothing of classifiers that are thrown away."""
-    talk = library.utils.logging
-    shown, level = talk.is_progress_bar_enabled(), talk.get_verbosity()
-    talk.disable_progress_bar()
-    talk.set_verbosity_error()
+    """Turn off the progress bars and warnings of `transformers` within the block.
+
+    Parameters
+    ----------
+    library : ModuleType
+        The module `transformers`.
+    """
+    logging = library.utils.logging
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        talk.set_verbosity(level)
+        logging.set_verbosity(level)
         if shown:
-            talk.enable_progress_bar()
+            logging.enable_progress_bar()
 
 
 def _require_whole(missing: Iterable[str], prefix: str) -> None:
-    """Raise `ValueError` if weights of the extractor itself are missing, which the library would draw at random."""
-    lacks = sorted(name for name in missing if name.startswith(f"{prefix}."))
-    if lacks:
-        raise ValueError(f"its weights lack {lacks[0]!r}" + (f" and {len(lacks) - 1} more." if lacks[1:] else "."))
+    """Raise `ValueError` if weights of the extractor itself are missing; the library would make random ones."""
+    absent = sorted(name for name in missing if name.startswith(f"{prefix}."))
+    if absent:
+        raise ValueError(f"its weights lack {absent[0]!r}" + (f" and {len(absent) - 1} more." if absent[1:] else "."))
 
 
 def _reading(path: str, config: Any) -> InputSpec:
-    """Return how a checkpoint wants images; the whole image is scaled to its square."""
-    written: Mapping[str, Any] = json.loads(Path(path).read_text())
-    size = written.get("size", getattr(config, "image_size", None))
+    """Return the images that a checkpoint expects; the whole image is scaled to its square."""
+    preprocessor: Mapping[str, Any] = json.loads(Path(path).read_text())
+    size = preprocessor.get("size", getattr(config, "image_size", None))
     if isinstance(size, Mapping):
         size = size.get("height", size.get("shortest_edge"))
-    mean, std = (tuple(map(float, written[name])) for name in ("image_mean", "image_std"))
+    mean, std = (tuple(map(float, preprocessor[name])) for name in ("image_mean", "image_std"))
     if not isinstance(size, int) or size < 1 or len(mean) != len(std) or not mean:
         raise ValueError(f"its {READING} gives no size, mean and deviation of images.")
     return InputSpec(size, mean, std)
@@ -217,7 +309,7 @@ def _about(source: str, whole: Any, card: Mapping[str, Any]) -> str:
 
 
 def _learned(config: Any, card: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the classes that were learned; a public checkpoint may give one several names (``"beaver, castor"``)."""
+    """Return the classes of the training data; public checkpoints may join several names (``"beaver, castor"``)."""
     if "label_names" in card:
         return tuple(map(str, card["label_names"]))
     labels = [str(label) for label in config.id2label.values()]

@@ -1,7 +1,8 @@
-"""Layers as sums: shared weights times a mask by unit, plus what a party has of its own, and what it takes from others.
+"""The decomposed layers of FedWeIT (Yoon et al., 2021): theta = B * sigmoid(mask) + A + sum_j a_j A_j.
 
-theta = B * sigmoid(mask) + A + sum_j a_j A_j (FedWeIT, Yoon et al., 2021). A model of such layers is a flat dict: B and
-all that is not decomposed under the network's names, a layer's other tensors under its name behind a prefix.
+B is shared by all clients, the mask has one number for each output unit, A is the client's own adaptive part, and the
+A_j, with attentions a_j, are the adaptive parts of others. A model of such layers is a flat dict: B and everything that
+is not decomposed under the network's names, and a layer's other tensors under its name with a prefix.
 """
 
 from __future__ import annotations
@@ -18,33 +19,84 @@ MASK, ADAPTIVE, ATTENTION = "mask.", "adaptive.", "attention."
 
 
 def add_prefix(prefix: str, tensors: Weights) -> dict[str, Tensor]:
-    """Return tensors by name with a prefix before each name."""
+    """Add a prefix to the names of tensors.
+
+    Parameters
+    ----------
+    prefix : str
+        The prefix.
+    tensors : Weights
+        The tensors by name.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The tensors by longer names.
+    """
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def remove_prefix(prefix: str, tensors: Weights) -> dict[str, Tensor]:
-    """Return those tensors whose names have a prefix, by name without it."""
+    """Select the tensors whose names have a prefix.
+
+    Parameters
+    ----------
+    prefix : str
+        The prefix.
+    tensors : Weights
+        The tensors by name.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The selected tensors by names without the prefix.
+    """
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def broadcast_units(numbers: Tensor, layer: Tensor) -> Tensor:
-    """Return a number for each output unit, [units], so that it multiplies a layer's weights, [units, ...]."""
+    """Reshape one number for each output unit so that it multiplies a layer's weights.
+
+    Parameters
+    ----------
+    numbers : Tensor
+        The numbers, [units].
+    layer : Tensor
+        The weights, [units, ...].
+
+    Returns
+    -------
+    Tensor
+        The numbers, [units, 1, ...].
+    """
     return numbers.view(-1, *[1] * (layer.ndim - 1))
 
 
 @dataclass(frozen=True, eq=False)
 class FedWeITParametrization:
-    """Computes a network's weights from a model of decomposed layers.
+    """Computes a network's weights from a model of decomposed layers; a `fedkeep.interface.training.Parametrization`.
 
     Attributes
     ----------
-    others : by layer the frozen A_j, [j, units, ...]; may be empty.
+    others : Mapping[str, Tensor]
+        The frozen A_j by layer, [j, units, ...]; may be empty.
     """
 
     others: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, model: Weights) -> dict[str, Tensor]:
-        """Return the weights that the network has: a tensor for each name that has no prefix."""
+        """Compute the weights.
+
+        Parameters
+        ----------
+        model : Weights
+            A model of decomposed layers.
+
+        Returns
+        -------
+        dict[str, Tensor]
+            The network's weights.
+        """
         masks, adaptive, attention = (remove_prefix(prefix, model) for prefix in (MASK, ADAPTIVE, ATTENTION))
         weights = {n: tensor for n, tensor in model.items() if not n.startswith((MASK, ADAPTIVE, ATTENTION))}
         for name, mask in masks.items():
@@ -56,13 +108,32 @@ class FedWeITParametrization:
 
 @dataclass(frozen=True, eq=False)
 class SparseTensors:
-    """The larger numbers of layers: ``values`` [n], at ``places`` [n], int32, rising, in all layers in a row."""
+    """The largest numbers of several layers.
+
+    Attributes
+    ----------
+    values : Tensor
+        The numbers, float32 [n].
+    places : Tensor
+        Their indices in the concatenation of all flattened layers, int32 [n], in ascending order.
+    """
 
     values: Tensor
     places: Tensor
 
     def fault(self, numbers: int) -> str | None:
-        """Return what is wrong with it, if there should be places below ``numbers``; None if nothing is."""
+        """Check the types, shapes and indices.
+
+        Parameters
+        ----------
+        numbers : int
+            Number of elements of all layers.
+
+        Returns
+        -------
+        str or None
+            What is wrong; None if nothing is.
+        """
         if self.values.dtype != torch.float32 or self.places.dtype != torch.int32:
             return f"sparse layers of {self.values.dtype} at {self.places.dtype} instead of float32 at int32"
         if self.values.ndim != 1 or self.values.shape != self.places.shape:
@@ -75,14 +146,40 @@ class SparseTensors:
 
 
 def to_sparse(layers: Weights, limit: float) -> SparseTensors:
-    """Return the numbers of layers that are larger than ``limit`` in size."""
+    """Keep only the large numbers of layers.
+
+    Parameters
+    ----------
+    layers : Weights
+        The layers.
+    limit : float
+        Numbers with an absolute value above this are kept.
+
+    Returns
+    -------
+    SparseTensors
+        These numbers.
+    """
     numbers = torch.cat([layer.flatten() for layer in layers.values()])
     places = (numbers.abs() > limit).nonzero().flatten()
     return SparseTensors(numbers[places], places.int())
 
 
 def to_dense(few: SparseTensors, like: Weights) -> dict[str, Tensor]:
-    """Return sparse layers with zeros in all other places; names and shapes are those of ``like``, in its order."""
+    """Restore layers, with zeros for the numbers that were not kept.
+
+    Parameters
+    ----------
+    few : SparseTensors
+        The numbers that were kept.
+    like : Weights
+        Layers of the same names, shapes and order.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The layers.
+    """
     sizes = [layer.numel() for layer in like.values()]
     numbers = few.values.new_zeros(sum(sizes)).index_put_((few.places.long(),), few.values)
     parts = torch.split(numbers, sizes)
@@ -90,22 +187,78 @@ def to_dense(few: SparseTensors, like: Weights) -> dict[str, Tensor]:
 
 
 def stack_dense(several: Sequence[SparseTensors], like: Weights) -> dict[str, Tensor]:
-    """Return by layer the dense ones of several, [number, units, ...]; nothing without any."""
+    """Restore several sparse versions of the same layers and stack them.
+
+    Parameters
+    ----------
+    several : Sequence[SparseTensors]
+        The sparse versions.
+    like : Weights
+        Layers of the same names, shapes and order.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The layers, [number, units, ...]; empty without sparse versions.
+    """
     each = [to_dense(few, like) for few in several]
     return {name: torch.stack([one[name] for one in each]) for name in like} if each else {}
 
 
 def active_units(mask: Tensor, sparsity: float) -> Tensor:
-    """Return which units count, bool [units]: all but that share whose masks are the smallest in size."""
+    """Select a layer's active units: all but those with the smallest absolute masks.
+
+    Parameters
+    ----------
+    mask : Tensor
+        The mask, [units].
+    sparsity : float
+        Share of the units that are not active.
+
+    Returns
+    -------
+    Tensor
+        Whether each unit is active, bool [units].
+    """
     size = mask.abs()
     return size >= size.sort().values[int(len(size) * sparsity)]
 
 
 def active_weights(layers: Weights, masks: Weights, sparsity: float) -> Tensor:
-    """Return the weights of the units that count, one layer after another, [n]."""
+    """Return the weights of the active units.
+
+    Parameters
+    ----------
+    layers : Weights
+        The layers.
+    masks : Weights
+        Their masks.
+    sparsity : float
+        Share of the units that are not active.
+
+    Returns
+    -------
+    Tensor
+        The weights, one layer after another, [n].
+    """
     return torch.cat([layer[active_units(masks[name], sparsity)].flatten() for name, layer in layers.items()])
 
 
 def num_active_weights(layers: Weights, masks: Weights, sparsity: float) -> int:
-    """Return how many numbers `active_weights` has."""
+    """Return the number of weights of the active units.
+
+    Parameters
+    ----------
+    layers : Weights
+        The layers.
+    masks : Weights
+        Their masks.
+    sparsity : float
+        Share of the units that are not active.
+
+    Returns
+    -------
+    int
+        The length of `active_weights`.
+    """
     return sum(int(active_units(masks[n], sparsity).sum()) * layer[0].numel() for n, layer in layers.items())

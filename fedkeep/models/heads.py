@@ -1,8 +1,8 @@
-"""Heads that grow: a classifier of more rows for more classes, and the view of an older model with fewer.
+"""Classifiers that grow: adding rows for new classes, and truncating to those of old classes.
 
-Classes are numbered in order of arrival, so the rows of the old classes come first. All functions work on any model
-whose classifier is a linear layer of that name, as `Network`'s is. A head may have several rows for each class, next
-to each other (PASS turns each class into four by rotation): rows are what is counted here.
+Classes are numbered in their order of arrival, so the rows of old classes come first. All functions work on any model
+whose classifier is a linear layer with the name ``classifier``, such as `Network`. There may be several adjacent rows
+for each class (PASS makes four of each class by rotation); the functions count rows, not classes.
 """
 
 from __future__ import annotations
@@ -20,82 +20,133 @@ WEIGHT, BIAS = "classifier.weight", "classifier.bias"
 
 @torch.no_grad()
 def expand_rows(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the model with a classifier of ``rows`` rows: the old ones, then new ones.
+    """Add rows to a model's classifier.
 
-    A new row of weights is uniform within +-sqrt(3 / width), which is Kaiming's rule for a linear layer, and its bias
-    0, as in the code of TARGET (Zhang et al., 2023). All other tensors are those of the model.
+    The weights of a new row are uniform within +-sqrt(3 / width), which is Kaiming's rule for a linear layer, and its
+    bias is 0, as in the code of TARGET (Zhang et al., 2023). All other tensors stay the same.
 
     Parameters
     ----------
-    model : with ``classifier.weight`` [old rows, width] and, if it has one, ``classifier.bias`` [old rows].
-    rows : at least as many as there are.
-    generator : a CPU generator with a name (see `fedkeep._utils.seeds`), so that every party draws the same rows.
+    model : Weights
+        A model with ``classifier.weight`` [old rows, width] and, optionally, ``classifier.bias`` [old rows].
+    rows : int
+        Number of rows afterwards; at least the old number.
+    generator : torch.Generator
+        A generator on the CPU that is derived from a name (see `fedkeep._utils.seeds`), so that everyone gets the same
+        rows.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The model.
 
     Raises
     ------
     ConfigError
-        If the model has no such classifier, or more rows already.
+        If the model has no such classifier, or has more rows already.
     """
     old = _head(model)
-    more, width = rows - len(old), old.shape[1]
-    if more < 0:
+    num_new, width = rows - len(old), old.shape[1]
+    if num_new < 0:
         raise ConfigError(f"the classifier has {len(old)} rows already and cannot grow to {rows}.")
     limit = math.sqrt(3 / width)
-    new = (2 * torch.rand(more, width, generator=generator) - 1) * limit
+    new = (2 * torch.rand(num_new, width, generator=generator) - 1) * limit
     head = {WEIGHT: torch.cat((old, new.to(old)))}
     if BIAS in model:
-        head[BIAS] = torch.cat((model[BIAS], model[BIAS].new_zeros(more)))
+        head[BIAS] = torch.cat((model[BIAS], model[BIAS].new_zeros(num_new)))
     return {name: head.get(name, tensor) for name, tensor in model.items()}
 
 
 @torch.no_grad()
 def add_views(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the model with ``rows`` rows in the place of each: the row itself, then new ones as `expand_rows` draws
-    them.
+    """Replace each row of a model's classifier by several rows: the row itself, then new rows as from `expand_rows`.
 
-    So the first row of class c, number c * rows, says what the row of the class said before.
+    So row number c * rows is the old row c.
+
+    Parameters
+    ----------
+    model : Weights
+        A model with one row for each class.
+    rows : int
+        Number of rows for each class afterwards.
+    generator : torch.Generator
+        As for `expand_rows`.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The model.
     """
     classes = len(_head(model))
-    wide = expand_rows(model, classes * rows, generator)
-    places = torch.arange(classes * rows)
-    order = torch.cat((places[:classes, None], places[classes:].view(classes, rows - 1)), dim=1).flatten()
-    return {name: tensor[order] if name in (WEIGHT, BIAS) else tensor for name, tensor in wide.items()}
+    expanded = expand_rows(model, classes * rows, generator)
+    numbers = torch.arange(classes * rows)
+    order = torch.cat((numbers[:classes, None], numbers[classes:].view(classes, rows - 1)), dim=1).flatten()
+    return {name: tensor[order] if name in (WEIGHT, BIAS) else tensor for name, tensor in expanded.items()}
 
 
 @torch.no_grad()
 def expand_like(model: Weights, longer: Weights) -> Weights:
-    """Return the model with the rows that a longer classifier has beyond its own; the model itself if there are none.
+    """Add the rows to a model's classifier that another model has beyond them.
 
     Parameters
     ----------
-    model : of any architecture; nothing is asked of it where there is nothing to add.
-    longer : a model of the same architecture, with the rows of the model's classes first.
+    model : Weights
+        The model; it may be of any form if there is nothing to add.
+    longer : Weights
+        A model of the same architecture, whose first rows belong to the same classes.
+
+    Returns
+    -------
+    Weights
+        The model with more rows; ``model`` itself if there are none to add.
     """
     if WEIGHT not in model or len(model[WEIGHT]) >= len(longer[WEIGHT]):
         return model
-    have = len(model[WEIGHT])
+    old_rows = len(model[WEIGHT])
     return {
-        name: torch.cat((tensor, longer[name][have:].to(tensor))) if name in (WEIGHT, BIAS) else tensor
+        name: torch.cat((tensor, longer[name][old_rows:].to(tensor))) if name in (WEIGHT, BIAS) else tensor
         for name, tensor in model.items()
     }
 
 
 def truncate(model: Weights, rows: int) -> dict[str, Tensor]:
-    """Return the model with the first ``rows`` rows of its classifier only: a view, which shares memory.
+    """Keep only the first rows of a model's classifier.
+
+    Parameters
+    ----------
+    model : Weights
+        The model.
+    rows : int
+        Number of rows to keep.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        A view of the model, which shares its memory.
 
     Raises
     ------
     ConfigError
         If the model has no linear classifier, or fewer rows.
     """
-    have = len(_head(model))
-    if not 0 < rows <= have:
-        raise ConfigError(f"the classifier has {have} rows, so it cannot be cut to {rows}.")
+    available = len(_head(model))
+    if not 0 < rows <= available:
+        raise ConfigError(f"the classifier has {available} rows, so it cannot be cut to {rows}.")
     return {name: tensor[:rows] if name in (WEIGHT, BIAS) else tensor for name, tensor in model.items()}
 
 
 def classifier_tensors(model: Weights) -> dict[str, Tensor]:
-    """Return the classifier's tensors by name, the same ones: what a client may keep for itself.
+    """Return the tensors of a model's classifier.
+
+    Parameters
+    ----------
+    model : Weights
+        The model.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The same tensors by name.
 
     Raises
     ------
@@ -110,6 +161,6 @@ def _head(model: Weights) -> Tensor:
     if WEIGHT not in model or model[WEIGHT].ndim != 2:
         raise ConfigError(
             f"a model that learns new classes needs a torch.nn.Linear named classifier, and this one has no {WEIGHT!r} "
-            "of shape [classes, width]. Name its last layer so."
+            "of shape [classes, width]. Name its last layer like that."
         )
     return model[WEIGHT]

@@ -1,4 +1,4 @@
-"""Convolutional networks from a table of their layers, and the max-pooling that they use."""
+"""Convolutional networks from a table of their layers, and their max-pooling."""
 
 from __future__ import annotations
 
@@ -16,15 +16,27 @@ from fedkeep.models.base import Network, Shape
 
 
 class MaxPool2(nn.Module):
-    """Max-pooling of 2x2 windows with stride 2; a last odd row or column is left out.
+    """Max-pooling of 2x2 windows with stride 2; a last odd row or column is dropped.
 
-    In plain layout PyTorch's CPU kernel walks the windows one by one, which is most of a small network's forward pass.
-    Where no gradient is needed (teachers, evaluation), the maximum of four strided views is the same numbers,
-    vectorised. With channels last, as in training, PyTorch vectorises it itself.
+    With the contiguous layout, PyTorch's CPU kernel visits the windows one by one, which takes most of a small
+    network's forward pass. Where no gradient is needed (teachers, evaluation), this computes the maximum of strided
+    views instead: the same numbers, vectorised. With channels last, as in training, PyTorch's kernel is vectorised
+    itself.
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pool [..., height, width] to [..., height // 2, width // 2]."""
+        """Pool images.
+
+        Parameters
+        ----------
+        images : Tensor
+            Maps, [..., height, width].
+
+        Returns
+        -------
+        Tensor
+            Maps, [..., height // 2, width // 2].
+        """
         if images.is_cuda or torch.is_grad_enabled() or not images.is_contiguous():
             return max_pool2d(images, 2)
         height, width = images.shape[-2] // 2 * 2, images.shape[-1] // 2 * 2
@@ -38,9 +50,18 @@ class Convolution:
 
     Attributes
     ----------
-    maps : output channels. kernel, stride, padding : in pixels.
-    pool : window and stride of the max-pooling in pixels; None for none.
-    norm : whether batch norm follows the convolution.
+    maps : int
+        Number of output channels.
+    kernel : int
+        Side of the kernel, in pixels.
+    stride : int
+        Stride, in pixels.
+    padding : int
+        Padding, in pixels.
+    pool : tuple[int, int] or None
+        Window and stride of the max-pooling, in pixels; None for no pooling.
+    norm : bool
+        Whether batch norm follows the convolution.
     """
 
     maps: int
@@ -51,9 +72,20 @@ class Convolution:
     norm: bool = False
 
     def shrink(self, side: int) -> int:
-        """Return the side of the output, in pixels, for a side of the input; 0 if nothing is left."""
+        """Return the side of the output.
+
+        Parameters
+        ----------
+        side : int
+            Side of the input, in pixels.
+
+        Returns
+        -------
+        int
+            Side of the output, in pixels; 0 if nothing is left.
+        """
         if side < 1:
-            return 0  # padding must not make something of nothing
+            return 0  # padding alone gives no output
         side = _windows(side + 2 * self.padding, self.kernel, self.stride)
         return side if self.pool is None else _windows(side, *self.pool)
 
@@ -68,19 +100,34 @@ def convolutional(
     dropout: float = 0.0,
     dropped: Literal["inputs", "outputs"] = "inputs",
 ) -> Network:
-    """Return a network of convolutions, hidden layers with ReLU, and a classifier, sized for the images.
+    """Build a network of convolutions, hidden layers with ReLU, and a classifier, sized for the images.
 
     Parameters
     ----------
-    name : of the architecture, for the error.
-    shape : channels, height and width of an image. classes : number of classes.
-    hidden : units of each fully connected layer before the classifier; at least one.
-    dropout, dropped : probability of dropping an input, or an output, of a hidden layer.
+    name : str
+        Name of the architecture, for the error message.
+    shape : tuple[int, int, int]
+        Channels, height and width of an image.
+    classes : int
+        Number of classes.
+    convolutions : Sequence[Convolution]
+        The convolutions.
+    hidden : Sequence[int]
+        Units of each fully connected layer before the classifier; at least one layer.
+    dropout : float
+        Probability of dropping an input, or an output, of a hidden layer.
+    dropped : {"inputs", "outputs"}
+        Which of them is dropped.
+
+    Returns
+    -------
+    Network
+        The network.
 
     Raises
     ------
     ConfigError
-        If the images are too small; the message gives the smallest side that works.
+        If the images are too small; the message contains the smallest side that works.
     """
     channels, height, width = shape
     rows, columns = (flattened_side(convolutions, side) for side in (height, width))
@@ -104,13 +151,26 @@ def convolutional(
 
 
 def convolutional_body(channels: int, convolutions: Sequence[Convolution]) -> nn.Sequential:
-    """Return the convolutions, each with what comes with it, on images of so many channels."""
+    """Build the convolutions of a network, with their norms, poolings and ReLUs.
+
+    Parameters
+    ----------
+    channels : int
+        Number of image channels.
+    convolutions : Sequence[Convolution]
+        The convolutions.
+
+    Returns
+    -------
+    nn.Sequential
+        The layers.
+    """
     body, before = nn.Sequential(), channels
     for number, layer in enumerate(convolutions, start=1):
         body.add_module(f"conv{number}", nn.Conv2d(before, layer.maps, layer.kernel, layer.stride, layer.padding))
         if layer.norm:
             body.add_module(f"norm{number}", nn.BatchNorm2d(layer.maps))
-        # Pooling first: a maximum of rectified numbers is the rectified maximum, with the same gradients, of fewer.
+        # Pooling before ReLU gives the same outputs and gradients, and ReLU has fewer numbers to process.
         if layer.pool is not None:
             body.add_module(f"pool{number}", MaxPool2() if layer.pool == (2, 2) else nn.MaxPool2d(*layer.pool))
         body.add_module(f"relu{number}", nn.ReLU())
@@ -119,12 +179,25 @@ def convolutional_body(channels: int, convolutions: Sequence[Convolution]) -> nn
 
 
 def flattened_side(convolutions: Sequence[Convolution], side: int) -> int:
-    """Return the side of the last feature map, in pixels, for a side of the image; 0 if nothing is left."""
+    """Return the side of the last feature map.
+
+    Parameters
+    ----------
+    convolutions : Sequence[Convolution]
+        The convolutions.
+    side : int
+        Side of the image, in pixels.
+
+    Returns
+    -------
+    int
+        Side of the map, in pixels; 0 if nothing is left.
+    """
     for layer in convolutions:
         side = layer.shrink(side)
     return side
 
 
 def _windows(side: int, kernel: int, stride: int) -> int:
-    """Return how many windows of `kernel` pixels, `stride` apart, fit into a side."""
+    """Return how many windows of ``kernel`` pixels with a stride of ``stride`` pixels fit into a side."""
     return (side - kernel) // stride + 1 if side >= kernel else 0

@@ -17,7 +17,7 @@ from fedkeep.options import option
 class MLP(Architecture):
     """Fully connected layers with ReLU on the flattened image, and the classifier.
 
-    Without hidden layers the features are the pixels: softmax regression.
+    Without hidden layers the features are the pixels, which is softmax regression.
     """
 
     name: ClassVar[str] = "mlp"
@@ -25,7 +25,20 @@ class MLP(Architecture):
     hidden: tuple[int, ...] = option((64,), "units of each hidden layer", low=1)
 
     def build(self, shape: Shape, classes: int) -> Network:
-        """Return the network; see `Architecture.build`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+        """
         widths = [prod(shape), *self.hidden]
         body = nn.Sequential()
         body.add_module("flatten", nn.Flatten())

@@ -1,4 +1,4 @@
-"""A pre-trained network of which only the classifier learns."""
+"""A pre-trained network of which only the classifier is trained."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from fedkeep.options import option
 
 
 class FrozenNetwork(Network):
-    """A classifier on the features of a frozen extractor; the classifier is all that is in its state dict.
+    """A classifier on the features of a frozen extractor; its state dict contains only the classifier.
 
     Parameters
     ----------
-    extractor : gives the features. Networks of one extractor share it.
-    classes : number of classes.
+    extractor : Extractor
+        Computes the features; several networks may share it.
+    classes : int
+        Number of classes.
     """
 
     def __init__(self, extractor: Extractor, classes: int) -> None:
@@ -27,7 +29,17 @@ class FrozenNetwork(Network):
         self.extractor = extractor
 
     def features(self, images: Tensor) -> Tensor:
-        """Return what the classifier reads, [b, width], of uint8 images; features [b, width] are returned as they are.
+        """Compute the input of the classifier.
+
+        Parameters
+        ----------
+        images : Tensor
+            Images, uint8 [b, channels, height, width], or features, [b, width], which are returned unchanged.
+
+        Returns
+        -------
+        Tensor
+            Features, [b, width].
 
         Raises
         ------
@@ -39,41 +51,72 @@ class FrozenNetwork(Network):
 
 @dataclass(frozen=True)
 class Pretrained(Architecture):
-    """A pre-trained ViT or ResNet of `transformers` whose extractor is frozen: only the classifier learns.
+    """A pre-trained ViT or ResNet of `transformers` with a frozen extractor: only the classifier is trained.
 
-    FedDCL's server of its RGB benchmark; the paper names neither variant nor resolution. Images are read at the
-    extractor's own resolution, with its own normalisation, and are not augmented, so that each goes through it once.
-    Only the classifier is part of a model: nothing else is trained, sent, saved or changed. A ViT-B/16 has 768
-    features, its classifier 7,690 parameters for 10 classes.
+    FedDCL uses this in its RGB benchmark; the paper names neither variant nor resolution. Images are processed with the
+    extractor's resolution and normalisation, and without augmentation, so that each image is processed only once. A
+    model contains only the classifier: nothing else is trained, sent or saved. A ViT-B/16 has 768 features, and its
+    classifier 7,690 parameters for 10 classes.
     """
 
     name: ClassVar[str] = "pretrained"
 
     source: str = option(
-        "google/vit-base-patch16-224", "a folder, from here or in the data folder, or a name on the Hugging Face Hub"
+        "google/vit-base-patch16-224",
+        "a folder, relative to the working directory or the data folder, or a name on the Hugging Face Hub",
     )
 
     def build(self, shape: Shape, classes: int) -> FrozenNetwork:
-        """Return the network; see `Architecture.build` and, for what loading may raise, `load_extractor`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        FrozenNetwork
+            The network (see `load_extractor` for what may be raised).
+        """
         return FrozenNetwork(load_extractor(self.source), classes)
 
     @property
     def about(self) -> str:
-        """What the extractor is and what it has seen, in a line."""
+        """A line about the extractor and its training data."""
         return load_extractor(self.source).about
 
     @property
     def learned(self) -> tuple[str, ...]:
-        """The names of the classes that it was trained to tell; empty where they are not known."""
+        """Names of the classes on which the extractor was trained; empty if they are not known."""
         return load_extractor(self.source).learned
 
     def hash(self) -> str:
-        """Return the hash of the extractor's weights."""
+        """Return the hash of the extractor's weights.
+
+        Returns
+        -------
+        str
+            Hexadecimal digits.
+        """
         return load_extractor(self.source).hash()
 
     def located(self, root: Path | None) -> Self:
-        """Return it with its folder below ``root``, if it is there and not here."""
-        there = None if root is None else root / self.source
-        if there is None or Path(self.source).is_dir() or not there.is_dir():
+        """Look for the extractor's folder below another folder.
+
+        Parameters
+        ----------
+        root : Path or None
+            The other folder.
+
+        Returns
+        -------
+        Pretrained
+            With the folder below ``root`` if it exists there and not in the working directory; otherwise unchanged.
+        """
+        folder = None if root is None else root / self.source
+        if folder is None or Path(self.source).is_dir() or not folder.is_dir():
             return self
-        return replace(self, source=str(there))
+        return replace(self, source=str(folder))

@@ -19,20 +19,25 @@ from fedkeep.options import option
 Norm = Literal["batch", "group"]
 
 MAPS = (64, 128, 256, 512)
-GROUPS = 32  # of group norm, its authors' default; it divides every number of maps here
-SMALLEST = 8  # three stages halve the side; of less, the last convolutions would see hardly more than padding
+GROUPS = 32  # groups of group norm: its authors' default, which divides every number of maps here
+SMALLEST = 8  # pixels: three stages halve the side, and from less the last convolutions would read mostly padding
 
 
 class Residual(nn.Module):
-    """A block of convolutions around which its input is carried: relu(branch(x) + shortcut(x)).
+    """A residual block: relu(branch(x) + shortcut(x)).
 
     Parameters
     ----------
-    maps : channels of the input, then of each convolution's output.
-    kernels, strides : of each convolution, in pixels; paddings keep the size where the stride is 1.
-    norm : what follows every convolution.
-    pads : whether an input that the branch makes smaller or deeper is carried by `PaddedShortcut`, not by a 1x1
-        convolution.
+    maps : Sequence[int]
+        Channels of the input, then of each convolution's output.
+    kernels : Sequence[int]
+        Kernel side of each convolution, in pixels; paddings keep the size where the stride is 1.
+    strides : Sequence[int]
+        Stride of each convolution, in pixels.
+    norm : {"batch", "group"}
+        What follows every convolution.
+    pads : bool
+        Whether the shortcut of a block that changes the shape is a `PaddedShortcut` instead of a 1x1 convolution.
     """
 
     def __init__(
@@ -43,7 +48,7 @@ class Residual(nn.Module):
         steps = enumerate(zip(pairwise(maps), kernels, strides, strict=True), start=1)
         for number, ((before, after), kernel, stride) in steps:
             if number > 1:
-                self.branch.add_module(f"relu{number - 1}", nn.ReLU())  # none after the last: the sum is rectified
+                self.branch.add_module(f"relu{number - 1}", nn.ReLU())  # none after the last: ReLU follows the sum
             self.branch.add_module(f"conv{number}", convolution(before, after, kernel, stride))
             self.branch.add_module(f"norm{number}", normalisation(after, norm))
         self.shortcut: nn.Module = nn.Identity()
@@ -53,48 +58,105 @@ class Residual(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map [b, channels, height, width] to [b, maps, height / stride, width / stride], sides rounded up."""
-        answer: Tensor = self.relu(self.branch(images) + self.shortcut(images))
-        return answer
+        """Apply the block.
+
+        Parameters
+        ----------
+        images : Tensor
+            Maps, [b, channels, height, width].
+
+        Returns
+        -------
+        Tensor
+            Maps, [b, maps, height / stride, width / stride], with sides rounded up.
+        """
+        outputs: Tensor = self.relu(self.branch(images) + self.shortcut(images))
+        return outputs
 
 
 class PaddedShortcut(nn.Module):
-    """A shortcut without weights: every ``stride``-th pixel, and maps of zeros behind those of the input."""
+    """A shortcut without weights: every ``stride``-th pixel, and zeros for additional maps.
+
+    Parameters
+    ----------
+    maps : int
+        Number of output channels.
+    stride : int
+        Stride, in pixels.
+    """
 
     def __init__(self, maps: int, stride: int) -> None:
         super().__init__()
         self.maps, self.stride = maps, stride
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map [b, channels, height, width] to [b, maps, height / stride, width / stride], sides rounded up."""
+        """Apply the shortcut.
+
+        Parameters
+        ----------
+        images : Tensor
+            Maps, [b, channels, height, width].
+
+        Returns
+        -------
+        Tensor
+            Maps, [b, maps, height / stride, width / stride], with sides rounded up.
+        """
         images = images[..., :: self.stride, :: self.stride]
         return pad(images, (0, 0, 0, 0, 0, self.maps - images.shape[-3]))
 
 
 @dataclass(frozen=True)
 class ResNet(Architecture):
-    """Base of the residual networks of He et al. (2016), "Deep residual learning for image recognition".
+    """Base class of the residual networks of He et al. (2016), "Deep residual learning for image recognition".
 
-    The form for small images, ResNet18_cifar10 and ResNet50_cifar10 in the code of MOON (Li et al., 2021): one 3x3
-    convolution with stride 1 and no pooling before the four stages, of 64, 128, 256 and 512 maps; every stage but the
-    first halves the side in its first block, where the shortcut is a 1x1 convolution; the classifier reads the mean
-    over all pixels. Convolutions have no bias. MOON's code draws them by He's rule; here, as everywhere in this
-    package, initial weights are PyTorch's default.
+    This is the form for small images, ResNet18_cifar10 and ResNet50_cifar10 in the code of MOON (Li et al., 2021): one
+    3x3 convolution with stride 1 and no pooling, then four stages of 64, 128, 256 and 512 maps. Every stage but the
+    first halves the side in its first block, where the shortcut is a 1x1 convolution. The classifier reads the mean
+    over all pixels. Convolutions have no bias. MOON's code uses He's initialisation; here, as in the whole package,
+    initial weights are PyTorch's default.
 
-    Batch norm's running statistics are averaged as weights are, and may fit nobody where clients differ: a known
-    weakness in federated learning (Hsieh et al., 2020, "The non-IID data quagmire of decentralized machine learning").
-    Group norm (Wu & He, 2018), which FedGKD uses, has none. Here it has their 32 groups, whatever the number of maps;
-    FedGKD's code fixes the maps of a group instead.
+    Batch norm's running statistics are averaged like weights, and may fit no client if clients differ: a known weakness
+    in federated learning (Hsieh et al., 2020, "The non-IID data quagmire of decentralized machine learning"). Group
+    norm (Wu & He, 2018), which FedGKD uses, has no such statistics. Here it has the 32 groups of its authors for any
+    number of maps; FedGKD's code fixes the number of maps in a group instead.
+
+    Attributes
+    ----------
+    maps : tuple[int, ...]
+        Number of maps of each stage.
+    blocks : tuple[int, ...]
+        Number of blocks of each stage.
+    bottleneck : bool
+        Whether a block is 1x1, 3x3, 1x1 with four times the maps at its end, instead of 3x3, 3x3.
     """
 
-    maps: ClassVar[tuple[int, ...]] = MAPS  # of each stage
-    blocks: ClassVar[tuple[int, ...]]  # of each stage
-    bottleneck: ClassVar[bool]  # whether a block is 1x1, 3x3, 1x1 with four times the maps, or 3x3, 3x3
+    maps: ClassVar[tuple[int, ...]] = MAPS
+    blocks: ClassVar[tuple[int, ...]]
+    bottleneck: ClassVar[bool]
 
     norm: Norm = option("batch", "batch norm, with running statistics, or group norm, without")
 
     def build(self, shape: Shape, classes: int) -> Network:
-        """Return the network; see `Architecture.build`."""
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If the images are too small.
+        """
         channels, height, width = shape
         if min(height, width) < SMALLEST:
             raise ConfigError(
@@ -108,8 +170,8 @@ class ResNet(Architecture):
         before = self.maps[0]
         for number, (maps, blocks) in enumerate(zip(self.maps, self.blocks, strict=True), start=1):
             stage = nn.Sequential()
-            for place in range(blocks):
-                block = self._block(before, maps, 2 if number > 1 and place == 0 else 1)
+            for index in range(blocks):
+                block = self._block(before, maps, 2 if number > 1 and index == 0 else 1)
                 stage.append(block)
                 before = 4 * maps if self.bottleneck else maps
             body.add_module(f"stage{number}", stage)
@@ -118,7 +180,7 @@ class ResNet(Architecture):
         return Network(body, before, classes)
 
     def _block(self, before: int, maps: int, stride: int) -> Residual:
-        """Return a block of one stage, from ``before`` channels to ``maps``, or four times as many."""
+        """Build a block from ``before`` channels to ``maps``, or to four times as many."""
         if self.bottleneck:
             return Residual((before, maps, maps, 4 * maps), (1, 3, 1), (1, stride, 1), self.norm)
         return Residual((before, maps, maps), (3, 3), (stride, 1), self.norm)
@@ -166,9 +228,9 @@ class ResNet50(ResNet):
 class ResNet32(ResNet):
     """ResNet-32 of He et al. (2016), section 4.2: three stages of 16, 32 and 64 maps, five blocks each (see `ResNet`).
 
-    Its shortcuts have no weights: where a block halves the side and doubles the maps, every second pixel is carried,
-    and maps of zeros are put behind. 464,154 parameters for 3x32x32 and 10 classes, 470,004 for 100; with 1x1
-    convolutions as shortcuts, which fusion by optimal transport needs, 2,752 more. Images from 8x8 pixels.
+    Its shortcuts have no weights: where a block halves the side and doubles the maps, they take every second pixel and
+    add maps of zeros. 464,154 parameters for 3x32x32 and 10 classes, 470,004 for 100; with 1x1 convolutions as
+    shortcuts, which fusion by optimal transport needs, 2,752 more. Images from 8x8 pixels.
     """
 
     name: ClassVar[str] = "resnet32"
@@ -177,11 +239,11 @@ class ResNet32(ResNet):
     bottleneck: ClassVar[bool] = False
 
     shortcut: Literal["padding", "projection"] = option(
-        "padding", "what carries the input where its maps double: maps of zeros, or a 1x1 convolution"
+        "padding", "shortcut where the number of maps doubles: maps of zeros, or a 1x1 convolution"
     )
 
     def check(self) -> None:
-        """Refuse group norm, whose groups would be of less than one map."""
+        """Refuse group norm, whose groups would contain less than one map."""
         if self.norm == "group":
             raise ConfigError(
                 f"group norm has {GROUPS} groups here, and the first stage of {self.name} has {self.maps[0]} maps. "
@@ -193,15 +255,62 @@ class ResNet32(ResNet):
 
 
 def convolution(before: int, after: int, kernel: int, stride: int) -> nn.Conv2d:
-    """Return a convolution that keeps the size where the stride is 1; the normalisation after it adds the bias."""
+    """Build a convolution without bias, since a norm follows; it keeps the size if the stride is 1.
+
+    Parameters
+    ----------
+    before : int
+        Number of input channels.
+    after : int
+        Number of output channels.
+    kernel : int
+        Side of the kernel, in pixels.
+    stride : int
+        Stride, in pixels.
+
+    Returns
+    -------
+    nn.Conv2d
+        The convolution.
+    """
     return nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
 
 
 def projection(before: int, after: int, stride: int, norm: Norm) -> nn.Sequential:
-    """Return a shortcut with weights: a 1x1 convolution and its normalisation."""
+    """Build a shortcut with weights: a 1x1 convolution and its norm.
+
+    Parameters
+    ----------
+    before : int
+        Number of input channels.
+    after : int
+        Number of output channels.
+    stride : int
+        Stride, in pixels.
+    norm : {"batch", "group"}
+        The norm.
+
+    Returns
+    -------
+    nn.Sequential
+        The shortcut.
+    """
     return nn.Sequential(OrderedDict(conv=convolution(before, after, 1, stride), norm=normalisation(after, norm)))
 
 
 def normalisation(maps: int, norm: Norm) -> nn.Module:
-    """Return batch norm, or group norm of as many groups as its authors use."""
+    """Build a norm.
+
+    Parameters
+    ----------
+    maps : int
+        Number of channels.
+    norm : {"batch", "group"}
+        Batch norm, or group norm of 32 groups.
+
+    Returns
+    -------
+    nn.Module
+        The norm.
+    """
     return nn.BatchNorm2d(maps) if norm == "batch" else nn.GroupNorm(GROUPS, maps)

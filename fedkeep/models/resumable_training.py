@@ -1,4 +1,4 @@
-"""A training between two steps as one file, so that it can go on after a kill: for what is trained beforehand."""
+"""Training that can be resumed after a kill, from a file: for models that are trained before a federation."""
 
 from __future__ import annotations
 
@@ -19,35 +19,68 @@ from fedkeep.errors import RunError
 from fedkeep.models.weights import Weights
 
 OnStep = Callable[[int, float], None]
-"""Told after every step how many are done, and the step's loss."""
+"""Called after every step with the number of steps that are done, and the loss of the step."""
 
 
 class ResumableTraining(Protocol):
-    """A training between two steps; ``losses`` are those of the steps so far."""
+    """A training that can be saved and restored between two steps.
+
+    Attributes
+    ----------
+    losses : list[float]
+        The losses of the steps so far.
+    """
 
     losses: list[float]
 
     def step(self) -> float:
-        """Take one step; return its loss."""
+        """Take one step.
+
+        Returns
+        -------
+        float
+            Its loss.
+        """
 
     def save(self, path: Path) -> None:
-        """Write all that the next step depends on."""
+        """Save everything that the next step depends on.
+
+        Parameters
+        ----------
+        path : Path
+            The file.
+        """
 
     def restore(self, path: Path) -> None:
-        """Go to where `save` wrote."""
+        """Restore what `save` has saved.
+
+        Parameters
+        ----------
+        path : Path
+            The file.
+        """
 
 
 def train_resumably(run: ResumableTraining, steps: int, path: Path, every: float, on_step: OnStep | None) -> None:
-    """Take the steps that are left, from where the file was written if there is one.
+    """Take the remaining steps of a training, from its file if there is one.
 
     Parameters
     ----------
-    steps : in all. path : of the file. every : seconds from one writing to the next.
+    run : ResumableTraining
+        The training.
+    steps : int
+        Number of steps in all.
+    path : Path
+        The file.
+    every : float
+        Seconds between two saves.
+    on_step : OnStep, optional
+        Called after every step.
 
     Raises
     ------
     RunError
-        If the loss is no longer finite.
+        If the loss is not finite any more.
     """
     if path.is_file():
         run.restore(path)
@@ -64,10 +97,21 @@ def train_resumably(run: ResumableTraining, steps: int, path: Path, every: float
 
 
 def check_finite(weights: Weights) -> None:
-    """Raise `RunError` if trained weights are not finite: the last step may have spoiled them after a finite loss."""
-    spoiled = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
-    if spoiled is not None:
-        raise _diverged(f"{spoiled} has numbers that are not finite")
+    """Check that trained weights are finite, which they may not be after the last step although its loss was.
+
+    Parameters
+    ----------
+    weights : Weights
+        The weights.
+
+    Raises
+    ------
+    RunError
+        If a weight is not finite.
+    """
+    invalid = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
+    if invalid is not None:
+        raise _diverged(f"{invalid} has numbers that are not finite")
 
 
 def _diverged(what: str) -> RunError:
@@ -81,12 +125,20 @@ def save_training(
     optimiser: torch.optim.Optimizer,
     losses: list[float],
 ) -> None:
-    """Write all that the next step depends on, whole or not at all.
+    """Save everything that the next step depends on, atomically.
 
     Parameters
     ----------
-    identity : what makes it this training and no other, as JSON can hold it.
-    models : by a name of their own, without dots. losses : of the steps so far.
+    path : Path
+        The file.
+    identity : Mapping[str, object]
+        What distinguishes this training from others, as JSON can represent it.
+    models : Mapping[str, Weights]
+        Models by a name without dots.
+    optimiser : torch.optim.Optimizer
+        The optimizer.
+    losses : list[float]
+        The losses of the steps so far.
     """
     tensors = {f"{kind}.{name}": tensor for kind, model in models.items() for name, tensor in model.items()}
     for index, moments in optimiser.state_dict()["state"].items():
@@ -99,23 +151,39 @@ def save_training(
 def restore_training(
     path: Path, identity: Mapping[str, Any], optimiser: torch.optim.Optimizer
 ) -> tuple[dict[str, dict[str, Tensor]], list[float]]:
-    """Return the models and the losses of a training that was saved, and put its optimiser where it was.
+    """Restore a training's optimizer, and return its models and losses.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    identity : Mapping[str, object]
+        As for `save_training`.
+    optimiser : torch.optim.Optimizer
+        The optimizer, whose state is replaced.
+
+    Returns
+    -------
+    models : dict[str, dict[str, Tensor]]
+        The models by name.
+    losses : list[float]
+        The losses of the steps so far.
 
     Raises
     ------
     RunError
-        If it cannot be read, or belongs to another training.
+        If the file cannot be read, or belongs to another training.
     """
     try:
         with safe_open(path, framework="pt") as opened:
-            theirs = opened.metadata()["training"]
+            saved_identity = opened.metadata()["training"]
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise RunError(f"cannot read the checkpoint {path}: {error}. Remove it to begin again.") from error
-    if theirs != json.dumps(identity):
+    if saved_identity != json.dumps(identity):
         raise RunError(
-            f"{path} belongs to another training: {_difference(json.loads(theirs), identity)}. Use the same options "
-            "and data, or another folder."
+            f"{path} belongs to another training: {_difference(json.loads(saved_identity), identity)}. Use the same "
+            "options and data, or another folder."
         )
     losses: list[float] = tensors.pop("losses").tolist()
     models: dict[str, dict[str, Tensor]] = {}
@@ -130,5 +198,5 @@ def restore_training(
     return models, losses
 
 
-def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    return ", ".join(f"it has another {name!r}" for name in ours if ours[name] != theirs.get(name))
+def _difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    return ", ".join(f"it has another {name!r}" for name in expected if expected[name] != saved.get(name))

@@ -1,7 +1,7 @@
-"""Models as values: a model is its named tensors, and nothing here changes its arguments in place.
+"""Models as values: a model is its tensors by name, and no function here changes its arguments in place.
 
-The functions work on whole state dicts. Arithmetic is done on floating-point tensors, without gradients; integer
-buffers, such as batch norm's count of batches, are those of the first model. Results share no memory with arguments.
+The functions work on whole state dicts. They compute with floating-point tensors, without gradients. Integer buffers,
+such as batch norm's count of batches, are taken from the first model. Results share no memory with arguments.
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ from torch import Tensor, nn
 from fedkeep.errors import ConfigError, ValueRefused
 
 Weights: TypeAlias = Mapping[str, Tensor]
-"""A whole state dict by name: parameters and buffers."""
+"""A whole state dict: parameters and buffers by name."""
 
 
 def state_dict_copy(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of a module's whole state dict, detached, on the module's device.
+    """Copy a module's whole state dict, detached, on the module's device.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The copies by name, in contiguous layout.
 
     Raises
     ------
     ConfigError
-        If the module keeps something in its state dict that is no tensor.
+        If the state dict contains something that is not a tensor.
     """
     weights = {}
     for name, tensor in module.state_dict().items():
@@ -35,30 +45,49 @@ def state_dict_copy(module: nn.Module) -> dict[str, Tensor]:
                 f"{type(module).__name__} keeps {name!r}, a {type(tensor).__name__}, in its state dict. A model is "
                 "sent and averaged as tensors: keep it in a buffer, or out of the state dict."
             )
-        # In plain layout, however the module keeps it: what a model is must not depend on how it was trained.
+        # Contiguous whatever the module's layout, so that a model does not depend on how it was trained.
         weights[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
     return weights
 
 
 @torch.no_grad()
 def load_weights(module: nn.Module, weights: Weights) -> None:
-    """Copy weights into a module of the same form, from any device.
+    """Copy weights into a module, from any device.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module.
+    weights : Weights
+        The weights.
 
     Raises
     ------
     ValueRefused
         If names, shapes or types differ; nothing is copied then.
     """
-    own = module.state_dict()
-    _require_same_form(weights, own, f"these weights do not fit {type(module).__name__}")
-    for name, tensor in own.items():
+    state = module.state_dict()
+    _require_same_form(weights, state, f"these weights do not fit {type(module).__name__}")
+    for name, tensor in state.items():
         tensor.copy_(weights[name])
 
 
 def find_mismatch(given: Weights, expected: Weights) -> str | None:
-    """Return why two models differ in names, shapes or types, said of the first, or None if they do not.
+    """Describe how a model differs from another in names, shapes or types.
 
-    The order of names does not count, nor does the device.
+    The order of names and the device do not matter.
+
+    Parameters
+    ----------
+    given : Weights
+        The model to describe.
+    expected : Weights
+        The model to compare with.
+
+    Returns
+    -------
+    str or None
+        The first difference; None if there is none.
     """
     if given.keys() != expected.keys():
         missing = [name for name in expected if name not in given]
@@ -76,7 +105,25 @@ def find_mismatch(given: Weights, expected: Weights) -> str | None:
 
 @torch.no_grad()
 def add(a: Weights, b: Weights, scale: float = 1.0) -> dict[str, Tensor]:
-    """Return ``a + scale * b``; raise `ValueRefused` if their forms differ."""
+    """Compute ``a + scale * b``.
+
+    Parameters
+    ----------
+    a, b : Weights
+        Models of the same form.
+    scale : float
+        The factor of ``b``.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The sum.
+
+    Raises
+    ------
+    ValueRefused
+        If the models differ in names, shapes or types.
+    """
     _require_same_form(b, a, "cannot add the second model to the first")
     names = _floating(a)
     return _result(a, torch._foreach_add([a[n] for n in names], [b[n] for n in names], alpha=scale) if names else ())
@@ -84,7 +131,23 @@ def add(a: Weights, b: Weights, scale: float = 1.0) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def subtract(a: Weights, b: Weights) -> dict[str, Tensor]:
-    """Return ``a - b``; raise `ValueRefused` if their forms differ."""
+    """Compute ``a - b``.
+
+    Parameters
+    ----------
+    a, b : Weights
+        Models of the same form.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The difference.
+
+    Raises
+    ------
+    ValueRefused
+        If the models differ in names, shapes or types.
+    """
     _require_same_form(b, a, "cannot subtract the second model from the first")
     names = _floating(a)
     return _result(a, torch._foreach_sub([a[n] for n in names], [b[n] for n in names]) if names else ())
@@ -92,29 +155,49 @@ def subtract(a: Weights, b: Weights) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def scale(a: Weights, factor: float) -> dict[str, Tensor]:
-    """Return ``factor * a``."""
+    """Compute ``factor * a``.
+
+    Parameters
+    ----------
+    a : Weights
+        The model.
+    factor : float
+        The factor.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The product.
+    """
     names = _floating(a)
     return _result(a, torch._foreach_mul([a[n] for n in names], factor) if names else ())
 
 
 @torch.no_grad()
 def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
-    """Return the mean of models, sum_i p_i w_i / sum_i p_i, in the order given (FedAvg, McMahan et al., 2017).
+    """Compute the mean of models, sum_i p_i w_i / sum_i p_i, in the order given (FedAvg, McMahan et al., 2017).
 
-    It is kept as a running mean, w += (w_i - w) p_i / (p_1 + ... + p_i): equal models give exactly that model, and one
-    model its copy. Models of weight 0 take no part, except that integer buffers are always the first model's.
+    It is computed as a running mean, w += (w_i - w) p_i / (p_1 + ... + p_i). So the mean of equal models is exactly
+    that model. Models of weight 0 are left out, except that integer buffers are always those of the first model.
 
     Parameters
     ----------
-    models : at least one, all of one form.
-    weights : how much each counts, finite and not negative, not all 0; None for equally.
+    models : Sequence[Weights]
+        At least one model, all of the same form.
+    weights : Sequence[float], optional
+        The weight of each model: finite, not negative, and not all 0. By default all are equal.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The mean.
 
     Raises
     ------
     ValueRefused
-        If a model's form differs from the first's.
+        If a model's form differs from that of the first.
     ValueError
-        Without models, or with weights that are not as above.
+        If there are no models, or the weights are invalid.
     """
     shares = _shares(models, weights)
     first = models[0]
@@ -131,7 +214,18 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> d
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """Return a hash of a tensor's type, shape and numbers, 32 hexadecimal digits: equal for equal bits only."""
+    """Return a hash of a tensor's type, shape and bits.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor.
+
+    Returns
+    -------
+    str
+        32 hexadecimal digits.
+    """
     plain = tensor.detach().cpu().contiguous()
     hashed = hashlib.blake2b(f"{plain.dtype} {list(plain.shape)} ".encode(), digest_size=16)
     hashed.update(plain.reshape(-1).view(torch.uint8).numpy().data)
@@ -139,7 +233,18 @@ def tensor_hash(tensor: Tensor) -> str:
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Return the number of parameters, frozen ones included; a shared one counts once, buffers do not."""
+    """Return the number of a module's parameters.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module.
+
+    Returns
+    -------
+    int
+        The number, with frozen parameters, without buffers; shared parameters count once.
+    """
     return sum(parameter.numel() for parameter in module.parameters())
 
 

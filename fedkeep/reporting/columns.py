@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from fedkeep.errors import RunError, did_you_mean
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Metric:
     series: str = ""
     windowed: bool = False
 
-    def of(self, trial: Trial) -> float:
+    def of(self, trial: TrialResult) -> float:
         """Return the value of one trial."""
-        value: Callable[[Trial], float] = attrgetter(self.name)
+        value: Callable[[TrialResult], float] = attrgetter(self.name)
         return value(trial)
 
-    def by_round(self, trial: Trial) -> dict[int, float]:
+    def by_round(self, trial: TrialResult) -> dict[int, float]:
         """Return the values by round whose mean it is; empty for a metric that is no such mean."""
         found: dict[int, float] = getattr(trial, self.series) if self.series else {}
         return found
 
-    def heading(self, trials: Iterable[Trial]) -> str:
+    def heading(self, trials: Iterable[TrialResult]) -> str:
         """Return the title, with the rounds that it covers if it covers a window.
 
         Windows of different lengths go by no common name: each value then names its own (`rounds_covered`).
@@ -59,7 +59,7 @@ class Metric:
         return f"{self.title}, {windows.pop()}" if len(windows) == 1 else f"{self.title}, rounds as named"
 
 
-def rounds_covered(trial: Trial) -> str:
+def rounds_covered(trial: TrialResult) -> str:
     """Return the rounds over which a trial's values are averaged, in words."""
     first, last = trial.window_rounds
     rounds = f"rounds {first}–{last}" if last > first else f"round {last}"
@@ -120,12 +120,12 @@ def metric_of(metric: str | Metric) -> Metric:
     return METRICS[metric]
 
 
-def columns_for(trials: Iterable[Trial]) -> tuple[Metric, ...]:
+def columns_for(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
     """Return the columns of a table of these trials: with tasks, what is measured of them in place of accuracy."""
     return (*TASKS, *COLUMNS[4:]) if any(trial.task_sizes for trial in trials) else COLUMNS
 
 
-def headline(trials: Iterable[Trial]) -> tuple[Metric, Metric]:
+def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:
     """Return the accuracy and the forgetting by which methods are first compared."""
     tasks = any(trial.task_sizes for trial in trials)
     names = ("window_incremental", "forgetting_chaudhry") if tasks else ("window_mean", "window_forgetting")

@@ -12,7 +12,7 @@ from fedkeep import metrics
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.reporting.columns import Metric, metric_of
 from fedkeep.reporting.summary import Row
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 
 EXPLANATION = (
     "In brackets the 95 % interval of the mean difference: Student's t over the seeds that both have. With one seed, "
@@ -75,7 +75,7 @@ def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
     return Difference(row.label, reference.label, tuple(gains), tuple(gains.values()), interval)
 
 
-def _within_one_seed(trial: Trial, other: Trial, metric: Metric) -> metrics.Interval:
+def _within_one_seed(trial: TrialResult, other: TrialResult, metric: Metric) -> metrics.Interval:
     gains = metrics.paired(metric.by_round(trial), metric.by_round(other))
     rounds = list(gains)
     spacing = float(np.median(np.diff(rounds))) if len(rounds) > 1 else 1.0

@@ -22,7 +22,7 @@ from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, Spread, deduplicate, summary, trials_of
 from fedkeep.reporting.table import NOTHING, caption, human_bytes, show, show_value
 from fedkeep.reporting.templates import page
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
@@ -236,7 +236,7 @@ def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
         if not any(id(trial) in played for trial in trials):
             continue  # an average that was served costs nothing
 
-        def seconds(part: str, trials: tuple[Trial, ...] = trials) -> str:
+        def seconds(part: str, trials: tuple[TrialResult, ...] = trials) -> str:
             return show(Spread.of(trial.seconds(part) for trial in trials), "s")
 
         rounds = Spread.of(trial.train_seconds / trial.rounds_done for trial in trials if trial.rounds_done)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedkeep.reporting.summary import Row
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 
 CLIENTS = 3  # that are shown, the first of the cohort
 WIDE = 20  # with more classes than this, nobody would read it
@@ -47,7 +47,7 @@ def local_training(rows: Sequence[Row]) -> dict[str, Any]:
     return {"round": number, "names": names, "clients": shown, "more": max(0, len(clients) - CLIENTS)}
 
 
-def _comparable(trials: Sequence[Trial]) -> list[Trial]:
+def _comparable(trials: Sequence[TrialResult]) -> list[TrialResult]:
     """Return one trial a method: parallel, without tasks, of few classes and one seed; of served averages the first."""
     found = [
         trial
@@ -61,7 +61,7 @@ def _comparable(trials: Sequence[Trial]) -> list[Trial]:
     return list(reversed(once.values()))
 
 
-def _lines(trials: Sequence[Trial], number: int, client: str) -> list[dict[str, Any]]:
+def _lines(trials: Sequence[TrialResult], number: int, client: str) -> list[dict[str, Any]]:
     """Return the model that a client received and those that it left, one line each; what was not evaluated is not."""
     received = [_received(trial, number) for trial in trials]
     lines: list[dict[str, Any]] = []
@@ -74,7 +74,7 @@ def _lines(trials: Sequence[Trial], number: int, client: str) -> list[dict[str, 
     return lines
 
 
-def _received(trial: Trial, number: int) -> list[float] | None:
+def _received(trial: TrialResult, number: int) -> list[float] | None:
     """Return what the model knew that travelled in a round, which the round before left; None if it is not known."""
     travels = (trial.info.get("served") or ["last"])[0] == "last"
     before = [values for round, values in zip(trial.evaluated, trial.class_history, strict=True) if round == number - 1]

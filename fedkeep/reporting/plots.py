@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.errors import RunError
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +89,7 @@ def theme() -> AbstractContextManager[None]:
     return context
 
 
-def smoothing(trials: Iterable[Trial]) -> int:
+def smoothing(trials: Iterable[TrialResult]) -> int:
     """Return over how many evaluations `curves` averages: one for every twenty that there are, at most ten.
 
     The last model of a sequence swings from one evaluation to the next; many such lines over each other show nothing.
@@ -98,7 +98,7 @@ def smoothing(trials: Iterable[Trial]) -> int:
 
 
 def curves(
-    trials: Sequence[Trial],
+    trials: Sequence[TrialResult],
     metric: CurveMetric,
     looks: Mapping[str, LineStyle] | None = None,
     window: int | None = None,
@@ -109,7 +109,7 @@ def curves(
 
     Parameters
     ----------
-    trials : sequence of Trial
+    trials : sequence of TrialResult
         Trials of any number of labels and seeds; those of one label are taken as comparable.
     metric : str
         ``"accuracy"``, ``"forgetting"`` or ``"balanced"``.
@@ -139,7 +139,7 @@ def curves(
     return figure
 
 
-def history(trials: Sequence[Trial], metric: CurveMetric, window: int = 1) -> tuple[NDArray[np.int64], Floats]:
+def history(trials: Sequence[TrialResult], metric: CurveMetric, window: int = 1) -> tuple[NDArray[np.int64], Floats]:
     """Return the rounds that all trials evaluated, int64 [T], and the values in percent there, float64 [trials, T].
 
     With a window, each value is the mean of the last so many evaluations, or of as many as there were.
@@ -202,7 +202,7 @@ def embed(text: str, name: str, alt: str) -> str:
 
 
 def _draw_label(
-    axes: Axes, trials: Sequence[Trial], metric: CurveMetric, style: LineStyle, window: int
+    axes: Axes, trials: Sequence[TrialResult], metric: CurveMetric, style: LineStyle, window: int
 ) -> tuple[float, float] | None:
     """Draw the trials of one label; return where its line ends."""
     line: dict[str, Any] = {"color": style.colour, "solid_capstyle": "round"}

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +20,7 @@ PARTS = {
 }
 
 
-def shares(trial: Trial) -> dict[str, float]:
+def shares(trial: TrialResult) -> dict[str, float]:
     """Return the seconds of each part of a trial, of everything else, and of the whole.
 
     The server's is its half of the method: fusion, and choosing teachers. Everything else is messages and books.

@@ -18,7 +18,7 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, is_finished
 from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run, read_bytes
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 from fedkeep.simulation.schedule import Schedule
 
 SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
@@ -32,7 +32,7 @@ class Run:
     path: Path
     info: Mapping[str, Any]
     recipe: str
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialResult, ...]
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -86,7 +86,7 @@ def read_run(path: str | Path) -> Run:
     trials = [served for trial in _with_window(trials, run.settings) for served in _served(trial)]
     named = [text.casefold() for text in _texts(run.settings)]
 
-    def rank(trial: Trial) -> tuple[int, str, int]:
+    def rank(trial: TrialResult) -> tuple[int, str, int]:
         label = method_of(trial.label)  # an average stands beside its method
         places = [named.index(name) for name in (label.casefold(), trial.algorithm.casefold()) if name in named]
         return (places[0] if places else len(named), trial.label, trial.seed)
@@ -94,7 +94,7 @@ def read_run(path: str | Path) -> Run:
     return Run(path, info, recipe, tuple(sorted(trials, key=rank)))
 
 
-def _with_window(trials: list[Trial], settings: Mapping[str, Any]) -> list[Trial]:
+def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list[TrialResult]:
     """Return trials that know over which rounds tables average: the same of all methods of a run.
 
     Where a method treats one client of its cohort apart in each round, in turn, its accuracy has the period of a turn.
@@ -125,7 +125,7 @@ def method_of(label: str) -> str:
     return label
 
 
-def _read_trial(folder: Traversable, path: Path) -> Trial:
+def _read_trial(folder: Traversable, path: Path) -> TrialResult:
     description = folder / TRIAL_FILE
     info = _read_json(description)
     missing = [name for name in ("label", "algorithm", "seed", "test_total") if name not in info]
@@ -135,7 +135,7 @@ def _read_trial(folder: Traversable, path: Path) -> Trial:
     if wrong or not all(type(count) in (int, float) for count in info["test_total"]):
         names = ", ".join(wrong or ["test_total"])
         raise RunError(f"{description} holds {names} of another kind than a run writes. Restore it, or repeat the run.")
-    return Trial(
+    return TrialResult(
         label=str(info["label"]),
         algorithm=str(info["algorithm"]),
         options=info.get("options") or {},
@@ -150,7 +150,7 @@ def _read_trial(folder: Traversable, path: Path) -> Trial:
     )
 
 
-def _served(trial: Trial) -> Iterator[Trial]:
+def _served(trial: TrialResult) -> Iterator[TrialResult]:
     """Yield a trial as it stands, and once more for every other model that was evaluated beside the first."""
     first, *others = trial.info.get("served") or ["last"]
     for name in (first, *others):

@@ -13,7 +13,7 @@ from fedkeep.interface import algorithms
 from fedkeep.options import options_of
 from fedkeep.reporting.columns import Metric, metric_of
 from fedkeep.reporting.run_folder import Run
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 
 # What of a recipe says nothing about a method's result, or is already in the trial itself.
 NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "data"})
@@ -40,7 +40,7 @@ class Row:
     """The finished trials of one method with one set of settings, or one unfinished trial."""
 
     label: str
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialResult, ...]
     finished: bool = True
 
     @property
@@ -89,7 +89,7 @@ def summary(runs: Run | Iterable[Run]) -> list[Row]:
         One run or several, in the order in which their methods are to appear.
     """
     runs = [runs] if isinstance(runs, Run) else list(runs)
-    by_label: dict[str, list[tuple[Run, Trial]]] = {}
+    by_label: dict[str, list[tuple[Run, TrialResult]]] = {}
     for run in runs:
         for trial in run.trials:
             by_label.setdefault(trial.label, []).append((run, trial))
@@ -103,20 +103,20 @@ def summary(runs: Run | Iterable[Run]) -> list[Row]:
     return rows
 
 
-def trials_of(rows: Iterable[Row]) -> list[Trial]:
+def trials_of(rows: Iterable[Row]) -> list[TrialResult]:
     """Return the trials of rows, in order."""
     return [trial for row in rows for trial in row.trials]
 
 
-def deduplicate(rows: Iterable[Row]) -> list[Trial]:
+def deduplicate(rows: Iterable[Row]) -> list[TrialResult]:
     """Return the trials of rows; one whose averages stand in rows of their own too counts once, as the first."""
     trials = trials_of(rows)
     return list({str(trial.path or id(trial)): trial for trial in reversed(trials)}.values())[::-1]
 
 
-def _distinguish(label: str, members: Sequence[tuple[Run, Trial]]) -> dict[str, list[Trial]]:
+def _distinguish(label: str, members: Sequence[tuple[Run, TrialResult]]) -> dict[str, list[TrialResult]]:
     """Split the trials of one label into groups that may be averaged, each with a name that says what sets it apart."""
-    groups: dict[tuple[tuple[str, str], ...], list[tuple[Run, Trial]]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Run, TrialResult]]] = {}
     for run, trial in members:
         groups.setdefault(tuple(sorted(_settings(run, trial).items())), []).append((run, trial))
     tables = [dict(key) for key in groups]
@@ -128,7 +128,7 @@ def _distinguish(label: str, members: Sequence[tuple[Run, Trial]]) -> dict[str, 
         differing.remove("window")  # it follows
     words_of = {key: _word(key) for key in differing}
     shown = [key for i, key in enumerate(differing) if words_of[key] not in [words_of[k] for k in differing[:i]]]
-    named: dict[str, list[Trial]] = {}
+    named: dict[str, list[TrialResult]] = {}
     for table, group in zip(tables, groups.values(), strict=True):
         words = [f"{words_of[key]}={table.get(key, 'unset')}" for key in shown]
         for run_name, trials in _without_clashes(group).items():
@@ -137,9 +137,9 @@ def _distinguish(label: str, members: Sequence[tuple[Run, Trial]]) -> dict[str, 
     return named
 
 
-def _without_clashes(group: Sequence[tuple[Run, Trial]]) -> dict[str, list[Trial]]:
+def _without_clashes(group: Sequence[tuple[Run, TrialResult]]) -> dict[str, list[TrialResult]]:
     """Return the group whole, repeated seeds once, or by run if a seed has two different results."""
-    trials: dict[int, Trial] = {}
+    trials: dict[int, TrialResult] = {}
     for _, trial in group:
         same = trials.setdefault(trial.seed, trial)
         if same is not trial and (same.rounds, same.finished) != (trial.rounds, trial.finished):
@@ -148,13 +148,13 @@ def _without_clashes(group: Sequence[tuple[Run, Trial]]) -> dict[str, list[Trial
         return {"": list(trials.values())}
     paths = {run.path for run, _ in group}
     unique = len({path.name for path in paths}) == len(paths)
-    split: dict[str, list[Trial]] = {}
+    split: dict[str, list[TrialResult]] = {}
     for run, trial in group:
         split.setdefault(run.path.name if unique else str(run.path), []).append(trial)
     return split
 
 
-def _settings(run: Run, trial: Trial) -> dict[str, str]:
+def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     """Return what a result depends on, apart from the seed, as flat texts."""
     partition = {key: trial.partition.get(key) for key in ("scheme", "settings") if key in trial.partition}
     covered = f"{'-'.join(map(str, trial.window_rounds))}"
@@ -167,7 +167,7 @@ def _settings(run: Run, trial: Trial) -> dict[str, str]:
     return {key: text for key, text in flat.items() if key not in NO_EFFECT}
 
 
-def _options(trial: Trial) -> dict[str, Any]:
+def _options(trial: TrialResult) -> dict[str, Any]:
     """Return a method's options; what its version did not have yet is at its default, which changes nothing."""
     known = algorithms().get(trial.algorithm)
     defaults = {name: field.default for name, field in options_of(known).items()} if known else {}

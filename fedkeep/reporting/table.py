@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedkeep.reporting.columns import METRICS, Metric, columns_for, rounds_covered
 from fedkeep.reporting.differences import leaders
 from fedkeep.reporting.summary import Row, Spread, deduplicate, trials_of
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -105,7 +105,7 @@ def _window(rows: Sequence[Row]) -> str:
     return f" Over rounds: the mean of {count} evaluations." if count > 1 else " Over rounds: of one evaluation."
 
 
-def frozen(trials: Iterable[Trial]) -> str:
+def frozen(trials: Iterable[TrialResult]) -> str:
     """Say which frozen networks trials rest on and what these had seen, after a space; empty where there was none.
 
     These are generators of images, and extractors that read them for the server or for clients.

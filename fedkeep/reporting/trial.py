@@ -14,7 +14,7 @@ from fedkeep.reporting.record import CostMetrics, Floats, TaskMetrics, mean_of
 
 
 @dataclass(frozen=True)
-class Trial(TaskMetrics, LocalModelMetrics, CostMetrics):
+class TrialResult(TaskMetrics, LocalModelMetrics, CostMetrics):
     """All that can be said of a record; here, of its accuracies over rounds."""
 
     @cached_property

@@ -1,1 +1,1 @@
-"""Rounds on one machine: whom a method can ask and who carries it out, state, checkpoints, trials and callbacks."""
+"""Rounds on one machine: cohorts, executors, states, checkpoints, trials and callbacks."""

@@ -1,4 +1,4 @@
-"""Choose how many clients are trained as one stacked model, by measuring, before the first round."""
+"""Choose how many clients are trained as one stacked model, by measuring before the first round."""
 
 from __future__ import annotations
 
@@ -11,34 +11,39 @@ from fedkeep.simulation.state import SimulationState
 from fedkeep.training.local_training import TrainJob, fit
 from fedkeep.training.party import LocalClient
 
-SIZES = (16, 32, 8, 4)  # in the order in which they are tried
-FEW = 4  # clients on which training one after another is timed
-WORTH = 1.2  # how many times as fast stacks must be: they change rounding, and a timing here is a rough one
-LONG = 1000  # trainings in a run, from which measuring pays
-QUICK = 1.0  # seconds; what is over so soon is timed twice
+SIZES = (16, 32, 8, 4)  # in the order in which they are measured
+FEW = 4  # clients for which training one after another is measured
+WORTH = 1.2  # required speed-up of stacks: they change rounding, and this measurement is a rough one
+LONG = 1000  # smallest number of trainings in a run for which measuring pays off
+QUICK = 1.0  # seconds; what takes less is measured twice
 
 
 def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
-    """Return the stack size with which a round is expected to be quickest; 1 where stacks gain little.
+    """Choose the stack size with which a round is expected to be fastest.
 
-    What is timed is one pass over the data of the first round's largest clients, with cross-entropy. The choice depends
-    on the machine and on chance: keep it with the run.
+    This measures one epoch of the first cohort's largest clients, with cross-entropy. The choice depends on the machine
+    and on chance, so it must be saved with the run.
 
     Parameters
     ----------
     state : SimulationState
-        Before its first round.
+        The simulation, before its first round.
     workers : int
-        Processes that will share the cohort: more than there are groups find nothing to do.
+        Number of processes that will share the cohort; with fewer groups than that, some would be idle.
+
+    Returns
+    -------
+    int
+        The number of clients in a stack; 1 if stacks gain little.
     """
     schedule, federation = state.schedule, state.federation
     if state.algorithm.schedule != "parallel" or state.client_factories or not state.context.runner.stackable:
         return 1
     if state.rounds * schedule.cohort < LONG:
         return 1
-    cohort = sorted(state.draw_cohort(1), key=federation.num_examples, reverse=True)
+    cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
     if state.device.type == "cuda":
-        _alone(state, cohort[:1])  # a GPU's libraries are loaded when they are first called, which takes seconds
+        _alone(state, cohort[:1])  # warm-up: a GPU's libraries are loaded on their first call, which takes seconds
     alone = _alone(state, cohort[:FEW])
     best, chosen = alone * ceil(len(cohort) / workers) / WORTH, 1
     for size in SIZES:
@@ -48,29 +53,29 @@ def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
             continue  # the same groups again
         seconds = _together(state, group)
         if size == SIZES[0] and seconds / len(group) > alone:
-            return 1  # such layers keep the machine busy as they are
+            return 1  # these layers use the whole machine already
         if seconds * ceil(groups / workers) < best:
             best, chosen = seconds * ceil(groups / workers), size
     return chosen
 
 
 def _alone(state: SimulationState, clients: list[str]) -> float:
-    """Return the seconds per client of training one after another."""
+    """Measure the seconds per client of training one after another."""
 
-    def train(todo: list[TrainJob]) -> None:
-        for job in todo:
+    def train(jobs: list[TrainJob]) -> None:
+        for job in jobs:
             fit(state.context.runner, job, state.training)
 
     return _timed(state, clients, train) / len(clients)
 
 
 def _together(state: SimulationState, clients: list[str]) -> float:
-    """Return the seconds of training clients as one stack; infinity where it fails, for lack of memory perhaps."""
+    """Measure the seconds of training clients as one stack; infinity if that fails, perhaps for lack of memory."""
 
-    def train(todo: list[TrainJob]) -> None:
-        for found in state.serial.vmap_trainer.fit(todo):
-            if isinstance(found, Exception):
-                raise found
+    def train(jobs: list[TrainJob]) -> None:
+        for result in state.serial.vmap_trainer.fit(jobs):
+            if isinstance(result, Exception):
+                raise result
 
     try:
         return _timed(state, clients, train)
@@ -81,9 +86,9 @@ def _together(state: SimulationState, clients: list[str]) -> float:
 def _timed(state: SimulationState, clients: list[str], train: Callable[[list[TrainJob]], object]) -> float:
     seconds = inf
     for _ in range(2):
-        todo = [_job(state, client) for client in clients]
+        jobs = [_job(state, client) for client in clients]
         began = time.perf_counter()
-        train(todo)
+        train(jobs)
         seconds = min(seconds, time.perf_counter() - began)
         if seconds > QUICK:
             break

@@ -1,4 +1,4 @@
-"""Callbacks: what happens around the rounds of a simulation. Evaluation, records, checkpoints and progress are such."""
+"""Callbacks of a simulation: evaluation, records, checkpoints, progress, and whatever users add."""
 
 from __future__ import annotations
 
@@ -11,21 +11,41 @@ from fedkeep.training.evaluation import count_predictions
 
 
 class Callback:
-    """Called around the rounds of a trial. Override what is needed; by default nothing happens.
+    """Base class of callbacks; override the methods that are needed.
 
-    All methods get the simulation's state, whose ``server.model`` is the global model, ``finished`` the number of
-    finished rounds, ``algorithm`` the method and ``seed`` the seed. Read it; what a callback changes there, the results
-    would depend on. An exception stops the trial, which keeps its finished rounds.
+    All methods receive the simulation's state, such as ``state.server.model`` (the global model), ``state.finished``
+    (the number of finished rounds), ``state.algorithm`` and ``state.seed``. Do not change it, since the results would
+    change. An exception in a callback stops the trial, which keeps its finished rounds.
     """
 
     def on_trial_begin(self, state: SimulationState) -> None:
-        """Called once before the first round, or before the first after a resume."""
+        """Run once before the first round, also after a resume.
+
+        Parameters
+        ----------
+        state : SimulationState
+            The simulation.
+        """
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
-        """Called after every round, undone ones included, with what it left."""
+        """Run after every round, including rounds that were rolled back.
+
+        Parameters
+        ----------
+        state : SimulationState
+            The simulation.
+        result : RoundResult
+            The record and the timings of the round.
+        """
 
     def on_trial_end(self, state: SimulationState) -> None:
-        """Called once at the end, also if the trial was stopped by an exception or Ctrl-C."""
+        """Run once at the end, also if the trial was stopped by an exception or Ctrl-C.
+
+        Parameters
+        ----------
+        state : SimulationState
+            The simulation.
+        """
 
 
 class OnRoundEnd(Callback):
@@ -34,7 +54,7 @@ class OnRoundEnd(Callback):
     Parameters
     ----------
     function : Callable[[SimulationState, RoundResult], object]
-        What to call.
+        The function.
     """
 
     def __init__(self, function: Callable[[SimulationState, RoundResult], object]) -> None:
@@ -45,7 +65,7 @@ class OnRoundEnd(Callback):
 
 
 class Evaluation(Callback):
-    """Adds correct predictions by class to the records of the rounds in which the schedule asks for them."""
+    """Adds correct predictions by class to the records of the rounds that the schedule evaluates."""
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         began = time.perf_counter()
@@ -59,10 +79,10 @@ class Evaluation(Callback):
         result.timings["evaluate"] = result.timings.get("evaluate", 0.0) + time.perf_counter() - began
 
     def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:
-        """Evaluate a model, as the method predicts, on the test images of all classes seen so far."""
+        """Evaluate a model on the test images of all classes seen so far, with the method's `Algorithm.predict`."""
         counts = count_predictions(
             lambda images: state.algorithm.predict(state.server, model, images),
             state.federation.dataset.test,
-            state.context.classes,
+            state.context.num_classes,
         )
         return {"correct": counts.correct, "test_loss": counts.loss}

@@ -1,8 +1,8 @@
-"""Checkpoints between rounds: the whole state of a run, written so that a kill at any moment loses nothing older.
+"""Checkpoints between rounds: the whole state of a run, so that a kill at any moment loses nothing older.
 
-A checkpoint is a folder with one file for the server, one for each client that keeps something, and a manifest that
-names them. Files are never overwritten: new ones are written beside the old, then the manifest is renamed into place,
-then what it no longer names is removed. Randomness needs no saving, since every draw is derived from its name.
+A checkpoint is a folder with one file for the server, one for each client that has a state, and a manifest that lists
+them. Files are never overwritten: new files are written beside the old ones, then the manifest is replaced atomically,
+then files that it no longer lists are removed. Random generators need not be saved, since each is derived from a name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.state import SimulationState
 
 FORMAT = 2
-LONGEST = 60.0  # seconds of finished rounds that a kill may cost
+MAX_LOSS_SECONDS = 60.0  # of finished rounds that a kill may lose
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Checkpoint:
     Parameters
     ----------
     folder : Path
-        Where it lives.
+        The folder.
     share : float
-        The largest share of the run's time that saving may take, unless a minute is over; what `due` goes by.
+        The largest share of the run's time that saving may take, unless a minute of rounds could be lost (see `due`).
     cost : float
         Seconds that the last save took.
     """
@@ -47,26 +47,32 @@ class Checkpoint:
 
     @property
     def manifest(self) -> Path:
-        """The file whose presence makes a checkpoint."""
+        """The file that makes the folder a checkpoint."""
         return self.folder / "manifest.json"
 
     def due(self) -> bool:
-        """Tell whether another checkpoint would stay within the share, or a minute of rounds is at stake."""
-        return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, LONGEST))
+        """Tell whether it is time to save: within the share of the run's time, or if a minute of rounds could be lost.
+
+        Returns
+        -------
+        bool
+            True if it is.
+        """
+        return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, MAX_LOSS_SECONDS))
 
     def save(self, state: SimulationState, positions: dict[str, int]) -> None:
-        """Save a simulation between rounds.
+        """Save a simulation between two rounds.
 
         Parameters
         ----------
         state : SimulationState
-            What is saved.
+            The simulation.
         positions : dict[str, int]
-            Stored with it: how far the records had come.
+            Lengths of the record files in bytes, which are saved with it.
         """
         began = time.perf_counter()
         old = self._read()["clients"] if self.manifest.exists() else {}
-        empty = encode(state.client_state())  # a client that keeps nothing is not kept
+        empty = encode(state.client_state())  # a state without content is not written
         clients: dict[str, str] = {client: name for client, name in old.items() if client not in state.changed}
         for client in sorted(state.changed):
             content = encode(state.client_states[client])
@@ -94,15 +100,25 @@ class Checkpoint:
         atomic_write(self.manifest, json.dumps(manifest))
         state.client_states = {client: state.client_states[client] for client in clients}
         state.changed.clear()
-        named = {self.manifest.name, server, model, manifest["served"], *clients.values()}
-        for file in self.folder.iterdir():  # older files, and what a kill left half written
-            if file.name not in named:
+        listed = {self.manifest.name, server, model, manifest["served"], *clients.values()}
+        for file in self.folder.iterdir():  # older files, and those that a kill left incomplete
+            if file.name not in listed:
                 file.unlink()
         self._saved_at = time.perf_counter()
         self.cost = self._saved_at - began
 
     def restore(self, state: SimulationState) -> dict[str, int]:
-        """Put a simulation where the checkpoint was taken; return the positions, or an empty dict without a checkpoint.
+        """Restore a simulation from the checkpoint, if there is one.
+
+        Parameters
+        ----------
+        state : SimulationState
+            The simulation, before its first round.
+
+        Returns
+        -------
+        dict[str, int]
+            The lengths of the record files in bytes; empty without a checkpoint.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Carry out client steps: in this process, or elsewhere (`fedkeep.simulation.process_executor`, `fedkeep.flower`)."""
+"""Executors carry out client steps: in this process, in worker processes, or at sites (`fedkeep.flower`)."""
 
 from __future__ import annotations
 
@@ -20,46 +20,76 @@ from fedkeep.training.party import LocalClient
 from fedkeep.training.vmap_training import VmapTrainer
 
 Future: TypeAlias = Any
-"""Stands for a task until its result is there; each executor has its own kind."""
+"""Stands for the result of a task that may not be finished; each executor has its own type."""
 
 
 class Executor(ABC):
-    """Takes client tasks and gives their results.
+    """Takes client tasks and returns their results.
 
     Attributes
     ----------
     ahead : int
-        How many tasks that nobody waits for yet the executor should be given.
+        Number of tasks that the executor can work on before anyone waits for them.
     """
 
     ahead: int = 0
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:  # noqa: B027 — most have nothing to prepare
-        """Prepare for a round; called before any client is asked."""
+        """Prepare for a round, before any client is asked.
+
+        Parameters
+        ----------
+        round : int
+            The round, counted over the whole run.
+        cohort : Sequence[str]
+            The ids of its clients.
+        """
 
     @abstractmethod
     def submit(self, *tasks: ClientTask) -> list[Future]:
-        """Take tasks, at least one; those given together may train as one (see `fedkeep.training.vmap_training`)."""
+        """Take tasks, which may be trained as one stacked model (see `fedkeep.training.vmap_training`).
+
+        Parameters
+        ----------
+        *tasks : ClientTask
+            At least one task.
+
+        Returns
+        -------
+        list[Future]
+            A future for each task.
+        """
 
     @abstractmethod
     def wait(self, future: Future) -> TaskResult | ClientFailure:
-        """Return the result of a task, or why there is none.
+        """Wait for the result of a task.
 
-        In processes of this machine an exception in a step is a bug: it is raised, with a note that says where.
+        In processes of this machine an exception in a step is a bug: it is raised, with a note that says where it
+        happened.
+
+        Parameters
+        ----------
+        future : Future
+            From `submit`.
+
+        Returns
+        -------
+        TaskResult or ClientFailure
+            The result, or the reason why there is none.
         """
 
     @abstractmethod
     def drain(self) -> None:
-        """Forget all tasks, and return once none is under way."""
+        """Discard all tasks, and return when none is running any more."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Forget all tasks at once, after an error; nothing can be submitted any more."""
+        """Discard all tasks at once, after an error; nothing can be submitted afterwards."""
 
 
 @dataclass(eq=False)
 class _Group:
-    """Tasks that were submitted together; ``train`` carries out their local training, by default one job at once."""
+    """Tasks that were submitted together; ``train`` carries out their local training, by default each job at once."""
 
     tasks: Sequence[ClientTask]
     train: Callable[[TrainJob], Fit] | None = None
@@ -67,21 +97,22 @@ class _Group:
 
 
 class SerialExecutor(Executor):
-    """Carries steps out in this process, when a result is waited for: one by one, or those of a group side by side.
+    """Carries out steps in this process when their result is waited for.
 
-    A step knows nothing of the others. Each of a group runs in a greenlet of its own until it asks for local training,
-    which is then carried out for all that do, and handed back to each.
+    Tasks that were submitted together run side by side: each runs in its own greenlet until it calls `Client.fit`. Then
+    all of these local trainings are carried out together, and each greenlet continues with its result. So a step needs
+    no knowledge of the others.
 
     Parameters
     ----------
     context : ClientContext
-        Of the server's network.
+        The context with the server's network.
     federation : Federation
-        Gives clients their data.
+        The clients' data.
     new_state : Callable[[], object]
-        Makes the state of a client that never kept anything.
+        Makes the state of a client that has none yet.
     own_contexts : Mapping[str, ClientContext]
-        Of clients whose network is another.
+        Contexts of the clients whose architecture differs from the server's, by client id.
     """
 
     def __init__(
@@ -118,22 +149,22 @@ class SerialExecutor(Executor):
         return result
 
     def _client(self, task: ClientTask, train: Callable[[TrainJob], Fit] | None) -> LocalClient:
-        own = self.own_contexts.get(task.client)
+        own_context = self.own_contexts.get(task.client)
         return LocalClient(
-            own or self.context,
+            own_context or self.context,
             task.client,
             self.federation.data(task.client),
             self.new_state() if task.state is None else copy_containers(task.state),
             task=task.task,
             round=task.round,
             uses=task.uses,
-            train=None if own else train,  # a client's own network is trained alone
+            train=None if own_context else train,  # a client with another architecture is trained alone
         )
 
     def _run_together(self, tasks: Sequence[ClientTask]) -> list[TaskResult]:
         steps = [greenlet(self.wait) for _ in tasks]
         try:
-            # What a step has returned last: a job that it wants to be carried out, or its result.
+            # What each step returned last: a job that is to be trained, or its result.
             returned = [
                 step.switch((_Group((task,), _switch_to_trainer), 0)) for step, task in zip(steps, tasks, strict=True)
             ]
@@ -147,16 +178,16 @@ class SerialExecutor(Executor):
         finally:
             for step in steps:
                 if not step.dead:
-                    step.throw()  # after an error the others end too, where they stand
+                    step.throw()  # after an error the other steps are ended too
 
     def drain(self) -> None:
-        """Nothing was begun."""
+        """Do nothing: no task is running between calls."""
 
     def stop(self) -> None:
-        """Nothing was begun, and this process can always go on."""
+        """Do nothing: no task is running between calls, and this process can always continue."""
 
 
 def _switch_to_trainer(job: TrainJob) -> Fit:
-    """Hand a job to whoever runs the steps, and go on with the training that comes back."""
+    """Pass a job to the greenlet that runs the steps, and continue when it returns the result."""
     fit: Fit = getcurrent().parent.switch(job)
     return fit

@@ -1,4 +1,4 @@
-"""What a client is asked to do, and what comes of it, as values and as they are written down to travel."""
+"""Client tasks and their results, as values and in the form in which they are sent to a worker."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ class ClientTask:
     Attributes
     ----------
     client : str
-        Its id.
+        The client's id.
     step : Callable
-        A bound step of the method.
-    args, kwargs
-        What the server sends.
-    task, round : int
-        Where the run is: the task of the stream, and its round.
+        A bound client step of the method.
+    args : tuple
+        Positional arguments from the server.
+    kwargs : dict[str, object]
+        Keyword arguments from the server.
+    task : int
+        The task of the stream, counted from 1.
+    round : int
+        The round of this task, counted from 1.
     state : object
-        What the client keeps; None for a client that never kept anything.
+        The client's state; None for a client that has none yet.
     uses : dict[str, int]
-        How often each purpose has drawn randomness in this round.
+        Number of times that each purpose has used randomness in this round.
     """
 
     client: str
@@ -45,14 +49,24 @@ class ClientTask:
     uses: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Say which step this is, for errors."""
+        """Say which step this is, for error messages."""
         where = f"task {self.task}, round {self.round}" if self.task > 1 else f"round {self.round}"
         return f"This happened in step {self.step.__name__!r} of client {self.client}, {where}."
 
 
 @dataclass(frozen=True, eq=False)
 class TaskResult:
-    """What a step left: its reply, and the client's state and uses of randomness after it."""
+    """The result of a client step.
+
+    Attributes
+    ----------
+    reply : object
+        What the step returned.
+    state : object
+        The client's state afterwards.
+    uses : dict[str, int]
+        The updated `ClientTask.uses`.
+    """
 
     reply: Any
     state: Any
@@ -61,13 +75,32 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """Why a task has no result; its client is out for the round, and its state is as before."""
+    """Why a task has no result. The client is lost for the round, and its state stays as it was before.
+
+    Attributes
+    ----------
+    reason : str
+        The reason.
+    """
 
     reason: str
 
 
 def encode_task(task: ClientTask, name: Callable[[Tensor], str]) -> dict[str, Any]:
-    """Return a task as JSON can hold it, with a name in the place of every tensor."""
+    """Encode a task.
+
+    Parameters
+    ----------
+    task : ClientTask
+        The task.
+    name : Callable[[Tensor], str]
+        Returns the name that stands for a tensor.
+
+    Returns
+    -------
+    dict[str, object]
+        The task as JSON can represent it, with names in place of tensors.
+    """
     return {
         "client": task.client,
         "step": task.step.__name__,
@@ -83,16 +116,32 @@ def encode_task(task: ClientTask, name: Callable[[Tensor], str]) -> dict[str, An
 def decode_task(
     algorithm: Algorithm[Any, Any], encoded: Mapping[str, Any], tensors: Mapping[str, Tensor], client_state: type[Any]
 ) -> ClientTask:
-    """Return the task that `encode_task` wrote, checked against the annotations of its step.
+    """Decode a task that `encode_task` has encoded, and check it against the annotations of its step.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        The method.
+    encoded : Mapping[str, object]
+        The encoded task.
+    tensors : Mapping[str, Tensor]
+        The tensors by name.
+    client_state : type
+        The dataclass of client states.
+
+    Returns
+    -------
+    ClientTask
+        The task.
 
     Raises
     ------
     ValueRefused
-        If what is asked is no client step, or is not asked as its annotations say.
+        If the step is not a client step, or an argument does not match its annotation.
     """
     step: Any = getattr(algorithm, str(encoded["step"]), None)
     if not is_client_step(step):
-        raise ValueRefused(f"{encoded['step']!r} is no client step of {algorithm.name()}.")
+        raise ValueRefused(f"{encoded['step']!r} is not a client step of {algorithm.name()}.")
     hints, names = annotations_of(unwrap_step(step)), server_arguments(step)
     args = encoded["args"]
     return ClientTask(
@@ -108,7 +157,20 @@ def decode_task(
 
 
 def results_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) -> Any:
-    """Return the type of what steps leave: (reply, state, uses) of each, seconds of training and of teachers."""
+    """Return the type of the results of several steps, against which a worker's answer is checked.
+
+    Parameters
+    ----------
+    steps : Sequence[Callable]
+        The steps.
+    client_state : type
+        The dataclass of client states.
+
+    Returns
+    -------
+    type
+        A tuple of three: (reply, state, uses) of each step, seconds of training, and seconds of teachers.
+    """
     replies = (annotations_of(unwrap_step(step))["return"] for step in steps)
     results = tuple(tuple.__class_getitem__((reply, client_state, dict[str, int])) for reply in replies)
     return tuple.__class_getitem__((tuple.__class_getitem__(results), float, float))

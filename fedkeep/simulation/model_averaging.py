@@ -1,4 +1,4 @@
-"""The evaluation model: the model that travels, or an average of models that the server has seen anyway."""
+"""The evaluation model: the global model, or an average of models that the server has received anyway."""
 
 from __future__ import annotations
 
@@ -10,25 +10,32 @@ from fedkeep.models import Weights
 from fedkeep.models.weights import mean
 
 EvaluationModel = Literal["last", "round", "moving"]
-"""``last``: the model that the method names, which is the one that travels unless it says so. ``round``: the
-mean of the models that the clients of a sequence sent on in a round; with parallel clients, what the
-server made of them.
-``moving``: the moving average of those over rounds."""
+"""What is evaluated.
+
+``last``: `Server.eval_model` if the method sets it, otherwise the global model. ``round``: for sequential methods the
+mean of the models that the clients of a round returned, for parallel methods the global model. ``moving``: the moving
+average of the ``round`` models.
+"""
 
 
 def round_mean(model: Weights, fits: Sequence[tuple[str, Fit]], sequential: bool) -> Weights:
-    """Return the mean of a round's client models, all with equal weight.
+    """Compute the mean of the models that a round's clients returned, with equal weights.
 
-    A client that was asked twice counts with its last model; one without examples does not count.
+    For a client that was asked twice its last model counts; a client without examples does not count.
 
     Parameters
     ----------
     model : Weights
-        Returned for parallel methods, and for a round without client models.
+        The global model, which is returned for parallel methods, and for a round without client models.
     fits : Sequence[tuple[str, Fit]]
-        Clients, and what their training returned, in the cohort's order.
+        Client ids and results of local training, in the order of the cohort.
     sequential : bool
         Whether the method's clients train one after another.
+
+    Returns
+    -------
+    Weights
+        The mean.
     """
-    client_models = {client: fit.model for client, fit in fits if fit.steps}
+    client_models = {client: fit.model for client, fit in fits if fit.num_steps}
     return mean(list(client_models.values())) if sequential and client_models else model

@@ -1,8 +1,8 @@
 """Client steps in worker processes, each with its own network and the same data.
 
-What travels is what would travel to a client: values, through the codec, never pickle. A tensor goes to a worker once a
-round, however many clients receive it. Work goes to whoever is idle, so a round's result must not depend on who did
-what: every step draws from generators that are named by the client, and replies are put in the cohort's order.
+Messages are values, as they would be sent to a client, and never pickled. A tensor is sent to a worker once per round,
+however many clients receive it. Tasks go to whichever worker is idle, so a round's result must not depend on who did
+what: the random generators of a step are derived from the client's name, and replies are put in the cohort's order.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fedkeep.simulation.state import SimulationState
 from fedkeep.simulation.workers import DONE, REFUSED, Handler, Message, Worker, stop_workers, wait_for_any
 
 STEPS = "steps"
-"""The kind of the requests: client steps, carried out together."""
-PATIENCE = 10.0  # seconds that a worker has to end
+"""The kind of a request for client steps that are carried out together."""
+PATIENCE = 10.0  # seconds after which a worker that does not end is killed
 
 
 @dataclass(eq=False)
 class _Job:
-    """Tasks that one worker carries out together, and what came of them."""
+    """Tasks that one worker carries out together, and their results."""
 
     tasks: Sequence[ClientTask]
     results: list[TaskResult] = field(default_factory=list)
     error: BaseException | None = None
 
     def __str__(self) -> str:
-        """Say which steps these are, for errors."""
+        """Say which steps these are, for error messages."""
         if len(self.tasks) == 1:
             return str(self.tasks[0])
         clients = ", ".join(task.client for task in self.tasks)
@@ -43,14 +43,14 @@ class _Job:
 
 
 class ProcessExecutor(Executor):
-    """Carries steps out in worker processes.
+    """Carries out steps in worker processes.
 
     Parameters
     ----------
     workers : Sequence[Worker]
-        At least one, each of which answers requests with `StepHandler` for a simulation like this one.
+        At least one worker. Each answers requests with `StepHandler` for a simulation with the same settings.
     state : SimulationState
-        Whose steps are carried out; gives types, and the timer that the seconds are added to.
+        The simulation.
     """
 
     def __init__(self, workers: Sequence[Worker], state: SimulationState) -> None:
@@ -58,10 +58,12 @@ class ProcessExecutor(Executor):
         self.state = state
         self.ahead = 2 * len(self.workers)
         self.under_way: dict[Worker, _Job] = {}
-        self.known: dict[Worker, set[str]] = {worker: set() for worker in self.workers}  # tensors that each has
+        self.known: dict[Worker, set[str]] = {
+            worker: set() for worker in self.workers
+        }  # names of the tensors that each worker has
         self._backlog: deque[_Job] = deque()
-        self._round = 0, 0  # and its task
-        self._names: dict[int, tuple[str, Tensor]] = {}  # by identity; holds the tensor, so that none takes its place
+        self._round = 0, 0  # task and round
+        self._names: dict[int, tuple[str, Tensor]] = {}  # by id; keeps the tensor alive, so that no other gets its id
 
     def submit(self, *tasks: ClientTask) -> list[Future]:
         round = tasks[0].task, tasks[0].round
@@ -71,16 +73,16 @@ class ProcessExecutor(Executor):
                 known.clear()
         job = _Job(tasks)
         self._backlog.append(job)
-        self._hand_out()
+        self._dispatch()
         return [(job, number) for number in range(len(tasks))]
 
     def wait(self, future: Future) -> TaskResult:
         job: _Job = future[0]
-        if job in self._backlog:  # somebody waits for it: before what is only done ahead
+        if job in self._backlog:  # it is waited for, so it goes before tasks that nobody waits for yet
             self._backlog.remove(job)
             self._backlog.appendleft(job)
         while not job.results and job.error is None:
-            self._hand_out()
+            self._dispatch()
             self._receive()
         if job.error is not None:
             raise job.error
@@ -93,13 +95,13 @@ class ProcessExecutor(Executor):
             self._receive()
 
     def stop(self) -> None:
-        """Let all workers end, in the middle of a step if need be; later rounds are carried out in this process."""
+        """End all workers, also in the middle of a step; later rounds are carried out in this process."""
         self._backlog.clear()
         self.under_way.clear()
         self.state.executor = self.state.serial
         stop_workers(self.workers, PATIENCE)
 
-    def _hand_out(self) -> None:
+    def _dispatch(self) -> None:
         for worker in self.workers:
             if worker not in self.under_way and self._backlog:
                 encoded, fresh = self._encode(self._backlog[0].tasks, self.known[worker])
@@ -111,7 +113,7 @@ class ProcessExecutor(Executor):
                 self.known[worker] |= set(fresh)
 
     def _receive(self) -> None:
-        """Wait until a worker that was given work has something to say, or dies."""
+        """Wait until a busy worker sends a message or dies."""
         messages = []
         try:
             for worker in wait_for_any(self.under_way):
@@ -120,12 +122,12 @@ class ProcessExecutor(Executor):
         except RunError as death:
             where = " ".join(map(str, self.under_way.values()))
             raise RunError(f"{death} {where}") from None
-        self._hand_out()  # nobody idles while results are read
+        self._dispatch()  # no worker is idle while results are read
         for job, kind, content, tensors in messages:
             self._accept(job, kind, content, tensors)
 
     def _accept(self, job: _Job, kind: str, content: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Read what came of a job."""
+        """Read the result of a job."""
         if kind != DONE:
             job.error = RunError(content if kind == REFUSED else f"{job} The worker's error:\n{content}")
             return
@@ -140,7 +142,7 @@ class ProcessExecutor(Executor):
         job.results = [TaskResult(*result) for result in results]
 
     def _encode(self, tasks: Sequence[ClientTask], known: set[str]) -> tuple[list[Any], dict[str, Tensor]]:
-        """Return tasks as JSON can hold them, and those of their tensors that a worker does not have yet."""
+        """Return encoded tasks, and those of their tensors that a worker does not have yet."""
         fresh: dict[str, Tensor] = {}
 
         def name(tensor: Tensor) -> str:
@@ -155,18 +157,18 @@ class ProcessExecutor(Executor):
 
 
 class StepHandler:
-    """The worker's half: carries client steps out and returns what they left.
+    """The worker's side: carries out client steps and returns their results.
 
     Parameters
     ----------
     state : SimulationState
-        Like the parent's.
+        A simulation with the same settings as the parent's.
     """
 
     def __init__(self, state: SimulationState) -> None:
         self.state = state
-        self._known: dict[str, Tensor] = {}  # tensors of this round
-        self._round = 0, 0  # and its task
+        self._known: dict[str, Tensor] = {}  # tensors received in this round
+        self._round = 0, 0  # task and round
 
     def __call__(self, content: Any, tensors: dict[str, Tensor]) -> Message:
         state, round = self.state, (content[0]["task"], content[0]["round"])
@@ -178,10 +180,21 @@ class StepHandler:
         timer = state.context.timer
         timer.reset()
         results = [state.serial.wait(future) for future in state.serial.submit(*tasks)]
-        left = tuple((result.reply, result.state, result.uses) for result in results)
-        return to_structure((left, timer.train, timer.teachers))
+        contents = tuple((result.reply, result.state, result.uses) for result in results)
+        return to_structure((contents, timer.train, timer.teachers))
 
 
 def step_handlers(state: SimulationState) -> dict[str, Handler]:
-    """Return the handlers of a worker that only carries out client steps."""
+    """Return the handlers of a worker that only carries out client steps.
+
+    Parameters
+    ----------
+    state : SimulationState
+        The worker's simulation.
+
+    Returns
+    -------
+    dict[str, Handler]
+        The handlers by kind of request.
+    """
     return {STEPS: StepHandler(state)}

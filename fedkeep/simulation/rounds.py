@@ -1,4 +1,7 @@
-"""A round under way: who is asked, who was lost, what travels, and client states that stand only if the round does."""
+"""A round in progress: which clients are asked, which are lost, what is sent, and their new states.
+
+Client states take effect only when the round is over, so that it can be rolled back.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import torch
 from fedkeep._utils import progress, seeds
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, in_one_line
-from fedkeep.interface import Cohort, Fit, ModelCopy, RemoteClient
+from fedkeep.interface import Cohort, Fit, RemoteClient
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.cohort import Each
@@ -29,23 +32,61 @@ from fedkeep.training.model_runner import ModelRunner
 
 Step = Callable[..., Any]
 LOST: Final = object()
+"""Stands for the reply of a client that was lost."""
 
 
 class TooFewClients(BaseException):  # not an Exception: a method that catches those must not swallow it
-    """Fewer clients answered than the schedule's minimum; the round is undone."""
+    """Fewer clients replied than the schedule's minimum; the round is rolled back."""
 
 
 class RoundState:
-    """Asks clients for one round and keeps its records.
+    """Asks the clients of one round and keeps its records.
 
     Parameters
     ----------
     state : SimulationState
-        What the round starts from. Its client states are replaced only once the round is over.
+        What the round starts from. Its client states are replaced only when the round is over.
     number : int
         The round, counted over the whole run.
     cohort : list[str]
-        Clients of the round, in order.
+        Ids of the round's clients, in order.
+
+    Attributes
+    ----------
+    task : int
+        The current task, counted from 1.
+    round : int
+        The round of this task, counted from 1.
+    lost : dict[str, str]
+        Lost clients, and the reasons.
+    lost_outside : dict[str, str]
+        Clients that were lost at the beginning or the end of the task only.
+    counts_losses : bool
+        Whether lost clients count towards the schedule's minimum.
+    client_states : dict[str, object]
+        New states of the round's clients.
+    uses : dict[str, dict[str, int]]
+        Number of uses of randomness in this round, by client and purpose.
+    waiting : dict[str, list[ClientTask]]
+        Tasks that have not been submitted yet, by client.
+    under_way : dict[str, tuple[ClientTask, Future | ClientFailure]]
+        Tasks that have been submitted, by client.
+    down, up : int
+        Bytes sent to clients, and bytes of their replies.
+    fits : list[tuple[str, Fit]]
+        Results of local training, in the order of arrival.
+    local_models : list[dict[str, object]]
+        Evaluations of the clients' models.
+    evaluation_seconds : float
+        Seconds of these evaluations.
+    waiting_seconds : float
+        Seconds in which the server waited for clients.
+    client_seconds : float
+        Seconds of training and teachers within these.
+    step_seconds : dict[str, float]
+        Seconds of waiting for each client step, by name.
+    replies : dict[str, int]
+        Number of times that each client step was waited for, by name.
     """
 
     def __init__(self, state: SimulationState, number: int, cohort: list[str]) -> None:
@@ -54,8 +95,8 @@ class RoundState:
         self.task, self.round = state.schedule.position(number)
         self.cohort = cohort
         self.lost: dict[str, str] = {}
-        self.lost_outside: dict[str, str] = {}  # at a task's beginning or end, but not for the round
-        self.is_counting = True  # whether losses count towards the minimum
+        self.lost_outside: dict[str, str] = {}
+        self.counts_losses = True
         self.client_states: dict[str, Any] = {}
         self.uses: dict[str, dict[str, int]] = {}
         self.waiting: dict[str, list[ClientTask]] = {}
@@ -64,32 +105,57 @@ class RoundState:
         self.fits: list[tuple[str, Fit]] = []
         self.local_models: list[dict[str, Any]] = []
         self.evaluation_seconds = 0.0
-        self.waiting_seconds = 0.0  # in which the method's server half waited for clients
-        self.client_seconds = 0.0  # of training and teachers in these
-        self.step_seconds: dict[str, float] = {}  # spent waiting for each step, by its name
-        self.replies: dict[str, int] = {}  # how often each step was waited for
+        self.waiting_seconds = 0.0
+        self.client_seconds = 0.0
+        self.step_seconds: dict[str, float] = {}
+        self.replies: dict[str, int] = {}
 
     def start(self, tasks: Sequence[ClientTask]) -> None:
-        """Queue tasks; each is carried out before its client's next one, with the same result as at once."""
+        """Queue tasks without waiting for them.
+
+        Each is carried out before its client's next one; the result does not depend on when.
+
+        Parameters
+        ----------
+        tasks : Sequence[ClientTask]
+            The tasks.
+        """
         with self._timed():
             self._queue(tasks)
             self._look_ahead()
 
     def queue(self, tasks: Sequence[ClientTask]) -> list[str]:
-        """Queue tasks that are waited for next, and return their clients."""
+        """Queue tasks for which `collect` is called next.
+
+        Parameters
+        ----------
+        tasks : Sequence[ClientTask]
+            The tasks.
+
+        Returns
+        -------
+        list[str]
+            The ids of their clients.
+        """
         with self._timed():
             self._queue(tasks)
         return [task.client for task in tasks]
 
     def collect(self, clients: Sequence[str], *, one_by_one: bool = False) -> dict[str, Any]:
-        """Carry out all tasks of clients that wait, and return each client's last reply, or LOST.
+        """Carry out all waiting tasks of some clients.
 
         Parameters
         ----------
         clients : Sequence[str]
-            In the order of the replies.
+            The ids of the clients, in the order of the replies.
         one_by_one : bool
-            Finish each client before the next; otherwise they go on side by side where there are workers or stacks.
+            Whether each client is finished before the next one starts. Otherwise they are carried out side by side if
+            there are workers or stacks.
+
+        Returns
+        -------
+        dict[str, object]
+            The last reply of each client, or `LOST`.
         """
         replies: dict[str, Any] = dict.fromkeys(clients, LOST)
         together = not one_by_one and (self.state.executor.ahead or self.state.stack > 1)
@@ -97,11 +163,11 @@ class RoundState:
             for group in [clients] if together else [[client] for client in clients]:
                 while unfinished := [client for client in group if self._is_unfinished(client)]:
                     self._launch_together(unfinished)
-                    if len(group) == 1:  # a cohort that is asked at once keeps all workers busy as it is
+                    if len(group) == 1:  # a cohort that is asked at once keeps all workers busy anyway
                         self._look_ahead()
                     for client in unfinished:
                         if client not in self.under_way:
-                            continue  # it was lost before
+                            continue  # it is lost
                         task, future = self.under_way[client]
                         with self._step_timed(task.step.__name__, client):
                             failed = isinstance(future, ClientFailure)
@@ -114,26 +180,38 @@ class RoundState:
         return replies
 
     def finish(self) -> None:
-        """Carry out what still waits: every step that was asked for is done by the end of the round."""
+        """Carry out all waiting tasks, so that every step that was asked for is done by the end of the round."""
         self.collect(list(self.waiting), one_by_one=True)
 
     def abandon(self) -> None:
-        """Drop all that waits or is under way."""
+        """Drop all tasks that are waiting or running."""
         with self._timed():
             self.waiting.clear()
             self.under_way.clear()
             self.state.executor.drain()
 
     def ordered_fits(self) -> list[tuple[str, Fit]]:
-        """Return the fits in the cohort's order, so that no sum depends on who was quicker."""
+        """Return the results of local training in the order of the cohort, so that sums do not depend on timing.
+
+        Returns
+        -------
+        list[tuple[str, Fit]]
+            Client ids and results.
+        """
         order = {client: number for number, client in enumerate(self.cohort)}
         return sorted(self.fits, key=lambda item: order.get(item[0], len(order)))
 
     def record(self) -> dict[str, Any]:
-        """Return the round's record, as far as the round itself knows it."""
+        """Return the part of the round's record that this object knows.
+
+        Returns
+        -------
+        dict[str, object]
+            Task, round, cohort, lost clients, loss, examples, bytes, and evaluations of local models.
+        """
         fits = [fit for _, fit in self.ordered_fits()]
-        examples = sum(fit.examples for fit in fits)
-        loss = sum(fit.loss * fit.examples for fit in fits) / examples if examples else None
+        examples = sum(fit.num_examples for fit in fits)
+        loss = sum(fit.loss * fit.num_examples for fit in fits) / examples if examples else None
         record: dict[str, Any] = {
             "task": self.task,
             "round": self.number,
@@ -158,7 +236,7 @@ class RoundState:
 
     @contextmanager
     def _step_timed(self, step: str, client: str) -> Iterator[None]:
-        """Wait for a client's step in this block: report it, time it, and take it from those under way."""
+        """Report and time the waiting for a client's step in this block, and remove the step from those under way."""
         self._report(step)
         began = time.perf_counter()
         try:
@@ -177,8 +255,8 @@ class RoundState:
         return client not in self.lost and (client in self.under_way or bool(self.waiting.get(client)))
 
     def _look_ahead(self) -> None:
-        """Let idle workers begin with tasks that nobody waits for yet, in the order in which they were asked for."""
-        if self.state.stack > 1:  # else who is trained with whom would depend on who was idle
+        """Submit tasks that nobody waits for yet to idle workers, in the order in which they were asked for."""
+        if self.state.stack > 1:  # otherwise the groups would depend on which workers are idle
             return
         free = self.state.executor.ahead - len(self.under_way)
         if free > 0:
@@ -187,24 +265,24 @@ class RoundState:
                 self._launch(client)
 
     def _launch_together(self, clients: Sequence[str]) -> None:
-        """Begin the next task of clients: those with most to do first, in groups of about the same size.
+        """Submit the next task of some clients, in groups of about the same size; the largest clients come first.
 
-        Who is trained with whom follows from the cohort alone, not from the workers, since it may change rounding.
+        The groups depend only on the cohort, not on the workers, since stacking changes rounding.
         """
-        asked = [client for client in clients if self.waiting.get(client) and client not in self.under_way]
-        if len(asked) > 1:
-            asked.sort(key=self.state.federation.num_examples, reverse=True)
-        groups = ceil(len(asked) / self.state.stack)
+        ready = [client for client in clients if self.waiting.get(client) and client not in self.under_way]
+        if len(ready) > 1:
+            ready.sort(key=self.state.federation.num_examples, reverse=True)
+        groups = ceil(len(ready) / self.state.stack)
         for number in range(groups):
-            self._launch(*asked[len(asked) * number // groups : len(asked) * (number + 1) // groups])
+            self._launch(*ready[len(ready) * number // groups : len(ready) * (number + 1) // groups])
 
     def _launch(self, *clients: str) -> None:
-        """Begin the next task of clients, as one group."""
+        """Submit the next task of some clients as one group."""
         tasks: list[ClientTask] = []
         for client in clients:
-            waiting = self.waiting[client].pop(0)
+            task = self.waiting[client].pop(0)
             state = self.client_states.get(client, self.state.client_states.get(client))
-            task = replace(waiting, state=state, uses=dict(self.uses.get(client, {})))
+            task = replace(task, state=state, uses=dict(self.uses.get(client, {})))
             reason = self._injected_fault(client, task.step.__name__)
             if reason is None:
                 tasks.append(task)
@@ -215,10 +293,10 @@ class RoundState:
                 self.under_way[task.client] = task, future
 
     def _accept(self, task: ClientTask, result: Any) -> Any:
-        """Return a client's reply as it arrives, or LOST."""
+        """Validate a result, keep the client's new state, and return the reply as the server receives it, or `LOST`."""
         state, client = self.state, task.client
         if not isinstance(result, ClientFailure):
-            reason = self._refused(client, task.step, result.reply)
+            reason = self._invalid_reply(client, task.step, result.reply)
             result = result if reason is None else ClientFailure(reason)
         if isinstance(result, ClientFailure):
             self._lose(client, result.reason)
@@ -237,59 +315,62 @@ class RoundState:
         return reply
 
     def _report(self, step: str) -> None:
-        """Report how many replies to a step there were before the next one is waited for.
+        """Report how many replies to a step have arrived.
 
-        Of how many, only the method knows that asks everybody, or the same clients again.
+        The total is the size of the cohort for the first replies. Whether a step is asked again, only the method knows.
         """
         done = self.replies.get(step, 0)
         self.replies[step] = done + 1
-        progress.report(step, done, len(self.cohort) if self.is_counting and done < len(self.cohort) else None)
+        progress.report(step, done, len(self.cohort) if self.counts_losses and done < len(self.cohort) else None)
 
     def _injected_fault(self, client: str, step: str) -> str | None:
         dropout, state = self.state.schedule.dropout, self.state
         if dropout:
-            luck = torch.rand((), generator=seeds.generator(state.seed, "dropout", round=self.number, client=client))
-            if luck < dropout:
+            number = torch.rand((), generator=seeds.generator(state.seed, "dropout", round=self.number, client=client))
+            if number < dropout:
                 return "dropped out"
         return state.fault_injector(self.number, client, step) if state.fault_injector else None
 
-    def _refused(self, client: str, step: Step, reply: Any) -> str | None:
-        """Return why a reply is refused, or None."""
+    def _invalid_reply(self, client: str, step: Step, reply: Any) -> str | None:
+        """Return why a reply is invalid; None if it is valid."""
         state = self.state
         where = find_nonfinite(reply)
         if where is not None:
             return f"answered with a {where} that is not finite"
         if unwrap_step(step) is label_counts:
-            fault = invalid_counts(reply, state.context.classes, state.federation.num_examples(client))
+            fault = invalid_counts(reply, state.context.num_classes, state.federation.num_examples(client))
             return fault and f"answered with {fault}"
         runner = state.context_of(client).runner
-        mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit | ModelCopy) else []
+        mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) else []
         mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
         if mismatch := next(filter(None, mismatches), None):
             return f"answered with another model: {mismatch}"
         try:
             fault = state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(client))
-        except Exception as error:  # a reply that cannot even be looked at must not stop everybody
+        except Exception as error:  # a malformed reply must not stop the run
             fault = f"what cannot be checked ({type(error).__name__}: {error})"
         return fault and f"answered with {fault}"
 
     def _lose(self, client: str, reason: str) -> None:
-        self.lost[client] = in_one_line(reason)  # it may hold names and words that came from the client
+        self.lost[client] = in_one_line(reason)  # it may contain text from the client
         self.waiting.pop(client, None)
-        answering = sum(name not in self.lost for name in self.cohort)
-        if self.is_counting and answering < min(self.state.schedule.min_clients, len(self.cohort)):
+        replying = sum(name not in self.lost for name in self.cohort)
+        if self.counts_losses and replying < min(self.state.schedule.min_clients, len(self.cohort)):
             raise TooFewClients
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Ask clients at a task's beginning or end: none is out yet, and no loss undoes a round."""
-        lost, self.lost, self.is_counting = self.lost, {}, False
+        """Ask clients at the beginning or the end of a task within this block.
+
+        No client counts as lost at first, and no loss rolls the round back.
+        """
+        lost, self.lost, self.counts_losses = self.lost, {}, False
         yield
         self.lost_outside |= self.lost
-        self.lost, self.is_counting = lost, True
+        self.lost, self.counts_losses = lost, True
 
     def evaluate_own_models(self) -> None:
-        """Evaluate the models that the round's clients keep for themselves, if they should be."""
+        """Evaluate the models that the round's clients keep for themselves, if local models are evaluated."""
         for client in self.cohort if self._evaluates_local_models else ():
             if client in self.client_states and (model := self.state.algorithm.own_model(self.client_states[client])):
                 self._evaluate_local_model(client, model, None)
@@ -299,7 +380,7 @@ class RoundState:
         return self.state.schedule.evaluate_local_models and self.state.schedule.is_due(self.round)
 
     def _evaluate_local_model(self, client: str, model: Weights, previous: str | None) -> None:
-        """Evaluate a client's model, on the examples of the client that trained before it too."""
+        """Evaluate a client's model, also on the examples of the client that trained before it."""
         began = time.perf_counter()
         self.local_models.append(
             {
@@ -312,7 +393,7 @@ class RoundState:
         self.evaluation_seconds += time.perf_counter() - began
 
     def _delivered(self, task: ClientTask) -> ClientTask:
-        """Return a task as it arrives at its client."""
+        """Return a task as its client receives it."""
         if not self.state.through_codec:
             return replace(task, args=copy_containers(task.args), kwargs=copy_containers(task.kwargs))
         hints, device = annotations_of(unwrap_step(task.step)), self.state.device
@@ -322,35 +403,51 @@ class RoundState:
         return replace(task, args=args, kwargs=kwargs)
 
 
-class LocalRemote(RemoteClient):
-    """One client, as a method sees it in a round."""
+class LocalRemoteClient(RemoteClient):
+    """One client of a round, as a method sees it.
+
+    Parameters
+    ----------
+    round : RoundState
+        The round.
+    client : str
+        The client's id.
+    """
 
     def __init__(self, round: RoundState, client: str) -> None:
         self.round = round
         self.id = client
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
-        asked = self.round.queue(_tasks(step, self.round, [self.id], args, kwargs))
-        reply = self.round.collect(asked).get(self.id, LOST)
+        clients = self.round.queue(_tasks(step, self.round, [self.id], args, kwargs))
+        reply = self.round.collect(clients).get(self.id, LOST)
         return None if reply is LOST else reply
 
 
 class LocalCohort(Cohort):
-    """The clients of a round, as a method sees them."""
+    """Clients of a round, as a method sees them.
+
+    Parameters
+    ----------
+    round : RoundState
+        The round.
+    clients : Sequence[str]
+        Their ids, in order.
+    """
 
     def __init__(self, round: RoundState, clients: Sequence[str]) -> None:
         self.round = round
         self.clients = clients
 
     def __iter__(self) -> Iterator[RemoteClient]:
-        return (LocalRemote(self.round, client) for client in self.clients)
+        return (LocalRemoteClient(self.round, client) for client in self.clients)
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
-        asked = self.round.queue(_tasks(step, self.round, self.clients, args, kwargs))
-        replies = self.round.collect(asked)
+        clients = self.round.queue(_tasks(step, self.round, self.clients, args, kwargs))
+        replies = self.round.collect(clients)
         return {client: reply for client, reply in replies.items() if reply is not LOST}
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
@@ -363,15 +460,17 @@ class LocalCohort(Cohort):
 def _tasks(
     step: Step, round: RoundState, clients: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[ClientTask]:
-    """Return each client's task: `each` arguments unpacked, and only clients that all of them name."""
+    """Return a task for each client that all `each` arguments name, with its own values of these arguments."""
     if not is_client_step(step):
         name = getattr(step, "__qualname__", repr(step))
-        raise ConfigError(f"{name} is no client step: only methods marked with @on_client can be asked of a client.")
-    named = [value.values for value in (*args, *kwargs.values()) if isinstance(value, Each)]
-    population = round.state.federation.clients
-    for stranger in (name for values in named for name in values if name not in population):
         raise ConfigError(
-            f"each(...) names {stranger!r}, which is no client. Its keys are client ids, such as {population[0]!r}."
+            f"{name} is not a client step: clients can be asked only for methods that are marked with @on_client."
+        )
+    by_client = [value.values for value in (*args, *kwargs.values()) if isinstance(value, Each)]
+    population = round.state.federation.clients
+    for unknown in (name for values in by_client for name in values if name not in population):
+        raise ConfigError(
+            f"each(...) names {unknown!r}, which is not a client. Its keys are client ids, such as {population[0]!r}."
         )
     return [
         ClientTask(
@@ -383,12 +482,15 @@ def _tasks(
             round.round,
         )
         for client in clients
-        if all(client in values for values in named)
+        if all(client in values for values in by_client)
     ]
 
 
 def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:
-    """Return why what stands under a model's names is not of the model's form; parameters alone are enough."""
+    """Return how tensors under a model's names differ from the model's form; None if they do not.
+
+    Parameters without buffers are a valid form too.
+    """
     if weights.keys().isdisjoint(runner.initial):
         return None
     whole = weights.keys() != set(runner.parameters)

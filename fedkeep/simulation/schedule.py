@@ -1,4 +1,4 @@
-"""The schedule of a run: rounds, cohorts, and what is evaluated when."""
+"""The schedule of a run: rounds, cohorts, and when models are evaluated."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fedkeep.simulation.model_averaging import EvaluationModel
 
 @dataclass(frozen=True)
 class Schedule(Options):
-    """Rounds, cohorts and evaluation of a run: the section ``[run]`` of a recipe."""
+    """Rounds, cohorts and evaluation: the section ``[run]`` of a recipe."""
 
     rounds: int = option(100, "communication rounds; with tasks, of each", low=1)
-    cohort: int = option(10, "clients drawn for each round, without replacement", low=1)
-    min_clients: int = option(1, "a round with fewer answering clients is undone", low=1)
-    dropout: float = option(0.0, "share of clients that fail to answer in a round, at random", low=0.0, high=1.0)
+    cohort: int = option(10, "clients sampled for each round, without replacement", low=1)
+    min_clients: int = option(1, "a round with fewer replying clients is rolled back", low=1)
+    dropout: float = option(0.0, "share of clients that are lost in a round, at random", low=0.0, high=1.0)
     evaluate_every: int = option(1, "rounds between evaluations; the last round is always evaluated", low=1)
     window: float = option(
         0.5,
@@ -24,22 +24,45 @@ class Schedule(Options):
         low=0.01,
     )
     evaluate_local_models: bool = option(
-        False, "in evaluated rounds, also evaluate every client's model as it comes back (slow)"
+        False, "in evaluated rounds, also evaluate the model that each client returns (slow)"
     )
     served: tuple[EvaluationModel, ...] = option(
         ("last",), "models that are evaluated, each in its own row; the first is exported"
     )
-    decay: float = option(0.8, "what the moving average that is served keeps of itself each round", low=0.0, high=1.0)
+    decay: float = option(0.8, "weight of the old value in the moving average of models, each round", low=0.0, high=1.0)
 
     def check(self) -> None:
+        """Refuse an empty list of evaluation models, and one with duplicates."""
         if not self.served or len(set(self.served)) < len(self.served):
             raise ConfigError(f"run.served must name last, round or moving, each once, not {list(self.served)}.")
 
     def position(self, number: int) -> tuple[int, int]:
-        """Return the task and its round, both counted from 1, of a round counted over the whole run."""
+        """Return the task and its round.
+
+        Parameters
+        ----------
+        number : int
+            A round, counted from 1 over the whole run.
+
+        Returns
+        -------
+        tuple[int, int]
+            The task and the round of this task, both counted from 1.
+        """
         task, round = divmod(number - 1, self.rounds)
         return task + 1, round + 1
 
     def is_due(self, round: int) -> bool:
-        """Tell whether the model is evaluated after this round of a task; after its last it always is."""
+        """Tell whether models are evaluated after a round; after the last of a task they always are.
+
+        Parameters
+        ----------
+        round : int
+            The round of a task, counted from 1.
+
+        Returns
+        -------
+        bool
+            True if they are evaluated.
+        """
         return round % self.evaluate_every == 0 or round == self.rounds

@@ -20,16 +20,25 @@ from fedkeep.simulation.state import RoundResult, SimulationState
 class Simulation(SimulationState):
     """One method with one seed on one federation; `run_round` carries out the next round.
 
-    Parameters are those of `SimulationState`, and ``callbacks``, which are called at the end of every round. A trial
-    adds its own (`fedkeep.simulation.trial.run_trial`).
+    Parameters
+    ----------
+    algorithm, federation, ...
+        As for `SimulationState`.
+    callbacks : Sequence[Callback]
+        Called at the end of every round; by default `Evaluation`. `fedkeep.simulation.trial.run_trial` adds others.
     """
 
     callbacks: Sequence[Callback] = field(default_factory=lambda: [Evaluation()])
 
     def run_round(self) -> RoundResult:
-        """Carry out the next round, and the task's beginning and end where they fall.
+        """Carry out the next round, and the beginning or the end of a task if it is due.
 
-        An exception leaves everything as after the last round.
+        If an exception is raised, the simulation is as it was after the round before.
+
+        Returns
+        -------
+        RoundResult
+            The record and the timings of the round.
         """
         began = time.perf_counter()
         number = self.finished + 1
@@ -37,8 +46,8 @@ class Simulation(SimulationState):
         averages, task = (self.round_average, self.moving_average), self.federation.task
         self.context.timer.reset()
         self.server.logged = {}
-        round = RoundState(self, number, self.draw_cohort(number))
-        undone = False
+        round = RoundState(self, number, self.sample_cohort(number))
+        rolled_back = False
         try:
             self.set_task(round.task)
             self.executor.begin_round(number, round.cohort)
@@ -46,8 +55,8 @@ class Simulation(SimulationState):
             self.server.begin_round(round.task, round.round)
             if round.round == 1:
                 self._begin_task(round)
-            # What a task's beginning left stands even if its first round does not: it is done once.
-            kept = (
+            # `begin_task` is carried out once: its effects stay even if the task's first round is rolled back.
+            round_start = (
                 self.server.model,
                 self.server.eval_model,
                 copy_containers(self.server.state),
@@ -57,9 +66,9 @@ class Simulation(SimulationState):
                 self.algorithm.round(self.server, LocalCohort(round, round.cohort))
                 round.finish()
             except TooFewClients:
-                undone = True
+                rolled_back = True
                 round.abandon()
-                self.server.model, self.server.eval_model, self.server.state, round.client_states = kept
+                self.server.model, self.server.eval_model, self.server.state, round.client_states = round_start
             if round.round == self.schedule.rounds:
                 with round.outside():
                     self.algorithm.end_task(self.server, LocalCohort(round, self.federation.clients))
@@ -78,20 +87,20 @@ class Simulation(SimulationState):
         if self.client_state is not NoState:
             self.client_states |= round.client_states
             self.changed |= set(round.client_states)
-        if not undone:
+        if not rolled_back:
             self._average(round)
         timings = {"round": number, "train": self.context.timer.train, "teachers": self.context.timer.teachers}
         timings["server"] = server_seconds
         timings |= {f"step {name}": seconds for name, seconds in round.step_seconds.items()}
         timings["evaluate"] = round.evaluation_seconds
-        result = RoundResult(round.record() | {"undone": undone, "log": self.server.logged}, timings)
+        result = RoundResult(round.record() | {"undone": rolled_back, "log": self.server.logged}, timings)
         for callback in self.callbacks:
             callback.on_round_end(self, result)
         timings["round_seconds"] = time.perf_counter() - began
         return result
 
     def _begin_task(self, round: RoundState) -> None:
-        """Let the method prepare for a task; one that knows nothing of tasks begins afresh, from its model."""
+        """Let the method prepare for a task; one that handles no tasks starts with fresh states, from its model."""
         if round.task > 1:
             self.server.eval_model = {}
             self.round_average = self.server.expand_head(self.round_average)
@@ -104,7 +113,7 @@ class Simulation(SimulationState):
             round.finish()
 
     def _average(self, round: RoundState) -> None:
-        """Take a finished round into the averages that are evaluated."""
+        """Add the model of a finished round to the averages that are evaluated."""
         if set(self.schedule.served) != {"last"}:
             sequential = self.algorithm.schedule == "sequential"
             self.round_average = round_mean(self.server.model, round.ordered_fits(), sequential)

@@ -1,4 +1,4 @@
-"""Where a simulation stands between two rounds: all that a round starts from and that a checkpoint holds."""
+"""The state of a simulation between two rounds: all that a round starts from and that a checkpoint contains."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from fedkeep.training.model_runner import Factory, ModelRunner, check_batch_size
 from fedkeep.training.party import LocalServer
 
 FaultInjector = Callable[[int, str, str], str | None]
-"""Lets client steps fail on demand: maps (round, client, step) to the reason, or None."""
+"""Lets client steps fail on demand: maps (round, client, step) to the reason of the failure, or to None."""
 
-MOST_SHUFFLED = 100_000
-"""Clients up to which a cohort is drawn from a permutation of all."""
+MAX_PERMUTED = 100_000
+"""Largest number of clients for which a cohort is sampled by permuting all of them."""
 
 
 @dataclass
 class RoundResult:
-    """What a round left.
+    """The result of a round.
 
     Attributes
     ----------
-    record : dict
-        Equal on every machine: cohort, lost clients, loss, bytes, and in evaluated rounds correct predictions by class.
+    record : dict[str, object]
+        The same on every machine: cohort, lost clients, loss, bytes, and in evaluated rounds correct predictions by
+        class.
     timings : dict[str, float]
-        Seconds, which are not.
+        Seconds by part of the round, which differ between machines.
     """
 
     record: dict[str, Any]
@@ -54,38 +55,47 @@ class SimulationState:
     algorithm : Algorithm
         The method.
     federation : Federation
-        Who holds what. If it is of a stream of tasks, it is the first's; later on that of the current task.
+        The clients' data; with a stream of tasks that of the first task, and later that of the current task.
     factory : Callable[[], nn.Module]
         Builds the network, with PyTorch's default initial weights and the classes of the first task.
-    training, schedule, augmentation
-        Settings.
+    training : Training
+        Settings of local training.
+    schedule : Schedule
+        Rounds, cohorts and evaluation.
+    augmentation : Augmentation
+        Random changes of training images.
     seed : int
-        Of everything random (see `fedkeep._utils.seeds`).
+        Seed of everything random (see `fedkeep._utils.seeds`).
     device : torch.device
-        Where networks and data live.
+        Where models and data are.
     stack : int
-        Up to how many clients of a cohort are trained as one stacked model (see `fedkeep.training.vmap_training`).
+        Largest number of clients that are trained as one stacked model (see `fedkeep.training.vmap_training`).
     fault_injector : FaultInjector, optional
         For tests: lets client steps fail on demand.
     through_codec : bool
-        For tests: sends every message through the codec instead of passing it by reference.
+        For tests: encodes and decodes every message instead of passing it by reference.
     client_factories : Mapping[str, Callable[[], nn.Module]]
-        Build the networks of clients whose network is another; one object for all that share one.
-    load_generator : LoadGenerator
-        Returns a task's frozen generator of images; called often, so it should remember.
+        Build the networks of clients with another architecture, by client id; clients that share an architecture share
+        the factory object.
+    load_generator : Callable[[int], Generator]
+        Returns the frozen image generator of a task. It is called often, so it should cache.
 
     Attributes
     ----------
     server : LocalServer
-        The server's half: its model and state.
+        The server, with its model and state.
     client_states : dict[str, object]
-        What clients keep.
+        The clients' states by client id.
     changed : set[str]
-        Clients whose state is newer than the last checkpoint.
+        Clients whose state has changed since the last checkpoint.
     finished : int
-        Rounds that are finished, over all tasks.
+        Number of finished rounds, over all tasks.
     executor : Executor
-        Carries out client steps: `serial`, in this process, unless it was replaced.
+        Carries out client steps; `serial`, in this process, unless it is replaced.
+    round_average : Weights
+        The ``round`` model of the last round that was not rolled back (see `EvaluationModel`).
+    moving_average : Weights
+        The moving average of these models; empty before the first.
     """
 
     algorithm: Algorithm[Any, Any]
@@ -104,7 +114,7 @@ class SimulationState:
 
     def __post_init__(self) -> None:
         if self.stack < 1:
-            raise ConfigError(f"a stack holds at least one client, not {self.stack}. Set stack=1 for none.")
+            raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
         dataset = self.federation.dataset
         self.federation = self.federation.to(self.device)
         rows = self.algorithm.rows_per_class
@@ -136,49 +146,87 @@ class SimulationState:
             server_state(),
             self.context.runner.initial,
             len(self.federation.clients),
-            self.context_of,
         )
         self.serial = SerialExecutor(self.context, self.federation, self.client_state, self.own_contexts)
         self.executor: Executor = self.serial
         self.client_states: dict[str, Any] = {}
         self.changed: set[str] = set()
         self.finished = 0
-        self.round_average: Weights = self.server.model  # of the last round that was not undone
-        self.moving_average: Weights = {}  # of the rounds' averages; empty before the first
+        self.round_average: Weights = self.server.model
+        self.moving_average: Weights = {}
 
     @property
     def rounds(self) -> int:
-        """How many rounds the run has, over all tasks."""
+        """Number of rounds of the run, over all tasks."""
         return self.schedule.rounds * self.federation.num_tasks
 
     def set_task(self, task: int) -> None:
-        """Go to a task, counted from 1: who holds what, and networks that know its classes. No model changes."""
+        """Go to a task: its data, and networks with rows for its classes. No model changes.
+
+        Parameters
+        ----------
+        task : int
+            The task, counted from 1.
+        """
         if task != self.federation.task:
             self.federation = self.serial.federation = self.federation.for_task(task)
             for context in self.contexts:
                 context.set_task(self.federation.cumulative_classes)
 
     def context_of(self, client: str) -> ClientContext:
-        """Return a client's context: with the server's network, or with its own."""
+        """Return the context with a client's network.
+
+        Parameters
+        ----------
+        client : str
+            The client's id; any other text for the server.
+
+        Returns
+        -------
+        ClientContext
+            The context.
+        """
         return self.own_contexts.get(client, self.context)
 
-    def draw_cohort(self, round: int) -> list[str]:
-        """Return the ordered cohort of a round, counted over all tasks: the same for every method with this seed."""
+    def sample_cohort(self, round: int) -> list[str]:
+        """Return the clients of a round, which are the same for every method with this seed.
+
+        Parameters
+        ----------
+        round : int
+            The round, counted over the whole run.
+
+        Returns
+        -------
+        list[str]
+            The ids of the clients, in order.
+        """
         population = len(self.federation.clients)
-        wanted = min(self.schedule.cohort, population)
+        size = min(self.schedule.cohort, population)
         generator = seeds.generator(self.seed, "cohort", round=round)
-        if population <= MOST_SHUFFLED:
-            drawn = torch.randperm(population, generator=generator)[:wanted].tolist()
+        if population <= MAX_PERMUTED:
+            chosen = torch.randperm(population, generator=generator)[:size].tolist()
         else:
-            # A permutation of millions to draw a handful: draw with replacement and keep first occurrences instead.
+            # Permuting millions to choose a few is slow: sample with replacement and keep first occurrences instead.
             first: dict[int, None] = {}
-            while len(first) < wanted:
-                first |= dict.fromkeys(torch.randint(population, (2 * wanted,), generator=generator).tolist())
-            drawn = list(first)[:wanted]
-        return [self.federation.clients[i] for i in drawn]
+            while len(first) < size:
+                first |= dict.fromkeys(torch.randint(population, (2 * size,), generator=generator).tolist())
+            chosen = list(first)[:size]
+        return [self.federation.clients[i] for i in chosen]
 
     def evaluation_model(self, which: EvaluationModel) -> Weights:
-        """Return a model that is evaluated; the initial one before the first round."""
+        """Return a model to evaluate.
+
+        Parameters
+        ----------
+        which : {"last", "round", "moving"}
+            Which one (see `EvaluationModel`).
+
+        Returns
+        -------
+        Weights
+            The model; before the first round the initial one.
+        """
         if which == "moving":
             return self.moving_average or self.server.model
         return self.round_average if which == "round" else self.server.eval_model or self.server.model
@@ -189,14 +237,34 @@ class SimulationState:
         Parameters
         ----------
         model : Weights
-            The server's, or a client's.
+            The model.
         client : str
-            Whose model it is; empty for the server's.
+            The client whose network it belongs to; empty for the server's.
+
+        Returns
+        -------
+        Counts
+            The counts and the loss.
         """
         return count_correct(self.context_of(client), model, self.federation.dataset.test)
 
     def evaluate_on(self, client: str, model: Weights, owner: str) -> list[int]:
-        """Return [correct, total] of an owner's model on a client's examples, without augmentation."""
+        """Evaluate a model on a client's examples, without augmentation.
+
+        Parameters
+        ----------
+        client : str
+            The client whose examples are used.
+        model : Weights
+            The model.
+        owner : str
+            The client whose network the model belongs to.
+
+        Returns
+        -------
+        list[int]
+            Number of correct predictions, and number of examples.
+        """
         data = self.federation.data(client)
         if not len(data["label"]):
             return [0, 0]

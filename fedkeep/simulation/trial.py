@@ -1,4 +1,4 @@
-"""One trial of a run: a method with a seed, recorded in its own folder, that a kill cannot hurt."""
+"""One trial: a method with a seed, recorded in its own folder, that can be killed and resumed at any time."""
 
 from __future__ import annotations
 
@@ -21,48 +21,54 @@ from fedkeep.simulation.state import RoundResult, SimulationState
 
 
 class TrialBusy(RunError):
-    """Another process runs this trial."""
+    """Another process is running this trial."""
 
 
 def run_trial(
     simulation: Simulation, folder: Path, callbacks: Sequence[Callback] = (), *, checkpoint_share: float = 0.05
 ) -> None:
-    """Run a simulation to its last round inside a folder, from its checkpoint if it has one.
+    """Run a simulation to its last round inside a folder, and resume from the folder's checkpoint if there is one.
 
-    Writes ``rounds.jsonl`` (equal for equal seeds, however often killed), ``timings.jsonl``, ``checkpoint/``, and at
-    the end ``model.safetensors`` (the evaluation model, tensors by name) and ``result.json``. Stopped by an exception
-    or Ctrl-C it saves the last finished round first; killed, it loses the round under way and, of those before it, what
-    a minute held at most (or as long as saving takes), and runs them again.
+    It writes ``rounds.jsonl`` (which is the same for equal seeds, however often the trial was killed),
+    ``timings.jsonl``, ``checkpoint/``, and at the end ``model.safetensors`` (the evaluation model) and ``result.json``.
+    If an exception or Ctrl-C stops it, it saves the last finished round first. If it is killed, the rounds since the
+    last checkpoint are run again: those of a minute at most, or of the time that saving takes if that is longer.
 
     Parameters
     ----------
     simulation : Simulation
-        At round 0.
+        The simulation, before its first round.
     folder : Path
-        Of the trial; no other process can run it meanwhile.
+        The folder of the trial. No other process can run the trial meanwhile.
     callbacks : Sequence[Callback]
-        Called in this order, after the round is recorded and, where it is due, saved.
+        Called in this order, after the round has been recorded and, if that is due, saved.
     checkpoint_share : float
         The largest share of the time that saving may take.
 
     Raises
     ------
+    TrialBusy
+        If another process is running this trial.
     RunError
-        If another process runs this trial, or what is in its folder cannot be continued.
+        If the content of the folder cannot be resumed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
-            everyone = [records, Checkpoints(Checkpoint(folder / "checkpoint", checkpoint_share), records), *callbacks]
+            all_callbacks = [
+                records,
+                Checkpoints(Checkpoint(folder / "checkpoint", checkpoint_share), records),
+                *callbacks,
+            ]
             try:
-                for callback in everyone:
+                for callback in all_callbacks:
                     callback.on_trial_begin(simulation)
                 while simulation.finished < simulation.rounds:
                     result = simulation.run_round()
-                    for callback in everyone:
+                    for callback in all_callbacks:
                         callback.on_round_end(simulation, result)
             finally:
-                for callback in everyone:
+                for callback in all_callbacks:
                     callback.on_trial_end(simulation)
             _export(simulation, folder)
     except Timeout:
@@ -70,7 +76,7 @@ def run_trial(
 
 
 def _export(simulation: Simulation, folder: Path) -> None:
-    """Write what a finished trial leaves beside its records."""
+    """Write the results of a finished trial."""
     weights = simulation.evaluation_model(simulation.schedule.served[0])
     model = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     atomic_write(folder / "model.safetensors", save(model, {"format": "pt"}))
@@ -78,7 +84,13 @@ def _export(simulation: Simulation, folder: Path) -> None:
 
 
 class JsonlWriter:
-    """A file of JSON lines that can be cut back to where a checkpoint left it."""
+    """A file of JSON lines that can be truncated to its length at a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which is created if it does not exist.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +98,18 @@ class JsonlWriter:
         self.file = path.open("r+b")
 
     def seek(self, position: int) -> None:
-        """Cut the file where a checkpoint left it; raise `RunError` if it is shorter than it was then."""
+        """Truncate the file to its length at a checkpoint.
+
+        Parameters
+        ----------
+        position : int
+            The length in bytes.
+
+        Raises
+        ------
+        RunError
+            If the file is shorter.
+        """
         if self.path.stat().st_size < position:
             raise RunError(
                 f"{self.path} is shorter than when the checkpoint was taken, so records are lost. Remove "
@@ -95,21 +118,45 @@ class JsonlWriter:
         self.cut(position)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line and hand it to the operating system, so that a killed process has told all it did."""
+        """Append a line and pass it to the operating system, so that it is not lost if the process is killed.
+
+        Parameters
+        ----------
+        line : dict[str, object]
+            The content.
+        """
         self.file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
         self.file.flush()
 
     def end(self) -> int:
-        """Return how long the file is, in bytes."""
+        """Return the position of the end.
+
+        Returns
+        -------
+        int
+            The length of the file in bytes.
+        """
         return self.file.tell()
 
     def cut(self, position: int) -> None:
-        """Remove what was written beyond this place."""
+        """Truncate the file.
+
+        Parameters
+        ----------
+        position : int
+            The new length in bytes.
+        """
         self.file.seek(position)
         self.file.truncate()
 
     def on_disk(self) -> int:
-        """Force the file to disk and return how long it is, in bytes."""
+        """Force the file to disk.
+
+        Returns
+        -------
+        int
+            The length of the file in bytes.
+        """
         os.fsync(self.file.fileno())
         return self.file.tell()
 
@@ -117,28 +164,49 @@ class JsonlWriter:
 class Records(Callback):
     """Writes a line for every round into ``rounds.jsonl`` and ``timings.jsonl``.
 
+    Parameters
+    ----------
+    folder : Path
+        The folder of the trial.
+
     Attributes
     ----------
     written : int
-        Rounds that are written.
+        Number of rounds that are written.
+    checkpoint_seconds : float
+        Seconds of the last checkpoint, if it was saved after the last written round; 0.0 otherwise.
     """
 
     def __init__(self, folder: Path) -> None:
         self.rounds = JsonlWriter(folder / "rounds.jsonl")
         self.timings = JsonlWriter(folder / "timings.jsonl")
         self.written = 0
-        self.checkpoint_seconds = 0.0  # that the last checkpoint took, if it was after the last written round
-        self._ends = 0, 0  # of the files, after the last written round
+        self.checkpoint_seconds = 0.0
+        self._ends = 0, 0  # lengths of the files after the last written round
         self._last: RoundResult | None = None
 
     def seek(self, finished: int, positions: dict[str, int]) -> None:
-        """Cut the files where a checkpoint left them, after so many rounds."""
+        """Truncate the files to their lengths at a checkpoint.
+
+        Parameters
+        ----------
+        finished : int
+            Number of rounds at the checkpoint.
+        positions : dict[str, int]
+            The lengths in bytes.
+        """
         self.rounds.seek(positions.get("rounds", 0))
         self.timings.seek(positions.get("timings", 0))
         self.written, self._ends = finished, (self.rounds.end(), self.timings.end())
 
     def on_disk(self) -> dict[str, int]:
-        """Force the files to disk and return the positions up to which they are there."""
+        """Force the files to disk.
+
+        Returns
+        -------
+        dict[str, int]
+            Their lengths in bytes.
+        """
         return {"rounds": self.rounds.on_disk(), "timings": self.timings.on_disk()}
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
@@ -146,12 +214,12 @@ class Records(Callback):
         self._write(state, result)
 
     def on_trial_end(self, state: SimulationState) -> None:
-        # Ctrl-C may have struck before the last round was written, or in the middle of it.
+        # Ctrl-C may have come before the last round was written, or while it was.
         if self._last is not None and self._last.record["round"] == state.finished > self.written:
             self._write(state, self._last)
 
     def _write(self, state: SimulationState, result: RoundResult) -> None:
-        """Write a round; safe to repeat after a stop half-way."""
+        """Write a round; this can be repeated after an interruption."""
         self.rounds.cut(self._ends[0])
         self.timings.cut(self._ends[1])
         self.rounds.write(result.record)
@@ -166,20 +234,20 @@ class Records(Callback):
 
 
 class Checkpoints(Callback):
-    """Puts a simulation where its checkpoint was taken, and saves it now and then and at the end.
+    """Restores a simulation from its checkpoint, and saves it from time to time and at the end.
 
     Parameters
     ----------
     checkpoint : Checkpoint
-        Where and how often.
+        The checkpoint.
     records : Records
-        Called before this; its files are cut to where the checkpoint left them.
+        The records of the same trial, called before this; their files are truncated to the checkpoint.
     """
 
     def __init__(self, checkpoint: Checkpoint, records: Records) -> None:
         self.checkpoint = checkpoint
         self.records = records
-        self.saved = 0  # rounds that are saved
+        self.saved = 0  # number of rounds that are saved
 
     def on_trial_begin(self, state: SimulationState) -> None:
         positions = self.checkpoint.restore(state)
@@ -192,7 +260,7 @@ class Checkpoints(Callback):
             self.records.checkpoint_seconds = self.checkpoint.cost
 
     def on_trial_end(self, state: SimulationState) -> None:
-        # Ctrl-C may have struck between the end of a round and its record; then the last checkpoint stands.
+        # Ctrl-C may have come between the end of a round and its record: then the last checkpoint stays.
         if state.finished == self.records.written > self.saved:
             self._save(state)
 

@@ -1,9 +1,10 @@
-"""Worker processes: how they start, the messages to and from them, and how they end.
+"""Worker processes: how they start, how they are asked, and how they end.
 
-One kind of worker serves whole trials and single client steps. Its parent sends requests, each with the name of what
-is asked, and gets messages until one says that the request is done or failed. A worker ends when its parent closes the
-connection or dies, in the middle of a request too: a `KeyboardInterrupt` is then raised in it, so that a trial saves
-its last round. Ctrl-C reaches all processes of a terminal; workers ignore it, and their parent decides.
+The same kind of worker runs whole trials and single client steps. Its parent sends requests of named kinds, and
+receives messages until one says that the request is done or has failed. A worker ends when its parent closes the
+connection or dies. If that happens during a request, a `KeyboardInterrupt` is raised in the worker, so that a trial can
+save its last round. Ctrl-C is sent to all processes of a terminal; workers ignore it, and their parent decides what to
+do.
 """
 
 from __future__ import annotations
@@ -27,39 +28,69 @@ from fedkeep.errors import FedKeepError, RunError
 from fedkeep.simulation import ipc
 
 DONE, REFUSED, FAILED, PROGRESS = "done", "refused", "failed", "progress"
-"""What a message of a worker is: a result, an error that a user understands, another error, or how far it is."""
+"""The status of a worker's message: a result, an error that FedKeep raised on purpose, another error, or progress."""
 
 Message: TypeAlias = tuple[Any, dict[str, Tensor]]
 Handler: TypeAlias = Callable[[Any, dict[str, Tensor]], Message]
-"""Carries out one kind of request: maps its content and tensors to those of the result."""
+"""Carries out one kind of request: maps content and tensors of the request to those of the result."""
 
 Main: TypeAlias = Callable[..., None]
 
 
 @dataclass(eq=False)
 class Worker:
-    """A worker as its parent sees it.
+    """A worker process as its parent sees it.
 
     Attributes
     ----------
     connection : Connection
-        Leads to it.
+        The connection to the worker.
     process : BaseProcess, optional
-        None in tests where it is a thread.
+        The process; None in tests in which the worker is a thread.
     """
 
     connection: Connection
     process: BaseProcess | None = None
 
     def send(self, kind: str, content: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Send a request; raise `RunError` if the worker is dead."""
+        """Send a request.
+
+        Parameters
+        ----------
+        kind : str
+            The kind of request.
+        content : object
+            The content, as JSON can represent it.
+        tensors : Mapping[str, Tensor], optional
+            Tensors by name.
+
+        Raises
+        ------
+        RunError
+            If the worker is dead.
+        """
         try:
             ipc.send(self.connection, [kind, content], tensors or {})
         except OSError:
             raise self.death() from None
 
     def receive(self) -> tuple[str, Any, dict[str, Tensor]]:
-        """Return a message: what it is, its content and tensors; raise `RunError` if the worker is dead."""
+        """Wait for a message of the worker.
+
+        Returns
+        -------
+        status : str
+            One of `DONE`, `REFUSED`, `FAILED` and `PROGRESS`.
+        content : object
+            The content.
+        tensors : dict[str, Tensor]
+            Tensors by name.
+
+        Raises
+        ------
+        RunError
+            If the worker is dead.
+        """
         try:
             (kind, content), tensors = ipc.receive(self.connection)
         except (EOFError, OSError):
@@ -67,7 +98,13 @@ class Worker:
         return kind, content, tensors
 
     def death(self) -> RunError:
-        """Return the error that says how the worker died."""
+        """Return the error for a worker that has died.
+
+        Returns
+        -------
+        RunError
+            The error, with the exit code.
+        """
         code = None
         if self.process is not None:
             self.process.join(timeout=5)
@@ -77,28 +114,43 @@ class Worker:
 
 
 def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
-    """Start processes that each call ``main(connection, *args)``."""
+    """Start worker processes.
+
+    Parameters
+    ----------
+    count : int
+        Number of workers.
+    main : Callable
+        What each process calls, as ``main(connection, *args)``.
+    *args
+        Further arguments, which must be picklable.
+
+    Returns
+    -------
+    list[Worker]
+        The workers.
+    """
     context = multiprocessing.get_context("spawn")  # a forked PyTorch may hang
     workers = []
     for _ in range(count):
-        near, far = context.Pipe()
-        process = context.Process(target=main, args=(far, *args))
+        parent_end, worker_end = context.Pipe()
+        process = context.Process(target=main, args=(worker_end, *args))
         with _ignoring_interrupts():
             process.start()
-        far.close()  # so that the worker's death closes the connection
-        workers.append(Worker(near, process))
+        worker_end.close()  # so that the worker's death closes the connection
+        workers.append(Worker(parent_end, process))
     return workers
 
 
 def stop_workers(workers: Sequence[Worker], patience: float | None = None) -> None:
-    """Let workers end, in the middle of a request if need be, and wait for them.
+    """Let workers end, also in the middle of a request, and wait for them.
 
     Parameters
     ----------
     workers : Sequence[Worker]
-        Those to end.
+        The workers.
     patience : float, optional
-        Seconds after which they are killed; None: never, since a trial saves its last round first.
+        Seconds after which they are killed; by default never, since a trial saves its last round first.
     """
     for worker in workers:
         worker.connection.close()
@@ -111,15 +163,31 @@ def stop_workers(workers: Sequence[Worker], patience: float | None = None) -> No
 
 
 def wait_for_any(workers: Collection[Worker]) -> list[Worker]:
-    """Wait until workers have something to say, and return them; raise `RunError` if one has died."""
+    """Wait until at least one worker has sent a message.
+
+    Parameters
+    ----------
+    workers : Collection[Worker]
+        The workers.
+
+    Returns
+    -------
+    list[Worker]
+        Those with a message; may be empty after a timeout.
+
+    Raises
+    ------
+    RunError
+        If a worker has died.
+    """
     by_connection = {worker.connection: worker for worker in workers}
     processes = {worker.process.sentinel: worker for worker in workers if worker.process is not None}
-    ready = wait([*by_connection, *processes], timeout=1.0)  # a wait without end was seen to miss a death
-    speaking = [worker for connection, worker in by_connection.items() if connection in ready]
+    ready = wait([*by_connection, *processes], timeout=1.0)  # without a timeout, it has missed the death of a worker
+    with_message = [worker for connection, worker in by_connection.items() if connection in ready]
     for worker in workers:
         if worker.process is not None and not worker.process.is_alive() and not worker.connection.poll():
             raise worker.death()
-    return speaking
+    return with_message
 
 
 def serve(
@@ -128,18 +196,18 @@ def serve(
     receive: Callable[[], Message | None] | None = None,
     at_work: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
-    """Carry out requests, one after another, until the connection is closed: the loop of a worker.
+    """Carry out requests, one after another, until the connection is closed: the main loop of a worker.
 
     Parameters
     ----------
     connection : Connection
-        Leads to the parent.
+        The connection to the parent.
     handlers : Mapping[str, Handler]
-        What carries out requests, by their kind.
-    receive : Callable, optional
-        Returns the next request, or None after the last; by default it is read from the connection.
-    at_work : Callable
-        Returns a context for carrying one out.
+        Carry out requests, by kind.
+    receive : Callable[[], Message or None], optional
+        Returns the next request, or None after the last; by default requests are read from the connection.
+    at_work : Callable[[], AbstractContextManager]
+        Returns a context in which a request is carried out.
     """
     while True:
         try:
@@ -152,30 +220,38 @@ def serve(
         result: dict[str, Tensor] = {}
         try:
             with at_work():
-                said, result = handlers[kind](content, tensors)
+                content, result = handlers[kind](content, tensors)
             status = DONE
         except FedKeepError as error:
-            status, said = REFUSED, "\n".join([str(error), *getattr(error, "__notes__", ())])
+            status, content = REFUSED, "\n".join([str(error), *getattr(error, "__notes__", ())])
         except Exception:
-            status, said = FAILED, traceback.format_exc()
+            status, content = FAILED, traceback.format_exc()
         try:
             try:
-                ipc.send(connection, [status, said], result)
-            except (RuntimeError, TypeError, ValueError):  # of a tensor that cannot travel
+                ipc.send(connection, [status, content], result)
+            except (RuntimeError, TypeError, ValueError):  # a tensor that cannot be sent
                 ipc.send(connection, [FAILED, traceback.format_exc()], {})
-        except OSError:  # nobody is there to hear it
+        except OSError:  # the parent is gone
             return
 
 
 def run_worker(connection: Connection, handlers: Mapping[str, Handler]) -> None:
-    """Serve a parent from this process until it closes the connection or dies; what a worker's ``main`` calls."""
+    """Serve a parent from this process until it closes the connection or dies; called by a worker's ``main``.
+
+    Parameters
+    ----------
+    connection : Connection
+        The connection to the parent.
+    handlers : Mapping[str, Handler]
+        Carry out requests, by kind.
+    """
     inbox = _Inbox(connection)
-    with suppress(KeyboardInterrupt):  # the request was given up; what it had finished is saved
+    with suppress(KeyboardInterrupt):  # the request was abandoned; its finished rounds are saved
         serve(connection, handlers, inbox.receive, inbox.at_work)
 
 
 class _Inbox:
-    """Reads the parent's messages in a thread, which therefore notices at once when there is no parent any more."""
+    """Reads the parent's messages in a thread, which notices at once when the parent is gone."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -209,12 +285,12 @@ class _Inbox:
 
     def _on_interrupt(self, *_: object) -> None:
         if self._is_over and self._is_at_work:
-            self._is_at_work = False  # once: what is then saved is not disturbed
+            self._is_at_work = False  # only once, so that saving is not interrupted
             raise KeyboardInterrupt
 
 
 def _interrupt_main_thread() -> None:
-    """Send the main thread what Ctrl-C sends; it wakes from sleep too, where the system can do that."""
+    """Send the main thread the signal of Ctrl-C, which interrupts sleep too where the system supports that."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
@@ -223,7 +299,7 @@ def _interrupt_main_thread() -> None:
 
 @contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Let processes that start in the block ignore Ctrl-C until they can tell who interrupts them."""
+    """Let processes that are started in the block ignore Ctrl-C until they have their own handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,1 +1,1 @@
-"""Local training on one device: the training loop, vmapped cohorts, teachers' cached outputs, Fisher information."""
+"""Local training on one device: the training loop, stacked clients, cached teachers, Fisher information, evaluation."""

@@ -1,4 +1,4 @@
-"""A classifier trained alone, without a federation: what judges generated images."""
+"""Train a classifier on one data set, without a federation, to evaluate generated images."""
 
 from __future__ import annotations
 
@@ -28,14 +28,31 @@ def train_classifier(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Callable[[Tensor], Tensor]:
-    """Return a function that maps uint8 images [n, channels, height, width] to logits [n, classes].
+    """Train a classifier.
 
     Parameters
     ----------
-    data : ``"image"``, uint8, and ``"label"``, int64.
-    normalise : turns images into what the network takes.
-    training : as at a client; its epochs do not count.
-    steps : of the optimiser, at least; whole passes are made.
+    architecture : Architecture
+        The network.
+    data : Data
+        The columns ``"image"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
+    classes : int
+        Number of classes.
+    normalise : Callable[[Tensor], Tensor]
+        Maps uint8 images to the network's input.
+    training : Training
+        The settings of SGD, except for the number of epochs.
+    steps : int
+        Smallest number of optimizer steps; the last epoch is completed.
+    seed : int
+        Seed of everything random.
+    device : torch.device or str
+        Where to train.
+
+    Returns
+    -------
+    Callable[[Tensor], Tensor]
+        A function that maps uint8 images, [n, channels, height, width], to logits, [n, classes].
     """
     _, channels, height, width = data["image"].shape
     runner = ModelRunner(lambda: architecture.build((channels, height, width), classes), seed, torch.device(device))
@@ -44,5 +61,5 @@ def train_classifier(
     stream = BatchStream(normalised, normalise, Augmentation(), order, noise, runner.layout)
     epochs = ceil(steps / ceil(len(data["label"]) / training.batch_size))
     noise_seed = seeds.derive(seed, "network noise")
-    learned = fit(runner, TrainJob(runner.initial, CrossEntropy(), [stream], epochs, 1, noise_seed), training)
-    return lambda images: runner.logits(learned.model, normalise(images.to(device)))
+    trained = fit(runner, TrainJob(runner.initial, CrossEntropy(), [stream], epochs, 1, noise_seed), training)
+    return lambda images: runner.logits(trained.model, normalise(images.to(device)))

@@ -1,4 +1,4 @@
-"""What the parties of one network share on one device: the network, the settings, and a timer."""
+"""What the clients and the server share on one device: a network, the settings, and a timer."""
 
 from __future__ import annotations
 
@@ -21,20 +21,31 @@ LoadGenerator = Callable[[int], Generator]
 
 
 def no_generator(task: int) -> Generator:
-    """Raise `ConfigError`: stands where a recipe names no generator."""
+    """Raise the error for a recipe without an image generator; the default for `ClientContext.load_generator`.
+
+    Parameters
+    ----------
+    task : int
+        The task, counted from 1.
+
+    Raises
+    ------
+    ConfigError
+        Always.
+    """
     raise ConfigError("this run has no generator of images. Name it in the recipe: generator.name or by_task.")
 
 
 @dataclass
 class Timer:
-    """Seconds of a round.
+    """Seconds spent in a round.
 
     Attributes
     ----------
     train : float
-        In local training, Fisher information included.
+        Seconds of local training, and of Fisher information.
     teachers : float
-        In inference with frozen models.
+        Seconds of inference with frozen models.
     """
 
     train: float = 0.0
@@ -42,45 +53,53 @@ class Timer:
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Seconds of both."""
         return self.train + self.teachers
 
     def add(self, train: float, teachers: float) -> None:
-        """Add what was timed elsewhere."""
+        """Add seconds that were measured elsewhere, such as in a worker process.
+
+        Parameters
+        ----------
+        train : float
+            Seconds of local training.
+        teachers : float
+            Seconds of inference with frozen models.
+        """
         self.train += train
         self.teachers += teachers
 
     def reset(self) -> None:
-        """Begin at zero again, for all who share the timer."""
+        """Set both to zero, for everyone who shares the timer."""
         self.train = self.teachers = 0.0
 
 
 @dataclass
 class ClientContext:
-    """What the parties of one network share on one device.
+    """What all clients with the same architecture share on one device.
 
     Attributes
     ----------
     runner : ModelRunner
         The network.
     normalise : Callable[[Tensor], Tensor]
-        Maps uint8 images to what the network takes.
+        Maps uint8 images to the network's input.
     augmentation : Augmentation
-        Of training images.
+        Random changes of training images.
     training : Training
         Settings of local training.
     seed : int
-        Of everything random.
-    classes : int
-        Classes seen so far.
-    format : ImageFormat
+        The run's seed.
+    num_classes : int
+        Number of classes seen so far.
+    image_format : ImageFormat
         Shape and normalisation of images.
     label_names : tuple[str, ...]
         Names of all classes, in order of arrival.
-    load_generator : LoadGenerator
-        Returns a task's generator of images.
-    old : int
-        Classes that came before the current task.
+    load_generator : Callable[[int], Generator]
+        Returns the image generator of a task.
+    num_old_classes : int
+        Number of classes that arrived before the current task.
     timer : Timer
         Shared by all contexts of a simulation.
     """
@@ -90,34 +109,62 @@ class ClientContext:
     augmentation: Augmentation
     training: Training
     seed: int
-    classes: int
-    format: ImageFormat
+    num_classes: int
+    image_format: ImageFormat
     label_names: tuple[str, ...]
     load_generator: LoadGenerator
-    old: int = 0
+    num_old_classes: int = 0
     timer: Timer = field(default_factory=Timer)
 
     def with_runner(self, runner: ModelRunner) -> ClientContext:
-        """Return the context of parties with another network; the timer is shared.
+        """Return a context for another network, with the same timer.
 
-        A frozen extractor takes the place of normalisation: an image's features are computed once, and learned from as
-        they are, without augmentation.
+        If the network has a frozen extractor, the extractor replaces the normalisation: its features are computed once
+        for each image, and there is no augmentation.
+
+        Parameters
+        ----------
+        runner : ModelRunner
+            The other network.
+
+        Returns
+        -------
+        ClientContext
+            The context.
         """
         if runner.extractor is None:
             return replace(self, runner=runner)
         return replace(self, runner=runner, normalise=runner.extractor, augmentation=Augmentation())
 
     def set_task(self, seen: Sequence[int]) -> None:
-        """Go to a task, given how many classes were seen with each from the first on."""
-        self.classes, self.old = seen[-1], seen[-2] if len(seen) > 1 else 0
+        """Go to a task.
+
+        Parameters
+        ----------
+        seen : Sequence[int]
+            Number of classes seen with each task so far, in all; the last is the task to go to.
+        """
+        self.num_classes, self.num_old_classes = seen[-1], seen[-2] if len(seen) > 1 else 0
         self.runner.set_task(seen)
 
     def training_time(self) -> AbstractContextManager[None]:
-        """Count the seconds of a block as training."""
+        """Measure the seconds of a block as training.
+
+        Returns
+        -------
+        AbstractContextManager
+            The context of the block.
+        """
         return self._timed("train")
 
     def inference_time(self) -> AbstractContextManager[None]:
-        """Count the seconds of a block as inference with frozen models."""
+        """Measure the seconds of a block as inference with frozen models.
+
+        Returns
+        -------
+        AbstractContextManager
+            The context of the block.
+        """
         return self._timed("teachers")
 
     @contextmanager
@@ -128,14 +175,22 @@ class ClientContext:
         setattr(self.timer, name, getattr(self.timer, name) + time.perf_counter() - began)
 
     def synchronize(self) -> None:
-        """Wait until a GPU has done what it was given: else the next who needs a number would be charged for it."""
+        """Wait for the GPU, so that its work is not counted where its results are used later."""
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)
 
 
 @contextmanager
 def pinned_threads(threads: int) -> Iterator[None]:
-    """Let PyTorch use this many threads in the block: results depend on the number, and more slow small models down."""
+    """Set PyTorch's number of threads within the block.
+
+    Results depend on the number of threads, and many threads slow small models down.
+
+    Parameters
+    ----------
+    threads : int
+        The number of threads.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

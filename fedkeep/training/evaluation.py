@@ -1,4 +1,4 @@
-"""Evaluation: class-wise counts of correct predictions, from which all metrics follow."""
+"""Evaluation: correct predictions by class, from which all metrics are computed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from fedkeep.training.model_runner import BATCH
 
 @dataclass(frozen=True)
 class Counts:
-    """How a model did on labelled images.
+    """The result of evaluating a model on labelled images.
 
     Attributes
     ----------
-    correct, total : list[int]
-        Correct predictions and examples, by class.
+    correct : list[int]
+        Number of correct predictions by class.
+    total : list[int]
+        Number of examples by class.
     loss : float
         Mean cross-entropy.
     """
@@ -33,17 +35,47 @@ class Counts:
 
 
 def count_correct(context: ClientContext, model: Weights, data: Data) -> Counts:
-    """Count a model's correct predictions by class; the first of a class's rows counts."""
+    """Count a model's correct predictions by class, from the first classifier row of each class.
+
+    Parameters
+    ----------
+    context : ClientContext
+        The network and the normalisation.
+    model : Weights
+        The model.
+    data : Data
+        Labelled images.
+
+    Returns
+    -------
+    Counts
+        The counts and the loss.
+    """
 
     def predict(images: Tensor) -> Tensor:
-        return context.runner.logits(model, context.normalise(images))[:, :: context.runner.rows]
+        return context.runner.logits(model, context.normalise(images))[:, :: context.runner.rows_per_class]
 
-    return count_predictions(predict, data, context.classes)
+    return count_predictions(predict, data, context.num_classes)
 
 
 def count_predictions(predict: Callable[[Tensor], Tensor], data: Data, classes: int) -> Counts:
-    """Count correct predictions by class, of a function from images to scores [n, classes]."""
-    # Part by part: the whole test set, normalised in float32, would take four times the memory of its bytes.
+    """Count correct predictions by class.
+
+    Parameters
+    ----------
+    predict : Callable[[Tensor], Tensor]
+        Maps images as they are stored to scores, [n, classes].
+    data : Data
+        Labelled images.
+    classes : int
+        Number of classes.
+
+    Returns
+    -------
+    Counts
+        The counts and the loss.
+    """
+    # In parts: the whole test set, normalised to float32, would take four times its memory.
     logits = torch.cat([predict(part) for part in torch.split(data["image"], BATCH)])
     labels = data["label"]
     hits = labels[logits.argmax(-1) == labels]

@@ -12,16 +12,52 @@ from torch.nn.functional import log_softmax
 
 from fedkeep.models import Weights
 
-VECTORISED = 64  # gradients of single examples at a time
+VECTORISED = 64  # single examples whose gradients are computed at a time
 
 
 def fisher(network: nn.Module, model: Weights, images: Tensor, labels: Tensor, batch: int) -> Weights:
-    """Return the mean over batches of the squared gradient of the mean ln p(label | image)."""
+    """Compute the mean over batches of the squared gradient of the mean ln p(label | image).
+
+    Parameters
+    ----------
+    network : nn.Module
+        A network of the model's form, in evaluation mode.
+    model : Weights
+        The model.
+    images : Tensor
+        Normalised images, float32 [n, channels, height, width].
+    labels : Tensor
+        Their labels, int64 [n].
+    batch : int
+        Number of examples in a batch; with 1 this is the diagonal of the empirical Fisher information matrix.
+
+    Returns
+    -------
+    Weights
+        A tensor for each parameter, of the parameter's shape; zeros without examples.
+    """
     return _mean_gradients(network, model, images, labels, batch, _log_likelihood, torch.square)
 
 
 def sensitivity(network: nn.Module, model: Weights, images: Tensor, labels: Tensor) -> Weights:
-    """Return the mean over examples of the absolute gradient of the logits' squared length."""
+    """Compute the mean over examples of the absolute gradient of the logits' squared length.
+
+    Parameters
+    ----------
+    network : nn.Module
+        A network of the model's form, in evaluation mode.
+    model : Weights
+        The model.
+    images : Tensor
+        Normalised images, float32 [n, channels, height, width].
+    labels : Tensor
+        Their labels, int64 [n], which are not used.
+
+    Returns
+    -------
+    Weights
+        A tensor for each parameter, of the parameter's shape; zeros without examples.
+    """
     return _mean_gradients(network, model, images, labels, 1, _squared_length, torch.abs)
 
 
@@ -32,16 +68,16 @@ def _mean_gradients(
     labels: Tensor,
     batch: int,
     value: Callable[[Tensor, Tensor], Tensor],
-    size: Callable[[Tensor], Tensor],
+    magnitude: Callable[[Tensor], Tensor],
 ) -> Weights:
-    """Return the mean over batches of the ``size`` of the gradient of a batch's ``value``, of logits and labels."""
+    """Compute the mean over batches of ``magnitude(gradient of value(logits, labels))``."""
     parameters = {name: model[name] for name, _ in network.named_parameters()}
     buffers = {name: model[name] for name, _ in network.named_buffers()}
 
-    def of_batch(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
+    def batch_value(weights: Weights, images: Tensor, labels: Tensor) -> Tensor:
         return value(functional_call(network, {**weights, **buffers}, (images,), tie_weights=False), labels)
 
-    gradient = grad(of_batch)
+    gradient = grad(batch_value)
     if batch == 1:
         images, labels = images.unsqueeze(1), labels.unsqueeze(1)  # vectorised over batches of one
         gradients, rows = vmap(gradient, (None, 0, 0)), VECTORISED
@@ -52,7 +88,7 @@ def _mean_gradients(
         return total
     for some_images, some_labels in zip(torch.split(images, rows), torch.split(labels, rows), strict=True):
         for name, gradient_of in gradients(parameters, some_images, some_labels).items():
-            total[name] += size(gradient_of).sum(0) if batch == 1 else size(gradient_of)
+            total[name] += magnitude(gradient_of).sum(0) if batch == 1 else magnitude(gradient_of)
     return {name: summed / ceil(len(labels) / batch) for name, summed in total.items()}
 
 

@@ -1,4 +1,4 @@
-"""Local training: the one loop in which the recipe's network learns."""
+"""Local training: the only loop that trains the recipe's network."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 class NetworkView:
-    """The network in training as a loss sees it (`fedkeep.losses.NetworkView`), for one step.
+    """The network in one training step, as a loss sees it; implements `fedkeep.losses.ModelView`.
 
     Parameters
     ----------
     runner : ModelRunner
         Runs frozen models.
     weights : Mapping[str, Tensor]
-        The parameters that are trained, by name.
+        The trained parameters by name.
     forward : Callable[[Tensor], Tensor]
-        Runs the network with them: the trained network itself, or a call that lends it stacked weights.
+        Runs the network with these parameters: the training network itself, or a functional call with stacked weights.
     """
 
     def __init__(self, runner: ModelRunner, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]) -> None:
@@ -50,7 +50,7 @@ class NetworkView:
         self._features: list[tuple[Tensor, Tensor]] = []
 
     def logits(self, batch: Batch) -> Tensor:
-        # A sum of losses asks several times for the same images; a list of one or two is quicker than hashing.
+        # A sum of losses needs the same images several times. Comparing with the one or two in a list beats hashing.
         for images, logits in self._logits:
             if images is batch.data["image"]:
                 return logits
@@ -61,7 +61,7 @@ class NetworkView:
         return logits
 
     def features(self, batch: Batch) -> Tensor:
-        split_classifier(self.runner.train_network)  # says what is missing
+        split_classifier(self.runner.train_network)  # raises an error that says what is missing
         self.logits(batch)
         for images, features in self._features:
             if images is batch.data["image"]:
@@ -80,22 +80,24 @@ class NetworkView:
 
 @dataclass(frozen=True)
 class BatchStream:
-    """One data set as `fit` draws it: rows in a new random order every pass, images normalised once or augmented.
+    """One data set as `fit` reads it: in batches, in a new random order in every pass, normalised or augmented.
 
     Attributes
     ----------
     data : Data
         Columns of one length.
     normalise : Callable[[Tensor], Tensor]
-        Maps uint8 images to what the network takes.
+        Maps uint8 images to the network's input.
     augmentation : Augmentation
-        Of images that are still uint8.
-    order, noise : torch.Generator
-        Draw the rows' order and the augmentation.
+        Random changes of images that are still uint8.
+    order : torch.Generator
+        Random generator for the order of the examples.
+    noise : torch.Generator
+        Random generator for the augmentation.
     layout : torch.memory_format
-        Of batches of images.
+        Memory layout of image batches.
     batch_size : int
-        Of this data set; 0 for the recipe's.
+        Batch size of this data set; 0 for the recipe's.
     """
 
     data: Data
@@ -107,10 +109,23 @@ class BatchStream:
     batch_size: int = 0
 
     def batches(self, size: int, merge_last: bool) -> Iterator[Batch]:
-        """Yield one pass over the data. ``merge_last`` joins a last batch of one to the one before it."""
+        """Make one pass over the data.
+
+        Parameters
+        ----------
+        size : int
+            The recipe's batch size.
+        merge_last : bool
+            Whether a last batch of one example is merged into the batch before it.
+
+        Returns
+        -------
+        Iterator[Batch]
+            The batches.
+        """
         count, size = len(self.data["image"]), self.batch_size or size
         order = to_device(torch.randperm(count, generator=self.order), self.data["image"].device)
-        # Gathering a pass at once leaves only views to the steps, which is quicker than a gather in each.
+        # Gathering once per pass leaves only views to the steps, which is faster than gathering in each.
         rows = {name: column[order] for name, column in self.data.items()}
         starts = list(range(0, count, size))
         if merge_last and len(starts) > 1 and count - starts[-1] == 1:
@@ -119,16 +134,27 @@ class BatchStream:
         return (self._batch(rows, order, a, b) for a, b in zip(starts, ends, strict=True))
 
     def first(self, count: int) -> Batch:
-        """Return the first rows as a batch, for a trial step: nothing is drawn, and nothing augmented."""
+        """Return the first examples as a batch, for a trial step, without using a random generator.
+
+        Parameters
+        ----------
+        count : int
+            Number of examples.
+
+        Returns
+        -------
+        Batch
+            The batch, not augmented.
+        """
         rows = torch.arange(count, device=self.data["image"].device)
         return replace(self, augmentation=Augmentation())._batch(self.data, rows, 0, count)
 
     def _batch(self, rows: Mapping[str, Tensor], order: Tensor, start: int, end: int) -> Batch:
         data = {name: column[start:end] for name, column in rows.items()}
-        made = data.pop("made", None)
+        generated = data.pop("generated", None)
         if data["image"].dtype == torch.uint8:
             if self.augmentation:
-                data["image"] = self.augmentation(data["image"], self.normalise, self.noise, made)
+                data["image"] = self.augmentation(data["image"], self.normalise, self.noise, generated)
             else:
                 data["image"] = self.normalise(data["image"])
         if data["image"].ndim == 4:
@@ -138,33 +164,32 @@ class BatchStream:
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """One local training: a copy of ``model`` learns from the first stream, with a batch of every other beside each.
+    """One local training: what to train, with which loss, on which data.
 
     Attributes
     ----------
     model : Weights
-        What the training starts from.
-    objective : Objective
+        The weights from which training starts.
+    loss : Loss
         The loss of a step.
     streams : Sequence[BatchStream]
-        The data sets.
+        The data sets; each step takes one batch of each.
     epochs : int
-        Over the first stream.
+        Number of passes over the first data set.
     round : int
-        For the learning rate of the round.
+        The round, on which the learning rate depends.
     seed : int
-        Of what the network itself draws, such as dropout.
-    epoch_ends_with : PassEnds
-        ``"first"``: a pass ends with the first stream, the others start over. ``"shortest"``: it ends with the
-        shortest, and all start over then.
-    parametrization : Composition, optional
-        Computes the network's weights from what is trained; None where these are the same.
-    watch : Watch, optional
-        Sees every step before it is taken.
+        Seed of the network's random numbers, such as dropout.
+    epoch_ends_with : {"first", "shortest"}
+        When an epoch over several data sets ends (see `Party.fit`).
+    parametrization : Parametrization, optional
+        Computes the network's weights from the trained tensors; None if they are the same.
+    step_callback : StepCallback, optional
+        Called in every step before the update.
     """
 
     model: Weights
-    objective: Loss
+    loss: Loss
     streams: Sequence[BatchStream]
     epochs: int
     round: int
@@ -174,60 +199,72 @@ class TrainJob:
     step_callback: StepCallback | None = None
 
     @property
-    def examples(self) -> int:
-        """Rows of the first stream."""
+    def num_examples(self) -> int:
+        """Number of examples in the first data set."""
         return len(self.streams[0].data["image"])
 
     @property
     def signature(self) -> Hashable:
-        """Equal for jobs whose steps are the same but for the numbers in their tensors."""
+        """A hashable value that is equal for jobs whose steps differ only in the numbers in their tensors."""
         columns = [[(name, c.dtype, c.shape[1:]) for name, c in stream.data.items()] for stream in self.streams]
-        return tuple(map(tuple, columns)), tree_signature(self.objective)
+        return tuple(map(tuple, columns)), tree_signature(self.loss)
 
     def steps(self, size: int, merge_last: bool) -> Iterator[list[Batch]]:
-        """Yield the batches of each optimiser step, one of every stream.
+        """Yield the batches of each optimizer step.
+
+        Parameters
+        ----------
+        size : int
+            The recipe's batch size.
+        merge_last : bool
+            Whether a last batch of one example is merged into the batch before it.
+
+        Yields
+        ------
+        list[Batch]
+            One batch of each data set.
 
         Raises
         ------
         ValueError
-            If a stream beside the first has no examples.
+            If a data set other than the first has no examples.
         """
         for number, stream in enumerate(self.streams[1:], start=2):
             if not len(stream.data["image"]):
                 raise ValueError(
-                    f"data set {number} of this fit has no examples to draw beside the first; leave it out"
+                    f"data set {number} of this fit has no examples to train on beside the first; leave it out"
                 )
         others = [_endless(stream, size, merge_last) for stream in self.streams[1:]]
         for _ in range(self.epochs):
             if self.epoch_ends_with == "shortest":
                 others = [stream.batches(size, merge_last) for stream in self.streams[1:]]
-            own = self.streams[0].batches(size, merge_last)
-            yield from map(list, zip(own, *others, strict=False))
+            first = self.streams[0].batches(size, merge_last)
+            yield from map(list, zip(first, *others, strict=False))
 
 
 class SGDStepper:
-    """Takes steps of stochastic gradient descent on some weights.
+    """Takes SGD steps.
 
-    The steps are those of torch.optim.SGD bit for bit, without the overhead of an optimiser that serves every purpose:
-    a small network's step takes two thirds of the time.
+    The steps equal those of `torch.optim.SGD` bit for bit. Without the overhead of a general optimizer, a step of a
+    small network takes two thirds of the time.
 
     Parameters
     ----------
     runner : ModelRunner
-        Whose network is trained.
+        The runner whose network is trained.
     weights : Mapping[str, Tensor]
         The weights by name; those that require a gradient are trained.
     forward : Callable[[Tensor], Tensor]
-        Runs the network with them.
+        Runs the network with these weights.
     training : Training
-        Settings of the steps.
+        The settings of SGD.
     lr : float
-        Learning rate.
+        The learning rate.
 
     Attributes
     ----------
     loss_sum : Tensor
-        Sum of the losses of all steps.
+        Sum of the losses of all steps so far, a scalar.
     """
 
     def __init__(
@@ -247,17 +284,27 @@ class SGDStepper:
         self.loss_sum = torch.zeros((), device=runner.device)
         self._forward = forward
 
-    def step(self, objective: Loss, batches: list[Batch], step_callback: StepCallback | None = None) -> None:
-        """Take a step on one batch of every stream."""
+    def step(self, loss: Loss, batches: list[Batch], step_callback: StepCallback | None = None) -> None:
+        """Take one step.
+
+        Parameters
+        ----------
+        loss : Loss
+            The loss.
+        batches : list[Batch]
+            One batch of each data set.
+        step_callback : StepCallback, optional
+            Called with the weights and their gradients before the update.
+        """
         training = self.training
         with autocast(training.precision, self.runner.device):
-            loss = objective(NetworkView(self.runner, self.weights, self._forward), batches)
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        moved = [number for number, gradient in enumerate(found) if gradient is not None]
-        parameters = [self.parameters[number] for number in moved]
-        gradients = [_strided_like(self.parameters[number], found[number]) for number in moved]
+            value = loss(NetworkView(self.runner, self.weights, self._forward), batches)
+        gradients_or_none = torch.autograd.grad(value, self.parameters, allow_unused=True)
+        used = [number for number, gradient in enumerate(gradients_or_none) if gradient is not None]
+        parameters = [self.parameters[number] for number in used]
+        gradients = [_strided_like(self.parameters[number], gradients_or_none[number]) for number in used]
         if step_callback is not None:
-            for parameter, gradient in zip(self.parameters, found, strict=True):
+            for parameter, gradient in zip(self.parameters, gradients_or_none, strict=True):
                 parameter.grad = gradient
             step_callback(self.weights)
         with torch.no_grad():
@@ -266,7 +313,7 @@ class SGDStepper:
             sgd(
                 parameters,
                 gradients,
-                [self.momenta[number] for number in moved] if training.momentum else [None] * len(moved),
+                [self.momenta[number] for number in used] if training.momentum else [None] * len(used),
                 fused=True,
                 weight_decay=training.weight_decay,
                 momentum=training.momentum,
@@ -275,7 +322,7 @@ class SGDStepper:
                 nesterov=False,
                 maximize=False,
             )
-            self.loss_sum += loss
+            self.loss_sum += value
 
 
 def _strided_like(weight: Tensor, gradient: Tensor) -> Tensor:
@@ -284,31 +331,49 @@ def _strided_like(weight: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _clipped(gradients: list[Tensor], limit: float) -> list[Tensor]:
-    """Return gradients as torch.nn.utils.clip_grad_norm_ leaves them, not in place: one may be that of two weights."""
+    """Return gradients scaled as by `torch.nn.utils.clip_grad_norm_`, but not in place.
+
+    Autograd may return one tensor as the gradient of two weights.
+    """
     factor = (limit / (nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
     return list(torch._foreach_mul(gradients, factor))
 
 
 def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
-    """Carry out one local training, step by step."""
+    """Carry out one local training, step by step.
+
+    Parameters
+    ----------
+    runner : ModelRunner
+        The runner of the network.
+    job : TrainJob
+        What to train.
+    training : Training
+        The settings of SGD.
+
+    Returns
+    -------
+    Fit
+        The trained weights.
+    """
     merge_last = runner.has_batch_norm
-    if job.examples == 0 or (merge_last and job.examples == 1):
-        # There is nothing to learn from; batch norm cannot learn from one example.
-        return Fit(job.model, job.examples, 0, 0.0)
+    if job.num_examples == 0 or (merge_last and job.num_examples == 1):
+        # Nothing to learn from: batch norm cannot learn from one example.
+        return Fit(job.model, job.num_examples, 0, 0.0)
     stepper, trained_weights = _prepare(runner, job, training)
     steps = 0
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
-            stepper.step(job.objective, batches, job.step_callback)
+            stepper.step(job.loss, batches, job.step_callback)
             steps += 1
-    runner.classifier_input = None  # it holds on to all that autograd kept of the last step
-    return Fit(trained_weights(), job.examples, steps, stepper.loss_sum.item() / max(steps, 1))
+    runner.classifier_input = None  # it keeps the autograd graph of the last step alive
+    return Fit(trained_weights(), job.num_examples, steps, stepper.loss_sum.item() / max(steps, 1))
 
 
 def _prepare(
     runner: ModelRunner, job: TrainJob, training: Training
 ) -> tuple[SGDStepper, Callable[[], dict[str, Tensor]]]:
-    """Return what takes the steps of a job, and a function that returns the weights that they left."""
+    """Return a stepper, and a function that returns the trained weights."""
     network = runner.train_network.train()
     if job.parametrization is not None:
         weights, forward, trained_weights = _compose(runner, job.model, job.parametrization)
@@ -321,23 +386,39 @@ def _prepare(
 def _compose(
     runner: ModelRunner, model: Weights, parametrization: Parametrization
 ) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor], Callable[[], dict[str, Tensor]]]:
-    """Return what is trained of a model from which the network's weights are computed, what runs it, and a function
-    that returns all of it in the end."""
+    """Prepare the training of a model from which the network's weights are computed.
+
+    Returns the trained tensors by name, a function that runs the network with them, and one that returns the whole
+    model.
+    """
     network = runner.train_network
     buffers = {name for name, _ in network.named_buffers()}
-    held = {name: tensor.detach().to(runner.device, copy=True) for name, tensor in model.items()}
-    load_weights(network, parametrization(held))  # what it lacks would be taken from the training before
-    weights = {name: tensor.requires_grad_() for name, tensor in held.items() if name not in buffers}
+    tensors = {name: tensor.detach().to(runner.device, copy=True) for name, tensor in model.items()}
+    load_weights(network, parametrization(tensors))  # raises if a weight is missing: it would keep an old value
+    weights = {name: tensor.requires_grad_() for name, tensor in tensors.items() if name not in buffers}
 
     def forward(images: Tensor) -> Tensor:
-        logits: Tensor = functional_call(network, dict(parametrization(held)), (images,), tie_weights=False)
+        logits: Tensor = functional_call(network, dict(parametrization(tensors)), (images,), tie_weights=False)
         return logits
 
-    return weights, forward, lambda: {name: tensor.detach() for name, tensor in held.items()}
+    return weights, forward, lambda: {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which layers compute as autocast as a recipe asks."""
+    """Return the context in which a training step runs the network's layers.
+
+    Parameters
+    ----------
+    precision : {"float32", "bfloat16"}
+        The precision of the layers.
+    device : torch.device
+        The device of the network.
+
+    Returns
+    -------
+    AbstractContextManager
+        `torch.autocast`, or a context that does nothing for float32.
+    """
     return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
 
 

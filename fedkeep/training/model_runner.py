@@ -1,4 +1,4 @@
-"""The recipe's network on one device: one copy that is trained, and one that evaluates frozen models."""
+"""The network on one device: one module that is trained, and one that evaluates frozen models."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import state_dict_copy
 
 Factory = Callable[[], nn.Module]
-BATCH = 1024  # rows per forward pass without gradient; larger ones fall out of the cache of small machines
-CONV_BATCH = 128  # with convolutions on a CPU, whose larger maps are handed out anew every time (benchmarks/answers.md)
+BATCH = 1024  # images in a forward pass without gradient; more do not fit into the cache of small machines
+CONV_BATCH = 128  # with convolutions on a CPU, where larger maps are allocated anew every time (benchmarks/answers.md)
 
 
 class _Features(nn.Module):
-    """Maps images to the classifier's input, as a module, so that it can run with any weights."""
+    """Maps images to the input of the classifier; a module, so that it can be called with any weights."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -35,20 +35,21 @@ class _Features(nn.Module):
 
 
 class ModelRunner:
-    """Builds the recipe's network and runs it for any weights.
+    """Builds the network and runs it with any weights.
 
-    Two modules are built once and refilled, instead of one per client: memory does not grow with the cohort.
+    Two modules are built once and filled with weights as needed, instead of one module for each client. So memory does
+    not grow with the cohort.
 
     Parameters
     ----------
     factory : Callable[[], nn.Module]
-        Builds the network, with a row of the classifier for each class of the first task.
+        Builds the network, with a classifier row for each class of the first task.
     seed : int
-        Of the initial weights.
+        The run's seed, for the initial weights.
     device : torch.device
         Where the network computes.
-    rows : int
-        Rows of the classifier for each class; if several, the first is the one that the factory built.
+    rows_per_class : int
+        Classifier rows for each class. The factory builds the first of them.
 
     Attributes
     ----------
@@ -57,85 +58,138 @@ class ModelRunner:
     eval_network : nn.Module
         The network that evaluates frozen models.
     initial : Weights
-        The initial weights, with as many rows of the classifier as the current task has.
+        The initial weights, with classifier rows for all classes of the current task.
     parameters : tuple[str, ...]
-        Names of the weights that are trained.
+        Names of the trained weights.
+    layout : torch.memory_format
+        Memory layout of image batches in training.
+    eval_batch_size : int
+        Number of images in a forward pass without gradient.
+    has_batch_norm : bool
+        Whether the network contains batch norm.
+    stackable : bool
+        Whether several clients can be trained as one stacked model.
+    classifier_input : Tensor or None
+        The last input of the training network's classifier.
     extractor : Callable or None
-        Reads images in place of a network that is frozen but for its classifier; None for all others.
+        The frozen feature extractor of a network that trains only its classifier; None for all others.
     """
 
-    def __init__(self, factory: Factory, seed: int, device: torch.device, rows: int = 1) -> None:
+    def __init__(self, factory: Factory, seed: int, device: torch.device, rows_per_class: int = 1) -> None:
         self.factory = factory
         self.seed = seed
         self.device = device
-        self.rows = rows
-        # The factory draws initial weights from PyTorch's default generator, which is lent to it for the purpose.
+        self.rows_per_class = rows_per_class
+        # The factory can only use PyTorch's default generator for the initial weights, so that is seeded meanwhile.
         with seeds.temporary_seed(seeds.derive(seed, "initial weights")):
             built = factory()
-        self.first: Weights = state_dict_copy(built.to(device))  # as of the first task
+        self._initial_of_task_one: Weights = state_dict_copy(built.to(device))
         self.extractor = built.extractor if isinstance(built, FrozenNetwork) else None
-        if rows > 1:
+        if rows_per_class > 1:
             if self.extractor is not None:
-                raise ConfigError("a method that turns images cannot learn from a frozen extractor. Use another model.")
-            self.first = add_views(self.first, rows, seeds.generator(seed, "further rows"))
-            _resize_head(built, self.first)
-        self.initial: Weights = self.first
+                raise ConfigError(
+                    "a method that rotates images cannot learn from a frozen extractor. Use another model."
+                )
+            self._initial_of_task_one = add_views(
+                self._initial_of_task_one, rows_per_class, seeds.generator(seed, "further rows")
+            )
+            _resize_head(built, self._initial_of_task_one)
+        self.initial: Weights = self._initial_of_task_one
         names = [name for name, _ in built.named_parameters(remove_duplicate=False)]
         self.parameters = tuple(name for name in names if name in self.initial)
         # With channels last a CPU trains LeNet-5 1.1 and CNN-4 1.2 times as fast, AlexNet-8 and ResNet-18 as fast
         # (benchmarks/steps.md).
-        # A module of the user's own may use views that only plain layout allows, so it keeps that.
+        # A user's module may use views that need the contiguous layout, so it keeps that.
         convolutions = any(isinstance(module, nn.Conv2d) for module in built.modules())
-        last = isinstance(built, Network) and convolutions and device.type == "cpu"
-        self.layout = torch.channels_last if last else torch.contiguous_format
-        self.train_network = built.to(memory_format=self.layout) if last else built  # type: ignore[call-overload]
+        channels_last = isinstance(built, Network) and convolutions and device.type == "cpu"
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.train_network = built.to(memory_format=self.layout) if channels_last else built  # type: ignore[call-overload]
         self.eval_batch_size = CONV_BATCH if convolutions and device.type == "cpu" else BATCH
-        self.classifier_input: Tensor | None = None  # what the classifier in training was last given
+        self.classifier_input: Tensor | None = None
         classifier = getattr(built, "classifier", None)
         if isinstance(classifier, nn.Linear):
             classifier.register_forward_pre_hook(self._keep_input)
         self.eval_network = self.build()
         self.has_batch_norm = has_batch_norm(built)
         weights = built.parameters()
-        plain = all(weight.requires_grad for weight in weights) and not any(True for _ in built.buffers())
-        self.stackable = isinstance(built, Network) and plain  # a user's own module may keep anything between calls
+        all_trained = all(weight.requires_grad for weight in weights) and not any(True for _ in built.buffers())
+        self.stackable = isinstance(built, Network) and all_trained  # a user's module may keep a state between calls
 
     def set_task(self, seen: Sequence[int]) -> None:
-        """Let the networks know as many classes as were seen with the last of some tasks, from the first on.
+        """Resize the classifiers for a task.
 
-        New rows of the classifier depend on the seed and the task alone, so that all parties have the same.
+        New rows depend only on the seed and the task, so that they are the same for everyone.
+
+        Parameters
+        ----------
+        seen : Sequence[int]
+            Number of classes seen with each task so far, in all; the last is the task to go to.
         """
-        self.initial = self.first
+        self.initial = self._initial_of_task_one
         for task, classes in enumerate(seen[1:], start=2):
             generator = seeds.generator(self.seed, "new classes", task=task)
-            self.initial = expand_rows(self.initial, self.rows * classes, generator)
+            self.initial = expand_rows(self.initial, self.rows_per_class * classes, generator)
         for network in (self.train_network, self.eval_network):
             _resize_head(network, self.initial)
 
     def build(self, like: Weights | None = None) -> nn.Module:
-        """Return another network, with weights of no meaning; its classifier has as many rows as a model's.
+        """Build another network, whose weights are arbitrary.
 
-        Without a model, as many as it had first.
+        Parameters
+        ----------
+        like : Weights, optional
+            A model that has as many classifier rows as the network shall have; by default as many as in the first task.
+
+        Returns
+        -------
+        nn.Module
+            The network in evaluation mode.
         """
         with seeds.temporary_seed(0):
             network = self.factory().to(self.device).eval()
-        _resize_head(network, like or self.first)
+        _resize_head(network, like or self._initial_of_task_one)
         return network
 
     def logits(self, model: Weights, images: Tensor) -> Tensor:
-        """Return a model's logits [n, rows] on normalised images, without gradient, in evaluation mode."""
+        """Compute a model's logits in evaluation mode, without gradient.
+
+        Parameters
+        ----------
+        model : Weights
+            The model.
+        images : Tensor
+            Normalised images, float32 [n, channels, height, width].
+
+        Returns
+        -------
+        Tensor
+            Logits, float32 [n, rows].
+        """
         return self._run(
             lambda part: functional_call(self.eval_network, dict(model), (part,), tie_weights=False), images
         )
 
     def features(self, model: Weights, images: Tensor) -> Tensor:
-        """Return what a model's classifier reads, [n, width], likewise."""
+        """Compute the input of a model's classifier in evaluation mode, without gradient.
+
+        Parameters
+        ----------
+        model : Weights
+            The model.
+        images : Tensor
+            Normalised images, float32 [n, channels, height, width].
+
+        Returns
+        -------
+        Tensor
+            Features, float32 [n, width].
+        """
         features = _Features(self.eval_network)
         weights = {f"network.{name}": tensor for name, tensor in model.items()}
         return self._run(lambda part: functional_call(features, weights, (part,), tie_weights=False), images)
 
-    def _keep_input(self, classifier: nn.Module, read: tuple[Tensor]) -> None:
-        self.classifier_input = read[0]
+    def _keep_input(self, classifier: nn.Module, inputs: tuple[Tensor]) -> None:
+        self.classifier_input = inputs[0]
 
     def _run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -144,7 +198,7 @@ class ModelRunner:
 
 
 def _resize_head(network: nn.Module, model: Weights) -> None:
-    """Let a network's classifier have as many rows as a model's; what is in them has no meaning."""
+    """Give a network's classifier as many rows as a model has; their values are arbitrary."""
     head = getattr(network, "classifier", None)
     if not isinstance(head, nn.Linear) or WEIGHT not in model or head.out_features == len(model[WEIGHT]):
         return
@@ -155,12 +209,36 @@ def _resize_head(network: nn.Module, model: Weights) -> None:
 
 
 def has_batch_norm(network: nn.Module) -> bool:
-    """Tell whether a network normalises over the examples of a batch, in any layer; group norm does not."""
+    """Tell whether a network contains batch norm, which normalises over the examples of a batch; group norm does not.
+
+    Parameters
+    ----------
+    network : nn.Module
+        The network.
+
+    Returns
+    -------
+    bool
+        True if any of its layers is a batch norm.
+    """
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
 
 
 def check_batch_size(network: nn.Module, training: Training) -> None:
-    """Raise `ConfigError` if every batch would be of one example, from which batch norm cannot learn."""
+    """Check that batch norm gets batches of more than one example.
+
+    Parameters
+    ----------
+    network : nn.Module
+        The network.
+    training : Training
+        The settings of local training.
+
+    Raises
+    ------
+    ConfigError
+        If the network contains batch norm and the batch size is 1.
+    """
     if training.batch_size == 1 and has_batch_norm(network):
         raise ConfigError(
             "batch norm needs at least two examples in a batch, and training.batch_size is 1. Set it to 2 or more, or "

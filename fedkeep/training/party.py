@@ -1,4 +1,4 @@
-"""Clients and the server in this process: `fedkeep.interface.Party`, implemented once for all executors."""
+"""Clients and the server in this process: the implementation of `fedkeep.interface.Party` for all executors."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ from fedkeep.training.teacher_cache import TeacherCache
 
 
 class LocalParty(Party[Any]):
-    """A party that computes in this process.
+    """A client or the server in this process.
 
     Parameters
     ----------
     context : ClientContext
-        Network and settings.
+        The network and the settings.
     name : str
-        Of the client; empty for the server.
+        The client's name; empty for the server.
     data : Data
-        What the party holds.
+        The party's examples of the task.
     state : object
-        What it keeps.
-    task, round : int
-        Where the run is.
+        What the party keeps between calls.
+    task : int
+        The current task, counted from 1.
+    round : int
+        The current round of the task, counted from 1.
     uses : dict[str, int]
-        How often each purpose has drawn randomness in this round, over all of the party's steps.
+        Number of times that each purpose has used randomness in this round, over all steps of the party. It is updated.
     train : Callable[[TrainJob], Fit], optional
-        Carries out local training; by default one job at once.
+        Carries out local training; by default each job is trained at once.
     """
 
     def __init__(
@@ -64,17 +66,17 @@ class LocalParty(Party[Any]):
         self.state = state
         self.task = task
         self.round = round
-        self.training, self.image_format = context.training, context.format
+        self.training, self.image_format = context.training, context.image_format
         self._update_classes()
         self.parameter_names = context.runner.parameters
         self.train = train
         self._uses = uses
 
     def _update_classes(self) -> None:
-        """Read what a task changes."""
+        """Read from the context what changes with a task."""
         self.num_classes, self.num_old_classes, self.initial_model = (
-            self.context.classes,
-            self.context.old,
+            self.context.num_classes,
+            self.context.num_old_classes,
             self.context.runner.initial,
         )
         self.label_names = self.context.label_names[: self.num_classes]
@@ -116,7 +118,18 @@ class LocalParty(Party[Any]):
         parametrization: Parametrization | None = None,
         step_callback: StepCallback | None = None,
     ) -> TrainJob:
-        """Return a local training, its teachers cached and its generators drawn; see `fit`."""
+        """Prepare a local training without carrying it out.
+
+        Parameters
+        ----------
+        model, loss, *data, epochs, batch_sizes, epoch_ends_with, parametrization, step_callback
+            As for `fit`.
+
+        Returns
+        -------
+        TrainJob
+            The training, with cached teachers and its own random generators.
+        """
         data = data or (self.data,)
         for columns in data:
             self._check(columns)
@@ -124,7 +137,7 @@ class LocalParty(Party[Any]):
             raise ValueError(f"there are {len(batch_sizes)} batch sizes for {len(data)} data sets; give one for each")
         loss = self._to_device(self.cache_teachers(loss, *data))
         sizes = [*batch_sizes, *[0] * (len(data) - len(batch_sizes))]
-        streams = [self._stream(*given) for given in zip(data, sizes, strict=True)]
+        streams = [self._stream(columns, size) for columns, size in zip(data, sizes, strict=True)]
         epochs = self.training.epochs if epochs is None else epochs
         noise = self._derive("network noise")
         return TrainJob(
@@ -132,7 +145,7 @@ class LocalParty(Party[Any]):
         )
 
     def _to_device(self, loss: Loss) -> Loss:
-        """Return an loss with its tensors on the device; else the CPU's would be sent anew in every step."""
+        """Return a loss with its tensors on the device, so that they are not copied from the CPU in every step."""
         device = self.context.runner.device
         if device.type == "cpu":
             return loss
@@ -142,7 +155,7 @@ class LocalParty(Party[Any]):
         with self.context.inference_time():
             for number, columns in enumerate(data or (self.data,)):
                 if self.context.augmentation and columns and columns["image"].dtype == torch.uint8:
-                    continue  # teachers must see the images that the student sees, which differ from pass to pass
+                    continue  # teachers must see the same augmented images as the student, which differ in every pass
                 if columns and len(columns["image"]):
                     loss = loss.cache_teachers(TeacherCache(self.context, columns), columns, number)
         return loss
@@ -157,14 +170,14 @@ class LocalParty(Party[Any]):
 
     def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
         with self.context.training_time():
-            return fisher(self.context.runner.eval_network, model, *self._some(examples), batch)
+            return fisher(self.context.runner.eval_network, model, *self._sample(examples), batch)
 
     def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
         with self.context.training_time():
-            return sensitivity(self.context.runner.eval_network, model, *self._some(examples))
+            return sensitivity(self.context.runner.eval_network, model, *self._sample(examples))
 
-    def _some(self, examples: int | None) -> tuple[Tensor, Tensor]:
-        """Return the party's images and labels, or so many of them, drawn at random."""
+    def _sample(self, examples: int | None) -> tuple[Tensor, Tensor]:
+        """Return the party's images and labels: all of them, or that many, chosen at random."""
         images, labels = self._images(None), self.data["label"]
         if examples is None or examples >= len(labels):
             return images, labels
@@ -231,7 +244,26 @@ class LocalClient(LocalParty, Client[Any]):
 
 
 class LocalServer(LocalParty, Server[Any]):
-    """The server in this process."""
+    """The server in this process.
+
+    Parameters
+    ----------
+    context : ClientContext
+        The network and the settings.
+    data : Data
+        The server's examples; empty if it has none.
+    state : object
+        What the server keeps between rounds.
+    model : Weights
+        The initial global model.
+    num_clients : int
+        Number of clients in the federation.
+
+    Attributes
+    ----------
+    logged : dict[str, float | list[float]]
+        What the method has logged in this round.
+    """
 
     def __init__(
         self,
@@ -240,25 +272,25 @@ class LocalServer(LocalParty, Server[Any]):
         state: Any,
         model: Weights,
         num_clients: int,
-        context_of: Callable[[str], ClientContext],
     ) -> None:
         super().__init__(context, "", data, state, task=1, round=0, uses={})
         self.model = model
         self.num_clients = num_clients
-        self.context_of = context_of
         self.eval_model: Weights = {}
         self.logged: dict[str, float | list[float]] = {}
 
     def begin_round(self, task: int, round: int) -> None:
-        """Go to a task's round."""
+        """Set the current round.
+
+        Parameters
+        ----------
+        task : int
+            The task, counted from 1.
+        round : int
+            The round of this task, counted from 1.
+        """
         self.task, self.round, self._uses = task, round, {}
         self._update_classes()
-
-    def predict_as(self, client: str, model: Weights, data: Data) -> Tensor:
-        self._check(data)
-        context = self.context_of(client)  # it may normalise images in another way than the server does
-        with context.inference_time():
-            return context.runner.logits(model, context.normalise(data["image"]))
 
     def log(self, name: str, value: float | list[float]) -> None:
         self.logged[name] = value

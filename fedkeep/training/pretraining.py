@@ -1,4 +1,4 @@
-"""Train an extractor with labels, before any federation: what `fedkeep.models.Pretrained` then freezes."""
+"""Train an extractor on labelled images, before any federation; `fedkeep.models.Pretrained` then freezes it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from fedkeep.training.evaluation import count_predictions
 
 @dataclass(frozen=True)
 class ViTForm(Options):
-    """A small vision transformer (Dosovitskiy et al., 2021): 0.8 M parameters as it comes."""
+    """A small vision transformer (Dosovitskiy et al., 2021); 0.8 M parameters by default."""
 
     side: int = option(32, "pixels to which images are scaled", low=1)
-    patch: int = option(4, "pixels of a patch's side", low=1)
-    width: int = option(128, "of a token, which is also that of the features", low=1)
-    layers: int = option(6, "blocks of attention and two linear layers", low=1)
-    heads: int = option(4, "of attention; they divide the width", low=1)
+    patch: int = option(4, "side of a patch, in pixels", low=1)
+    width: int = option(128, "numbers of a token, and features", low=1)
+    layers: int = option(6, "number of blocks of attention and two linear layers", low=1)
+    heads: int = option(4, "attention heads; the width is a multiple of them", low=1)
     hidden: int = option(256, "units between the two linear layers", low=1)
 
     def check(self) -> None:
-        """Refuse patches that do not fill the image, and heads that do not share the width."""
+        """Refuse patches that do not fill the image, and a width that is not a multiple of the number of heads."""
         if self.side % self.patch or self.width % self.heads:
             raise ConfigError(
                 f"patches of {self.patch} pixels must fill {self.side}, and {self.heads} heads share a width of "
@@ -54,7 +54,20 @@ class ViTForm(Options):
             )
 
     def config(self, shape: Shape, classes: int) -> Any:
-        """Return `transformers.ViTConfig`."""
+        """Return the configuration of `transformers`.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        ViTConfig
+            The configuration.
+        """
         return library_of_extractors().ViTConfig(
             image_size=self.side,
             patch_size=self.patch,
@@ -69,22 +82,35 @@ class ViTForm(Options):
 
 @dataclass(frozen=True)
 class ResNetForm(Options):
-    """A small ResNet (He et al., 2016): 0.7 M parameters as it comes, and several times as quick as the transformer.
+    """A small ResNet (He et al., 2016); 0.7 M parameters by default, and several times as fast as the transformer.
 
-    Its stem halves an image's side twice, so that small images are scaled up first.
+    Its first layers halve the side of an image twice, so that small images are scaled up first.
     """
 
     side: int = option(64, "pixels to which images are scaled", low=8)
-    widths: tuple[int, ...] = option((32, 64, 128), "maps of each stage; the last are the features", low=1)
-    blocks: int = option(2, "of two convolutions in each stage", low=1)
+    widths: tuple[int, ...] = option((32, 64, 128), "maps of each stage; those of the last are the features", low=1)
+    blocks: int = option(2, "blocks of two convolutions in each stage", low=1)
 
     def check(self) -> None:
-        """Refuse a network without a stage."""
+        """Refuse a network without stages."""
         if not self.widths:
             raise ConfigError("a ResNet needs at least one stage. Give widths=[32,64,128].")
 
     def config(self, shape: Shape, classes: int) -> Any:
-        """Return `transformers.ResNetConfig`."""
+        """Return the configuration of `transformers`.
+
+        Parameters
+        ----------
+        shape : tuple[int, int, int]
+            Channels, height and width of an image.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        ResNetConfig
+            The configuration.
+        """
         return library_of_extractors().ResNetConfig(
             num_channels=shape[0],
             embedding_size=self.widths[0],
@@ -101,17 +127,28 @@ FORMS: dict[str, type[Form]] = {"vit": ViTForm, "resnet": ResNetForm}
 
 @dataclass(frozen=True)
 class Pretraining(Options):
-    """AdamW on the cross-entropy, its learning rate rising in a line at first and then falling as a cosine to zero."""
+    """Settings of AdamW on the cross-entropy; the learning rate rises linearly, then falls to zero as a cosine."""
 
     steps: int = option(8000, "optimiser steps", low=1)
-    batch_size: int = option(128, "images a step, drawn at random", low=1)
+    batch_size: int = option(128, "images in a step, chosen at random", low=1)
     lr: float = option(1e-3, "highest learning rate", low=0.0)
-    warm_up: float = option(0.05, "share of the steps in which it rises", low=0.0, high=1.0)
-    weight_decay: float = option(0.05, "decoupled", low=0.0)
+    warm_up: float = option(0.05, "share of the steps in which the learning rate rises", low=0.0, high=1.0)
+    weight_decay: float = option(0.05, "decoupled weight decay", low=0.0)
     checkpoint: float = option(60.0, "seconds from one checkpoint to the next; changes no result", low=0.0)
 
     def lr_at(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
+        """Return the learning rate of a step.
+
+        Parameters
+        ----------
+        step : int
+            The step, counted from 0.
+
+        Returns
+        -------
+        float
+            The learning rate.
+        """
         rising = self.warm_up * self.steps
         if step < rising:
             return self.lr * (step + 1) / (rising + 1)
@@ -129,27 +166,45 @@ def pretrain(
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
 ) -> Extractor:
-    """Train an extractor, or go on where the folder's checkpoint was taken, and save it into the folder.
+    """Train an extractor, or resume its training, and save it.
 
-    The folder is one that `load_extractor` reads, and `transformers` too. Every step draws from a generator of its own,
-    so that a resume ends in the same weights, on a CPU to the bit.
+    The folder can be read by `load_extractor`, and by `transformers`. The random generator of each step is derived from
+    the step's number, so that a resumed training ends with the same weights; on a CPU they are equal bit for bit.
 
     Parameters
     ----------
-    dataset : its training images are learned; how many of its test images are told is written into the card.
-    augmentation : of training images.
-    folder : receives checkpoints, and the extractor when it is done, its card last.
+    form : ViTForm or ResNetForm
+        The network.
+    dataset : DataSet
+        Its training images are used. The accuracy on its test images is written into the card.
+    settings : Pretraining
+        The settings of the optimizer.
+    augmentation : Augmentation
+        Random changes of training images.
+    folder : Path
+        Where checkpoints are saved, and the extractor when it is finished; its card is written last.
+    seed : int
+        Seed of everything random.
+    device : torch.device or str
+        Where to train.
+    on_step : OnStep, optional
+        Called after every step.
+
+    Returns
+    -------
+    Extractor
+        The trained extractor.
 
     Raises
     ------
     RunError
-        If the folder holds another extractor, or the checkpoint of another training, or if this one diverges.
+        If the folder contains another extractor or the checkpoint of another training, or if the training diverges.
     MissingExtra
         Without `transformers`.
     """
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds an extractor already. Name another folder, or remove this one first.")
-    run, path = _Run(form, dataset, settings, augmentation, seed, torch.device(device)), folder / CHECKPOINT
+    run, path = _PretrainingRun(form, dataset, settings, augmentation, seed, torch.device(device)), folder / CHECKPOINT
     train_resumably(run, settings.steps, path, settings.checkpoint, on_step)
     check_finite(run.network.state_dict())
     run.write(folder)
@@ -158,8 +213,8 @@ def pretrain(
     return load_extractor(str(folder))
 
 
-class _Run:
-    """A training between two steps."""
+class _PretrainingRun:
+    """A training between two steps; implements `ResumableTraining`."""
 
     def __init__(
         self,
@@ -176,7 +231,7 @@ class _Run:
         with seeds.temporary_seed(seeds.derive(seed, "extractor weights")):
             config = form.config(dataset.shape, dataset.num_classes)
             self.network = self.library.AutoModelForImageClassification.from_config(config).to(device)
-        self.reading = InputSpec(form.side, dataset.mean, dataset.std)
+        self.input_spec = InputSpec(form.side, dataset.mean, dataset.std)
         self.optimiser = torch.optim.AdamW(
             self.network.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=True
         )
@@ -191,9 +246,9 @@ class _Run:
         }
 
     def step(self) -> float:
-        """Take one step; return its loss."""
+        """Take one step and return its loss."""
         number = len(self.losses)
-        pixels, labels = self._draw(number)
+        pixels, labels = self._sample_batch(number)
         self.network.train()
         with seeds.temporary_seed(seeds.derive(self.seed, "extractor noise", use=number), self.device):
             loss = cross_entropy(self.network(pixels.to(self.device)).logits, labels.to(self.device))
@@ -205,16 +260,16 @@ class _Run:
         return self.losses[-1]
 
     def save(self, path: Path) -> None:
-        """Write all that the next step depends on, as one file that is whole or not there."""
+        """Save everything that the next step depends on, atomically."""
         save_training(path, self.identity, {"weights": self.network.state_dict()}, self.optimiser, self.losses)
 
     def restore(self, path: Path) -> None:
-        """Go to where a checkpoint was taken; raise `RunError` as `restore_training` does."""
+        """Restore a checkpoint."""
         models, self.losses = restore_training(path, self.identity, self.optimiser)
         load_weights(self.network, models["weights"])
 
     def write(self, folder: Path) -> None:
-        """Write the extractor: the network as `transformers` does, how it reads images, and its card."""
+        """Write the extractor: the network, its input format, and its card."""
         self.network.eval()
         counts = count_predictions(self._predict, self.dataset.test, self.dataset.num_classes)
         card = {
@@ -224,27 +279,29 @@ class _Run:
             "loss": round(sum(self.losses[-100:]) / len(self.losses[-100:]), 4),
             **{name: self.identity[name] for name in ("network", "training", "augmentation", "label_names", "seed")},
         }
-        reading = {
+        preprocessor = {
             "do_resize": True,
-            "size": {"height": self.reading.side, "width": self.reading.side},
+            "size": {"height": self.input_spec.side, "width": self.input_spec.side},
             "do_rescale": True,
             "rescale_factor": 1 / 255,
             "do_normalize": True,
-            "image_mean": self.reading.mean,
-            "image_std": self.reading.std,
+            "image_mean": self.input_spec.mean,
+            "image_std": self.input_spec.std,
         }
         with quietly(self.library):
             self.network.save_pretrained(folder)
-        atomic_write(folder / READING, json.dumps(reading, indent=1) + "\n")
+        atomic_write(folder / READING, json.dumps(preprocessor, indent=1) + "\n")
         atomic_write(folder / CARD, json.dumps(card, indent=1) + "\n")
 
-    def _draw(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return what a step sees, images as the network reads them and labels, from the step's number alone."""
+    def _sample_batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the images and labels of a step, which depend only on the step's number."""
         train, rng = self.dataset.train, seeds.generator(self.seed, "extractor step", use=step)
         rows = torch.randint(len(train["label"]), (self.settings.batch_size,), generator=rng)
-        return self.augmentation(train["image"][rows], self.reading, rng), train["label"][rows]
+        return self.augmentation(train["image"][rows], self.input_spec, rng), train["label"][rows]
 
     @torch.no_grad()
     def _predict(self, images: Tensor) -> Tensor:
-        parts = [self.network(self.reading(part.to(self.device))).logits.cpu() for part in torch.split(images, BATCH)]
+        parts = [
+            self.network(self.input_spec(part.to(self.device))).logits.cpu() for part in torch.split(images, BATCH)
+        ]
         return torch.cat(parts)

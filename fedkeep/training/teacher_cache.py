@@ -1,4 +1,4 @@
-"""Frozen teachers' outputs on a data set, computed once per client and round."""
+"""Outputs of frozen teachers on a data set, computed once per client and round."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedkeep.training.context import ClientContext
 
 
 class TeacherCache:
-    """Outputs of frozen models on one data set: images are normalised once for all, and each model runs once.
+    """Outputs of frozen models on one data set; images are normalised once, and each model runs once.
 
     Parameters
     ----------
     context : ClientContext
-        Normalises images and runs models.
+        The network and the normalisation.
     data : Data
         The examples.
     """
@@ -27,7 +27,18 @@ class TeacherCache:
         self._logits: list[tuple[Weights, Tensor]] = []
 
     def __call__(self, model: Weights) -> Tensor:
-        """Return a model's logits [n, rows], from the cache if it ran before."""
+        """Return a model's logits, computed on the first call.
+
+        Parameters
+        ----------
+        model : Weights
+            The model.
+
+        Returns
+        -------
+        Tensor
+            Logits, float32 [n, rows].
+        """
         for known, logits in self._logits:
             if known is model:
                 return logits
@@ -36,11 +47,33 @@ class TeacherCache:
         return logits
 
     def features(self, model: Weights) -> Tensor:
-        """Return the input of a model's classifier, [n, width]."""
+        """Compute the input of a model's classifier.
+
+        Parameters
+        ----------
+        model : Weights
+            The model.
+
+        Returns
+        -------
+        Tensor
+            Features, float32 [n, width].
+        """
         return self.context.runner.features(model, self._normalised())
 
     def for_data(self, data: Data) -> TeacherCache:
-        """Return the outputs on another data set."""
+        """Return a cache for another data set.
+
+        Parameters
+        ----------
+        data : Data
+            The examples.
+
+        Returns
+        -------
+        TeacherCache
+            An empty cache.
+        """
         return TeacherCache(self.context, data)
 
     def _normalised(self) -> Tensor:

@@ -1,10 +1,10 @@
-"""Train several parties as one stacked model: the same steps as `fedkeep.training.local_training`, many at a time.
+"""Train several clients as one stacked model, with the same steps as `fedkeep.training.local_training`.
 
-A small network leaves most of a machine idle: calling its layers takes longer than computing them. With the weights of
-several clients stacked, one call computes the layer of all. Objectives and networks are not written for that:
-`torch.func.vmap` carries each over. What it refuses, such as dropout or a loss that branches on a value, is trained in
-the loop, and so are networks of the user's own, and those with buffers or frozen weights. The result is the loop's up
-to rounding.
+A small network uses little of a machine: calling its layers takes longer than computing them. With the weights of
+several clients stacked, one call computes a layer for all of them. `torch.func.vmap` does this for losses and networks
+that are not written for it. Some jobs are trained one after another instead: those that `vmap` refuses, such as dropout
+or a loss that branches on a value, the user's own networks, and networks with buffers or frozen weights. Results equal
+those of the loop up to rounding.
 """
 
 from __future__ import annotations
@@ -25,29 +25,48 @@ from fedkeep.models.weights import find_mismatch
 from fedkeep.training.local_training import NetworkView, TrainJob, autocast, fit
 from fedkeep.training.model_runner import ModelRunner
 
-Rows: TypeAlias = slice | Tensor  # all members of a stack, as views; or some, as copies
-MAX_SIGNATURES = 100  # of training that are remembered
+Rows: TypeAlias = slice | Tensor  # an index of all members of a stack, which gives views; or of some, which copies
+MAX_SIGNATURES = 100  # for which it is remembered whether their jobs can be stacked
 
 
 class VmapTrainer:
-    """Trains parties side by side where that is possible, and the others one after another."""
+    """Trains clients stacked where that is possible, and the others one after another.
+
+    Parameters
+    ----------
+    runner : ModelRunner
+        The runner of the network.
+    training : Training
+        The settings of SGD.
+    """
 
     def __init__(self, runner: ModelRunner, training: Training) -> None:
         self.runner = runner
         self.training = training
-        self._possible: dict[Hashable, bool] = {}  # by signature of training
+        self._possible: dict[Hashable, bool] = {}  # whether jobs can be stacked, by signature
 
     def fit(self, jobs: Sequence[TrainJob]) -> list[Fit | Exception]:
-        """Carry out trainings; return what came of each, in the order given."""
+        """Carry out local trainings.
+
+        Parameters
+        ----------
+        jobs : Sequence[TrainJob]
+            The trainings.
+
+        Returns
+        -------
+        list[Fit | Exception]
+            The result of each training, or the exception that it raised, in the same order.
+        """
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for number, job in enumerate(jobs):
-            groups[job.signature if job.examples else number].append(number)
-        found: dict[int, Fit | Exception] = {}
+            groups[job.signature if job.num_examples else number].append(number)
+        results: dict[int, Fit | Exception] = {}
         for signature, numbers in groups.items():
             group = [jobs[number] for number in numbers]
             stacked = len(group) > 1 and self._can_stack(signature, group)
-            found |= zip(numbers, self._stacked(group) if stacked else map(self._alone, group), strict=True)
-        return [found[number] for number in range(len(jobs))]
+            results |= zip(numbers, self._stacked(group) if stacked else map(self._alone, group), strict=True)
+        return [results[number] for number in range(len(jobs))]
 
     def _alone(self, job: TrainJob) -> Fit | Exception:
         try:
@@ -65,14 +84,16 @@ class VmapTrainer:
             return [error] * len(group)
 
     def _can_stack(self, signature: Hashable, group: Sequence[TrainJob]) -> bool:
-        """Tell whether a signature of training can be stacked, by trying one step of the first two on a few rows."""
+        """Tell whether jobs of a signature can be stacked, by trying one step of the first two on a few examples."""
         if not self.runner.stackable:
             return False
         if any(find_mismatch(job.model, self.runner.initial) for job in group):
-            return False  # the loop says what is wrong
+            return False  # the loop raises an error that says what is wrong
         if any(job.parametrization or job.step_callback for job in group):
-            return False  # a stack holds the network's own weights, and everybody's in one
-        if len(self._possible) > MAX_SIGNATURES:  # objectives that hold functions made anew are new groups each time
+            return False  # a stack contains the network's weights only, and those of all clients in one tensor
+        if (
+            len(self._possible) > MAX_SIGNATURES
+        ):  # losses that contain newly created functions have a new signature each time
             self._possible.clear()
         if signature not in self._possible:
             self._possible[signature] = self._succeeds(group[:2])
@@ -83,17 +104,27 @@ class VmapTrainer:
         batches = [[stream.first(rows) for stream in job.streams] for job in group]
         try:
             stack = ModelStack(self.runner, self.training, group)
-            everyone = slice(None)
-            stack.step(everyone, stack.gradients(everyone, batches)[1])
+            all_members = slice(None)
+            stack.step(all_members, stack.gradients(all_members, batches)[1])
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception:  # whatever it is: if something is wrong with the objective, the loop will say so
+        except Exception:  # if the loss is wrong, the loop will raise the error again
             return False
         return True
 
 
 class ModelStack:
-    """One group in training: every weight with a leading dimension, the parties."""
+    """The stacked models of a group of jobs: every weight has a leading dimension for the clients.
+
+    Parameters
+    ----------
+    runner : ModelRunner
+        The runner of the network.
+    training : Training
+        The settings of SGD.
+    group : Sequence[TrainJob]
+        Jobs that have the same signature.
+    """
 
     def __init__(self, runner: ModelRunner, training: Training, group: Sequence[TrainJob]) -> None:
         self.runner = runner
@@ -104,40 +135,61 @@ class ModelStack:
         momenta = runner.parameters if training.momentum else ()
         self.momenta = {name: torch.zeros_like(self.weights[name]) for name in momenta}
         self.strides_matched = False
-        self.objective = group[0].objective
-        self.constants = stack_tensors([job.objective for job in group])
+        self.loss = group[0].loss
+        self.constants = stack_tensors([job.loss for job in group])
 
     def fit(self) -> list[Fit]:
-        """Take all steps of all parties."""
+        """Take all steps of all clients.
+
+        Returns
+        -------
+        list[Fit]
+            The result of each job, in order.
+        """
         count = len(self.group)
-        losses, taken = torch.zeros(count, device=self.runner.device), [0] * count
-        ahead = [job.steps(self.training.batch_size, merge_last=False) for job in self.group]
-        for members, batches in _side_by_side(ahead):
+        losses, num_steps = torch.zeros(count, device=self.runner.device), [0] * count
+        streams = [job.steps(self.training.batch_size, merge_last=False) for job in self.group]
+        for members, batches in _side_by_side(streams):
             rows = self._rows(members)
             loss, gradients = self.gradients(rows, batches)
             self.step(rows, gradients)
             losses[rows] += loss
             for member in members:
-                taken[member] += 1
-        self.runner.classifier_input = None  # what the classifier was given holds on to the whole stack
-        means = (losses / torch.tensor(taken, device=losses.device).clamp(min=1)).tolist()
+                num_steps[member] += 1
+        self.runner.classifier_input = None  # it keeps the autograd graph of the whole stack alive
+        means = (losses / torch.tensor(num_steps, device=losses.device).clamp(min=1)).tolist()
         return [
-            # A copy of its own for each: a party that keeps its model must not keep everybody's.
+            # Copies, not views: a client that keeps its model must not keep those of all clients alive.
             Fit(
                 {name: weight[k].clone(memory_format=torch.contiguous_format) for name, weight in self.weights.items()},
-                job.examples,
-                taken[k],
+                job.num_examples,
+                num_steps[k],
                 means[k],
             )
             for k, job in enumerate(self.group)
         ]
 
     def _rows(self, members: Sequence[int]) -> Rows:
-        """Return what selects members in a stack: a slice gives views of everybody's, an index copies of some."""
+        """Return an index of members in the stack: for all a slice, which gives views; for some a tensor."""
         return slice(None) if len(members) == len(self.group) else to_device(torch.tensor(members), self.runner.device)
 
     def gradients(self, rows: Rows, batches: Sequence[list[Batch]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the losses [m] of some members on their batches, and the gradients by parameter, [m, ...]."""
+        """Compute the losses and gradients of some clients.
+
+        Parameters
+        ----------
+        rows : slice or Tensor
+            The m clients.
+        batches : Sequence[list[Batch]]
+            For each of these clients one batch of each data set.
+
+        Returns
+        -------
+        losses : Tensor
+            Loss of each client, [m].
+        gradients : dict[str, Tensor]
+            Gradients by parameter, [m, ...].
+        """
         weights = {name: weight[rows] for name, weight in self.weights.items()}
         constants = [constant[rows] for constant in self.constants]
         parameters = {name: weights[name].requires_grad_() for name in self.runner.parameters}
@@ -153,16 +205,24 @@ class ModelStack:
         batches: Sequence[tuple[dict[str, Tensor], Tensor]],
         constants: list[Tensor],
     ) -> Tensor:
-        """Return one party's loss; `vmap` makes it everybody's."""
+        """Compute the loss of one client; `vmap` applies this to all of them."""
         network = self.runner.train_network.train()
         parameters = {name: weights[name] for name in self.runner.parameters}
         view = NetworkView(self.runner, parameters, lambda images: functional_call(network, dict(weights), (images,)))
-        objective: Loss = replace_tensors(self.objective, constants)
-        return objective(view, [Batch(data, index) for data, index in batches])
+        loss: Loss = replace_tensors(self.loss, constants)
+        return loss(view, [Batch(data, index) for data, index in batches])
 
     @torch.no_grad()
     def step(self, rows: Rows, gradients: dict[str, Tensor]) -> None:
-        """Let some members take a step as torch.optim.SGD takes it."""
+        """Update the weights of some clients as `torch.optim.SGD` does.
+
+        Parameters
+        ----------
+        rows : slice or Tensor
+            The m clients.
+        gradients : dict[str, Tensor]
+            Gradients by parameter, [m, ...].
+        """
         training = self.training
         if not self.strides_matched and isinstance(rows, slice):
             self._match_strides(gradients)
@@ -187,7 +247,7 @@ class ModelStack:
                 self.momenta[name][rows] = step
 
     def _match_strides(self, gradients: Mapping[str, Tensor]) -> None:
-        """Lay the weights out in memory as their gradients come, so that every update reads both in one direction."""
+        """Give weights the memory layout of their gradients, so that an update reads both in the same order."""
         self.strides_matched = True
         for kept in (self.weights, self.momenta):
             for name, gradient in gradients.items():
@@ -196,10 +256,10 @@ class ModelStack:
 
 
 def _side_by_side(streams: Sequence[Iterator[list[Batch]]]) -> Iterator[tuple[list[int], list[list[Batch]]]]:
-    """Yield members whose next batches are of the same lengths, and these batches.
+    """Yield members whose next batches have the same lengths, and these batches.
 
-    A stack must be rectangular, and the last batch of a pass is shorter for each client by its own number of examples.
-    Shorter batches go first, so that for the full ones all members are together again.
+    A stack must be rectangular, but the length of an epoch's last batch depends on the client. Shorter batches are
+    taken first, so that all members are together again for the full ones.
     """
     waiting = {member: batches for member, stream in enumerate(streams) if (batches := next(stream, None)) is not None}
     while waiting:
@@ -222,7 +282,7 @@ def _stacked(batches: Sequence[Batch]) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def _clipped(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
-    """Return each party's gradients, [m, ...], scaled as torch.nn.utils.clip_grad_norm_ scales one party's."""
+    """Return each client's gradients, [m, ...], scaled as by `torch.nn.utils.clip_grad_norm_`."""
     norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
     factors = (limit / (norms + 1e-6)).clamp(max=1.0)
     return [gradient * factors.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]

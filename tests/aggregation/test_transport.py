@@ -11,7 +11,7 @@ from permuting import lively, permuted
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkeep.aggregation.transport import Skip, Transport, align_classifier
+from fedkeep.aggregation.transport import OptimalTransport, Skip
 from fedkeep.aggregation.transport_plans import Cost, compute_plan, cost_matrix
 from fedkeep.errors import ConfigError
 from fedkeep.models import MLP, VGG16, LeNet5, Network, ResNet18, Shape, Weights
@@ -20,7 +20,7 @@ from fedkeep.models.cnn import STAGES
 from fedkeep.models.layers import Convolution, convolutional
 from fedkeep.models.weights import add, mean, state_dict_copy
 
-ALIGNED = Transport(result="aligned")
+ALIGNED = OptimalTransport(result="aligned")
 
 
 def small_vgg(norm: bool = True) -> Network:
@@ -86,7 +86,7 @@ def test_a_permuted_copy_is_laid_back_exactly(name: str, options: dict[str, Any]
     base, layers = model(name, 1), channel_groups(NETWORKS[name][0])
     copy = permuted(base, layers, torch.Generator().manual_seed(2))
     assert not torch.equal(copy["classifier.weight"], base["classifier.weight"])
-    found = Transport(result="aligned", **options).project(copy, base, layers)
+    found = OptimalTransport(result="aligned", **options).project(copy, base, layers)
     assert tiny.equal(found.model, base)
 
 
@@ -109,7 +109,7 @@ def test_a_permuted_copy_of_vgg16_is_laid_back_exactly(vgg_bn: bool) -> None:
 @each_network
 def test_equal_models_give_the_identity(name: str) -> None:
     base = model(name, 1)
-    found = Transport().project(base, base, channel_groups(NETWORKS[name][0]))
+    found = OptimalTransport().project(base, base, channel_groups(NETWORKS[name][0]))
     assert tiny.equal(found.model, base)
     assert set(found.diagonal.values()) == {1.0}
 
@@ -125,13 +125,15 @@ def test_an_aligned_model_of_unrelated_weights_computes_what_it_did(name: str) -
     assert not torch.equal(found.model["classifier.weight"], source["classifier.weight"])
     assert max(found.diagonal.values()) < 0.6, "neurons have changed places"
     assert torch.equal(found.model["classifier.bias"], source["classifier.bias"]), "classes have not"
-    assert not same_function(name, Transport().project(source, base, channel_groups(NETWORKS[name][0])).model, source)
+    assert not same_function(
+        name, OptimalTransport().project(source, base, channel_groups(NETWORKS[name][0])).model, source
+    )
 
 
 @pytest.mark.parametrize("name", ["vgg with batch norm", "resnet18"])
 def test_refined_plans_keep_the_function_and_come_closer_to_the_base(name: str) -> None:
     source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
-    ways = {skip: Transport("sq", result="aligned", skip=skip) for skip in ("tied", "refine")}  # type: ignore[arg-type]
+    ways = {skip: OptimalTransport("sq", result="aligned", skip=skip) for skip in ("tied", "refine")}  # type: ignore[arg-type]
     found = {skip: way.project(source, base, layers) for skip, way in ways.items()}
     assert same_function(name, found["refine"].model, source)
     assert found["refine"].diagonal.keys() == found["tied"].diagonal.keys()
@@ -142,13 +144,13 @@ def test_refined_plans_keep_the_function_and_come_closer_to_the_base(name: str) 
 
 def test_plans_of_their_own_keep_no_function_where_layers_are_added() -> None:
     source, base = model("resnet18", 1), model("resnet18", 2)
-    found = Transport(result="aligned", skip="sj").project(source, base, channel_groups(NETWORKS["resnet18"][0]))
+    found = OptimalTransport(result="aligned", skip="sj").project(source, base, channel_groups(NETWORKS["resnet18"][0]))
     assert not same_function("resnet18", found.model, source)
 
 
 def test_without_sums_it_makes_no_difference_whose_plan_it_is() -> None:
     source, base, layers = model("vgg", 1), model("vgg", 2), channel_groups(NETWORKS["vgg"][0])
-    tied, own = (Transport(skip=skip).project(source, base, layers) for skip in ("tied", "sj"))  # type: ignore[arg-type]
+    tied, own = (OptimalTransport(skip=skip).project(source, base, layers) for skip in ("tied", "sj"))  # type: ignore[arg-type]
     assert tiny.equal(tied.model, own.model)
     assert tied.diagonal == own.diagonal
 
@@ -164,7 +166,7 @@ def test_models_that_began_alike_stay_in_place_and_aligned_is_the_mean(name: str
     found = ALIGNED.fuse(clients, 1, layers)
     assert set(found.diagonal.values()) == {1.0}
     assert tiny.equal(found.model, mean(clients))
-    fused = Transport().fuse(clients, 1, layers).model
+    fused = OptimalTransport().fuse(clients, 1, layers).model
     # Half the mean and half the base: the base counts (K + 1) / 2K, two thirds of three clients.
     expected = mean(clients, [1 / 6, 4 / 6, 1 / 6])
     for key, tensor in expected.items():
@@ -175,7 +177,7 @@ def test_the_base_is_the_next_model_each_time() -> None:
     layers = channel_groups(NETWORKS["lenet5"][0])
     clients = [model("lenet5", seed) for seed in (1, 2, 3)]
     for turn in (0, 1, 2, 3, 7):
-        found = Transport(eta=1.0).fuse(clients, turn, layers).model
+        found = OptimalTransport(eta=1.0).fuse(clients, turn, layers).model
         assert tiny.equal(found, clients[turn % 3])
 
 
@@ -183,9 +185,9 @@ def test_the_base_is_the_next_model_each_time() -> None:
 def test_eta_goes_from_the_laid_source_to_the_base(name: str) -> None:
     source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
     aligned = ALIGNED.project(source, base, layers).model
-    assert tiny.equal(Transport(eta=0.0).project(source, base, layers).model, aligned)
-    assert tiny.equal(Transport(eta=1.0).project(source, base, layers).model, dict(base))
-    quarter = Transport(eta=0.25).project(source, base, layers).model
+    assert tiny.equal(OptimalTransport(eta=0.0).project(source, base, layers).model, aligned)
+    assert tiny.equal(OptimalTransport(eta=1.0).project(source, base, layers).model, dict(base))
+    quarter = OptimalTransport(eta=0.25).project(source, base, layers).model
     for key, tensor in aligned.items():
         if tensor.is_floating_point():
             torch.testing.assert_close(quarter[key], 0.75 * tensor + 0.25 * base[key], rtol=1e-5, atol=1e-7)
@@ -196,7 +198,7 @@ def test_counters_are_the_sources() -> None:
     counters = [key for key in source if key.endswith("num_batches_tracked")]
     for key in counters:
         source[key], base[key] = torch.tensor(7), torch.tensor(100)
-    found = Transport().project(source, base, channel_groups(NETWORKS["resnet18"][0])).model
+    found = OptimalTransport().project(source, base, channel_groups(NETWORKS["resnet18"][0])).model
     assert {int(found[key]) for key in counters} == {7}
 
 
@@ -209,7 +211,7 @@ def test_a_chain_is_the_papers_steps(solver: Any) -> None:
     network = MLP(hidden=(6, 5)).build((1, 2, 2), 3)
     layers, reg = channel_groups(network), 0.3
     source, base = ({k: torch.randn(v.shape) for k, v in state_dict_copy(network).items()} for _ in range(2))
-    found = Transport(result="aligned", solver=solver, reg=reg).project(source, base, layers)
+    found = OptimalTransport(result="aligned", solver=solver, reg=reg).project(source, base, layers)
     before = torch.eye(4, dtype=torch.float64)
     for name in ("body.full1", "body.full2"):
         incoming = source[f"{name}.weight"].double() @ before
@@ -259,7 +261,7 @@ def planned(*pairs: tuple[Tensor, Tensor]) -> Tensor:
 def test_sums_are_handled_as_each_reading_says(skip: Any) -> None:
     network = residual()
     a, b = ({k: torch.randn(v.shape) for k, v in state_dict_copy(network).items()} for _ in range(2))
-    found = Transport(result="aligned", skip=skip).project(a, b, channel_groups(network)).model
+    found = OptimalTransport(result="aligned", skip=skip).project(a, b, channel_groups(network)).model
     w = {
         name: (a[f"{name}.weight"].double(), b[f"{name}.weight"].double())
         for name in ("stem", "a", "b", "short", "c", "d")
@@ -300,7 +302,7 @@ def test_biases_count_if_asked_for() -> None:
     }
     base = dict(source) | {"body.full1.bias": torch.tensor([5.0, 0.0])}
     blind, seeing = (
-        Transport(result="aligned", bias_in_cost=b).project(source, base, channel_groups(network))
+        OptimalTransport(result="aligned", bias_in_cost=b).project(source, base, channel_groups(network))
         for b in (False, True)
     )
     assert blind.model["body.full1.bias"].tolist() == [0.0, 5.0]
@@ -311,21 +313,9 @@ def test_batch_norms_scales_count_if_asked_for() -> None:
     base, layers = model("resnet18", 1), channel_groups(NETWORKS["resnet18"][0])
     blank = dict(base) | {"body.conv.weight": torch.ones_like(base["body.conv.weight"])}
     copy = permuted(blank, layers, torch.Generator().manual_seed(2))
-    found = Transport(result="aligned", bias_in_cost=True).project(copy, blank, layers)
+    found = OptimalTransport(result="aligned", bias_in_cost=True).project(copy, blank, layers)
     assert tiny.equal(found.model, blank)
     assert not tiny.equal(ALIGNED.project(copy, blank, layers).model, blank), "its weights alone tell nothing apart"
-
-
-# Personal classifiers
-
-
-@each_network
-def test_a_clients_own_classifier_follows_the_features(name: str) -> None:
-    source, base, layers = model(name, 1), model(name, 2), channel_groups(NETWORKS[name][0])
-    own = {key: torch.randn(source[key].shape) for key in ("classifier.weight", "classifier.bias")}
-    found = ALIGNED.project(source, base, layers)
-    assert same_function(name, found.model | align_classifier(own, found.last), dict(source) | own)
-    assert torch.equal(align_classifier(own, None)["classifier.weight"], own["classifier.weight"])
 
 
 def test_flattened_maps_keep_their_pixels() -> None:
@@ -341,12 +331,12 @@ def test_flattened_maps_keep_their_pixels() -> None:
 def test_projecting_changes_no_argument() -> None:
     source, base = model("lenet5", 1), model("lenet5", 2)
     before = [{k: v.clone() for k, v in weights.items()} for weights in (source, base)]
-    Transport().project(source, base, channel_groups(NETWORKS["lenet5"][0]))
+    OptimalTransport().project(source, base, channel_groups(NETWORKS["lenet5"][0]))
     assert all(tiny.equal(ours, theirs) for ours, theirs in zip((source, base), before, strict=True))
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"Transport\.eta must be 0 to 1"):
-        Transport(eta=1.5)
-    with pytest.raises(ConfigError, match=r"Transport\.solver cannot be 'exact'\. Known: emd, sinkhorn"):
-        Transport(solver="exact")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"OptimalTransport\.eta must be 0 to 1"):
+        OptimalTransport(eta=1.5)
+    with pytest.raises(ConfigError, match=r"OptimalTransport\.solver cannot be 'exact'\. Known: emd, sinkhorn"):
+        OptimalTransport(solver="exact")  # type: ignore[arg-type]

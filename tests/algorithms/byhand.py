@@ -43,11 +43,11 @@ class Hand:
         self.training = engine.training
         self.network = engine.context.runner.build().double()
         self.initial = doubled(engine.context.runner.initial)
-        self.classes = engine.context.classes
+        self.classes = engine.context.num_classes
 
     def cohorts(self, rounds: int) -> list[tuple[int, list[str]]]:
         """Return (round, ordered cohort), rounds counted from 1."""
-        return [(number, self.engine.draw_cohort(number)) for number in range(1, rounds + 1)]
+        return [(number, self.engine.sample_cohort(number)) for number in range(1, rounds + 1)]
 
     def data(self, client: str) -> tuple[Tensor, Tensor]:
         """Return a client's normalised images, in float64, and its labels."""

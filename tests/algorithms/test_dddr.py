@@ -85,7 +85,7 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
     networks = engine.context.runner
     load_weights(networks.train_network, engine.server.model)
     pupil = NetworkView(networks, dict(networks.train_network.named_parameters()), networks.train_network)
-    loss = assignment.objective(pupil, batches)
+    loss = assignment.loss(pupil, batches)
     expected = hard + 0.5 * replay + 10 * soft + 1.0 * contrast
     torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -120,7 +120,7 @@ def test_the_old_model_itself_teaches_what_is_augmented_at_random() -> None:
     from fedkeep.data import Augmentation
 
     engine, last = in_second_task(method(), (2, 1), augmentation=Augmentation(flip=True))
-    teachers = [leaf for leaf in vars(assigned(engine, "2").objective)["terms"] if "Slice" in type(leaf).__name__]
+    teachers = [leaf for leaf in vars(assigned(engine, "2").loss)["terms"] if "Slice" in type(leaf).__name__]
     assert any(tiny.equal(getattr(term.term, "teachers", ({},))[0], last) for term in teachers)
 
 

@@ -214,10 +214,10 @@ def test_normalised_mean_is_the_papers_formula(momentum: float) -> None:
 
     start = draw()
     replies = {str(n): Fit(draw(), n, steps, 0.0) for n, steps in ((7, 2), (20, 5), (5, 2), (9, 0))}
-    trained = [reply for reply in replies.values() if reply.steps]
-    total = sum(reply.examples for reply in trained)
-    p = [reply.examples / total for reply in trained]
-    a = [sum((1 - momentum ** (k + 1)) / (1 - momentum) for k in range(reply.steps)) for reply in trained]
+    trained = [reply for reply in replies.values() if reply.num_steps]
+    total = sum(reply.num_examples for reply in trained)
+    p = [reply.num_examples / total for reply in trained]
+    a = [sum((1 - momentum ** (k + 1)) / (1 - momentum) for k in range(reply.num_steps)) for reply in trained]
     reach = sum(x * y for x, y in zip(p, a, strict=True))
     got = normalised_mean(start, replies, momentum)
     for name, w in start.items():
@@ -280,9 +280,9 @@ def test_control_variates_are_the_papers(momentum: float) -> None:
         moved = {name: torch.zeros_like(tensor) for name, tensor in c.items()}
         for client in record["cohort"]:
             reply = left[number, client]
-            steps = reply.steps
+            steps = reply.num_steps
             if momentum:
-                steps = sum((1 - momentum ** (k + 1)) / (1 - momentum) for k in range(reply.steps))  # type: ignore
+                steps = sum((1 - momentum ** (k + 1)) / (1 - momentum) for k in range(reply.num_steps))  # type: ignore
             rate = training.lr * training.lr_decay ** (number - 1) * steps
             before = own.get(client, {name: torch.zeros_like(tensor) for name, tensor in c.items()})
             after = {n: before[n] - c[n] + (start[n] - reply.model[n]).double() / rate for n in c}

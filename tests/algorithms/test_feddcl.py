@@ -250,7 +250,7 @@ def test_an_epoch_is_as_long_as_the_larger_set(monkeypatch: pytest.MonkeyPatch) 
     def counted(self: LocalParty, *args: Any, **kwargs: Any) -> Any:
         found = fit(self, *args, **kwargs)
         if not self.name:
-            taken.append(found.steps)
+            taken.append(found.num_steps)
         return found
 
     monkeypatch.setattr(LocalParty, "fit", counted)

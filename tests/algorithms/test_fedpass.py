@@ -38,7 +38,7 @@ def terms(objective: Any) -> list[Any]:
 
 def drawn(seen: Seen, *place: Any) -> PrototypeCrossEntropy:
     """Return the noisy prototypes that a client was given in a round."""
-    (found,) = (term for term in terms(seen.fits[place].objective) if isinstance(term, PrototypeCrossEntropy))
+    (found,) = (term for term in terms(seen.fits[place].loss) if isinstance(term, PrototypeCrossEntropy))
     return found
 
 
@@ -106,7 +106,7 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: p
     (absent,) = (client for client in "0123" if not engine.federation.num_examples(client))
     tiny.played(engine)
     assert engine.federation.num_examples(absent), "it has something to learn in the second task"
-    assert not any(isinstance(term, PrototypeCrossEntropy) for term in terms(seen.fits[2, 1, absent].objective))
+    assert not any(isinstance(term, PrototypeCrossEntropy) for term in terms(seen.fits[2, 1, absent].loss))
     assert engine.client_states[absent].prototypes.classes.tolist() == [2]
 
 

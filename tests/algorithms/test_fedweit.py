@@ -148,7 +148,7 @@ def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -
         pupil = NetworkView(
             networks, weights, lambda batch: functional_call(networks.train_network, dict(network), (batch,))
         )
-        return given.objective(pupil, [batch])
+        return given.loss(pupil, [batch])
 
     def theirs(weights: dict[str, Tensor]) -> Tensor:
         return loss(weights, images.double(), labels, *known(seen, 3, "1"))
@@ -181,7 +181,7 @@ def test_each_unit_is_the_mean_over_those_who_sent_it(monkeypatch: pytest.Monkey
     for task, round in ((1, 1), (1, 2), (2, 1)):
         before = engine.server.model
         tiny.played(engine, 1)
-        left = [seen.results[task, round, client].model for client in engine.draw_cohort(2 * task - 2 + round)]
+        left = [seen.results[task, round, client].model for client in engine.sample_cohort(2 * task - 2 + round)]
         sizes = [mask(model).abs() for model in left]
         smallest = [sorted(size.tolist())[floor(8 * 0.3)] for size in sizes]
         for unit in range(8):

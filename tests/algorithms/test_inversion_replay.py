@@ -52,7 +52,7 @@ def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) ->
 def loss_of(engine: Simulation, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss of a model on the first rows of its two data sets, real images and labels, synthetic images."""
     real, made = (source.first(4) for source in given.streams)
-    value = given.objective(pupil(engine, model), [real, made])
+    value = given.loss(pupil(engine, model), [real, made])
     return value, real.data["image"], real.data["label"], made.data["image"]
 
 
@@ -78,17 +78,17 @@ def test_target_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pass_ends_with_the_shorter_and_batches_fit_an_average_client(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen, _ = second_task(target(), monkeypatch)
-    average = sum(seen.results[1, 2, client].examples for client in "0123") / 4
+    average = sum(seen.results[1, 2, client].num_examples for client in "0123") / 4
     batch = 11 // ceil(average / tiny.TRAINING.batch_size)
     assert engine.server.state.replay.batch_size == batch
     for client in "0123":
         own = engine.federation.num_examples(client)
         steps = tiny.TRAINING.epochs * min(ceil(own / tiny.TRAINING.batch_size), ceil(11 / batch))
-        assert seen.results[2, 1, client].steps == steps
+        assert seen.results[2, 1, client].num_steps == steps
     _, seen, _ = second_task(lander(), monkeypatch)
     for client in "0123":
         own = engine.federation.num_examples(client)
-        assert seen.results[2, 1, client].steps == tiny.TRAINING.epochs * ceil(own / tiny.TRAINING.batch_size)
+        assert seen.results[2, 1, client].num_steps == tiny.TRAINING.epochs * ceil(own / tiny.TRAINING.batch_size)
 
 
 def test_the_released_code_makes_ten_batches_within_its_warm_up() -> None:
@@ -187,7 +187,7 @@ def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(given.streams) == 1
     batch = given.streams[0].first(4)
     engine.set_task(1)
-    value = given.objective(pupil(engine, model), [batch])
+    value = given.loss(pupil(engine, model), [batch])
     anchors = read_anchors(ANCHORS, engine.context.label_names[:2])
     images, labels = batch.data["image"], batch.data["label"]
     distance = mse_loss(engine.context.runner.features(model, images), anchors[labels])
@@ -206,7 +206,7 @@ def test_lander_goes_back_to_its_best_model(monkeypatch: pytest.MonkeyPatch) -> 
     losses = []
     for number in range(1, 7):
         fits = [seen.results[1, number, client] for client in "0123"]
-        losses.append(sum(fit.loss * fit.steps for fit in fits) / sum(fit.steps for fit in fits))
+        losses.append(sum(fit.loss * fit.num_steps for fit in fits) / sum(fit.num_steps for fit in fits))
     best = min(range(1, 6), key=lambda number: losses[number])
     assert best < 5, "not the last"
     assert tiny.equal(engine.server.model, sent[best])

@@ -174,13 +174,13 @@ def test_buffers_follow_the_mean(adam: bool, monkeypatch: pytest.MonkeyPatch) ->
         left.clear()
         (record,) = tiny.played(engine, 1)
         fits = [left[client] for client in record["cohort"]]
-        total = sum(f.examples for f in fits)
+        total = sum(f.num_examples for f in fits)
         for name, tensor in model.items():
             if name == "2.num_batches_tracked":
                 model[name] = fits[0].model[name]
                 assert len({int(f.model[name]) for f in fits}) > 1
                 continue
-            mean = torch.stack([f.examples / total * f.model[name].double() for f in fits]).sum(0)
+            mean = torch.stack([f.num_examples / total * f.model[name].double() for f in fits]).sum(0)
             if name not in parameters:
                 model[name] = mean
                 continue

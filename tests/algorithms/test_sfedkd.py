@@ -1,4 +1,4 @@
-"""SFedKD: what its paper says about teachers, beside what every method must keep (`conformance`)."""
+"""SFedKD: what its paper says about teachers, beside what every method must keep (`fedkeep.testing`)."""
 
 from __future__ import annotations
 
@@ -106,16 +106,16 @@ def test_a_graduate_is_caught_right_after_its_client_trained(monkeypatch: pytest
         assert all(sent[name] is graduate[name] for name in graduate)
     assert engine.server.model is state.models[record["cohort"][-1]]
     tiny.played(engine, 1)
-    assert len(spy.teachers[2, engine.draw_cohort(2)[0]]) == 4, "no more teachers than graduates"
+    assert len(spy.teachers[2, engine.sample_cohort(2)[0]]) == 4, "no more teachers than graduates"
 
 
 def test_lost_clients_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
-    victim = tiny.engine(SFedKD(), cohort=4).draw_cohort(1)[1]
+    victim = tiny.engine(SFedKD(), cohort=4).sample_cohort(1)[1]
     lose = lambda number, client, step: "gone" if (number, client, step) == (1, victim, "train") else None  # noqa: E731
     engine = tiny.engine(SFedKD(teachers=9), cohort=4, fault_injector=lose)
     tiny.played(engine, 2)
-    taught = names_of(spy.teachers[2, engine.draw_cohort(2)[0]], spy.left, 1)
+    taught = names_of(spy.teachers[2, engine.sample_cohort(2)[0]], spy.left, 1)
     assert len(taught) == 3
     assert victim not in taught
 
@@ -132,7 +132,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
     method = SFedKD(teachers=2, tau=2.0)
     engine = tiny.engine(method, cohort=4)
     tiny.played(engine, 2)
-    student = engine.draw_cohort(2)[0]
+    student = engine.sample_cohort(2)[0]
     teachers, (target, nontarget) = spy.teachers[2, student], spy.weights[2, student]
     assert target.sum().item() == pytest.approx(3)
     assert nontarget.sum().item() == pytest.approx(1)
@@ -201,7 +201,7 @@ def test_uniform_ablations(
     spy = Spy(monkeypatch)
     reference = tiny.engine(SFedKD(teachers=2), cohort=4)
     tiny.played(reference, 2)
-    student = reference.draw_cohort(2)[0]
+    student = reference.sample_cohort(2)[0]
     default = spy.weights[2, student]
     changed = tiny.engine(SFedKD(teachers=2, **changes), cohort=4)
     tiny.played(changed, 2)
@@ -227,7 +227,7 @@ def test_random_selection_differs_and_is_reproducible(monkeypatch: pytest.Monkey
             seed = changes.pop("seed", 0)
             engine = tiny.engine(SFedKD(teachers=2, **changes), cohort=5, rounds=7, seed=seed)
             tiny.played(engine)
-            return [names_of(spy.teachers[r, engine.draw_cohort(r)[0]], spy.left, r - 1) for r in range(2, 8)]
+            return [names_of(spy.teachers[r, engine.sample_cohort(r)[0]], spy.left, r - 1) for r in range(2, 8)]
 
     drawn = chosen(selection="random")
     assert drawn == chosen(selection="random")

@@ -47,7 +47,7 @@ def loss_of(engine: Any, given: TrainJob, model: Weights) -> tuple[Tensor, Tenso
     student = NetworkView(
         networks, weights, lambda images: functional_call(networks.train_network, dict(model), (images,))
     )
-    value = given.objective(student, [batch])
+    value = given.loss(student, [batch])
     return value, batch.data["image"], batch.data["label"]
 
 

@@ -12,7 +12,7 @@ import tiny
 
 import fedkeep
 from fedkeep.cli import main
-from fedkeep.experiment.recipe_index import paper_tables, recipe_names
+from fedkeep.experiment.recipe_loader import paper_tables, recipe_names
 
 
 class Told:
@@ -42,8 +42,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def records(cell: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (cell / "rounds.jsonl").read_text().splitlines()]
+def records(trial: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (trial / "rounds.jsonl").read_text().splitlines()]
 
 
 def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -> None:
@@ -79,15 +79,15 @@ def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -
     ):
         assert expected in told.out, expected
     assert "FedAvg" not in told.out
-    cells = tmp_path / "run" / "trials"
-    assert sorted(path.name for path in cells.iterdir()) == [
+    trials = tmp_path / "run" / "trials"
+    assert sorted(path.name for path in trials.iterdir()) == [
         "fedseq-seed3",
         "fedseq-seed5",
         "sfedkd-seed3",
         "sfedkd-seed5",
     ]
-    assert ["correct" in record for record in records(cells / "sfedkd-seed3")] == [False, False, True]
-    assert json.loads((cells / "sfedkd-seed3" / "trial.json").read_text())["options"]["tau"] == 2.0
+    assert ["correct" in record for record in records(trials / "sfedkd-seed3")] == [False, False, True]
+    assert json.loads((trials / "sfedkd-seed3" / "trial.json").read_text())["options"]["tau"] == 2.0
     assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["seeds"] == [3, 5]
 
 
@@ -113,17 +113,17 @@ def test_resume_goes_on_and_shows_the_table(cli: Any, run: Path, tmp_path: Path)
     assert (told.code, told.err) == (0, "")
     assert "SFedKD" in told.out
     assert "forgetting" in told.out
-    for cell in (run / "trials").iterdir():
-        assert (tmp_path / "run" / "trials" / cell.name / "rounds.jsonl").read_bytes() == (
-            cell / "rounds.jsonl"
+    for trial in (run / "trials").iterdir():
+        assert (tmp_path / "run" / "trials" / trial.name / "rounds.jsonl").read_bytes() == (
+            trial / "rounds.jsonl"
         ).read_bytes()
 
 
 def test_an_interrupt_says_how_to_go_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*arguments: Any) -> None:
+    def interrupt(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedkeep.cli.run.carry_out", interrupt)
+    monkeypatch.setattr("fedkeep.cli.run.run_trials", interrupt)
     told = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run")
     assert told.code == 130
     assert f"fedkeep resume {tmp_path / 'run'}" in told.out
@@ -351,13 +351,13 @@ def test_python_in_five_lines(tmp_path: Path) -> None:
         rounds=2,
         out=tmp_path / "run",
     )
-    assert [(cell.label, cell.finished, len(cell.accuracies)) for cell in run.trials] == [
+    assert [(trial.label, trial.finished, len(trial.accuracies)) for trial in run.trials] == [
         ("FedSeq", True, 2),
         ("SFedKD", True, 2),
     ]
-    assert all(0 <= accuracy <= 1 for cell in run.trials for accuracy in cell.accuracies)
+    assert all(0 <= accuracy <= 1 for trial in run.trials for accuracy in trial.accuracies)
     again = fedkeep.read_run(tmp_path / "run")
-    assert [list(cell.accuracies) for cell in again.trials] == [list(cell.accuracies) for cell in run.trials]
+    assert [list(trial.accuracies) for trial in again.trials] == [list(trial.accuracies) for trial in run.trials]
 
 
 def test_compare_tells_the_rounds_to_a_target(cli: Any, run: Path) -> None:

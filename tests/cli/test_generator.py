@@ -87,7 +87,7 @@ def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytes
         (["train", "digits", "--out", "x", "--regime", "fair"], "there is no regime 'fair'. Known: disjoint, ldm"),
         (["train", "rgb", "--out", "x"], "nothing to train"),
         (["train", "digits", "--out", "x", "--set", "unet.width=[8]"], "unet: there is no option 'width'"),
-        (["train", "digits", "--out", "x", "--set", "net.widths=[8]"], "there is no section 'net'"),
+        (["train", "digits", "--out", "x", "--set", "net.widths=[8]"], "this command has no section 'net'"),
         (["train", "digits", "--out", "x", "--set", "widths"], "cannot read --set 'widths'"),
         (["train", "digits", "--out", "x", "--set", "unet.widths=[8,8,8,8,8]"], "cannot be halved 4 times"),
         (["sample", "nowhere"], "there is no generator in nowhere"),

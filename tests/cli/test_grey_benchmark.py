@@ -89,13 +89,13 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
     told = call("run", "feddcl/table1-heterogeneous/gray-0.5", *words)
     assert "(same_classes): trained on a part of each" in " ".join(told.split())
     run = read_run(out)
-    assert [cell.label for cell in run.trials] == ["FedDCL", "Labels of made images"]
-    for cell in run.trials:
-        assert cell.finished
-        assert cell.task_sizes == [10, 10, 10]
-        assert cell.task_matrix.shape == (3, 3)
-        assert not cell.lost
-        held = np.asarray(json.loads((cell.path / "partition.json").read_text())["counts"])
+    assert [trial.label for trial in run.trials] == ["FedDCL", "Labels of made images"]
+    for trial in run.trials:
+        assert trial.finished
+        assert trial.task_sizes == [10, 10, 10]
+        assert trial.task_matrix.shape == (3, 3)
+        assert not trial.lost
+        held = np.asarray(json.loads((trial.path / "partition.json").read_text())["counts"])
         assert held.sum(0).tolist() == [12] * 30, "2 of 14 images of each class are the generator's alone"
     assert "(same_classes): trained on a part of each" in (out / "table.md").read_text()
     assert "(same_classes): trained on a part of each" in (out / "report.html").read_text()

@@ -77,12 +77,12 @@ def test_a_new_method_is_one_file(
     told = capsys.readouterr()
     assert code == 0, told.err
     assert "OneFile" in told.out
-    cell = tmp_path / "run" / "trials" / "onefile-seed0"
-    records = [json.loads(line) for line in (cell / "rounds.jsonl").read_text().splitlines()]
+    trial = tmp_path / "run" / "trials" / "onefile-seed0"
+    records = [json.loads(line) for line in (trial / "rounds.jsonl").read_text().splitlines()]
     assert [record["log"]["visits"] >= record["round"] * 2 for record in records] == [True, True]
-    assert json.loads((cell / "trial.json").read_text())["options"] == {"share": 0.5}
+    assert json.loads((trial / "trial.json").read_text())["options"] == {"share": 0.5}
     reference = tmp_path / "run" / "trials" / "fedavg-seed0"
-    assert (cell / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes(), (
+    assert (trial / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes(), (
         "it is FedAvg, after all"
     )
 

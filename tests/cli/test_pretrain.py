@@ -42,8 +42,8 @@ def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -
     recipe = tiny.write_recipe(tmp_path)
     model = ["--set", "model.name=pretrained", "--set", "model.source=extractors/mine"]
     cli("run", recipe, *model, "--methods", "fedavg", "--out", tmp_path / "run", "--data-dir", tmp_path / "data")
-    cell = json.loads((tmp_path / "run" / "trials" / "fedavg-seed0" / "trial.json").read_text())
-    assert cell["extractor"].startswith(f"{folder}: vit")
+    trial = json.loads((tmp_path / "run" / "trials" / "fedavg-seed0" / "trial.json").read_text())
+    assert trial["extractor"].startswith(f"{folder}: vit")
     for name in ("report.html", "table.md"):
         told = (tmp_path / "run" / name).read_text()
         assert "pre-trained on digits" in told, name

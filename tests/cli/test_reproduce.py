@@ -74,16 +74,16 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
 ) -> None:
     out = tmp_path / "out"
     assert run(table, out, "--columns", "first", "--methods", "fedavg", "--seeds", "0") == 0
-    assert "1 trial to play" in capsys.readouterr().out
-    cell = out / "toy" / "first" / "trials" / "fedavg-seed0"
-    before = {name: (cell / name).stat().st_mtime_ns for name in ("rounds.jsonl", "result.json")}
+    assert "1 trial to run" in capsys.readouterr().out
+    trial = out / "toy" / "first" / "trials" / "fedavg-seed0"
+    before = {name: (trial / name).stat().st_mtime_ns for name in ("rounds.jsonl", "result.json")}
     assert not (out / "toy" / "second").exists()
     assert run(table, out) == 0
-    assert "11 trials to play" in capsys.readouterr().out
-    assert {name: (cell / name).stat().st_mtime_ns for name in before} == before
+    assert "11 trials to run" in capsys.readouterr().out
+    assert {name: (trial / name).stat().st_mtime_ns for name in before} == before
     assert run(table, out) == 0
     told = capsys.readouterr().out
-    assert "0 trials to play" in told
+    assert "0 trials to run" in told
     assert "Toy: first" in told
     found = lines(out / "toy")
     assert [line["column"] for line in found] == ["second"] * 3 + ["first"] * 3, "the paper's order"
@@ -103,9 +103,9 @@ def test_a_table_names_the_frozen_networks_that_it_rests_on(
 ) -> None:
     words = ["--columns", "first", "--methods", "fedavg", "--seeds", "0"]
     assert run(table, tmp_path, *words) == 0
-    cell = tmp_path / "toy" / "first" / "trials" / "fedavg-seed0" / "trial.json"
+    trial = tmp_path / "toy" / "first" / "trials" / "fedavg-seed0" / "trial.json"
     rested = {"generator": "g (paper): it has seen them all", "extractor": "e: vit"}
-    cell.write_text(json.dumps(json.loads(cell.read_text()) | rested))
+    trial.write_text(json.dumps(json.loads(trial.read_text()) | rested))
     assert run(table, tmp_path, *words) == 0
     said = "Generator of images: g (paper): it has seen them all. Pre-trained extractor: e: vit."
     for told in (capsys.readouterr().out, *((tmp_path / "toy" / name).read_text() for name in TABLES)):
@@ -141,7 +141,7 @@ def test_a_dry_run_plays_nothing(table: str, tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert told.count("GB") == 6
-    assert "Nothing was played" in told
+    assert "Nothing was run" in told
 
 
 def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
@@ -195,13 +195,13 @@ def test_killed_it_goes_on_where_it_was(table: str, tmp_path: Path) -> None:
         with FileLock(lock, timeout=60):  # workers that were killed let go a moment later
             pass
     assert main(["reproduce", table, "--out", str(tmp_path / "cut"), "--resume", "--quiet", "--workers", "1"]) == 0
-    cells = tmp_path / "whole" / "toy" / "first" / "trials"
-    names = sorted(cell.name for cell in cells.iterdir())
+    trials = tmp_path / "whole" / "toy" / "first" / "trials"
+    names = sorted(trial.name for trial in trials.iterdir())
     assert len(names) == 4
     for name in names:
         for file in ("rounds.jsonl", "model.safetensors", "result.json"):
             other = tmp_path / "cut" / "toy" / "first" / "trials" / name / file
-            assert other.read_bytes() == (cells / name / file).read_bytes(), (name, file)
+            assert other.read_bytes() == (trials / name / file).read_bytes(), (name, file)
 
 
 def test_agreement_counts_pairs(table: str, tmp_path: Path) -> None:
@@ -249,9 +249,9 @@ def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) 
     (column,) = read_reproduction(tmp_path / "toy").columns
     at = further_heads(column).index("clients' models, paper")
     shown = {line.label: further_texts(column, line)[at : at + 2] for line in column.lines}
-    (cell,) = [cell for cell in column.run.trials if cell.label == "FedAvg"]
-    assert cell.local_last == list(cell.local_history.values())[-1]
-    assert shown["FedAvg"] == ["7.00 ±0.50", f"{100 * cell.local_last:.2f}"]
+    (trial,) = [trial for trial in column.run.trials if trial.label == "FedAvg"]
+    assert trial.local_last == list(trial.local_history.values())[-1]
+    assert shown["FedAvg"] == ["7.00 ±0.50", f"{100 * trial.local_last:.2f}"]
     assert shown["FedSeq"][0] == "–"
 
 
@@ -270,7 +270,7 @@ def test_averages_say_when_they_reach_what_the_paper_has_for_their_method(table:
         if paper is None:
             assert text == "–"
             continue
-        reached = [cell.rounds_to(paper) for cell in column.run.trials if cell.label == label]
+        reached = [trial.rounds_to(paper) for trial in column.run.trials if trial.label == label]
         known = [number for number in reached if number == number]
         some = f" ({len(known)} of 2 seeds)" if len(known) == 1 else ""
         assert text == (f"{sum(known) / len(known):g}{some}" if known else "not reached")
@@ -288,28 +288,28 @@ def test_times_to_a_target_stand_beside_the_papers(table: str, tmp_path: Path) -
     assert further_heads(column) == ["times as fast to 5 %, paper", "ours"]
     assert column.verdict == "No accuracy or forgetting is printed for it."
     shown = {line.label: further_texts(column, line) for line in column.lines}
-    cells = {(cell.label, cell.seed): cell for cell in column.run.trials}
-    for cell in cells.values():
-        rounds = cell.rounds_to(0.05)
-        spent = sum(row["train"] + row["teachers"] for row in cell.timings if row["round"] <= rounds)
-        assert cell.seconds_to(0.05) == pytest.approx(spent)
-        assert cell.seconds_to(1.01) != cell.seconds_to(1.01), "not a number"
-    ratios = [cells["FedSeq", seed].seconds_to(0.05) / cells["FedAvg", seed].seconds_to(0.05) for seed in (0, 1)]
+    trials = {(trial.label, trial.seed): trial for trial in column.run.trials}
+    for trial in trials.values():
+        rounds = trial.rounds_to(0.05)
+        spent = sum(row["train"] + row["teachers"] for row in trial.timings if row["round"] <= rounds)
+        assert trial.seconds_to(0.05) == pytest.approx(spent)
+        assert trial.seconds_to(1.01) != trial.seconds_to(1.01), "not a number"
+    ratios = [trials["FedSeq", seed].seconds_to(0.05) / trials["FedAvg", seed].seconds_to(0.05) for seed in (0, 1)]
     assert shown["FedAvg"] == ["2", f"{sum(ratios) / 2:.2f}"]
     assert shown["FedSeq"] == ["1", "1.00"]
 
 
 def test_a_folder_of_another_kind_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table"):
-        reproduce.find(str(tmp_path))
+        reproduce.find_table(str(tmp_path))
     with pytest.raises(RunError, match=r"cannot read .*reproduction\.json"):
         reproduce.table_of(tmp_path / reproduce.NOTE)
 
 
 def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -> None:
-    found = reproduce.find(table)
-    one = reproduce.columns_of(found, tmp_path, columns=["first"], methods=["fedavg"], seeds=[1])
-    two = reproduce.columns_of(found, tmp_path, columns=["first"], methods=["fedseq"], seeds=[0])
+    found = reproduce.find_table(table)
+    one = reproduce.select_columns(found, tmp_path, columns=["first"], methods=["fedavg"], seeds=[1])
+    two = reproduce.select_columns(found, tmp_path, columns=["first"], methods=["fedseq"], seeds=[0])
     reproduce.prepare(one[0], Machine())
     both = reproduce.prepare(two[0], Machine())
     assert [method.label for method in both.recipe.methods] == ["FedAvg", "FedSeq"]
@@ -326,7 +326,7 @@ def test_resume_plays_what_was_asked_and_no_other_combination(
     lost.unlink()
     capsys.readouterr()
     assert run(table, tmp_path, "--resume") == 0
-    assert "1 trial to play" in capsys.readouterr().out
+    assert "1 trial to run" in capsys.readouterr().out
     assert lost.exists()
     assert not (tmp_path / "toy" / "first" / "trials" / "fedseq-seed1").exists()
     assert run(table, tmp_path, "--resume", "--seeds", "3") == 1
@@ -364,7 +364,7 @@ def test_a_column_that_is_kept_in_an_archive_is_not_begun_beside_it(
         file.extractall(folder)
     Path(archive).unlink()
     assert run(table, tmp_path / "kept", *words, "--seeds", "0,1") == 0
-    assert "1 trial to play" in capsys.readouterr().out, "what was unpacked is not run again"
+    assert "1 trial to run" in capsys.readouterr().out, "what was unpacked is not run again"
     assert {line["method"]: line["seeds"] for line in lines(tmp_path / "kept" / "toy")}["FedAvg"] == "0 1"
 
 

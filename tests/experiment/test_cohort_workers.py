@@ -46,7 +46,7 @@ def test_workers_change_nothing_but_the_time(method: str, tmp_path: Path, monkey
     recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path), methods=[method], rounds=4)
     alone = fedkeep.run(recipe, out=tmp_path / "alone", machine=Machine(workers=2))
     assert not executors, "a run of seconds is not worth it"
-    monkeypatch.setattr(cohort_workers, "WORTH", 0.0)
+    monkeypatch.setattr(cohort_workers, "MIN_SECONDS_LEFT", 0.0)
     shared = fedkeep.run(recipe, out=tmp_path / "shared", machine=Machine(workers=2))
     assert len(executors) == 4
     assert all(executors[0].known.values()), "both have worked"

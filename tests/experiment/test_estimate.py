@@ -28,7 +28,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counting(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
         found = fit(runner, job, training)
-        trained.append(found.examples * job.passes)
+        trained.append(found.num_examples * job.epochs)
         return found
 
     @contextmanager

@@ -10,7 +10,8 @@ import pytest
 import small_extractor
 import tiny
 
-from fedkeep.experiment.build import build_federation, describe_trial
+from fedkeep.experiment.build import build_federation
+from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models.extractor import CARD, load_extractor
 

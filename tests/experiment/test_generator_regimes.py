@@ -18,6 +18,7 @@ from fedkeep.data.dedup import image_hashes
 from fedkeep.errors import ConfigError, DataError, MissingExtra, RunError
 from fedkeep.experiment import build as setup
 from fedkeep.experiment.build import build_federation, check_generator
+from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.trial_runner import write_description
@@ -81,21 +82,21 @@ def test_a_resume_finds_what_the_run_began_with_or_is_refused(
 ) -> None:
     folder, out = tmp_path / "generator", tmp_path / "run"
     shutil.copytree(same_classes, folder)
-    (cell,) = fedkeep.run(recipe(folder, "fedavg"), out=out).trials
-    (cell.path / "result.json").unlink()
+    (trial,) = fedkeep.run(recipe(folder, "fedavg"), out=out).trials
+    (trial.path / "result.json").unlink()
     shutil.rmtree(folder)
     with pytest.raises(RunError, match="begun with another training data than there is now"):
         fedkeep.resume(out)
     shutil.copytree(same_classes, folder)
     (again,) = fedkeep.resume(out).trials
-    assert again.rounds == cell.rounds
+    assert again.rounds == trial.rounds
     drawing = recipe(folder).methods[0]
     first, *_, last = (
-        setup.describe_trial(recipe(name), drawing, 0, build_federation(recipe(name), 0)) for name in (folder, disjoint)
+        describe_trial(recipe(name), drawing, 0, build_federation(recipe(name), 0)) for name in (folder, disjoint)
     )
-    write_description(cell.path, first)
+    write_description(trial.path, first)
     with pytest.raises(RunError, match="begun with another training data and generator than"):
-        write_description(cell.path, last)
+        write_description(trial.path, last)
 
 
 def test_other_data_than_the_generator_learned_from_are_refused(

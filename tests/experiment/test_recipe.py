@@ -18,12 +18,12 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data.partition import ClientwiseDirichlet, ExDir
 from fedkeep.errors import ConfigError
-from fedkeep.experiment.build import build_federation, describe_trial
+from fedkeep.experiment.build import build_federation
+from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.model_config import ClientModel, client_architectures, select_client
 from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe import Method, Recipe, with_methods
-from fedkeep.experiment.recipe_index import recipe_names
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.mlp import MLP
 
@@ -485,7 +485,7 @@ def test_validation_images_are_the_test_set_of_a_federation(load: Any) -> None:
     whole, part = (build_federation(load(settings=s), 0) for s in ([], ["data.validation=0.1"]))
     train, test = part.dataset.train["label"], part.dataset.test["label"]
     assert len(train) + len(test) == len(whole.dataset.train["label"])
-    assert sum(part.size(client) for client in part.clients) == len(train)
+    assert sum(part.num_examples(client) for client in part.clients) == len(train)
     assert torch.equal(build_federation(load(settings=["data.validation=0.1"]), 1).dataset.test["label"], test)
     described = describe_trial(load(), load().methods[0], 0, part)
     assert "held out; the test images are not used" in described["dataset_note"]

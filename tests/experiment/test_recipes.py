@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -22,15 +23,17 @@ from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Hybrid, Sharding
 from fedkeep.data.server_data import Auxiliary
+from fedkeep.experiment import recipe_loader
 from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.overrides import merge_tables
 from fedkeep.experiment.recipe import Recipe
-from fedkeep.experiment.recipe_index import ROOT, PaperTable, paper_tables, recipe_names
-from fedkeep.experiment.recipe_loader import _read, load_recipe
+from fedkeep.experiment.recipe_loader import ROOT, PaperTable, _read, paper_tables, recipe_names
 from fedkeep.interface import Training
 from fedkeep.models import Pretrained
 from fedkeep.reporting.columns import METRICS as SHOWN
 from fedkeep.simulation.schedule import Schedule
+
+load_recipe = functools.cache(recipe_loader.load_recipe)  # each is looked at by many tests
 
 COLUMNS = {
     "sfedkd/table1": 8,

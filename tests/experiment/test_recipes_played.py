@@ -18,10 +18,9 @@ import fedkeep
 from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.data import Augmentation, DataSet, Tasks
 from fedkeep.data.partition import ByColumn, ExDir, Scheme
-from fedkeep.experiment.build import build_simulation, held_by_server, split_clients
+from fedkeep.experiment.build import build_simulation, split_clients, split_server_data
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.recipe_index import paper_tables
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.recipe_loader import load_recipe, paper_tables
 from fedkeep.models import get_architecture
 
 
@@ -83,7 +82,7 @@ def test_every_recipe_can_be_carried_out(paper: str) -> None:
     assert len(played) > 10
     for name, (recipe, method) in played.items():
         recipe = small(recipe)
-        federation = split_clients(recipe, 0, *held_by_server(recipe, 0, digits()))
+        federation = split_clients(recipe, 0, *split_server_data(recipe, 0, digits()))
         engine = build_simulation(recipe, method, 0, federation)
         for record in tiny.played(engine):
             assert record["lost"] == {}, name

@@ -103,8 +103,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def contents(run: Path, *names: str) -> dict[str, bytes]:
     names = names or ("rounds.jsonl", "model.safetensors", "partition.json", "trial.json", "result.json")
     return {
-        f"{cell.name}/{name}": (cell / name).read_bytes()
-        for cell in sorted((run / "trials").iterdir())
+        f"{trial.name}/{name}": (trial / name).read_bytes()
+        for trial in sorted((run / "trials").iterdir())
         for name in names
     }
 
@@ -144,12 +144,12 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
         "table.md",
         "report.html",
     }
-    cells = [f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd") for seed in (0, 1)]
-    assert sorted(path.name for path in (whole / "trials").iterdir()) == cells
+    trials = [f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd") for seed in (0, 1)]
+    assert sorted(path.name for path in (whole / "trials").iterdir()) == trials
     told = json.loads((whole / "run.json").read_text())
     assert {"fedkeep", "versions", "command", "started", "device", "threads", "title", "recipe", "git"} <= told.keys()
-    for cell in (whole / "trials").iterdir():
-        files = {path.name for path in cell.iterdir()} - {".lock"}
+    for trial in (whole / "trials").iterdir():
+        files = {path.name for path in trial.iterdir()} - {".lock"}
         assert files == {
             "trial.json",
             "partition.json",
@@ -159,27 +159,28 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
             "model.safetensors",
             "checkpoint",
         }
-        records = [json.loads(line) for line in (cell / "rounds.jsonl").read_text().splitlines()]
+        records = [json.loads(line) for line in (trial / "rounds.jsonl").read_text().splitlines()]
         assert [record["round"] for record in records] == [1, 2, 3]
         assert all(len(record["correct"]) == 10 for record in records)
-        timings = [json.loads(line) for line in (cell / "timings.jsonl").read_text().splitlines()]
+        timings = [json.loads(line) for line in (trial / "timings.jsonl").read_text().splitlines()]
         assert [timing["round"] for timing in timings] == [1, 2, 3]
         assert {"train", "teachers", "evaluate", "checkpoint", "round_seconds"} <= timings[0].keys()
-        described = json.loads((cell / "trial.json").read_text())
+        described = json.loads((trial / "trial.json").read_text())
         assert (described["clients"], described["cohort"], described["rounds"], described["classes"]) == (8, 2, 3, 10)
         assert sum(described["test_total"]) == 359
-        partition = json.loads((cell / "partition.json").read_text())
+        partition = json.loads((trial / "partition.json").read_text())
         assert sum(map(sum, partition["counts"])) == 1438
-        assert json.loads((cell / "result.json").read_text())["rounds"] == 3
-        assert load_file(cell / "model.safetensors")["classifier.weight"].shape == (10, 8)
+        assert json.loads((trial / "result.json").read_text())["rounds"] == 3
+        assert load_file(trial / "model.safetensors")["classifier.weight"].shape == (10, 8)
 
 
 def test_the_methods_share_partition_and_cohorts_and_the_seeds_do_not(whole: Path) -> None:
     for seed in (0, 1):
-        cells = [whole / "trials" / f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd")]
-        assert len({(cell / "partition.json").read_bytes() for cell in cells}) == 1
+        trials = [whole / "trials" / f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd")]
+        assert len({(trial / "partition.json").read_bytes() for trial in trials}) == 1
         cohorts = [
-            [json.loads(line)["cohort"] for line in (cell / "rounds.jsonl").read_text().splitlines()] for cell in cells
+            [json.loads(line)["cohort"] for line in (trial / "rounds.jsonl").read_text().splitlines()]
+            for trial in trials
         ]
         assert cohorts[0] == cohorts[1] == cohorts[2]
     files = contents(whole, "partition.json", "rounds.jsonl")
@@ -221,7 +222,7 @@ def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=2)
     experiment = Experiment(recipe)
     folder = prepare_run(experiment, tmp_path / "run", ["test"])
-    run_trials(experiment.trials(folder), again="", on_progress=told.append)
+    run_trials(experiment.trials(folder), retry="", on_progress=told.append)
     many = recipe.run.cohort
     words = [*(f"train {n}/{many}" for n in range(many)), ""]
     assert [(step.done, step.activity) for step in told] == [
@@ -340,29 +341,29 @@ def test_a_trial_tells_which_versions_ran_it(tmp_path: Path, monkeypatch: pytest
     assert here.startswith("FedKeep ")
     assert f"PyTorch {torch.__version__}" in here
     monkeypatch.setattr(trial_runner, "describe_version", lambda: "FedKeep 9")
-    (cell,) = fedkeep.resume(tmp_path / "run").trials
-    assert cell.versions == (here, "FedKeep 9")
+    (trial,) = fedkeep.resume(tmp_path / "run").trials
+    assert trial.versions == (here, "FedKeep 9")
     assert (
         "Trials that another version continued, which report.html names: 1 of 1."
         in (tmp_path / "run" / "table.md").read_text()
     )
-    told = json.loads((cell.path / "trial.json").read_text())
-    (cell.path / "trial.json").write_text(json.dumps({key: told[key] for key in told if key != "versions"}))
-    trial_runner.write_description(cell.path, told)
-    assert json.loads((cell.path / "trial.json").read_text())["versions"] == ["a version that did not say", "FedKeep 9"]
+    told = json.loads((trial.path / "trial.json").read_text())
+    (trial.path / "trial.json").write_text(json.dumps({key: told[key] for key in told if key != "versions"}))
+    trial_runner.write_description(trial.path, told)
+    assert json.loads((trial.path / "trial.json").read_text())["versions"] == ["an unknown version", "FedKeep 9"]
     assert f"fedavg-seed0 was run by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_damaged_checkpoint_is_a_clear_error(whole: Path, tmp_path: Path) -> None:
     test_one_interrupted_trial_resumes_and_finished_ones_stay(whole, tmp_path)
-    cell = tmp_path / "run" / "trials" / "sfedkd-seed0"
-    (cell / "result.json").unlink()
-    model = next((cell / "checkpoint").glob("model-*.safetensors"))
+    trial = tmp_path / "run" / "trials" / "sfedkd-seed0"
+    (trial / "result.json").unlink()
+    model = next((trial / "checkpoint").glob("model-*.safetensors"))
     model.write_bytes(model.read_bytes()[:100])
     with pytest.raises(RunError, match=r"cannot read the checkpoint file model-3.*sfedkd-seed0.*Remove that folder"):
         fedkeep.resume(tmp_path / "run")
 
-    shutil.rmtree(cell / "checkpoint")  # as the error says
+    shutil.rmtree(trial / "checkpoint")  # as the error says
     fedkeep.resume(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(whole)
 
@@ -406,16 +407,17 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "how",
-    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    # What a kill leaves is tried inside this process with every method: tests/algorithms/test_conformance.py.
+    [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGKILL, signal.SIGTERM))],
     ids=lambda how: how.name,
 )
 def test_killed_in_the_middle_it_resumes_to_the_same_bytes(how: signal.Signals, held: Path, tmp_path: Path) -> None:
     (held / "open").unlink(missing_ok=True)
     use = ["--use", str(held / "held_method.py"), "--workers", "1", "--quiet"]
     process = start(["run", str(held / "recipe.toml"), "--rounds", "12", *use, "--out", str(tmp_path / "cut")])
-    cell = tmp_path / "cut" / "trials" / "held-seed0"
+    trial = tmp_path / "cut" / "trials" / "held-seed0"
     try:
-        until(lambda: lines(cell / "rounds.jsonl") == 8, process)
+        until(lambda: lines(trial / "rounds.jsonl") == 8, process)
         process.send_signal(how)
         out, errors = process.communicate(timeout=60)
     finally:
@@ -424,10 +426,10 @@ def test_killed_in_the_middle_it_resumes_to_the_same_bytes(how: signal.Signals, 
         assert process.returncode == 130
         assert "fedkeep resume" in out
         assert "Traceback" not in errors
-        saved = json.loads((cell / "checkpoint" / "manifest.json").read_text())["round"]
-        assert saved == lines(cell / "rounds.jsonl"), "every finished round is saved"
-    assert lines(cell / "rounds.jsonl") == 8
-    assert not (cell / "result.json").exists()
+        saved = json.loads((trial / "checkpoint" / "manifest.json").read_text())["round"]
+        assert saved == lines(trial / "rounds.jsonl"), "every finished round is saved"
+    assert lines(trial / "rounds.jsonl") == 8
+    assert not (trial / "result.json").exists()
     (held / "open").touch()
     fedkeep.resume(tmp_path / "cut")
     assert contents(tmp_path / "cut") == contents(held / "whole")
@@ -441,9 +443,9 @@ def test_workers_stop_on_an_interrupt(group: bool, tmp_path: Path) -> None:
     recipe = tiny.write_recipe(tmp_path, text)
     use = ["--use", str(tmp_path / "slow_method.py"), "--workers", "2", "--quiet"]
     process = start(["run", recipe, "--seeds", "0,1,2", "--rounds", "6000", "--out", str(tmp_path / "run"), *use])
-    cells = tmp_path / "run" / "trials"
+    trials = tmp_path / "run" / "trials"
     try:
-        until(lambda: all(lines(cells / f"slow-seed{seed}" / "rounds.jsonl") >= 2 for seed in (0, 1)), process)
+        until(lambda: all(lines(trials / f"slow-seed{seed}" / "rounds.jsonl") >= 2 for seed in (0, 1)), process)
         os.killpg(process.pid, signal.SIGINT) if group else process.send_signal(signal.SIGINT)
         out, _errors = process.communicate(timeout=90)
     except BaseException:
@@ -451,10 +453,10 @@ def test_workers_stop_on_an_interrupt(group: bool, tmp_path: Path) -> None:
         raise
     assert process.returncode == 130
     assert "fedkeep resume" in out
-    assert not (cells / "slow-seed2").exists()
+    assert not (trials / "slow-seed2").exists()
     for seed in (0, 1):
-        saved = json.loads((cells / f"slow-seed{seed}" / "checkpoint" / "manifest.json").read_text())["round"]
-        assert saved == lines(cells / f"slow-seed{seed}" / "rounds.jsonl")
+        saved = json.loads((trials / f"slow-seed{seed}" / "checkpoint" / "manifest.json").read_text())["round"]
+        assert saved == lines(trials / f"slow-seed{seed}" / "rounds.jsonl")
 
 
 @pytest.mark.slow
@@ -509,10 +511,10 @@ def test_a_resume_repeats_the_stacks_of_the_run(asked: int, tmp_path: Path, monk
         fedkeep.run(recipe, out=folder, machine=machine, on_progress=stop)
     monkeypatch.setattr(trial_runner, "choose_stack_size", lambda state, workers: pytest.fail("chosen twice"))
     fedkeep.resume(folder)
-    cell = Path("trials") / "fedavg-seed0"
-    assert json.loads((folder / cell / "trial.json").read_text())["stack"] == 3
+    trial = Path("trials") / "fedavg-seed0"
+    assert json.loads((folder / trial / "trial.json").read_text())["stack"] == 3
     for name in ("rounds.jsonl", "model.safetensors"):
-        assert (folder / cell / name).read_bytes() == (tmp_path / "whole" / cell / name).read_bytes()
+        assert (folder / trial / name).read_bytes() == (tmp_path / "whole" / trial / name).read_bytes()
     assert whole.trials[0].rounds_planned == 4
 
 

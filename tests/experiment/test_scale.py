@@ -10,8 +10,7 @@ import torch
 from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
 from fedkeep.data import DataSet, Federation
 from fedkeep.data.partition import Partition
-from fedkeep.experiment import build as setup
-from fedkeep.experiment.build import describe_partition
+from fedkeep.experiment.description import MAX_LISTED_CLIENTS, describe_partition
 
 MANY = 1_000_000
 
@@ -29,7 +28,9 @@ def test_of_a_million_clients_only_the_asked_exist() -> None:
     before = sys.getallocatedblocks()
     records = tiny.played(engine)
     assert sys.getallocatedblocks() - before < 10_000, "nothing was made for each client"
-    assert set(engine.client_states) == set(engine.draw_cohort(1)) | {c for record in records for c in record["cohort"]}
+    assert set(engine.client_states) == set(engine.sample_cohort(1)) | {
+        c for record in records for c in record["cohort"]
+    }
     assert len(engine.client_states) == 9
 
 
@@ -37,4 +38,4 @@ def test_who_holds_what_is_told_of_a_population_that_can_be_read() -> None:
     described = describe_partition(populous())
     assert described["clients"] == MANY
     assert "counts" not in described
-    assert len(describe_partition(tiny.federation())["counts"]) == len(tiny.SIZES) <= setup.TOLD
+    assert len(describe_partition(tiny.federation())["counts"]) == len(tiny.SIZES) <= MAX_LISTED_CLIENTS

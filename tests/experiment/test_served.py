@@ -63,8 +63,8 @@ def same(one: Row, other: Row) -> None:
 
 
 def exported(run: Run, title: str) -> dict[str, Tensor]:
-    (cell,) = (cell for cell in run.path.joinpath("trials").iterdir() if title.lower() in cell.name)
-    return load_file(cell / "model.safetensors")
+    (trial,) = (trial for trial in run.path.joinpath("trials").iterdir() if title.lower() in trial.name)
+    return load_file(trial / "model.safetensors")
 
 
 def accuracy(model: Weights) -> float:
@@ -163,11 +163,11 @@ def test_the_mean_of_a_sequence_is_over_the_last_rounds_graduates(
 
 def test_serving_changes_no_record_of_what_was_trained(runs: dict[tuple[str, ...], Run]) -> None:
     kept = ("round", "cohort", "loss", "up", "down", "lost", "undone")
-    plain = {cell.label: cell for cell in runs["last",].trials}
+    plain = {trial.label: trial for trial in runs["last",].trials}
     for run in runs.values():
-        for cell in run.trials:
-            reference = plain[cell.label.partition(",")[0]]
-            for one, other in zip(cell.rounds, reference.rounds, strict=True):
+        for trial in run.trials:
+            reference = plain[trial.label.partition(",")[0]]
+            for one, other in zip(trial.rounds, reference.rounds, strict=True):
                 assert {k: v for k, v in one.items() if k in kept} == {k: v for k, v in other.items() if k in kept}
 
 

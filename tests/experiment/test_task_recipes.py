@@ -34,32 +34,32 @@ def test_a_run_says_what_arrived_when_and_its_tables_what_was_kept(tmp_path: Pat
     run = fedkeep.run(
         recipe(tmp_path), methods=[fedkeep.FedAvg()], out=tmp_path / "run", on_progress=seen.append, rounds=2
     )
-    (cell,) = run.trials
-    assert cell.task_sizes == [2, 2, 2]
-    assert cell.rounds_planned == 6
-    assert [(row["task"], row["round"]) for row in cell.rounds] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
-    assert cell.task_matrix.shape == (3, 3)
-    assert bool((np.triu(cell.task_matrix, 1) == 0).all()), "a task before it is learned"
-    correct = np.asarray(cell.rounds[-1]["correct"]).reshape(3, 2).sum(1)
-    total = np.asarray(cell.info["test_total"]).reshape(3, 2).sum(1)
-    np.testing.assert_allclose(cell.task_matrix[-1], correct / total)
-    assert cell.task_accuracy == pytest.approx(float(np.mean(correct / total)))
-    after = [cell.task_matrix[t, : t + 1].mean() for t in range(3)]
-    assert cell.incremental == pytest.approx(float(np.mean(after)))
-    assert cell.accuracies[1] == pytest.approx(cell.task_matrix[0, 0]), "among the images of the classes seen"
-    assert bool(np.isnan(cell.class_history[0, 2:]).all())
+    (trial,) = run.trials
+    assert trial.task_sizes == [2, 2, 2]
+    assert trial.rounds_planned == 6
+    assert [(row["task"], row["round"]) for row in trial.rounds] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
+    assert trial.task_matrix.shape == (3, 3)
+    assert bool((np.triu(trial.task_matrix, 1) == 0).all()), "a task before it is learned"
+    correct = np.asarray(trial.rounds[-1]["correct"]).reshape(3, 2).sum(1)
+    total = np.asarray(trial.info["test_total"]).reshape(3, 2).sum(1)
+    np.testing.assert_allclose(trial.task_matrix[-1], correct / total)
+    assert trial.task_accuracy == pytest.approx(float(np.mean(correct / total)))
+    after = [trial.task_matrix[t, : t + 1].mean() for t in range(3)]
+    assert trial.incremental == pytest.approx(float(np.mean(after)))
+    assert trial.accuracies[1] == pytest.approx(trial.task_matrix[0, 0]), "among the images of the classes seen"
+    assert bool(np.isnan(trial.class_history[0, 2:]).all())
     partition = json.loads((tmp_path / "run/trials/fedavg-seed0/partition.json").read_text())
     assert [len(task["classes"]) for task in partition["tasks"]] == [2, 2, 2]
     assert np.asarray(partition["counts"]).shape == (4, 6)
     assert [step.done for step in seen] == [1, 2, 3, 4, 5, 6]
     assert [step.rounds for step in seen] == [6] * 6
-    assert seen[1].test_total < seen[-1].test_total == sum(cell.info["test_total"])
+    assert seen[1].test_total < seen[-1].test_total == sum(trial.info["test_total"])
     text = markdown(summary(run))
     heads = ("mean over tasks, round 2 of each task", "mean over tasks, after each", "after the last task")
     assert f"| {' | '.join(heads)} | forgetting from the best | forgetting a task |" in text
     (line,) = csv.DictReader(rows_csv(summary(run)).splitlines())
-    assert float(line["incremental"]) == pytest.approx(cell.incremental)
-    a = cell.task_matrix
+    assert float(line["incremental"]) == pytest.approx(trial.incremental)
+    a = trial.task_matrix
     assert float(line["backward"]) == pytest.approx((a[2, 0] - a[0, 0] + a[2, 1] - a[1, 1]) / 2)
     page = (run.path / "report.html").read_text()
     section = page[page.index('<h2 id="tasks">Accuracy by task</h2>') :].split("</section>")[0]

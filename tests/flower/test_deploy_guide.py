@@ -56,7 +56,7 @@ def test_the_apps_can_be_made_and_take_what_the_run_lines_say(tmp_path: Path, mo
         read_run_config(config | changes)
 
 
-def test_the_keys_can_be_made_and_the_gate_opens_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_keys_can_be_made_and_the_proxy_starts_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (line,) = starting("fedkeep flower keys ")
     fedkeep(line)
@@ -65,7 +65,7 @@ def test_the_keys_can_be_made_and_the_gate_opens_with_them(tmp_path: Path, monke
     assert all((tmp_path / name).is_file() for name in named)
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **settings: opened.append({"app": app, **settings}))
-    (line,) = starting("fedkeep flower gate ")
+    (line,) = starting("fedkeep flower proxy ")
     fedkeep(line)
     assert (opened[0]["host"], opened[0]["port"]) == ("0.0.0.0", 8000)
     (superlink,) = starting("flower-superlink ")
@@ -90,4 +90,4 @@ def test_the_trial_on_one_machine_runs(tmp_path: Path) -> None:
         said = host.run("/bin/sh", "-ec", "\n".join([*exports, trial]), timeout=1500)
     found = list((tmp_path / "simulation").glob("runs/recipe-*"))
     assert len(found) == 1, said
-    assert all(cell.finished for cell in read_run(found[0]).trials), said
+    assert all(trial.finished for trial in read_run(found[0]).trials), said

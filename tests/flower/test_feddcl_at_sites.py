@@ -39,9 +39,9 @@ def test_sites_of_three_networks_give_the_same_as_one_machine(recipe: str, tmp_p
     serve(line, config(recipe, many, (), methods="feddcl", rounds=2))
     assert tiny.equal(model(one), model(many))
     assert records(one) == records(many)
-    (cell,) = read_run(one).trials
+    (trial,) = read_run(one).trials
     said = "generator (paper): trained on all training images of the clients"
-    assert said in cell.generator
+    assert said in trial.generator
     assert said in (one / "report.html").read_text()
     steps = {parcel.head["request"]["step"] for _, kind, parcel in line.sent if kind == "perform"}
     assert steps == {"search", "receive", "train", "feedback", "remember"}
@@ -97,7 +97,7 @@ def exchange(folder: str) -> None:
     """Put another generator in the place of one, such as a site's own."""
     shutil.rmtree(folder)
     assert main(["generator", "train", "digits", "--seed", "1", "--out", folder, "--quiet", *TINY]) == 0
-    client_handler._built.cache_clear()  # a SuperNode answers each call in a process of its own
+    client_handler._build.cache_clear()  # a SuperNode answers each call in a process of its own
 
 
 def test_another_generator_than_the_servers_is_refused(recipe: str, tmp_path: Path) -> None:
@@ -161,8 +161,10 @@ def frozen(recipe: str, folder: Path, sites: str) -> str:
 def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines, engine_for = [], client_handler.engine_for
-    monkeypatch.setattr(client_handler, "engine_for", lambda *given: engines.append(engine_for(*given)) or engines[-1])
+    simulations, build = [], client_handler.build_simulation
+    monkeypatch.setattr(
+        client_handler, "build_simulation", lambda *given: simulations.append(build(*given)) or simulations[-1]
+    )
     toy = frozen(recipe, tmp_path, '["1-2"]')
     one, many = tmp_path / "one", tmp_path / "many"
     assert main(["run", toy, "--workers", "1", "--quiet", "--out", str(one)]) == 0
@@ -170,8 +172,8 @@ def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
     assert tiny.equal(model(one), model(many))
     assert set(model(one)) == {"classifier.weight", "classifier.bias"}
     assert records(one) == records(many)
-    assert len(engines) == 3
-    assert all(context.runner.extractor is None for engine in engines for context in engine.contexts)
+    assert len(simulations) == 3
+    assert all(simulation.context.runner.extractor is None for simulation in simulations)
 
 
 def test_a_real_site_cannot_name_an_extractor_yet(recipe: str, tmp_path: Path) -> None:

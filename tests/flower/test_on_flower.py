@@ -149,9 +149,9 @@ def compare(app: Path, out: Path, said: str) -> None:
     assert (out / "report.html").is_file(), said
     run = fedkeep.run(load_recipe(str(app / "recipe.toml")), out=out.parent / "embedded")
     assert len(run.trials) >= 2
-    for cell in run.trials:
+    for trial in run.trials:
         mine, theirs = (
-            load_file(folder / "model.safetensors") for folder in (cell.path, out / "trials" / cell.path.name)
+            load_file(folder / "model.safetensors") for folder in (trial.path, out / "trials" / trial.path.name)
         )
         assert mine.keys() == theirs.keys()
         assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-6) for name in mine)

@@ -66,7 +66,7 @@ def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -
     assert isinstance(number, str)
     (reply,) = line.receive([number]).values()
     assert isinstance(reply, Envelope)
-    assert reply.head == {"error": "'round' is no client step of fedavg."}
+    assert reply.head == {"error": "'round' is not a client step of fedavg."}
 
 
 @pytest.mark.parametrize("method", ["sfedkd", "scaffold", "moon"])
@@ -80,13 +80,13 @@ def test_a_server_that_was_killed_lets_nobody_work_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     performed: list[str] = []
-    keep = StateStore.keep
+    store = StateStore.store
 
     def watch(self: StateStore, call: str, state: Any, found: Any) -> None:
         performed.append(f"{self.folder.name} {call}")
-        keep(self, call, state, found)
+        store(self, call, state, found)
 
-    monkeypatch.setattr(StateStore, "keep", watch)
+    monkeypatch.setattr(StateStore, "store", watch)
     first = LocalLine(places(tmp_path / "states"), killing(after))
     with pytest.raises(Killed):
         serve(first, config(recipe, tmp_path / "sites", methods=method))
@@ -96,7 +96,7 @@ def test_a_server_that_was_killed_lets_nobody_work_twice(
     assert records(alone(method)) == records(tmp_path / "sites")
     assert len(performed) == len(set(performed))
     assert sum(kind == "perform" for _, kind, _ in second.sent) < len(performed) or not after
-    assert not list((tmp_path / "sites").rglob("journal/*"))
+    assert not list((tmp_path / "sites").rglob("replies/*"))
 
 
 def test_a_message_that_comes_twice_gets_the_same_answer(recipe: str, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, cohorts: list[li
         if asked.head.get("request", {}).get("round") != 2 or place.site != victim:
             return said
         fields = said.head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]  # of the one outcome, its reply
-        name = fields["moved"]["dict"][0][1]["tensor"]
+        name = fields["change"]["dict"][0][1]["tensor"]
         return Envelope(said.head, {**said.tensors, name: torch.zeros(2)})
 
     victim = cohorts[1][0]
@@ -207,7 +207,7 @@ def test_too_few_sites_stop_a_run_that_can_be_continued(recipe: str, tmp_path: P
         return said
 
     line = LocalLine(places(tmp_path / "states"), tamper)
-    with pytest.raises(RunError, match=r"too few sites.*Missing: .*What was learned is kept"):
+    with pytest.raises(RunError, match=r"too few sites.*Missing: .*The finished rounds are saved"):
         serve(line, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3))
     assert len(records(tmp_path / "sites")) >= 1
     serve(LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3))
@@ -230,9 +230,9 @@ def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path, monk
 
 
 def test_who_is_not_of_the_run_is_turned_away(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_registry, "AGAIN", 0.0)
+    monkeypatch.setattr(site_registry, "RETRY_SECONDS", 0.0)
     line = LocalLine(places(tmp_path / "states"))
-    monkeypatch.setattr(executor, "POLL", 0.0)
+    monkeypatch.setattr(executor, "POLL_SECONDS", 0.0)
     add: Sequence[tuple[int, str]] = ((200, "stranger"), (201, "3"))
 
     def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
@@ -356,13 +356,13 @@ def test_a_site_cannot_count_for_more_than_it_has(
     assert not any(record["undone"] for record in found)
 
 
-def test_what_a_kill_left_half_written_in_the_journal_is_dropped(tmp_path: Path) -> None:
-    journal = ReplyLog(tmp_path)
-    journal.begin(2)
+def test_what_a_kill_left_half_written_in_the_reply_log_is_dropped(tmp_path: Path) -> None:
+    replies = ReplyLog(tmp_path)
+    replies.begin_round(2)
     (tmp_path / ".000002-abc.safetensors.77.tmp").write_text("half")
-    journal.keep("000001-old", ClientFailure("gone"))
-    journal.keep("000002-new", ClientFailure("gone"))
-    journal.begin(2)
+    replies.store("000001-old", ClientFailure("gone"))
+    replies.store("000002-new", ClientFailure("gone"))
+    replies.begin_round(2)
     assert [file.name for file in tmp_path.iterdir()] == ["000002-new.lost"]
 
 
@@ -386,8 +386,8 @@ def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> No
     [
         (torch.ones(99), "of shape"),
         (torch.ones(10, dtype=torch.int64), "of shape"),
-        (torch.full((10,), -1.0), "negative or no whole numbers"),
-        (torch.full((10,), 12.5), "negative or no whole numbers"),
+        (torch.full((10,), -1.0), "negative or not whole numbers"),
+        (torch.full((10,), 12.5), "negative or not whole numbers"),
         (torch.full((10,), 1e6), "of 10000000 examples, and it has"),
     ],
 )

@@ -101,13 +101,13 @@ def test_a_server_that_was_killed_in_a_task_continues_there(
 ) -> None:
     """FedSKF is killed as the first task ends, and in both rounds of the second; SCAFFOLD right after it has begun."""
     performed: list[str] = []
-    keep = StateStore.keep
+    store = StateStore.store
 
     def watch(self: StateStore, call: str, state: Any, found: Any) -> None:
         performed.append(f"{self.folder.name} {call}")
-        keep(self, call, state, found)
+        store(self, call, state, found)
 
-    monkeypatch.setattr(StateStore, "keep", watch)
+    monkeypatch.setattr(StateStore, "store", watch)
     with pytest.raises(Killed):
         at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), killing(after)), method)
     at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
@@ -133,7 +133,7 @@ def test_a_site_tells_its_examples_of_every_task(recipe: str, tmp_path: Path) ->
 
     with pytest.raises(RunError, match="too few sites"):
         at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), tamper), "fedavg")
-    assert "how many examples it has in each task" in (tmp_path / "sites" / "server.log").read_text()
+    assert "its number of examples in each task" in (tmp_path / "sites" / "server.log").read_text()
 
 
 def test_states_are_kept_over_a_tasks_end(recipe: str, tmp_path: Path) -> None:

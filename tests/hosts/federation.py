@@ -157,7 +157,7 @@ class Federation:
 
     def start_gate(self) -> None:
         words = ("--listen", self.superlink, "--superlink", self.control, "--keys", str(self.folder / "keys"))
-        self.gate.process = self.gate.start("fedkeep", "flower", "gate", *words)
+        self.gate.process = self.gate.start("fedkeep", "flower", "proxy", *words)
 
     def connect(self, host: Host, address: str) -> None:
         """Tell a host's `flwr` where the SuperLink is."""

@@ -1,7 +1,7 @@
 """What a hop costs beyond local training: `python tests/hosts/hop.py` (with the extra 'flower').
 
-FedSeq on digits, two sites on this machine behind a SuperLink with TLS, node authentication and the gate. Every call is
-timed at six places, and the medians are printed as a Markdown table.
+FedSeq on digits, two sites on this machine behind a SuperLink with TLS, node authentication and the proxy. Every call
+is timed at six points, and the medians are printed as a Markdown table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedkeep.flower import client_app, wire
+from fedkeep.flower import client_app, records
 from fedkeep.flower.server_app import app as server
 
 __all__ = ["client", "server"]
@@ -51,24 +51,24 @@ def process_start():
 
 @client.train("perform")
 def perform(message, context):
-    call = wire.unpack(message.content, float("inf")).head["call"]
+    call = records.unpack(message.content, float("inf")).head["call"]
     note("entered", call, started=process_start())
     reply = client_app.perform(message, context)
-    answer = wire.unpack(reply.content, float("inf")).head["answer"]["tuple"]
+    answer = records.unpack(reply.content, float("inf")).head["answer"]["tuple"]
     note("left", call, train=answer[1] + answer[2])
     return reply
 
 
-send, receive = wire.FlowerLine.send, wire.FlowerLine.receive
+send, receive = records.FlowerTransport.send, records.FlowerTransport.receive
 
 
-def timed_send(self, node, kind, parcel, round, seconds):
+def timed_send(self, node, kind, envelope, round, seconds):
     if kind == "perform":
-        note("asked", parcel.head["call"])
-    number = send(self, node, kind, parcel, round, seconds)
+        note("asked", envelope.head["call"])
+    number = send(self, node, kind, envelope, round, seconds)
     if kind == "perform":
-        calls[number] = parcel.head["call"]
-        note("pushed", parcel.head["call"])
+        calls[number] = envelope.head["call"]
+        note("pushed", envelope.head["call"])
     return number
 
 
@@ -76,11 +76,11 @@ def timed_receive(self, sent):
     found = receive(self, sent)
     for number in found:
         if number in calls:
-            note("heard", calls[number])
+            note("received", calls[number])
     return found
 
 
-wire.FlowerLine.send, wire.FlowerLine.receive = timed_send, timed_receive
+records.FlowerTransport.send, records.FlowerTransport.receive = timed_send, timed_receive
 '''
 
 
@@ -121,8 +121,8 @@ def split(call: dict[str, dict[str, float]]) -> dict[str, float]:
         "SuperNode fetches it and starts a process (idle: looks every 3 s)": started - at["pushed"],
         "process imports PyTorch, Flower and FedKeep, and takes the message": at["entered"] - started,
         "site reads its data and state, checks, writes the answer down": at["left"] - at["entered"] - train,
-        "answer travels back and is seen": at["heard"] - at["left"],
-        "whole hop beyond training": at["heard"] - at["asked"] - train,
+        "answer travels back and is seen": at["received"] - at["left"],
+        "whole hop beyond training": at["received"] - at["asked"] - train,
         "local training": train,
     }
 

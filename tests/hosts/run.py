@@ -36,7 +36,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedkeep.flower import client_app
-from fedkeep.flower.transport import Parcel
+from fedkeep.flower.transport import Envelope
 from fedkeep.flower.server_app import app as server
 from fedkeep.flower.records import pack, unpack
 
@@ -52,10 +52,10 @@ def perform(message, context):
     how = json.loads(os.environ.get("SPOIL", "{}")).get(str(request["round"]))
     if how is None or request["step"] != "train":
         return reply
-    parcel = unpack(reply.content, float("inf"))
-    name = next(iter(parcel.tensors))
-    bad = parcel.tensors[name] * torch.nan if how == "nan" else torch.zeros(3, 5)
-    return Message(pack(Parcel(parcel.head, {**parcel.tensors, name: bad})), reply_to=message)
+    envelope = unpack(reply.content, float("inf"))
+    name = next(iter(envelope.tensors))
+    bad = envelope.tensors[name] * torch.nan if how == "nan" else torch.zeros(3, 5)
+    return Message(pack(Envelope(envelope.head, {**envelope.tensors, name: bad})), reply_to=message)
 '''
 
 
@@ -213,7 +213,7 @@ def judge(trial: Trial) -> None:
     log.say(f"lost besides: {[record['lost'] for record in records] if others else 'nobody'}")
     accuracy = [sum(record["correct"]) / 10_000 for record in records]
     log.check(f"accuracy over the rounds: {[f'{value:.3f}' for value in accuracy]}", accuracy[-1] > 0.2)
-    log.check("the journal is gone at the end", not list(trial.out.glob("trials/*/journal")))
+    log.check("the reply log is gone at the end", not list(trial.out.glob("trials/*/replies")))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from fedkeep.interface import Fit
 from fedkeep.metrics import kold, rounds_to
 from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.columns import LOCAL
-from fedkeep.reporting.trial import Trial
+from fedkeep.reporting.trial import TrialResult
 from fedkeep.training.party import LocalParty
 
 NAN = float("nan")
@@ -124,7 +124,7 @@ def test_rounds_to_is_the_formula(values: list[float], target: float) -> None:
 
 
 @pytest.fixture(params=["exdir", "dirichlet"], scope="module")
-def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, list[Any]]:
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialResult, list[Any]]:
     """Return a trial with every local model evaluated, and (round, label counts, class-wise accuracies) of each."""
     folder = tmp_path_factory.mktemp("watched")
     left: dict[tuple[int, str], Weights] = {}
@@ -178,7 +178,7 @@ def weighed(seen: list[Any], value: Callable[[Any], float]) -> float:
 
 
 @pytest.mark.parametrize("support", [False, True])
-def test_kold_of_a_run(watched: tuple[Trial, list[Any]], support: bool) -> None:
+def test_kold_of_a_run(watched: tuple[TrialResult, list[Any]], support: bool) -> None:
     """By examples over the cohort; rounds together, whose cohorts are of nearly one size."""
     trial, seen = watched
     got = trial.kold(support=support)
@@ -195,7 +195,7 @@ def test_kold_of_a_run(watched: tuple[Trial, list[Any]], support: bool) -> None:
 
 
 @pytest.mark.parametrize("support", [False, True])
-def test_how_far_clients_differ_in_it(watched: tuple[Trial, list[Any]], support: bool) -> None:
+def test_how_far_clients_differ_in_it(watched: tuple[TrialResult, list[Any]], support: bool) -> None:
     """The standard deviation over the clients of a round, of those that have a value, and its mean over rounds."""
     trial, seen = watched
     got = trial.kold_spread(support=support)
@@ -211,7 +211,7 @@ def test_how_far_clients_differ_in_it(watched: tuple[Trial, list[Any]], support:
         assert got[place] > 0 or (support and place), "nobody knows anything of what it has not seen"
 
 
-def test_both_definitions_are_columns_of_the_report(watched: tuple[Trial, list[Any]]) -> None:
+def test_both_definitions_are_columns_of_the_report(watched: tuple[TrialResult, list[Any]]) -> None:
     trial, _ = watched
     values = {metric.title: metric.of(trial) for metric in LOCAL}
     assert values["inside own classes"] == trial.kold()[0]
@@ -230,7 +230,7 @@ def test_a_cohort_of_one_does_not_differ(tmp_path: Path) -> None:
     assert 0 <= trial.kold_in <= 1
 
 
-def test_accuracy_of_local_models(watched: tuple[Trial, list[Any]]) -> None:
+def test_accuracy_of_local_models(watched: tuple[TrialResult, list[Any]]) -> None:
     trial, seen = watched
     history: Mapping[int, float] = trial.local_history
     assert list(history) == [1, 2, 3]
@@ -239,7 +239,7 @@ def test_accuracy_of_local_models(watched: tuple[Trial, list[Any]]) -> None:
     assert trial.local_accuracy == pytest.approx(np.mean(list(history.values())))
 
 
-def test_rounds_to_of_a_cell(watched: tuple[Trial, list[Any]]) -> None:
+def test_rounds_to_of_a_cell(watched: tuple[TrialResult, list[Any]]) -> None:
     trial, _ = watched
     for target in (0.0, *trial.accuracies, 1.1):
         expected = next((r for r, a in zip(trial.evaluated, trial.accuracies, strict=True) if a >= target), NAN)

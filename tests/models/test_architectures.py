@@ -28,7 +28,7 @@ from fedkeep.models import (
     architectures,
     get_architecture,
 )
-from fedkeep.models.base import _place
+from fedkeep.models.base import _full_name
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.layers import Convolution, MaxPool2, convolutional, flattened_side
 from fedkeep.models.weights import parameter_count
@@ -344,7 +344,7 @@ def test_a_class_of_ones_own_is_found_and_cannot_take_a_name() -> None:
 
     newer = again()
     newer.__module__ = Mine.__module__
-    assert _place(newer) == _place(Mine)
+    assert _full_name(newer) == _full_name(Mine)
     assert get_architecture("test-of-the-registry") is newer
     try:
         newer.name = Mine.name = "lenet5"

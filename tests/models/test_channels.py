@@ -130,7 +130,7 @@ def test_what_cannot_be_followed_is_named_with_what_to_do(odd: str, what: str) -
 def test_group_norm_and_shortcuts_without_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"through body\.norm, a GroupNorm\."):
         channel_groups(ResNet18(norm="group").build(GREY, 3))
-    with pytest.raises(ConfigError, match=r"through body\.stage2\.0\.shortcut, a Padding\."):
+    with pytest.raises(ConfigError, match=r"through body\.stage2\.0\.shortcut, a PaddedShortcut\."):
         channel_groups(ResNet32().build(GREY, 3))
 
 

@@ -272,7 +272,7 @@ def played() -> tuple[Simulation, dict[str, Fit]]:
 
 def test_no_batch_is_of_one_example(played: tuple[Simulation, dict[str, Fit]]) -> None:
     _, fits = played
-    assert {name: fit.steps for name, fit in fits.items()} == {"0": 2, "1": 1, "2": 0}, "2 and 3, 2, none"
+    assert {name: fit.num_steps for name, fit in fits.items()} == {"0": 2, "1": 1, "2": 0}, "2 and 3, 2, none"
     counters = {name: fit.model["body.norm.num_batches_tracked"].item() for name, fit in fits.items()}
     assert counters == {"0": 2, "1": 1, "2": 0}
 

@@ -106,7 +106,7 @@ def test_own_networks_grow_with_the_tasks() -> None:
     played = tiny.engine_with_tasks(Alone(), tasks, client_factories={"2": own})
     played.set_task(3)
     assert [len(context.runner.initial["classifier.weight"]) for context in played.contexts] == [3, 3]
-    assert played.context_of("2").classes == 3
+    assert played.context_of("2").num_classes == 3
 
 
 def test_a_model_is_held_to_its_own_clients_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,5 +141,5 @@ def test_methods_that_look_for_images_are_told(extractor: Extractor, name: str) 
 
 
 def test_methods_that_turn_images_are_refused(extractor: Extractor) -> None:
-    with pytest.raises(ConfigError, match="turns images cannot learn from a frozen extractor"):
+    with pytest.raises(ConfigError, match="rotates images cannot learn from a frozen extractor"):
         tiny.engine(FedPASS(), factory=partial(FrozenNetwork, extractor, tiny.CLASSES))

@@ -100,7 +100,7 @@ def test_each_reaches_only_those_it_names(through_codec: bool) -> None:
     def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
         a, b, c = (client.id for client in cohort)
         assert cohort.ask(method.write, each({b: "x"})) == {b: f"{b}x"}
-        with pytest.raises(ConfigError, match="'nobody', which is no client"):
+        with pytest.raises(ConfigError, match="'nobody', which is not a client"):
             cohort.ask(method.write, each({b: "x", "nobody": "y"}))
         assert cohort.ask(method.write, each({a: "x", b: "y"}), more=each({b: "1", c: "2"})) == {b: f"{b}y1"}
         cohort.start(method.note, each({c: "z"}))
@@ -112,6 +112,14 @@ def test_each_reaches_only_those_it_names(through_codec: bool) -> None:
     _, b, c = record["cohort"]
     assert diaries(engine) == {b: ["x", "y1"], c: ["z"]}
     assert record["lost"] == {}, "not to be named is not to be lost"
+
+
+def test_only_steps_can_be_asked() -> None:
+    def script(probe: Probe, server: Server[Kept], cohort: Cohort) -> None:
+        cohort.ask(probe.name)  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=r"name is no client step.*@on_client"):
+        tiny.engine(Probe(script=script)).run_round()
 
 
 def test_a_cohort_without_some() -> None:
@@ -247,7 +255,7 @@ def test_an_undone_last_round_does_not_undo_the_end_of_the_task() -> None:
 
 
 def test_clients_outside_the_cohort_do_not_count_towards_its_minimum() -> None:
-    cohort = probe(train, cohort=2).draw_cohort(1)
+    cohort = probe(train, cohort=2).sample_cohort(1)
     engine = probe(train, cohort=2, fault_injector=lambda number, client, step: None if client in cohort else "asleep")
     (record,) = tiny.played(engine, 1)
     assert not record["undone"]
@@ -260,14 +268,14 @@ def test_clients_outside_the_cohort_do_not_count_towards_its_minimum() -> None:
 
 def test_cohorts_are_drawn_without_replacement_from_seed_and_round_alone() -> None:
     engine = tiny.engine(FedAvg(), cohort=4, rounds=50)
-    drawn = [engine.draw_cohort(number) for number in range(1, 51)]
+    drawn = [engine.sample_cohort(number) for number in range(1, 51)]
     assert all(len(set(cohort)) == 4 for cohort in drawn)
-    assert drawn == [tiny.engine(FedSeq(), cohort=4).draw_cohort(number) for number in range(1, 51)]
+    assert drawn == [tiny.engine(FedSeq(), cohort=4).sample_cohort(number) for number in range(1, 51)]
     assert len({tuple(cohort) for cohort in drawn}) > 30
     counts = [sum(client in cohort for cohort in drawn) for client in engine.federation.clients]
     assert all(18 <= count <= 48 for count in counts), "33 expected, deviation 3.3"
-    assert drawn != [tiny.engine(FedAvg(), cohort=4, seed=1).draw_cohort(number) for number in range(1, 51)]
-    assert len(tiny.engine(FedAvg(), cohort=99).draw_cohort(1)) == 6
+    assert drawn != [tiny.engine(FedAvg(), cohort=4, seed=1).sample_cohort(number) for number in range(1, 51)]
+    assert len(tiny.engine(FedAvg(), cohort=99).sample_cohort(1)) == 6
 
 
 def test_a_cohort_of_millions_is_drawn_without_a_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +285,9 @@ def test_a_cohort_of_millions_is_drawn_without_a_permutation(monkeypatch: pytest
     object.__setattr__(federation.partition, "offsets", offsets)
     engine = tiny.engine(FedAvg(), federation=federation, cohort=50)
     monkeypatch.setattr(torch, "randperm", lambda *args, **kwargs: pytest.fail("a permutation"))
-    drawn = engine.draw_cohort(1)
+    drawn = engine.sample_cohort(1)
     assert len(set(drawn)) == 50
-    assert drawn == engine.draw_cohort(1) != engine.draw_cohort(2)
+    assert drawn == engine.sample_cohort(1) != engine.sample_cohort(2)
     assert max(map(int, drawn)) > 1_000_000
 
 
@@ -336,8 +344,8 @@ def test_fedavg_is_the_weighted_mean_of_the_graduates(monkeypatch: pytest.Monkey
     monkeypatch.setattr(LocalParty, "fit", lambda *args, **kwargs: fits.append(fit(*args, **kwargs)) or fits[-1])
     engine = tiny.engine(FedAvg(), rounds=1)
     tiny.played(engine)
-    total = sum(reply.examples for reply in fits)
+    total = sum(reply.num_examples for reply in fits)
     assert len(fits) == 3
     for name, tensor in engine.server.model.items():
-        mean = sum(reply.model[name].double() * reply.examples for reply in fits) / total
+        mean = sum(reply.model[name].double() * reply.num_examples for reply in fits) / total
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-7)

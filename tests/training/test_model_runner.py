@@ -88,7 +88,7 @@ def test_only_convolutions_are_laid_out_otherwise() -> None:
 
 def test_several_rows_for_each_class_and_the_first_is_everybodys() -> None:
     """PASS's head, whose classes are four by rotation: it grows by as many rows for each class."""
-    plain, wide = ModelRunner(tiny.network, 0, CPU), ModelRunner(tiny.network, 0, CPU, rows=4)
+    plain, wide = ModelRunner(tiny.network, 0, CPU), ModelRunner(tiny.network, 0, CPU, rows_per_class=4)
     assert tiny.equal({n: t[::4] if "classifier" in n else t for n, t in wide.initial.items()}, plain.initial)
     assert wide.parameters == plain.parameters
     images = torch.randn(2, *tiny.SHAPE, generator=torch.Generator().manual_seed(0))

@@ -156,8 +156,8 @@ def test_fit_is_a_plain_loop(name: str, count: int) -> None:
         result.model.values(), by_hand(networks, training, data, round=3).values(), strict=True
     ):
         torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-7)
-    assert result.examples == count
-    assert result.steps == 3 * -(-count // 4)
+    assert result.num_examples == count
+    assert result.num_steps == 3 * -(-count // 4)
 
 
 @pytest.mark.parametrize("name", ["momentum", "weight decay", "everything"])
@@ -192,7 +192,11 @@ def test_weights_that_are_computed_as_they_are_are_trained_as_they_are(name: str
     networks, data = ModelRunner(factory, 0, CPU), columns(11)
     plain = trained(networks, SETTINGS[name], data, round=3)
     computed = trained(networks, SETTINGS[name], data, round=3, parametrization=dict)
-    assert (computed.steps, computed.examples, computed.loss) == (plain.steps, plain.examples, plain.loss)
+    assert (computed.num_steps, computed.num_examples, computed.loss) == (
+        plain.num_steps,
+        plain.num_examples,
+        plain.loss,
+    )
     assert tiny.equal(computed.model, plain.model), "batch norm's statistics too"
 
 
@@ -307,7 +311,9 @@ def test_a_pass_may_end_with_the_shortest_and_batches_have_sizes_of_their_own() 
     engine = tiny.engine(FedAvg(), training=training)
     sets = columns(10), columns(6, seed=3), columns(50, seed=4)
     assert (
-        engine.server.fit(engine.server.model, watching, *sets, batch_sizes=(0, 3), epoch_ends_with="shortest").steps
+        engine.server.fit(
+            engine.server.model, watching, *sets, batch_sizes=(0, 3), epoch_ends_with="shortest"
+        ).num_steps
         == 4
     )
     first, short, long = zip(*watching.seen, strict=True)
@@ -316,7 +322,7 @@ def test_a_pass_may_end_with_the_shortest_and_batches_have_sizes_of_their_own() 
     assert sorted(joined(short[:2])) == sorted(joined(short[2:])) == list(range(6))
     assert [len(rows) for rows in long] == [4] * 4, "the recipe's, where no size is given"
     assert set(joined(long[:2])) != set(joined(long[2:])), "all begin anew, in a new order"
-    assert engine.server.fit(engine.server.model, Watching(), *sets[:2], batch_sizes=(3,)).steps == 8
+    assert engine.server.fit(engine.server.model, Watching(), *sets[:2], batch_sizes=(3,)).num_steps == 8
     with pytest.raises(ValueError, match="2 batch sizes for 1 data sets"):
         engine.server.fit(engine.server.model, watching, sets[0], batch_sizes=(1, 2))
 
@@ -339,7 +345,7 @@ def test_an_empty_second_data_set_is_refused_in_words() -> None:
 def test_no_examples_no_steps() -> None:
     networks = ModelRunner(tiny.network, 0, CPU)
     result = trained(networks, SETTINGS["plain"], columns(0))
-    assert (result.examples, result.steps, result.loss) == (0, 0, 0.0)
+    assert (result.num_examples, result.num_steps, result.loss) == (0, 0, 0.0)
     assert tiny.equal(result.model, networks.initial)
 
 
@@ -348,11 +354,11 @@ def test_batch_norm_never_sees_a_batch_of_one() -> None:
     training = Training(epochs=2, batch_size=4, lr=0.1)
     result = trained(networks, training, columns(9), columns(5), objective=watching)
     assert [[len(rows) for rows in step] for step in watching.seen] == [[4, 5]] * 1 + [[5, 5]] + [[4, 5]] + [[5, 5]]
-    assert result.steps == 4
+    assert result.num_steps == 4
     assert result.model["norm.num_batches_tracked"].item() == 8, "two data sets, four steps"
     assert not torch.equal(result.model["norm.running_mean"], networks.initial["norm.running_mean"])
     alone = trained(networks, training, columns(1))
-    assert alone.steps == 0
+    assert alone.num_steps == 0
     assert tiny.equal(alone.model, networks.initial)
 
 
@@ -492,7 +498,7 @@ def test_who_watches_sees_every_step_and_changes_nothing(name: str) -> None:
     watched = fit(networks, made, training)
     plain = trained(networks, training, data)
     assert tiny.equal(watched.model, plain.model)
-    assert len(seen) == plain.steps
+    assert len(seen) == plain.num_steps
     assert tiny.equal(seen[0][0], networks.initial)
     # The gradients of the objective itself: without weight decay, momentum or clipping.
     network = networks.build()
@@ -572,8 +578,8 @@ def test_made_images_are_not_brightened() -> None:
     data = engine.federation.data("0")
     made = torch.arange(len(data["label"])) % 2 == 1
     client = LocalClient(engine.context, "0", data, None, task=1, round=1, uses={})
-    (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "made": made}).streams
+    (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "generated": made}).streams
     (batch,) = source.batches(1000, merge_last=False)
-    assert "made" not in batch.data
+    assert "generated" not in batch.data
     as_they_were = (batch.data["image"] == engine.context.normalise(data["image"])[batch.index]).flatten(1).all(1)
     assert torch.equal(as_they_were, made[batch.index])

@@ -79,7 +79,7 @@ def group(
 
 def agree(stacked: Sequence[Fit], looped: Sequence[Fit]) -> None:
     for one, other in zip(stacked, looped, strict=True):
-        assert (one.examples, one.steps) == (other.examples, other.steps)
+        assert (one.num_examples, one.num_steps) == (other.num_examples, other.num_steps)
         assert one.loss == pytest.approx(other.loss, rel=1e-5)  # summed in float32
         assert one.model.keys() == other.model.keys()
         for name in one.model:
@@ -101,7 +101,7 @@ def test_a_stack_takes_the_steps_of_the_loop(name: str) -> None:
     of, training = networks(), SETTINGS[name]
     stacked = ModelStack(of, training, group(of)).fit()
     agree(stacked, [fit(of, assignment, training) for assignment in group(of)])
-    assert [done.steps for done in stacked] == [9, 3, 9, 9, 3]
+    assert [done.num_steps for done in stacked] == [9, 3, 9, 9, 3]
 
 
 def test_convolutions_are_stacked() -> None:
@@ -228,7 +228,7 @@ def test_only_trainings_of_one_kind_are_stacked(monkeypatch: pytest.MonkeyPatch)
 def test_a_client_without_examples_keeps_its_model() -> None:
     of = networks()
     found = VmapTrainer(of, PLAIN).fit(group(of, sizes=(4, 0, 4)))
-    assert [done.steps for done in found] == [3, 0, 3]
+    assert [done.num_steps for done in found] == [3, 0, 3]
 
 
 def test_no_model_holds_on_to_the_others() -> None:

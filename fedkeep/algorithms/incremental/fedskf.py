@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from fedkeep.aggregation import Aggregation, Transport, aggregate
+from fedkeep.aggregation import Aggregation, OptimalTransport, aggregate
 from fedkeep.algorithms.incremental.class_incremental import (
     CachedTaskLoss,
     cache_once_per_task,
@@ -88,8 +88,8 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     and pulled towards it afterwards; before, the global rows of new classes are untrained.
 
     *Projection* (PIT, ``pit``): the mean of the models is aligned with the neurons of one client's model by optimal
-    transport (`fedkeep.aggregation.Transport`), each round another client's. With ``pit_turn=cyclic`` accuracy has
-    the period of a turn, and if the number of rounds is a multiple of the number of clients K, every task ends with
+    transport (`fedkeep.aggregation.OptimalTransport`), each round another client's. With ``pit_turn=cyclic`` accuracy
+    has the period of a turn, and if the number of rounds is a multiple of the number of clients K, every task ends with
     the same client; with ``random`` all have one turn in K rounds, in random order. The aligned mean is averaged with
     the base (``aggregate``), or taken alone (``aligned``, which with an exact plan computes what the mean does).
 
@@ -138,7 +138,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
             server.model = mean
             return
         base = self.next_base(server, list(replies))
-        transport = Transport(result="aligned" if self.pit == "aligned" else "fused")
+        transport = OptimalTransport(result="aligned" if self.pit == "aligned" else "fused")
         projection = transport.project(mean, replies[base].model, layers)
         server.log("diagonal", list(projection.diagonal.values()))
         server.model, server.state.base = projection.model, base

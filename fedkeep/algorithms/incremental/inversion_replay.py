@@ -65,4 +65,4 @@ def inversion_problem(server: Server[Any]) -> InversionProblem:
 
 def mean_examples(replies: Mapping[str, Fit]) -> float:
     """Return the average number of examples of the clients that replied."""
-    return sum(reply.examples for reply in replies.values()) / len(replies)
+    return sum(reply.num_examples for reply in replies.values()) / len(replies)

@@ -107,10 +107,10 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
 
     def update_best(self, server: Server[LANDERServerState], replies: Mapping[str, Fit]) -> None:
         """Keep the model that was sent, if clients had the lowest loss of the task with it."""
-        examples = sum(reply.examples for reply in replies.values())
+        examples = sum(reply.num_examples for reply in replies.values())
         if server.round == 1 or not examples:
             return
-        loss = sum(max(reply.loss, 0.0) * reply.examples for reply in replies.values()) / examples
+        loss = sum(max(reply.loss, 0.0) * reply.num_examples for reply in replies.values()) / examples
         if loss < server.state.lowest_loss:
             server.state.best_model, server.state.lowest_loss = server.model, loss
 

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from fedkeep.errors import RunError
-from fedkeep.generation.diffusion.image_cache import ImageCache
+from fedkeep.generation.diffusion.image_cache import ImageCache, PrototypeCache
 from fedkeep.generation.diffusion.prototypes import (
     AverageRule,
     PrototypeSearch,
     average_prototypes,
     check_held,
-    search_prototypes,
 )
 from fedkeep.generation.diffusion.schedules import Sampler
 from fedkeep.interface import Client, Cohort, Data, Server, on_client
@@ -64,7 +63,8 @@ class PrototypeOptions(Options):
         """Search for the prototypes of the task's classes with the client's own examples (eq. 4)."""
         settings = PrototypeSearch(self.proto_steps, self.proto_batch)
         labels, rng = client.data["label"] - client.num_old_classes, client.rng("prototypes")
-        result = search_prototypes(client.generator, prototypes, client.data["image"], labels, settings, rng)
+        images = client.data["image"]
+        result = PrototypeCache().search(client.generator, prototypes, images, labels, settings, rng)
         counts = result.counts.to(prototypes.device)
         return PrototypeReply(result.prototypes, counts, client.generator.loaded_hash)
 

@@ -63,7 +63,7 @@ class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
         for client in cohort:
             if reply := client.ask(self.train, server.model):
                 server.model = reply.model
-                if reply.steps:
+                if reply.num_steps:
                     models.append(reply.model)
         if models:
             server.state.model = ema(average, mean(models), self.ema_decay)

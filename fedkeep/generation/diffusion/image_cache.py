@@ -1,4 +1,4 @@
-"""Generated images on disk, so that none is generated twice."""
+"""Caches on disk: generated images, and prototypes that a search found, so that neither is computed twice."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fedkeep.data import Data
 from fedkeep.data.cache import cache_folder
 from fedkeep.errors import RunError
 from fedkeep.generation.diffusion.generator import Generator
+from fedkeep.generation.diffusion.prototypes import PrototypeSearch, PrototypeSearchResult, search_prototypes
 from fedkeep.generation.diffusion.sampling import sample
 from fedkeep.generation.diffusion.schedules import Sampler
 from fedkeep.models.weights import tensor_hash
@@ -141,6 +142,79 @@ class ImageCache:
             parts.append(images)
         images = torch.cat(parts) if parts else torch.zeros(0, *generator.shape, dtype=torch.uint8)
         return {"image": images, "label": torch.tensor(labels, dtype=torch.int64).repeat_interleave(count)}
+
+
+@dataclass(frozen=True)
+class PrototypeCache:
+    """Searches for prototypes, and keeps the results on disk: methods that share a search then search once.
+
+    An entry is found by the hash of the generator's weights and its device, the settings, the state of the random
+    numbers, and the hashes of the start and of the examples, which are not kept themselves.
+
+    Attributes
+    ----------
+    folder : Path or None
+        Where results are kept; by default ``prototypes`` in the cache folder (``FEDKEEP_CACHE``).
+    max_bytes : float
+        Bytes that may stay there; beyond them the least recently used entries go.
+    """
+
+    folder: Path | None = None
+    max_bytes: float = MAX_BYTES / 10
+
+    @property
+    def path(self) -> Path:
+        """The folder in use."""
+        return cache_folder() / "prototypes" if self.folder is None else self.folder
+
+    def search(
+        self,
+        generator: Generator,
+        prototypes: Tensor,
+        images: Tensor,
+        labels: Tensor,
+        settings: PrototypeSearch,
+        rng: torch.Generator,
+    ) -> PrototypeSearchResult:
+        """Return what `search_prototypes` returns for these arguments; ``rng`` may stay as it is."""
+        key = {
+            "version": VERSION,
+            "generator": generator.loaded_hash,
+            "device": generator.device.type,
+            "sizes": [list(size) for size in generator.prototype_shapes],
+            "settings": as_table(settings),
+            "random": tensor_hash(rng.get_state()),
+            "begin": tensor_hash(prototypes),
+            "images": tensor_hash(images),
+            "labels": tensor_hash(labels),
+        }
+        path = self.path / f"{_hash_key(key)}.safetensors"
+        result = _read_prototypes(path, prototypes)
+        if result is None:
+            result = search_prototypes(generator, prototypes, images, labels, settings, rng)
+            columns = {"prototypes": result.prototypes, "counts": result.counts, "losses": torch.tensor(result.losses)}
+            # Unlike images, of which there are many, prototypes are soon searched again where they cannot be kept.
+            with suppress(OSError):
+                atomic_write(path, tensor_bytes({name: t.cpu().contiguous() for name, t in columns.items()}))
+                _evict(path.parent, self.max_bytes)
+        return result
+
+
+def _read_prototypes(path: Path, prototypes: Tensor) -> PrototypeSearchResult | None:
+    """Return an entry, or None if there is none that is complete."""
+    try:
+        if not path.is_file():
+            return None
+        read = read_tensors(path.read_bytes())
+        if read["prototypes"].shape != prototypes.shape or read["counts"].shape != prototypes.shape[:1]:
+            raise ValueError(f"it holds prototypes {list(read['prototypes'].shape)}")
+        with suppress(OSError):
+            os.utime(path)
+        losses = tuple(read["losses"].tolist())
+        return PrototypeSearchResult(read["prototypes"].to(prototypes.device), read["counts"], losses)
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        log.warning("The prototypes in %s cannot be read (%s); they are searched again.", path, error)
+        return None
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:

@@ -135,7 +135,7 @@ def test_each_must_have_learned_its_own_tasks_classes(tmp_path: Path) -> None:
 
 
 def test_there_must_be_one_for_each_task(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"generator\.by_task names 1 generators for 2 tasks. Name one of each task"):
+    with pytest.raises(ConfigError, match=r"generator\.by_task names 1 generators for 2 tasks. Name one for each task"):
         recipe(tmp_path / "one")
     with pytest.raises(ConfigError, match=r"names 2 generators for 1 tasks"):
         recipe(tmp_path / "one", tmp_path / "two", settings=("tasks.tasks=1",))

@@ -1,4 +1,4 @@
-"""The gate: what nodes send gets through as it is, everything else is refused."""
+"""The proxy: what nodes send gets through as it is, everything else is refused."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Body(httpx.AsyncByteStream):
 
 
 def through(path: str, superlink: httpx.AsyncBaseTransport, raw: bytes | None = None) -> httpx.Response:
-    """Send a request to the gate, as a node would."""
+    """Send a request to the proxy, as a node would."""
 
     async def ask() -> httpx.Response:
-        gate = PathProxy("127.0.0.1:8001", httpx.AsyncClient(transport=superlink))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(gate)) as node:
+        proxy = PathProxy("127.0.0.1:8001", httpx.AsyncClient(transport=superlink))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(proxy)) as node:
             request = node.build_request(
                 "POST", "https://fl.example.org:8000/", content=b"\0\1body", headers={"x-key": "k"}
             )

@@ -1,0 +1,112 @@
+"""Descriptions of trials and partitions, for reports and for checks when a trial is resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeep.data import Federation
+from fedkeep.experiment.build import class_names, generator_hash
+from fedkeep.experiment.model_config import describe_extractor, pretrained_models
+from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.models.weights import tensor_hash
+from fedkeep.options import as_table
+
+MAX_LISTED_CLIENTS = 100_000
+"""The most clients whose examples by class are recorded; for a million it would be 30 MB in every trial."""
+
+
+def describe_trial(
+    recipe: Recipe, method: Method, seed: int, federation: Federation, data_dir: str | Path | None = None
+) -> dict[str, Any]:
+    """Describe a trial, for reports and for a later check that a resumed trial still has the same inputs.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    method : Method
+        The trial's method.
+    seed : int
+        The trial's seed.
+    federation : Federation
+        Which client holds which examples.
+    data_dir : str or Path, optional
+        The folder of local generators and extractors.
+
+    Returns
+    -------
+    dict
+        The description, which JSON can represent.
+    """
+    dataset, final = federation.dataset, federation.for_task(federation.num_tasks)
+    classes = final.cumulative_classes[-1]  # over all tasks
+    # The labels change if the generator's images are left out or not.
+    dependencies = {"training data": tensor_hash(dataset.train["label"])}
+    description = {
+        "label": method.label,
+        "algorithm": method.algorithm.name(),
+        "options": as_table(method.algorithm),
+        "seed": seed,
+        "rounds": recipe.rounds,
+        "served": list(recipe.run.served),
+        "schedule": method.algorithm.schedule,
+        "paper": method.algorithm.paper,
+        "clients": len(federation.clients),
+        "cohort": recipe.run.cohort,
+        "classes": classes,
+        "label_names": list(class_names(federation)),
+        "dependencies": dependencies,
+        "dataset": dataset.name,
+        "dataset_note": dataset.note,
+        "test_total": torch.bincount(final.dataset.test["label"], minlength=classes).tolist(),
+    }
+    if recipe.has_tasks:
+        tasks = final.stream.tasks if final.stream else ()
+        description["tasks"] = [task.num_classes - task.num_old_classes for task in tasks]
+    extractors = []
+    for whose, extractor in pretrained_models(recipe.model, recipe.client_models, data_dir).items():
+        extractors.append((f"{whose}: " if whose else "") + describe_extractor(extractor, class_names(federation)))
+        dependencies[f"extractor of {whose}" if whose else "extractor"] = extractor.hash()
+    if extractors:
+        description["extractor"] = "; ".join(extractors)
+    if "generator" in method.algorithm.needs:
+        description["generator"] = recipe.generator.describe(data_dir)
+        dependencies["generator"] = generator_hash(recipe, data_dir)
+    return description
+
+
+def describe_partition(federation: Federation, local_models: bool = False) -> dict[str, Any]:
+    """Describe a partition: its manifest, the number of examples by client and class, and the tasks.
+
+    For more than `MAX_LISTED_CLIENTS` clients the numbers are left out, and the report has no heat map.
+
+    Parameters
+    ----------
+    federation : Federation
+        Which client holds which examples.
+    local_models : bool
+        Clients' own models are evaluated, for which the numbers are always needed.
+
+    Returns
+    -------
+    dict
+        The description, which JSON can represent.
+    """
+    stream = federation.stream
+    manifest = federation.partition.manifest() if stream is None else stream.tasks[0].partition.manifest()
+    tasks = {} if stream is None else {"tasks": stream.manifest()}
+    listed = local_models or len(federation.clients) <= MAX_LISTED_CLIENTS
+    return manifest | (_counts(federation) if listed else {}) | tasks
+
+
+def _counts(federation: Federation) -> dict[str, Any]:
+    if federation.stream is None:
+        counts = federation.partition.counts(federation.dataset.train["label"], federation.dataset.num_classes)
+        return {"counts": counts.tolist()}
+    stream = federation.stream
+    label, classes = stream.dataset.train["label"], stream.tasks[-1].num_classes
+    counts_by_task = [task.partition.counts(label, stream.dataset.num_classes)[:, :classes] for task in stream.tasks]
+    return {"counts": torch.stack(counts_by_task).sum(0).tolist()}  # each class belongs to one task

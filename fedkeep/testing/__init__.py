@@ -1,0 +1,110 @@
+"""The conformance suite: what every method must keep, whatever it does, as functions for methods anywhere.
+
+>>> from fedkeep.testing import check_algorithm
+>>> check_algorithm(MyMethod)
+
+It runs the method on a federation so small that a round takes milliseconds. Each check is a function
+``check_<what>(algorithm)`` that raises AssertionError with the method's name and what is expected of it. Pytest is not
+needed; with it, `checks_for` gives one test for each check.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.interface import Algorithm
+from fedkeep.testing import determinism, failures, odd_federations, tasks
+
+__all__ = ["CHECKS", "check_algorithm", "checks_for"]
+
+CHECKS: tuple[Callable[[Algorithm[Any, Any]], None], ...] = (
+    determinism.check_two_runs_are_equal,
+    determinism.check_another_seed_differs,
+    determinism.check_common_randomness,
+    determinism.check_evaluation_interval_changes_nothing,
+    determinism.check_evaluating_local_models_changes_nothing,
+    determinism.check_codec_changes_nothing,
+    determinism.check_order_of_work_changes_nothing,
+    determinism.check_stacked_training,
+    determinism.check_global_randomness,
+    determinism.check_records_are_json,
+    failures.check_resume,
+    failures.check_checkpoint,
+    failures.check_lost_clients,
+    failures.check_bad_replies,
+    failures.check_diverged_client,
+    failures.check_too_few_clients,
+    failures.check_exceptions,
+    odd_federations.check_cohort_of_one,
+    odd_federations.check_more_rounds_than_clients,
+    odd_federations.check_cohort_of_everybody,
+    odd_federations.check_client_with_one_example,
+    odd_federations.check_clients_with_one_class,
+    odd_federations.check_clients_without_examples,
+    odd_federations.check_nobody_with_examples,
+    odd_federations.check_batch_norm,
+    odd_federations.check_dropout,
+    odd_federations.check_memory,
+    tasks.check_tasks,
+    tasks.check_tasks_through_codec,
+    tasks.check_tasks_order_of_work,
+    tasks.check_tasks_stacked_training,
+    tasks.check_tasks_class_without_examples,
+    tasks.check_tasks_resume,
+    tasks.check_tasks_exception,
+)
+"""All checks. A name without ``check_`` is what `check_algorithm` skips, and what `checks_for` yields."""
+
+_OF_TASKS = {check for check in CHECKS if check.__module__ == tasks.__name__}
+
+
+def checks_for(
+    algorithm: Algorithm[Any, Any] | type[Algorithm[Any, Any]],
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield the name of each check that applies to a method, and a function without arguments that carries it out.
+
+    Parameters
+    ----------
+    algorithm : Algorithm or type[Algorithm]
+        The method, or its class for the method with its default options. Options that make its rounds small make the
+        checks quick.
+    """
+    method = algorithm() if isinstance(algorithm, type) else algorithm
+    for check in CHECKS:
+        if check in _OF_TASKS and "auxiliary" in method.needs:
+            continue  # auxiliary examples are of all classes: recipes refuse them with tasks
+        yield check.__name__.removeprefix("check_"), functools.partial(check, method)
+
+
+def check_algorithm(algorithm: Algorithm[Any, Any] | type[Algorithm[Any, Any]], *, skip: Collection[str] = ()) -> None:
+    """Carry out all checks that apply to a method, and stop at the first that fails.
+
+    Parameters
+    ----------
+    algorithm : Algorithm or type[Algorithm]
+        The method, or its class for the method with its default options.
+    skip : Collection[str]
+        Names of checks that are left out, such as ``"stacked_training"``.
+
+    Raises
+    ------
+    AssertionError
+        If the method does not keep something. The message names the method and what is expected.
+    ConfigError
+        If ``skip`` names what is no check.
+    """
+    known = [check.__name__.removeprefix("check_") for check in CHECKS]
+    for name in skip:
+        if name not in known:
+            raise ConfigError(f"there is no check {name!r}.{did_you_mean(name, known)} See fedkeep.testing.CHECKS.")
+    for name, check in checks_for(algorithm):
+        if name in skip:
+            continue
+        try:
+            check()
+        except Exception as error:
+            error.add_note(f"This happened in the check {name!r} of fedkeep.testing.")
+            raise

@@ -1,0 +1,287 @@
+"""Step between a simulation and its clients: break what they do, or look on, through its public arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, get_origin
+
+import torch
+from torch import Tensor
+
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.interface import Algorithm, Fit
+from fedkeep.interface.algorithm import client_steps
+from fedkeep.interface.pytree import replace_tensors, tree_tensors
+from fedkeep.losses import Batch
+from fedkeep.simulation.callbacks import Callback, OnRoundEnd
+from fedkeep.simulation.executor import Executor, Future
+from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.local_training import BatchStream
+from fedkeep.training.party import LocalClient, LocalParty
+
+Step = Callable[..., Any]
+
+FAULTS = {"nan": "finite", "inf": "finite", "loss": "finite", "shape": "shape", "name": "lacks", "type": "float64"}
+"""What may be wrong with a reply, and a word of the reason for which it is refused."""
+
+
+class Stopped(BaseException):
+    """Stands for whatever stops a process."""
+
+
+def stop_after(number: int) -> Callback:
+    """Return a callback that stops the trial after a round."""
+
+    def stop(state: Any, result: Any) -> None:
+        if result.record["round"] == number:
+            raise Stopped
+
+    return OnRoundEnd(stop)
+
+
+class WrappedSteps(Executor):
+    """Carries out other steps than it is given.
+
+    Parameters
+    ----------
+    inner : Executor
+        Carries them out.
+    wrap : Callable[[ClientTask], Step]
+        Returns what is called in the place of a task's step.
+    """
+
+    def __init__(self, inner: Executor, wrap: Callable[[ClientTask], Step]) -> None:
+        self.inner = inner
+        self.wrap = wrap
+        self.ahead = inner.ahead
+
+    def begin_round(self, round: int, cohort: Sequence[str]) -> None:
+        self.inner.begin_round(round, cohort)
+
+    def submit(self, *tasks: ClientTask) -> list[Future]:
+        return self.inner.submit(*(replace(task, step=self.wrap(task)) for task in tasks))
+
+    def wait(self, future: Future) -> TaskResult | ClientFailure:
+        return self.inner.wait(future)
+
+    def drain(self) -> None:
+        self.inner.drain()
+
+    def stop(self) -> None:
+        self.inner.stop()
+
+
+class BackwardExecutor(Executor):
+    """Carries out all that it was given, the latest first, as soon as one result is waited for."""
+
+    ahead = 64
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.pending: list[tuple[int, Future]] = []
+        self.results: dict[int, TaskResult | ClientFailure] = {}
+        self.submitted = 0
+
+    def submit(self, *tasks: ClientTask) -> list[Future]:
+        futures = self.inner.submit(*tasks)
+        numbers = list(range(self.submitted, self.submitted + len(futures)))
+        self.submitted += len(futures)
+        self.pending += zip(numbers, futures, strict=True)
+        return numbers
+
+    def wait(self, future: Future) -> TaskResult | ClientFailure:
+        while self.pending:
+            number, inner = self.pending.pop()
+            self.results[number] = self.inner.wait(inner)
+        return self.results.pop(future)
+
+    def drain(self) -> None:
+        self.pending.clear()
+        self.results.clear()
+        self.inner.drain()
+
+    def stop(self) -> None:
+        self.drain()
+        self.inner.stop()
+
+
+def wrap_steps(simulation: Simulation, wrap: Callable[[ClientTask], Step]) -> None:
+    """Let a simulation carry out other steps than the method's own (see `WrappedSteps`)."""
+    simulation.executor = WrappedSteps(simulation.executor, wrap)
+
+
+@contextmanager
+def raising_in(simulation: Simulation, step: str, number: int, client: str) -> Iterator[None]:
+    """Raise ZeroDivisionError in a client's step of a round, for the block."""
+
+    def wrap(task: ClientTask) -> Step:
+        @functools.wraps(task.step)
+        def wrapped(client: LocalClient, *args: Any, **kwargs: Any) -> Any:
+            raise ZeroDivisionError("on purpose")
+
+        at = simulation.finished + 1, task.client, task.step.__name__
+        return wrapped if at == (number, client, step) else task.step
+
+    before = simulation.executor
+    wrap_steps(simulation, wrap)
+    try:
+        yield
+    finally:
+        simulation.executor = before
+
+
+def break_replies(simulation: Simulation, number: int, faults: Mapping[str, str]) -> None:
+    """Let what some clients reply in a round carry a fault each, of `FAULTS`; the clients know nothing of it."""
+    carriers = _carriers(simulation.algorithm)
+
+    def wrap(task: ClientTask) -> Step:
+        @functools.wraps(task.step)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return _with_fault(task.step(*args, **kwargs), faults[task.client])
+
+        is_broken = simulation.finished + 1 == number and task.client in faults and task.step.__name__ in carriers
+        return wrapped if is_broken else task.step
+
+    wrap_steps(simulation, wrap)
+
+
+def let_diverge(simulation: Simulation, number: int, client: str) -> None:
+    """Let a client's training in a round end in weights that are no numbers, before its step computes with them."""
+
+    def diverged(fit: Fit) -> Fit:
+        return replace(fit, model={name: torch.full_like(tensor, float("nan")) for name, tensor in fit.model.items()})
+
+    def after(party: LocalParty, fit: Fit) -> Fit:
+        return diverged(fit) if (simulation.finished + 1, party.name) == (number, client) else fit
+
+    _watch_clients(simulation, lambda party: _after_fit(party, after))
+
+
+def record_fits(simulation: Simulation) -> list[Fit]:
+    """Return a list to which every local training's result is added, the server's too."""
+    fits: list[Fit] = []
+
+    def after(party: LocalParty, fit: Fit) -> Fit:
+        fits.append(fit)
+        return fit
+
+    _after_fit(simulation.server, after)
+    _watch_clients(simulation, lambda party: _after_fit(party, after))
+    return fits
+
+
+@dataclass
+class Seen:
+    """What clients saw.
+
+    Attributes
+    ----------
+    labels : dict[str, list[int]]
+        Of each client's examples.
+    orders : dict[tuple[int, str], list[list[int]]]
+        The rows of each pass over a data set, in their order, by round and client.
+    """
+
+    labels: dict[str, list[int]]
+    orders: dict[tuple[int, str], list[list[int]]]
+
+
+def record_batches(simulation: Simulation) -> Seen:
+    """Return what will hold what clients see, once the simulation has run."""
+    seen = Seen({}, defaultdict(list))
+
+    def watch(client: LocalParty) -> None:
+        seen.labels[client.name] = client.data["label"].tolist()
+        make = client.train_job
+
+        def train_job(*args: Any, **kwargs: Any) -> Any:
+            job = make(*args, **kwargs)
+            orders = seen.orders[client.round, client.name]
+            return replace(job, streams=[_RecordedStream(**vars(stream), orders=orders) for stream in job.streams])
+
+        client.train_job = train_job  # type: ignore[method-assign]
+
+    _watch_clients(simulation, watch)
+    return seen
+
+
+@dataclass(frozen=True, eq=False)
+class _RecordedStream(BatchStream):
+    """A data set that writes down in which order its rows are drawn."""
+
+    orders: list[list[int]] | None = None
+
+    def batches(self, size: int, merge_last: bool) -> Iterator[Batch]:
+        drawn = list(super().batches(size, merge_last))
+        if self.orders is not None:
+            self.orders.append([row for batch in drawn for row in batch.index.tolist()])
+        return iter(drawn)
+
+
+def replies_with(algorithm: Algorithm[Any, Any], kind: type[Any]) -> set[str]:
+    """Return the names of a method's steps whose annotated reply is of a kind."""
+    replies = {name: annotations_of(step)["return"] for name, step in client_steps(type(algorithm)).items()}
+    return {name for name, reply in replies.items() if issubclass(get_origin(reply) or reply, kind)}
+
+
+def _watch_clients(simulation: Simulation, watch: Callable[[LocalParty], None]) -> None:
+    """Call a function with every client before its step."""
+
+    def wrap(task: ClientTask) -> Step:
+        @functools.wraps(task.step)
+        def wrapped(client: LocalClient, *args: Any, **kwargs: Any) -> Any:
+            watch(client)
+            return task.step(client, *args, **kwargs)
+
+        return wrapped
+
+    wrap_steps(simulation, wrap)
+
+
+def _after_fit(party: LocalParty, after: Callable[[LocalParty, Fit], Fit]) -> None:
+    """Let a party's local trainings return what a function makes of them."""
+    train = party.fit
+
+    def fit(*args: Any, **kwargs: Any) -> Fit:
+        return after(party, train(*args, **kwargs))
+
+    party.fit = fit  # type: ignore[method-assign]
+
+
+def _carriers(algorithm: Algorithm[Any, Any]) -> set[str]:
+    """Return the names of the steps whose replies are broken: fits, else dataclasses, else whatever there is."""
+    dataclasses = {
+        name for name, step in client_steps(type(algorithm)).items() if is_dataclass(annotations_of(step)["return"])
+    }
+    return replies_with(algorithm, Fit) or dataclasses or set(client_steps(type(algorithm)))
+
+
+def _with_fault(reply: Any, fault: str) -> Any:
+    """Return a reply whose model carries a fault, or its first tensor if it has no model."""
+    if fault == "loss":
+        return replace(reply, loss=float("nan"))
+    if not hasattr(reply, "model"):
+        tensors = [tensor for tensor, _ in tree_tensors(reply)]
+        return replace_tensors(reply, [_faulty(tensors[0], fault), *tensors[1:]]) if tensors else reply
+    model = dict(reply.model)
+    name, tensor = list(model.items())[-1]
+    if fault == "name":
+        del model[name]
+    else:
+        model[name] = _faulty(tensor, fault)
+    return replace(reply, model=model)
+
+
+def _faulty(tensor: Tensor, fault: str) -> Tensor:
+    faults: dict[str, Callable[[], Tensor]] = {
+        "nan": lambda: torch.full_like(tensor, float("nan")),
+        "inf": lambda: torch.cat([torch.full_like(tensor[:1], float("inf")), tensor[1:]]),
+        "shape": lambda: torch.cat([tensor, tensor]),
+        "type": lambda: tensor.double(),
+    }
+    return faults[fault]()

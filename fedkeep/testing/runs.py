@@ -1,0 +1,214 @@
+"""What the checks compare: a method's undisturbed run, the condition of a simulation, and expectations that tell."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeep._utils.seeds import temporary_seed
+from fedkeep.errors import DataError
+from fedkeep.interface import Algorithm, Fit
+from fedkeep.interface.algorithm import client_steps
+from fedkeep.interface.codec import encode
+from fedkeep.interface.pytree import keystr, tree_leaves_with_path
+from fedkeep.models import Weights
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.testing import federation as tiny
+from fedkeep.testing.interception import replies_with
+
+Method = Algorithm[Any, Any]
+
+ROUNDS = 4
+GLOBAL_SEED = 11
+"""Of the generators that nobody may read, in undisturbed runs."""
+
+
+def expect(condition: bool, algorithm: Method, expected: str) -> None:
+    """Raise AssertionError with a method's name and what is expected of it, unless the condition holds."""
+    if not condition:
+        raise AssertionError(f"{type(algorithm).__name__}: {expected}")
+
+
+def expect_equal(found: object, wanted: object, algorithm: Method, expected: str) -> None:
+    """Raise AssertionError that also says what was found instead, unless two values are equal."""
+    if found != wanted:
+        raise AssertionError(f"{type(algorithm).__name__}: {expected}; {_difference(found, wanted)}")
+
+
+def _difference(found: object, wanted: object) -> str:
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        found, wanted = next((a, b) for a, b in zip(found, wanted, strict=True) if a != b)
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+        found, wanted = ({name: value.get(name) for name in names} for value in (found, wanted))
+    return f"found {_short(found)} instead of {_short(wanted)}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 500 else f"{text[:500]}…"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left that nothing disturbed.
+
+    Attributes
+    ----------
+    records : list[dict]
+        Of all rounds.
+    calls : list[tuple[int, str, str]]
+        Round, client and step of everything that was asked, in order.
+    initial, model : Weights
+        The server's model before and after.
+    server : object
+        The server's state.
+    clients : dict[str, object]
+        The clients' states.
+    """
+
+    records: list[dict[str, Any]]
+    calls: list[tuple[int, str, str]]
+    initial: Weights
+    model: Weights
+    server: Any
+    clients: dict[str, Any]
+
+
+@functools.lru_cache(maxsize=64)
+def undisturbed(algorithm: Method, build: Callable[..., Simulation] = tiny.simulation, **changes: Any) -> Run:
+    """Run a method with nobody disturbing it, once for all checks.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        The method.
+    build : Callable[..., Simulation]
+        `fedkeep.testing.federation.simulation`, or the one with tasks.
+    **changes
+        What ``build`` is given besides.
+    """
+    calls: list[tuple[int, str, str]] = []
+
+    def note(number: int, client: str, step: str) -> None:
+        calls.append((number, client, step))
+
+    simulation = build(algorithm, fault_injector=note, **changes)
+    initial = simulation.server.model
+    with temporary_seed(GLOBAL_SEED):
+        records = tiny.run_rounds(simulation)
+    return Run(records, calls, initial, simulation.server.model, simulation.server.state, simulation.client_states)
+
+
+def expect_json(algorithm: Method, record: dict[str, Any]) -> None:
+    """Check that a record is strict JSON."""
+    advice = "what `server.log` is given should be finite numbers, or lists of them"
+    try:
+        text = json.dumps(record, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{type(algorithm).__name__}: {advice}; {error}") from error
+    expect_equal(json.loads(text), record, algorithm, advice)
+
+
+def asked_steps(algorithm: Method) -> set[str]:
+    """Return the names of the client steps that a method asks for in an undisturbed run."""
+    return {step for _, _, step in undisturbed(algorithm).calls}
+
+
+def last_step(algorithm: Method) -> str:
+    """Return the step that a round asks for last; not a task's first or last round, which may ask everybody too."""
+    return [step for number, _, step in undisturbed(algorithm).calls if number == 2][-1]
+
+
+def last_fit(algorithm: Method) -> str:
+    """Return the step that a round asks for last of those that reply with a fit; if none does, with anything."""
+    everything = set(client_steps(type(algorithm))) - replies_with(algorithm, type(None))
+    fits = replies_with(algorithm, Fit) or everything
+    return [step for number, _, step in undisturbed(algorithm).calls if number == 2 and step in fits][-1]
+
+
+def condition(simulation: Simulation) -> dict[str, Any]:
+    """Return all that a later round can depend on, comparable."""
+    empty = encode(simulation.client_state())
+    states = {client: encode(state) for client, state in simulation.client_states.items()}
+    return {
+        "finished": simulation.finished,
+        "model": encode(simulation.server.model),
+        "server": encode(simulation.server.state),
+        "clients": {client: state for client, state in sorted(states.items()) if state != empty},
+    }
+
+
+def contents(value: Any) -> list[tuple[str, Any]]:
+    """Return all that is in a value, comparable; unlike its bytes, whichever tensors happen to be the same object."""
+    leaves = tree_leaves_with_path(value)
+    return [(keystr(path), tiny.bits(leaf) if isinstance(leaf, Tensor) else leaf) for path, leaf in leaves]
+
+
+def expect_same_run(one: Run, records: list[dict[str, Any]], other: Simulation, why: str) -> None:
+    """Check that a simulation left what an undisturbed run left, bit for bit."""
+    algorithm = other.algorithm
+    expect_equal(records, one.records, algorithm, f"records should be the same {why}")
+    expect(tiny.equal(one.model, other.server.model), algorithm, f"the model should be the same {why}")
+    expect(
+        contents(one.server) == contents(other.server.state), algorithm, f"the server's state should be the same {why}"
+    )
+    expect(
+        contents(one.clients) == contents(other.client_states),
+        algorithm,
+        f"the clients' states should be the same {why}",
+    )
+
+
+def expect_close_run(
+    records: list[dict[str, Any]], model: Weights, other_records: list[dict[str, Any]], other: Simulation
+) -> None:
+    """Check that a simulation left what another one left, but for rounding."""
+    algorithm = other.algorithm
+    for one, two in zip(records, other_records, strict=True):
+        for name in ("cohort", "lost", "examples"):
+            expect_equal(two[name], one[name], algorithm, f"{name!r} should not depend on the stack")
+        losses = one["loss"], two["loss"]
+        is_close = losses[0] == losses[1] or (None not in losses and math.isclose(*losses, rel_tol=1e-4))
+        expect(is_close, algorithm, f"the loss should be {losses[0]} up to rounding, not {losses[1]}")
+    for name, tensor in model.items():
+        is_close = torch.allclose(other.server.model[name], tensor, rtol=1e-3, atol=1e-5)
+        expect(is_close, algorithm, f"{name} should be the same up to rounding when clients are trained as a stack")
+
+
+def run_settled(simulation: Simulation, rounds: int | None = None) -> list[dict[str, Any]]:
+    """Run to the end, or so many rounds, and check what is left."""
+    records = tiny.run_rounds(simulation, rounds)
+    expect_settled(simulation.algorithm, records, simulation.server.model)
+    return records
+
+
+def expect_settled(algorithm: Method, records: list[dict[str, Any]], model: Weights) -> None:
+    """Check that no client was lost, no round rolled back, and that the model is finite."""
+    for record in records:
+        expect_equal(record["lost"], {}, algorithm, f"no client should be lost in round {record['round']}")
+        expect(not record["undone"], algorithm, f"round {record['round']} should not be rolled back")
+    expect_finite(algorithm, model)
+
+
+def expect_finite(algorithm: Method, model: Weights) -> None:
+    """Check that all numbers of a model are finite."""
+    expect(tiny.finite(model), algorithm, "all numbers of the model should be finite")
+
+
+def expect_data_error(simulation: Simulation) -> None:
+    """Check that a run is refused since nobody holds an example of a class."""
+    algorithm, words = simulation.algorithm, "no client holds an example of"
+    try:
+        tiny.run_rounds(simulation)
+    except DataError as error:
+        expect(words in str(error), algorithm, f"the error should say that {words} a class, not {error}")
+    else:
+        expect(False, algorithm, f"a run should be refused with a DataError that says {words} a class")

@@ -1,0 +1,77 @@
+"""What was looked for once is not looked for again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from fedkeep.generation.diffusion import image_cache
+from fedkeep.generation.diffusion.image_cache import PrototypeCache
+from fedkeep.generation.diffusion.prototypes import PrototypeSearch, PrototypeSearchResult, search_prototypes
+
+SETTINGS = PrototypeSearch(steps=3, batch_size=4)
+DATA = tiny.dataset().train
+
+
+def look(
+    folder: Path, settings: PrototypeSearch = SETTINGS, seed: int = 0, rows: int = 30, **changes: Any
+) -> PrototypeSearchResult:
+    begin = torch.full((tiny.CLASSES, *tiny.SHAPE), 0.1)
+    rng = torch.Generator().manual_seed(seed)
+    images, labels = DATA["image"][:rows], DATA["label"][:rows]
+    return PrototypeCache(folder, **changes).search(tiny.ToyGenerator(), begin, images, labels, settings, rng)
+
+
+def test_it_is_what_a_search_finds_and_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, rng = torch.full((tiny.CLASSES, *tiny.SHAPE), 0.1), torch.Generator().manual_seed(0)
+    expected = search_prototypes(tiny.ToyGenerator(), begin, DATA["image"][:30], DATA["label"][:30], SETTINGS, rng)
+    first = look(tmp_path)
+    monkeypatch.setattr(image_cache, "search_prototypes", None)
+    for found in (first, look(tmp_path)):
+        assert torch.equal(found.prototypes, expected.prototypes)
+        assert torch.equal(found.counts, expected.counts)
+        assert found.losses == pytest.approx(expected.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"seed": 1}, {"rows": 29}, {"settings": replace(SETTINGS, steps=4)}, {"settings": PrototypeSearch(3, 4, "sgd")}],
+)
+def test_what_is_another_search_is_searched(changes: dict[str, Any], tmp_path: Path) -> None:
+    one, other = look(tmp_path), look(tmp_path, **changes)
+    assert not torch.equal(one.prototypes, other.prototypes)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_without_examples_the_rows_are_kept_as_they_were(tmp_path: Path) -> None:
+    for _ in range(2):
+        found = look(tmp_path, rows=0)
+        assert torch.equal(found.prototypes, torch.full((tiny.CLASSES, *tiny.SHAPE), 0.1))
+        assert (found.counts.tolist(), found.losses) == ([0, 0, 0], ())
+
+
+def test_a_damaged_entry_is_found_again_and_a_full_disk_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = look(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:40])
+    assert torch.equal(look(tmp_path).prototypes, first.prototypes)
+    assert "searched again" in caplog.text
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(image_cache, "atomic_write", full)
+    assert torch.equal(look(tmp_path / "other").prototypes, first.prototypes)
+
+
+def test_old_entries_make_room(tmp_path: Path) -> None:
+    for seed in range(4):
+        look(tmp_path, seed=seed, max_bytes=1)
+    assert len(list(tmp_path.iterdir())) <= 1

@@ -1,0 +1,205 @@
+"""A method that breaks one promise fails the check of it; one that keeps all passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep.aggregation import weighted_mean
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
+from fedkeep.losses import CrossEntropy
+from fedkeep.models import Weights
+from fedkeep.options import option
+from fedkeep.testing import CHECKS, check_algorithm, checks_for
+
+KEPT: list[Any] = []
+"""What a method must not keep: anything outside a state."""
+
+
+@dataclass
+class Total:
+    total: Tensor = field(default_factory=lambda: torch.zeros(1))
+
+
+@dataclass
+class Sum:
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Promises(Algorithm[Total, Total]):
+    """Federated averaging that breaks one promise, or none."""
+
+    broken: str = option("none", "which promise")
+
+    def round(self, server: Server[Total], cohort: Cohort) -> None:
+        if server.task == 1 and server.round == 1:
+            KEPT.clear()
+        replies = getattr(self, f"_{self.broken}", self._none)(server, cohort)
+        if replies:
+            server.model = weighted_mean(replies)
+        server.state.total = server.state.total + len(replies)
+
+    def _none(self, server: Server[Total], cohort: Cohort) -> Any:
+        return cohort.ask(self.train, server.model)
+
+    def _nothing_learned(self, server: Server[Total], cohort: Cohort) -> Any:
+        self._none(server, cohort)
+        return {}
+
+    def _always_the_same(self, server: Server[Total], cohort: Cohort) -> Any:
+        self._none(server, cohort)
+        server.model = {name: torch.ones_like(tensor) for name, tensor in server.model.items()}
+        return {}
+
+    def _passed_by_reference(self, server: Server[Total], cohort: Cohort) -> Any:
+        KEPT[:] = server.model.values()
+        return self._none(server, cohort)
+
+    def _global_randomness(self, server: Server[Total], cohort: Cohort) -> Any:
+        server.log("luck", float(torch.rand(())))
+        return self._none(server, cohort)
+
+    def _not_json(self, server: Server[Total], cohort: Cohort) -> Any:
+        server.log("luck", float("nan"))
+        return self._none(server, cohort)
+
+    def _kept_outside(self, server: Server[Total], cohort: Cohort) -> Any:
+        KEPT.append(0)
+        server.log("rounds", float(len(KEPT)))
+        return self._none(server, cohort)
+
+    def _everybody_answers(self, server: Server[Total], cohort: Cohort) -> Any:
+        replies = self._none(server, cohort)
+        return {client.id: replies[client.id] for client in cohort}
+
+    def _unchecked_reply(self, server: Server[Total], cohort: Cohort) -> Any:
+        for reply in cohort.ask(self.tell, server.model).values():
+            server.state.total = server.state.total + reply.logits.sum()
+        return {}
+
+    def _changed_in_place(self, server: Server[Total], cohort: Cohort) -> Any:
+        server.state.total += 1
+        return self._none(server, cohort)
+
+    def _seen_of_the_refused(self, server: Server[Total], cohort: Cohort) -> Any:
+        replies = self._none(server, cohort)
+        server.state.total = server.state.total + len(KEPT)
+        return replies
+
+    def _extrapolated(self, server: Server[Total], cohort: Cohort) -> Any:
+        mean = weighted_mean(self._none(server, cohort))
+        server.model = {name: (tensor + 0.5 * (tensor - server.model[name])) for name, tensor in mean.items()}
+        return {}
+
+    def _leak(self, server: Server[Total], cohort: Cohort) -> Any:
+        KEPT.append(server.model)
+        return self._none(server, cohort)
+
+    def begin_task(self, server: Server[Total], clients: Cohort) -> None:
+        if self.broken != "head_not_expanded":
+            super().begin_task(server, clients)
+
+    def predict(self, server: Server[Total], model: Weights, images: Tensor) -> Tensor:
+        if self.broken == "changed_by_evaluation":
+            server.model = {name: tensor * 1.01 for name, tensor in server.model.items()}
+        return super().predict(server, model, images)
+
+    @on_client
+    def train(self, client: Client[Total], model: Weights) -> Fit:
+        if self.broken == "drawn_from_others":
+            client.rng("batches")
+        if self.broken == "order_of_work":
+            KEPT.append(client.id)
+        if self.broken == "seen_of_the_refused":
+            KEPT.append(client.id)
+        examples = len(client.data["label"])
+        if self.broken == "some_examples" and not examples:
+            raise ValueError("no examples")
+        if self.broken == "several_examples" and examples == 1:
+            raise ValueError("one example")
+        is_original = any(tensor is kept for tensor in model.values() for kept in KEPT)
+        more = self.broken == "passed_by_reference" and is_original
+        more |= self.broken == "order_of_work" and KEPT.index(client.id) % 2 == 1
+        more |= self.broken == "stacked" and getattr(client, "train", None) is not None
+        return client.fit(model, CrossEntropy(), epochs=3 if more else None)
+
+    @on_client
+    def tell(self, client: Client[Total], model: Weights) -> Sum:
+        return Sum(client.predict(model))
+
+
+BROKEN = {
+    "nothing_learned": "two_runs_are_equal",
+    "always_the_same": "another_seed_differs",
+    "drawn_from_others": "common_randomness",
+    "changed_by_evaluation": "evaluation_interval_changes_nothing",
+    "unchecked_reply": "evaluating_local_models_changes_nothing",  # no model comes back
+    "passed_by_reference": "codec_changes_nothing",
+    "order_of_work": "order_of_work_changes_nothing",
+    "stacked": "stacked_training",
+    "global_randomness": "global_randomness",
+    "not_json": "records_are_json",
+    "kept_outside": "checkpoint",
+    "everybody_answers": "lost_clients",
+    "seen_of_the_refused": "diverged_client",
+    "changed_in_place": "too_few_clients",
+    "some_examples": "clients_without_examples",
+    "several_examples": "client_with_one_example",
+    "extrapolated": "batch_norm",
+    "leak": "memory",
+    "head_not_expanded": "tasks",
+}
+
+
+def test_a_method_that_keeps_all_promises_passes() -> None:
+    check_algorithm(Promises)
+
+
+@pytest.mark.parametrize(("broken", "name"), BROKEN.items(), ids=BROKEN)
+def test_a_broken_promise_fails_its_check(broken: str, name: str) -> None:
+    check = dict(checks_for(Promises(broken=broken)))[name]
+    with pytest.raises(Exception) as caught:
+        check()
+    if isinstance(caught.value, AssertionError):
+        assert "Promises" in str(caught.value)
+
+
+@pytest.mark.parametrize(("broken", "name"), [("kept_outside", "resume"), ("changed_in_place", "exceptions")])
+def test_it_fails_others_too(broken: str, name: str) -> None:
+    with pytest.raises(AssertionError, match="Promises: "):
+        dict(checks_for(Promises(broken=broken)))[name]()
+
+
+def test_a_reply_that_nobody_checks_fails() -> None:
+    with pytest.raises(AssertionError, match=r"Promises: .*validate_reply"):
+        dict(checks_for(Promises(broken="unchecked_reply")))["bad_replies"]()
+
+
+def test_the_error_says_which_check_it_was_and_checks_can_be_skipped() -> None:
+    known = [check.__name__.removeprefix("check_") for check in CHECKS]
+    with pytest.raises(AssertionError) as caught:
+        check_algorithm(Promises(broken="leak"), skip=[name for name in known if name != "memory"])
+    assert "'memory'" in caught.value.__notes__[0]
+    check_algorithm(Promises(broken="leak"), skip=known)
+    with pytest.raises(ConfigError, match=r"no check 'memry'.*'memory'"):
+        check_algorithm(Promises, skip=["memry"])
+
+
+def test_checks_of_tasks_are_left_out_where_a_method_cannot_have_any() -> None:
+    class Auxiliary(Promises):
+        needs = ("auxiliary",)
+
+    names = [name for name, _ in checks_for(Auxiliary)]
+    assert "resume" in names
+    assert not any(name.startswith("tasks") for name in names)
+
+
+def test_names_are_told_apart() -> None:
+    names = [name for name, _ in checks_for(Promises)]
+    assert len(set(names)) == len(names) == len(CHECKS)
