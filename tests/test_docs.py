@@ -5,14 +5,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import sys
 import tomllib
 from pathlib import Path
-from typing import Any
-
 import pytest
 import tomli_w
-
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.cli.main import parser
@@ -22,9 +18,12 @@ from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Pretrained
-from fedkeep.options import build, options_of
+from fedkeep.options import build
+from fedkeep.options import options_of
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
+import sys
+from typing import Any
 from fedkeep.testing import checks_for
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,7 +149,8 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
     "name",
     [
         *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-        *sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")]),
+        *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md")),
+        *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.md")),
     ],
 )
 def test_links_lead_somewhere(name: str) -> None:

@@ -244,7 +244,7 @@ def test_what_tasks_cost_is_shown_though_no_paper_prints_it(table: str, tmp_path
 def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) -> None:
     base = Path(table) / "_table.toml"
     text = base.read_text().replace("[paper.forgetting]", "[paper.clients]\nFedAvg = [7.0, 0.5]\n\n[paper.forgetting]")
-    base.write_text(text.replace("cohort = 2\n", "cohort = 2\nevaluate_visits = true\n"))
+    base.write_text(text.replace("cohort = 2\n", "cohort = 2\nevaluate_local_models = true\n"))
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg,fedseq") == 0
     (column,) = read_reproduction(tmp_path / "toy").columns
     at = further_heads(column).index("clients' models, paper")
