@@ -215,8 +215,8 @@ def implausible(reply: Any, num_examples: int) -> str | None:
     if not (0 <= train < math.inf and 0 <= teachers < math.inf):
         return f"a training of {train} s and teachers of {teachers} s"
     for fit in iter_instances(reply, Fit):
-        if not 0 <= fit.examples <= num_examples:
-            return f"a model trained on {fit.examples} examples, and it has {num_examples}"
-        if not 0 <= fit.steps <= MAX_STEPS:
-            return f"a model trained in {fit.steps} steps"
+        if not 0 <= fit.num_examples <= num_examples:
+            return f"a model trained on {fit.num_examples} examples, and it has {num_examples}"
+        if not 0 <= fit.num_steps <= MAX_STEPS:
+            return f"a model trained in {fit.num_steps} steps"
     return None

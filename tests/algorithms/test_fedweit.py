@@ -143,8 +143,8 @@ def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -
     networks = engine.context.runner
 
     def ours(weights: dict[str, Tensor]) -> Tensor:
-        assert given.composition is not None
-        network = given.composition(weights)
+        assert given.parametrization is not None
+        network = given.parametrization(weights)
         pupil = NetworkView(
             networks, weights, lambda batch: functional_call(networks.train_network, dict(network), (batch,))
         )

@@ -140,7 +140,7 @@ def test_methods_lists_and_shows_one(cli: Any) -> None:
         "arXiv 2507.08508",
         "what leaves a client",
         "label_counts",
-        "train: model, examples, steps, loss",
+        "train: model, num_examples, num_steps, loss",
         "w_target",
         "3.0",
         "far | uniform",

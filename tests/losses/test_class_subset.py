@@ -221,7 +221,8 @@ def test_among_all_by_numbers() -> None:
     student = {"table": torch.tensor([[1.0]]).double(), "classifier.weight": torch.zeros(4, 1).double()}
     student["classifier.bias"] = torch.tensor([1.0, 0.5, -0.5, 2.0]).double()
     for scale, value in (("none", 1.4281833456375053), ("tau2", 5.712733382550021)):
-        term = SubsetDistillation({}, 0, 2, 1.0, 2.0, scale).told(torch.tensor([[2.0, 0.0]]).double())  # type: ignore[arg-type]
+        logits = torch.tensor([[2.0, 0.0]]).double()
+        term = SubsetDistillation.from_logits(logits, 0, 1.0, 2.0, scale)  # type: ignore[arg-type]
         loss, _ = value_and_gradients(term, student, draw(data([0]), [0]))
         assert float(loss) == pytest.approx(value, rel=1e-14)
 

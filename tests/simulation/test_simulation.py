@@ -118,7 +118,7 @@ def test_only_steps_can_be_asked() -> None:
     def script(probe: Probe, server: Server[Kept], cohort: Cohort) -> None:
         cohort.ask(probe.name)  # type: ignore[arg-type]
 
-    with pytest.raises(ConfigError, match=r"name is no client step.*@on_client"):
+    with pytest.raises(ConfigError, match=r"name is not a client step.*@on_client"):
         tiny.engine(Probe(script=script)).run_round()
 
 
