@@ -340,7 +340,11 @@ def outweighing(said: Envelope, **changes: Any) -> Envelope:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"num_examples": 10**15}, "trained on"), ({"num_examples": -5}, "trained on"), ({"num_steps": -1}, "in -1 steps")],
+    [
+        ({"num_examples": 10**15}, "trained on"),
+        ({"num_examples": -5}, "trained on"),
+        ({"num_steps": -1}, "in -1 steps"),
+    ],
 )
 def test_a_site_cannot_count_for_more_than_it_has(
     changes: dict[str, int], reason: str, recipe: str, cohorts: list[list[str]], tmp_path: Path
