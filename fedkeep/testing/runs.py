@@ -57,7 +57,7 @@ def _short(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Run:
+class UndisturbedRun:
     """What a run left that nothing disturbed.
 
     Attributes
@@ -83,7 +83,9 @@ class Run:
 
 
 @functools.lru_cache(maxsize=64)
-def undisturbed(algorithm: Method, build: Callable[..., Simulation] = tiny.simulation, **changes: Any) -> Run:
+def undisturbed(
+    algorithm: Method, build: Callable[..., Simulation] = tiny.simulation, **changes: Any
+) -> UndisturbedRun:
     """Run a method with nobody disturbing it, once for all checks.
 
     Parameters
@@ -104,7 +106,9 @@ def undisturbed(algorithm: Method, build: Callable[..., Simulation] = tiny.simul
     initial = simulation.server.model
     with temporary_seed(GLOBAL_SEED):
         records = tiny.run_rounds(simulation)
-    return Run(records, calls, initial, simulation.server.model, simulation.server.state, simulation.client_states)
+    return UndisturbedRun(
+        records, calls, initial, simulation.server.model, simulation.server.state, simulation.client_states
+    )
 
 
 def expect_json(algorithm: Method, record: dict[str, Any]) -> None:
@@ -152,7 +156,7 @@ def contents(value: Any) -> list[tuple[str, Any]]:
     return [(keystr(path), tiny.bits(leaf) if isinstance(leaf, Tensor) else leaf) for path, leaf in leaves]
 
 
-def expect_same_run(one: Run, records: list[dict[str, Any]], other: Simulation, why: str) -> None:
+def expect_same_run(one: UndisturbedRun, records: list[dict[str, Any]], other: Simulation, why: str) -> None:
     """Check that a simulation left what an undisturbed run left, bit for bit."""
     algorithm = other.algorithm
     expect_equal(records, one.records, algorithm, f"records should be the same {why}")

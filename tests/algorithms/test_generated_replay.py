@@ -44,13 +44,13 @@ def test_each_task_is_drawn_by_its_own_generator(cls: type[Any], options: dict[s
     fed = cls(**{**tiny.TOYS[cls.name()], **options})
     sent: list[tuple[int, PrototypeReply]] = []
     engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort=5, load_generator=Painter)
-    fault = fed.fault
+    fault = fed.validate_reply
 
     def noted(server: Any, reply: Any, examples: int) -> str | None:
         sent.extend([(server.task, reply)] if isinstance(reply, PrototypeReply) else [])
         return fault(server, reply, examples)
 
-    object.__setattr__(fed, "fault", noted)
+    object.__setattr__(fed, "validate_reply", noted)
     records = tiny.played(engine)
     assert not any(record["lost"] for record in records)
     assert {(task, one.generator, one.prototypes.shape) for task, one in sent} == {

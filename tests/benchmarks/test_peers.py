@@ -47,7 +47,7 @@ def starter(tmp_path: Path) -> Callable[..., Callable[[], driver.Turns]]:
 
 
 def test_contestants_take_turns_in_changing_order(starter, tmp_path):
-    schedule = driver.Schedule(cycles=3, warm_up=1, cache_teachers=0.0)
+    schedule = driver.Schedule(cycles=3, warm_up=1, settle=0.0)
     found = driver.alternate({name: starter(name) for name in "ab"}, schedule, tmp_path)
     memory_rounds = "a" * driver.MEMORY_ROUNDS + "b" * driver.MEMORY_ROUNDS
     assert (tmp_path / "diary").read_text() == "ab" + "ab" + "ba" + "ab" + memory_rounds
@@ -67,7 +67,7 @@ def test_the_slow_play_in_fewer_cycles_evenly_spread():
 
 def test_one_that_dies_is_left_out_with_its_reason(starter, tmp_path):
     starters = {"a": starter("a"), "b": starter("b", lives=2)}
-    found = driver.alternate(starters, driver.Schedule(4, warm_up=1, cache_teachers=0.0), tmp_path)
+    found = driver.alternate(starters, driver.Schedule(4, warm_up=1, settle=0.0), tmp_path)
     assert len(found["a"].seconds) == 4
     assert not found["a"].failed
     assert found["b"].failed.endswith("RuntimeError: out of order")
