@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+
 import pytest
 import tomli_w
+
 import fedkeep
 from fedkeep.cli import main
 from fedkeep.cli.main import parser
@@ -18,12 +22,9 @@ from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.models import Pretrained
-from fedkeep.options import build
-from fedkeep.options import options_of
+from fedkeep.options import build, options_of
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
-import sys
-from typing import Any
 from fedkeep.testing import checks_for
 
 ROOT = Path(__file__).resolve().parents[1]

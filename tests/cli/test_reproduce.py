@@ -314,7 +314,8 @@ def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -
     both = reproduce.prepare(two[0], Machine())
     assert [method.label for method in both.recipe.methods] == ["FedAvg", "FedSeq"]
     assert both.recipe.seeds == (0, 1)
-    assert [(job.method.label, job.seed) for job in reproduce.jobs_of(two[0], both)] == [("FedSeq", 0)]
+    unfinished = reproduce.requested_trials(two[0], both, Machine())
+    assert [(trial.method.label, trial.seed) for trial in unfinished] == [("FedSeq", 0)]
 
 
 def test_resume_plays_what_was_asked_and_no_other_combination(
