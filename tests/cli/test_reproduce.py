@@ -11,17 +11,17 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+
 import pytest
 import tiny
 from filelock import FileLock
+
 from fedkeep.cli.main import main
-from fedkeep.errors import ConfigError
-from fedkeep.errors import RunError
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
 from fedkeep.experiment.runtime import Machine
 from fedkeep.reporting.comparison import read_reproduction
-from fedkeep.reporting.reproduction import further_heads
-from fedkeep.reporting.reproduction import further_texts
+from fedkeep.reporting.reproduction import further_heads, further_texts
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 BASE = tiny.RECIPE.replace('title = "tiny"', 'title = "Toy"').replace("seeds = [0]", "seeds = [0, 1]")
@@ -315,9 +315,7 @@ def test_preparing_twice_adds_and_never_takes_away(table: str, tmp_path: Path) -
     assert [method.label for method in both.recipe.methods] == ["FedAvg", "FedSeq"]
     assert both.recipe.seeds == (0, 1)
     unfinished = reproduce.requested_trials(two[0], both, Machine())
-    assert [(trial.method.label, trial.seed) for trial in unfinished] == [
-        ("FedSeq", 0)
-    ]
+    assert [(trial.method.label, trial.seed) for trial in unfinished] == [("FedSeq", 0)]
 
 
 def test_resume_plays_what_was_asked_and_no_other_combination(
