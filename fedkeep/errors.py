@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, requires
 
 
 class FedKeepError(Exception):
@@ -34,7 +36,7 @@ class RunError(FedKeepError, RuntimeError):
 
 
 class MissingExtra(FedKeepError, ImportError):
-    """An optional package is not installed; the message contains the command that installs it.
+    """Optional packages are not installed; the message contains the command that installs them.
 
     Parameters
     ----------
@@ -45,7 +47,32 @@ class MissingExtra(FedKeepError, ImportError):
     """
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs packages that are not installed. Install them: pip install 'fedkeep[{extra}]'")
+        super().__init__(f"{what} needs packages that are not installed. Install them: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an extra, however FedKeep itself was installed.
+
+    Parameters
+    ----------
+    extra : str
+        The extra of FedKeep.
+
+    Returns
+    -------
+    str
+        The command, such as ``pip install 'pillow>=10.3'``, for a shell.
+    """
+    try:
+        wanted = [line.partition(";") for line in requires("fedkeep") or ()]
+    except PackageNotFoundError:  # the source alone is on the import path
+        wanted = []
+    packages = [
+        f"'{name.strip()}'"
+        for name, _, when in wanted
+        if f"extra=='{extra}'" in re.sub(r"\s", "", when).replace('"', "'")
+    ]
+    return f"pip install {' '.join(packages) or repr(f'.[{extra}]') + ' (in the folder of the source)'}"
 
 
 def in_one_line(text: object, most: int = 1000) -> str:

@@ -197,7 +197,7 @@ def test_flower_is_not_imported_unless_used_and_without_it_a_command_says_what_t
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1
-    assert "pip install 'fedkeep[flower]'" in done.stderr
+    assert "pip install 'flwr[simulation]" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -178,5 +178,7 @@ def test_a_network_of_another_kind(tmp_path: Path) -> None:
 def test_without_transformers(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     load_extractor.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtra, match=r"A pre-trained extractor needs .* pip install 'fedkeep\[diffusion\]'"):
+    with pytest.raises(
+        MissingExtra, match=r"A pre-trained extractor needs .* pip install 'diffusers>=.*' 'transformers>="
+    ):
         Pretrained(source=folder).build(GREY, 3)
