@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.cli.run import recipe_of
 from fedkeep.errors import MissingExtra
 
@@ -86,11 +87,42 @@ def proxy(options: Namespace, console: Console) -> int:
     """
     _require_flower()
     from fedkeep.flower.logs import show_logs
-    from fedkeep.flower.path_proxy import serve_proxy
+    from fedkeep.flower.path_proxy import Limits, serve_proxy
 
     show_logs()
     console.print(f"{options.listen} forwards nodes to {options.superlink}", highlight=False, markup=False)
-    serve_proxy(options.listen, options.superlink, Path(options.keys))
+    serve_proxy(options.listen, options.superlink, Path(options.keys), Limits(connections=options.connections))
+    return 0
+
+
+def nginx(options: Namespace, console: Console) -> int:
+    """Write a configuration of nginx as the proxy before the SuperLink.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    _require_flower()
+    from fedkeep.flower.keys import warn_before_expiry
+    from fedkeep.flower.logs import show_logs
+    from fedkeep.flower.nginx import nginx_configuration
+    from fedkeep.flower.path_proxy import Limits
+
+    file, keys = Path(options.file), Path(options.keys)
+    authority = Path(options.client_ca) if options.client_ca else None
+    limits = Limits(connections=options.connections)
+    atomic_write(file, nginx_configuration(file, options.listen, options.superlink, keys, authority, limits))
+    show_logs()
+    warn_before_expiry(keys / "superlink.crt", keys / "ca.crt")
+    console.print(f"wrote {file}. Start it: nginx -c {file.resolve()}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +18,10 @@ try:
 except ImportError as error:
     raise MissingExtra("Making keys", "flower") from error
 
+log = logging.getLogger(__name__)
 PEM = serialization.Encoding.PEM
 UNENCRYPTED = serialization.NoEncryption()
+WARNING_DAYS = 30
 
 
 def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 365) -> list[Path]:
@@ -35,7 +38,7 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
     sites : Sequence[str]
         The sites' names.
     hosts : Sequence[str]
-        Host names and IP addresses under which sites reach the SuperLink.
+        Host names and IP addresses under which sites reach the SuperLink; ``localhost`` is added.
     days : int
         How many days the certificates are valid.
 
@@ -66,7 +69,8 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
     cert = cert.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     cert = cert.add_extension(_usage(signs_certificates=False), critical=True)
     cert = cert.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    cert = cert.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    named = dict.fromkeys(["localhost", *hosts])  # nginx checks no address of the SuperLink behind it, only a name
+    cert = cert.add_extension(x509.SubjectAlternativeName([_host(host) for host in named]), critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     cert = cert.add_extension(issuer, critical=False)
     written = [
@@ -87,6 +91,29 @@ def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: in
             _write(folder / f"{site}.pub", public + b"\n"),
         ]
     return written
+
+
+def warn_before_expiry(*certificates: Path) -> None:
+    """Log a warning for each certificate that ends within 30 days, or has ended.
+
+    Parameters
+    ----------
+    *certificates : Path
+        Files in PEM.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    for file in certificates:
+        end = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+        left = end - now
+        if left < datetime.timedelta(0):
+            log.warning("%s ended on %s, so no site can connect. Make new keys.", file, f"{end:%Y-%m-%d}")
+        elif left < datetime.timedelta(days=WARNING_DAYS):
+            log.warning(
+                "%s ends on %s, in %d days. Make new keys, and give every site the new ca.crt before.",
+                file,
+                f"{end:%Y-%m-%d}",
+                left.days,
+            )
 
 
 def _name(common: str) -> x509.Name:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.superlink.grid.http_grid import HttpGrid
 from torch import Tensor
 
 from fedkeep.errors import ValueRefused
@@ -20,6 +25,9 @@ MESSAGE_TYPES: dict[MessageKind, str] = {"introduce": "query.introduce", "perfor
 """Flower's message type for each kind of message."""
 _HEAD, _TENSORS = "head", "tensors"
 MAX_HEAD_SIZE = 4e6  # characters of a reply's header, which takes far more memory once it is parsed
+
+UPLOAD_SECONDS = 60.0  # seconds for which the server waits while a site uploads the rest of a message
+MIN_OBJECT_SIZE = 4096  # bytes at which an object is counted, since reading a small one takes time too
 
 
 def pack(envelope: Envelope) -> RecordDict:
@@ -117,6 +125,8 @@ class FlowerTransport:
     def __init__(self, grid: Grid, max_reply_size: float) -> None:
         self.grid = grid
         self.max_reply_size = max_reply_size
+        if isinstance(grid, HttpGrid):
+            grid._client = _LimitedClient(grid._runtime_client, max_reply_size)  # type: ignore[assignment]
 
     def nodes(self) -> dict[int, str]:
         """Return the registered names of the connected nodes; see `fedkeep.flower.transport.Transport`."""
@@ -142,3 +152,55 @@ class FlowerTransport:
             return unpack(reply.content, self.max_reply_size)
         except ValueRefused as error:
             return ClientFailure(f"answered with {error}")
+
+
+class _LimitedClient:
+    """A connection to the SuperLink that stops to read a message which is too large, before all of it is in memory.
+
+    A message is a tree of objects, none of which tells its size before it is read. Flower reads them one by one and
+    answers `ObjectPullError` with a message that says why there is no other. It would read a message of any size, and
+    wait for two hours while a site uploads one.
+
+    Parameters
+    ----------
+    client : RuntimeHttpClient
+        Flower's connection.
+    max_size : float
+        The largest allowed size of a message, in bytes.
+    """
+
+    def __init__(self, client: Any, max_size: float) -> None:
+        self._client = client
+        self._max_size = max_size
+        self._message_of: dict[str, str] = {}  # the message to which an object belongs
+        self._sizes: dict[str, int] = {}
+        self._began: dict[str, float] = {}  # when the server began to read a message (monotonic seconds)
+        self._lock = Lock()  # objects are read in several threads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullMessages(self, request: Any) -> Any:
+        response = self._client.PullMessages(request)
+        self._sizes, self._message_of = {}, {}  # all objects of the earlier messages have been read
+        self._began = {}
+        for tree in response.message_object_trees:
+            self._message_of |= {part.object_id: tree.object_id for part in iterate_object_tree(tree)}
+        return response
+
+    def PullObject(self, request: Any) -> Any:
+        message = self._message_of.get(request.object_id, "")
+        self._check(request.object_id, message)
+        began = self._began.setdefault(message, time.monotonic())
+        response = self._client.PullObject(request)
+        if not response.object_available and time.monotonic() - began > UPLOAD_SECONDS:
+            raise ObjectPullError(request.object_id, f"its message was not whole after {UPLOAD_SECONDS:.0f} s")
+        with self._lock:
+            size = max(len(response.object_content), MIN_OBJECT_SIZE)
+            self._sizes[message] = self._sizes.get(message, 0) + size
+        self._check(request.object_id, message)
+        return response
+
+    def _check(self, part: str, message: str) -> None:
+        if self._sizes.get(message, 0) > self._max_size + MAX_HEAD_SIZE:
+            raise ObjectPullError(part, f"its message has more than {self._max_size / 1e6:.1f} MB, which are taken")

@@ -18,8 +18,9 @@ from fedkeep.reporting.run_folder import read_run
 pytest.importorskip("flwr")
 
 import federation as hosts
-import uvicorn
 from flwr.common.config import parse_config_args
+
+from fedkeep.flower import path_proxy
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", GUIDE, flags=re.S | re.M)
@@ -63,13 +64,16 @@ def test_the_keys_can_be_made_and_the_proxy_starts_with_them(tmp_path: Path, mon
     named = {word for line in LINES for word in shlex.split(line, comments=True) if word.startswith("keys/")}
     assert {"keys/ca.crt", "keys/superlink.key", "keys/a.pub"} <= named
     assert all((tmp_path / name).is_file() for name in named)
-    opened: list[dict[str, Any]] = []
-    monkeypatch.setattr(uvicorn, "run", lambda app, **settings: opened.append({"app": app, **settings}))
+    opened: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(path_proxy, "serve_proxy", lambda *given: opened.append(given))
     (line,) = starting("fedkeep flower proxy ")
     fedkeep(line)
-    assert (opened[0]["host"], opened[0]["port"]) == ("0.0.0.0", 8000)
     (superlink,) = starting("flower-superlink ")
-    assert opened[0]["app"].superlink == f"{after('--host', superlink)}:{after('--port', superlink)}"
+    behind = f"{after('--host', superlink)}:{after('--port', superlink)}"
+    assert opened[0][:3] == ("0.0.0.0:8000", behind, Path("keys"))
+    (line,) = starting("fedkeep flower nginx ")
+    fedkeep(line)
+    assert f"server {behind};" in (tmp_path / "nginx.conf").read_text()
 
 
 def test_a_site_takes_the_node_config_of_the_guide() -> None:

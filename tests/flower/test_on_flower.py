@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -22,10 +24,20 @@ from fedkeep.flower.transport import Envelope
 pytest.importorskip("flwr")
 
 import federation as hosts
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
+from flwr.app.message import make_message
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.message_pb2 import Metadata as MetadataProto
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
+from flwr.superlink.grid.http_grid import HttpGrid
 
+from fedkeep.flower import records as records_module
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.records import pack, unpack
+from fedkeep.flower.records import FlowerTransport, pack, unpack
+from fedkeep.simulation.messages import ClientFailure
 
 QUICK = ["fedavg", "sfedkd"]
 OTHERS = ["fedcad", "fedadkd", "scaffold"]
@@ -55,6 +67,65 @@ def test_a_parcel_arrives_as_it_was_sent() -> None:
 def test_what_is_too_large_is_refused_unread() -> None:
     with pytest.raises(ValueRefused, match=r"0\.0 MB, where at most 0\.0 MB are taken"):
         unpack(pack(parcel()), 100)
+
+
+class PretendedSuperLink:
+    """Holds one reply, and counts the bytes that are read of it. It has no object after the first ``available``."""
+
+    def __init__(self, reply: Message, available: int = 10**9) -> None:
+        self.objects = get_all_nested_objects(reply)
+        self.tree = get_object_tree(reply)
+        self.available = available
+        self.read = 0
+
+    def PullMessages(self, request: Any) -> PullAppMessagesResponse:
+        return PullAppMessagesResponse(
+            messages_list=[MessageProto(metadata=MetadataProto(message_id=self.tree.object_id))],
+            message_object_trees=[self.tree],
+        )
+
+    def PullObject(self, request: Any) -> PullObjectResponse:
+        if self.available <= 0:
+            return PullObjectResponse(object_found=True, object_available=False)
+        self.available -= 1
+        content = self.objects[request.object_id].deflate()
+        self.read += len(content)
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        pass
+
+
+def receive(superlink: PretendedSuperLink, max_size: float) -> Envelope | ClientFailure:
+    grid = HttpGrid(token="t")
+    grid.set_run(Run.create_empty(1))
+    grid._client = superlink  # type: ignore[assignment]
+    (reply,) = FlowerTransport(grid, max_size).receive(["m"]).values()
+    return reply
+
+
+def answered(*tensors: torch.Tensor) -> Message:
+    content = pack(Envelope({"answer": 1}, {str(number): tensor for number, tensor in enumerate(tensors)}))
+    return make_message(Metadata(1, "", 1, 0, "m", "", time.time(), 60.0, "train.perform"), content)
+
+
+def test_a_reply_that_is_too_large_is_not_read_to_its_end() -> None:
+    superlink = PretendedSuperLink(answered(*(torch.rand(500_000) for _ in range(20))))  # 40 MB
+    reply = receive(superlink, 2e6)
+    assert isinstance(reply, ClientFailure)
+    assert "more than 2.0 MB" in reply.reason
+    assert superlink.read < 12e6
+    superlink = PretendedSuperLink(answered(torch.rand(400_000)))
+    whole = receive(superlink, 2e6)
+    assert isinstance(whole, Envelope)
+    assert whole.tensors["0"].shape == (400_000,)
+
+
+def test_a_reply_that_never_becomes_whole_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records_module, "UPLOAD_SECONDS", 0.0)
+    reply = receive(PretendedSuperLink(answered(torch.rand(4)), available=1), 2e6)
+    assert isinstance(reply, ClientFailure)
+    assert "was not whole" in reply.reason
 
 
 def test_a_head_that_is_too_large_is_refused_unread() -> None:

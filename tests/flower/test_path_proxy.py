@@ -1,9 +1,19 @@
-"""The proxy: what nodes send gets through as it is, everything else is refused."""
+"""The proxies before the SuperLink: what nodes send gets through as it is; all else, and too much, is refused."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import datetime
+import logging
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +21,17 @@ pytest.importorskip("flwr")
 
 import httpx
 
-from fedkeep.flower.path_proxy import PathProxy
+from fedkeep.cli import main
+from fedkeep.errors import ConfigError
+from fedkeep.flower import keys as keys_module
+from fedkeep.flower.keys import make_keys, warn_before_expiry
+from fedkeep.flower.nginx import nginx_configuration
+from fedkeep.flower.path_proxy import Limits, PathProxy, start_proxy
+
+HEAD = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\n"
+WHOLE = HEAD + b"content-length: 2\r\n\r\nok"
+Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Attack = Callable[[Connect], Awaitable[None]]
 
 
 class Body(httpx.AsyncByteStream):
@@ -79,3 +99,245 @@ def test_a_superlink_that_is_away_is_told_as_such() -> None:
         raise httpx.ConnectError("refused")
 
     assert through("/v1/fleet/pull-messages", httpx.MockTransport(superlink)).status_code == 503
+
+
+async def echo(request: httpx.Request) -> httpx.Response:
+    body = await request.aread()
+    return httpx.Response(200, stream=httpx.ByteStream(body), headers={"content-length": str(len(body))})
+
+
+def against(
+    limits: Limits, attack: Callable[[Connect], Awaitable[None]], context: ssl.SSLContext | None = None
+) -> None:
+    """Let an attack act on a listening proxy."""
+
+    async def play() -> None:
+        app = PathProxy("x:1", httpx.AsyncClient(transport=httpx.MockTransport(echo)), limits.body_bytes)
+        server = await start_proxy("127.0.0.1", 0, app, context, limits)
+        port = server.sockets[0].getsockname()[1]
+
+        def connect(address: str = "127.0.0.1") -> Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+            return asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+
+        await attack(connect)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+async def answer(reader: asyncio.StreamReader, seconds: float = 10) -> bytes:
+    """Return a reply's first line; nothing if the connection was closed, a word if it is open and says nothing."""
+    try:
+        return await asyncio.wait_for(reader.readline(), seconds)
+    except TimeoutError:
+        return b"waits"
+    except ConnectionError:
+        return b""
+
+
+async def served(connect: Connect, address: str = "127.0.0.1") -> bool:
+    reader, writer = await connect(address)
+    writer.write(WHOLE)
+    line = await answer(reader)
+    writer.close()
+    return line.startswith(b"HTTP/1.1 200")
+
+
+def test_a_thousand_half_open_requests_of_one_address_disturb_nobody_else() -> None:
+    async def attack(connect: Connect) -> None:
+        flood = [await connect("127.0.0.2") for _ in range(1000)]
+        for _, writer in flood:
+            writer.write(HEAD)
+        began = time.monotonic()
+        assert await served(connect)
+        assert time.monotonic() - began < 2
+        refused = [await answer(reader) for reader, _ in flood[8:]]
+        assert refused == [b""] * 992
+        assert not await served(connect, "127.0.0.2"), "its eight connections are open still"
+        flood[0][1].close()
+        await asyncio.sleep(0.1)
+        assert await served(connect, "127.0.0.2"), "a closed connection counts no more"
+
+    against(Limits(connections=8), attack)
+
+
+def test_half_open_requests_of_many_addresses_are_cut() -> None:
+    async def attack(connect: Connect) -> None:
+        flood = [await connect(f"127.0.1.{1 + number % 250}") for number in range(1000)]
+        for _, writer in flood:
+            writer.write(HEAD)
+        assert await served(connect)
+        for _ in range(4):  # a byte now and then prolongs nothing
+            await asyncio.sleep(0.1)
+            for _, writer in flood:
+                if not writer.is_closing():
+                    writer.write(b"x")
+        assert {await answer(reader) for reader, _ in flood} == {b""}
+
+    against(Limits(header_seconds=0.5), attack)
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits", "said"),
+    [
+        (HEAD + b"x: " + b"y" * 10**6, Limits(), b"HTTP/1.1 400"),
+        (HEAD + b"content-length: 2000\r\n\r\n" + b"x" * 2000, Limits(body_bytes=1000), b"HTTP/1.1 413"),
+        (HEAD + b"content-length: 2000\r\n\r\nx", Limits(body_seconds=0.2), b""),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nx", Limits(body_seconds=0.2), b""),
+    ],
+    ids=["a large header", "a large body", "a body that stops", "a chunk that stops"],
+)
+def test_too_much_and_too_slow_is_refused(sent: bytes, limits: Limits, said: bytes) -> None:
+    async def attack(connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write(sent)
+        assert (await answer(reader)).startswith(said) if said else await answer(reader) == b""
+
+    against(limits, attack)
+
+
+def test_bodies_that_stop_do_not_keep_others_from_the_superlink() -> None:
+    """A pool of connections to the SuperLink, 100 in httpx, would be used up by them."""
+
+    async def attack(connect: Connect) -> None:
+        for _ in range(150):
+            _, writer = await connect("127.0.0.2")
+            writer.write(HEAD + b"content-length: 9\r\n\r\nx")
+        assert await served(connect)
+
+    against(Limits(connections=200), attack)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    make_keys(folder, ["a"], ["127.0.0.1"])
+    return folder
+
+
+def test_connections_without_a_handshake_count_and_are_cut(keys: Path) -> None:
+    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    own.load_cert_chain(keys / "superlink.crt", keys / "superlink.key")
+    trusted = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+
+    async def attack(connect: Connect) -> None:
+        silent = [await connect("127.0.0.2") for _ in range(12)]
+        assert [await answer(reader) for reader, _ in silent[8:]] == [b""] * 4
+        _, writer = await connect()
+        port = writer.get_extra_info("peername")[1]
+        async with httpx.AsyncClient(verify=trusted, trust_env=False) as node:
+            reply = await node.post(f"https://127.0.0.1:{port}/v1/fleet/pull-messages", content=b"body")
+        assert (reply.status_code, reply.content) == (200, b"body")
+        assert [await answer(reader) for reader, _ in silent[:8]] == [b""] * 8
+        assert not (await asyncio.gather(*[connect("127.0.0.2")]))[0][0].at_eof(), "they count no more"
+
+    against(Limits(connections=8, header_seconds=0.5), attack, own)
+
+
+def test_certificates_that_end_soon_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for days in (0, 29, 31):
+        make_keys(tmp_path / str(days), ["a"], ["127.0.0.1"], days=days)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger=keys_module.__name__):
+            warn_before_expiry(tmp_path / str(days) / "superlink.crt")
+        said = [record.getMessage() for record in caplog.records]
+        end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+        assert len(said) == (days < 30)
+        assert all(f"{end:%Y-%m}" in line and ("ended" if days == 0 else "28 days") in line for line in said)
+
+
+class SuperLink(BaseHTTPRequestHandler):
+    """Answers a body with itself."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def unused_ports() -> tuple[int, int]:
+    found = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [place.getsockname()[1] for place in found]
+    for place in found:
+        place.close()
+    return ports[0], ports[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_does_the_same_with_the_configuration_that_is_written(
+    keys: Path, tmp_path: Path, unused_ports: tuple[int, int]
+) -> None:
+    port, behind = unused_ports
+    file = tmp_path / "nginx.conf"
+    words = ("--listen", f"127.0.0.1:{port}", "--superlink", f"127.0.0.1:{behind}", "--connections", "8")
+    assert main(["flower", "nginx", str(file), "--keys", str(keys), *words]) == 0
+    superlink = ThreadingHTTPServer(("127.0.0.1", behind), SuperLink)
+    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    own.load_cert_chain(keys / "superlink.crt", keys / "superlink.key")
+    superlink.socket = own.wrap_socket(superlink.socket, server_side=True)
+    threading.Thread(target=superlink.serve_forever, daemon=True).start()
+    trusted = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+    nginx = subprocess.Popen(["nginx", "-c", str(file), "-g", "daemon off;"], stderr=subprocess.PIPE)
+    try:
+        with httpx.Client(verify=trusted, trust_env=False, base_url=f"https://127.0.0.1:{port}") as node:
+            for _ in range(50):
+                time.sleep(0.1)
+                try:
+                    reply = node.post("/v1/fleet/pull-messages", content=b"\0\1body")
+                    break
+                except httpx.ConnectError:
+                    continue
+            assert (reply.status_code, reply.content) == (200, b"\0\1body")
+            for path in ("/v1/control/start-run", "/health", "/v1/fleet/", "/v1/fleet/pull-messages?x=/v1/control"):
+                assert node.post(path).status_code == 403, path
+            assert node.post("/v1/fleet/push-object", content=b"x" * 33_000_000).status_code == 413
+            assert node.post("/v1/fleet/push-object", headers={"x": "y" * 20_000}).status_code == 400
+            asyncio.run(_flood(port, trusted))
+            assert node.post("/v1/fleet/pull-messages", content=b"after").content == b"after"
+    finally:
+        nginx.terminate()
+        nginx.wait()
+        superlink.shutdown()
+        superlink.server_close()
+
+
+async def _flood(port: int, trusted: ssl.SSLContext) -> None:
+    """Open 1,000 half-open requests, and ask as an honest node meanwhile."""
+    raw = [await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0)) for _ in range(1000)]
+    bodies = []
+    for _ in range(12):
+        pair = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0), ssl=trusted)
+        pair[1].write(HEAD + b"content-length: 9\r\n\r\nx")
+        bodies.append(pair)
+    async with httpx.AsyncClient(verify=trusted, trust_env=False) as node:
+        reply = await node.post(f"https://127.0.0.1:{port}/v1/fleet/pull-messages", content=b"honest")
+    assert reply.content == b"honest"
+    assert {await answer(reader, 15) for reader, _ in raw} == {b""}, "the header's time-out is 10 s"
+    said = [await answer(reader, 0.2) for reader, _ in bodies]
+    assert said.count(b"waits") == 8, "one address has eight requests at once"
+    for _, writer in [*raw, *bodies]:
+        writer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_takes_the_configuration_with_client_certificates(keys: Path, tmp_path: Path) -> None:
+    file = tmp_path / "nginx.conf"
+    file.write_text(nginx_configuration(file, "127.0.0.1:8000", "127.0.0.1:8001", keys, keys / "ca.crt"))
+    assert "ssl_verify_client on;" in file.read_text()
+    done = subprocess.run(["nginx", "-t", "-c", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_path_that_nginx_would_misread_is_refused(keys: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nginx would not take"):
+        nginx_configuration(tmp_path / "a b; c" / "nginx.conf", "127.0.0.1:8000", "127.0.0.1:8001", keys)
