@@ -71,7 +71,7 @@ def engine(case: Case, method: Algorithm[Any, Any], rounds: int) -> Simulation:
     """Return a run on random images, at its beginning."""
     noise, count = torch.Generator().manual_seed(0), CLIENTS * TASKS * case.examples
     images = torch.randint(256, (count, *case.shape), generator=noise, dtype=torch.uint8)
-    train = {"image": images, "label": torch.arange(count) % CLASSES}
+    train = {"input": images, "label": torch.arange(count) % CLASSES}
     test = {name: column[:CLASSES] for name, column in train.items()}
     middle = (0.5,) * case.shape[0]
     data = DataSet("noise", train, test, tuple(map(str, range(CLASSES))), middle, middle)

@@ -108,7 +108,7 @@ def setting(recipe: str, data: str, data_dir: str | None) -> tuple[Recipe, DataS
     except (DataError, ImportError):
         shape, count = SHAPES[data]
         noise = torch.Generator().manual_seed(0)
-        train = {"image": torch.randint(256, (count, *shape), generator=noise).to(torch.uint8)}
+        train = {"input": torch.randint(256, (count, *shape), generator=noise).to(torch.uint8)}
         train["label"] = torch.arange(count) % 10
         test = {name: column[:10_000] for name, column in train.items()}
         mean = (0.5,) * shape[0]
@@ -171,7 +171,7 @@ class BareLoop:
         self.names = list(engine.context.runner.initial)
         self._load(engine.context.runner.initial.values())
         dataset = engine.federation.dataset
-        self.images, self.labels = dataset.normalise(dataset.train["image"]), dataset.train["label"]
+        self.images, self.labels = dataset.normalise(dataset.train["input"]), dataset.train["label"]
 
     def round(self) -> None:
         """Train the next round's clients, each from the one before or all from the server's weights."""

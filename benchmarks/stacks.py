@@ -51,7 +51,7 @@ def engine(architecture: Architecture, shape: Shape, stack: int) -> Simulation:
     """Return FedAvg with everybody in the cohort, on random images."""
     generator, rows = torch.Generator().manual_seed(0), CLIENTS * EXAMPLES
     train = {
-        "image": torch.randint(256, (rows, *shape), generator=generator).to(torch.uint8),
+        "input": torch.randint(256, (rows, *shape), generator=generator).to(torch.uint8),
         "label": torch.randint(10, (rows,), generator=generator),
     }
     test = {name: column[:1] for name, column in train.items()}

@@ -76,7 +76,7 @@ class Trainer:
         self.runner.layout = layout
         self.runner.train_network.to(memory_format=layout)  # type: ignore[call-overload]
         noise, count = torch.Generator().manual_seed(0), case.batch * case.steps
-        self.data = {"image": torch.randn(count, *case.shape, generator=noise), "label": torch.arange(count) % 10}
+        self.data = {"input": torch.randn(count, *case.shape, generator=noise), "label": torch.arange(count) % 10}
 
     def train(self) -> Fit:
         """Take the case's steps."""

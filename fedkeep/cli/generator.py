@@ -72,7 +72,7 @@ def train(options: Namespace, console: Console) -> int:
     source = load_training_data(options.data, options.regime, options.data_dir)
     dataset, data = source.dataset, source.seen
     if options.clusters > 1:
-        subclasses = cluster_subclasses(data["image"], data["label"], options.clusters, options.seed)
+        subclasses = cluster_subclasses(data["input"], data["label"], options.clusters, options.seed)
         data = {**data, "subclass": subclasses}
     card = ModelCard(
         cast(UNet, given["unet"]),
@@ -124,9 +124,9 @@ def sample(options: Namespace, console: Console) -> int:
     request = _prepare(options, console)
     generated = request.generate(options.count, console)
     train, names = request.dataset.train, request.dataset.label_names
-    real = [train["image"][_first_of_class(train["label"], c, options.count)] for c in range(len(names))]
+    real = [train["input"][_first_of_class(train["label"], c, options.count)] for c in range(len(names))]
     title = f"{request.generator.card.data}, {request.generator.regime}: {_describe(request.sampler)}"
-    figure = image_grid(real, generated["image"].chunk(len(names)), names, title)
+    figure = image_grid(real, generated["input"].chunk(len(names)), names, title)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_png(figure, out, dpi=96)
     _print(console, f"wrote {out}")
@@ -153,7 +153,7 @@ def check(options: Namespace, console: Console) -> int:
     generated = request.generate(options.count, console)
     dataset = request.dataset
     chosen = torch.cat([_first_of_class(dataset.train["label"], c, options.real) for c in range(dataset.num_classes)])
-    real = {name: dataset.train[name][chosen] for name in ("image", "label")}
+    real = {name: dataset.train[name][chosen] for name in ("input", "label")}
 
     def fit_classifier(data: Data) -> Any:
         return train_classifier(
@@ -245,7 +245,7 @@ def _search_prototypes(
     check_held(torch.bincount(images["label"], minlength=dataset.num_classes), dataset.label_names)
     rng = seeds.generator(seed, "prototypes")
     initial = generator.initial_prototypes(dataset.num_classes)
-    result = search_prototypes(generator, initial, images["image"], images["label"], settings, rng)
+    result = search_prototypes(generator, initial, images["input"], images["label"], settings, rng)
     first, last = (sum(part) / len(part) for part in (result.losses[:20], result.losses[-20:]))
     _print(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
     return result.prototypes

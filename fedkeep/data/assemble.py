@@ -67,14 +67,14 @@ def assemble(
         batches = read_batches(table, schema.image, what)
         images = decode(batches, len(labels[number]), what, schema.channels, schema.side)
         columns = {column: values[number] for column, values in further.items()}
-        parts.append({"image": images, "label": labels[number], **columns})
+        parts.append({"input": images, "label": labels[number], **columns})
     if len(parts) == 1:
         parts, found = _hold_out_test(parts[0], schema)
         notes.append(found)
     elif schema.test not in ("", "test"):
         notes.append(f"The split {schema.test!r} is the test set.")
     train, test = _equal_channels(parts)
-    mean, std = normalisation or channel_statistics(train["image"])
+    mean, std = normalisation or channel_statistics(train["input"])
     return DataSet(name, train, test, label_names, mean, std, " ".join(filter(None, notes)))
 
 
@@ -92,5 +92,5 @@ def _hold_out_test(data: Mapping[str, Tensor], schema: Schema) -> tuple[list[dic
 
 def _equal_channels(parts: Sequence[dict[str, Tensor]]) -> Sequence[dict[str, Tensor]]:
     """Give greyscale images three channels if the other split has colour."""
-    channels = max(part["image"].shape[1] for part in parts)
-    return [{**part, "image": part["image"].expand(-1, channels, -1, -1).contiguous()} for part in parts]
+    channels = max(part["input"].shape[1] for part in parts)
+    return [{**part, "input": part["input"].expand(-1, channels, -1, -1).contiguous()} for part in parts]

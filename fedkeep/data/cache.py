@@ -24,7 +24,7 @@ from fedkeep.errors import DataError
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1  # to be raised when the same files would be decoded to something else
+_VERSION = 2  # to be raised when the same files would be decoded to something else
 
 
 def cache_folder() -> Path:
@@ -110,8 +110,10 @@ def read_entry(path: Path) -> DataSet | None:
             for key in opened.keys():  # noqa: SIM118 - not a mapping
                 split, column = key.split(".", 1)
                 columns[split][column] = opened.get_tensor(key)
-        texts = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std")}
-        return DataSet(metadata["name"], columns["train"], columns["test"], note=metadata["note"], **texts)
+        texts = {key: tuple(metadata[key]) for key in ("label_names", "mean", "std", "features")}
+        values = {column: tuple(names) for column, names in metadata["values"].items()}
+        name, note = metadata["name"], metadata["note"]
+        return DataSet(name, columns["train"], columns["test"], note=note, values=values, **texts)
     except (OSError, SafetensorError, DataError, ValueError, KeyError, TypeError) as error:
         log.warning("The cache entry %s cannot be read (%s); it is made again.", path, error)
         return None
@@ -123,7 +125,8 @@ def _write_entry(path: Path, dataset: DataSet) -> None:
         for split, data in (("train", dataset.train), ("test", dataset.test))
         for column, values in data.items()
     }
-    metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note")}
+    metadata = {key: getattr(dataset, key) for key in ("name", "label_names", "mean", "std", "note", "features")}
+    metadata["values"] = dict(dataset.values)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may write the same entry: each writes its own file, and the last rename wins.
     handle, temporary = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)

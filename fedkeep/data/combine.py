@@ -29,19 +29,19 @@ def concatenate(datasets: Sequence[DataSet]) -> DataSet:
                 f"{dataset.name} cannot be joined to {first.name}: its images are {format_shape(dataset.shape)}, not "
                 f"{format_shape(first.shape)} (channels, height, width)."
             )
-        if dataset.train["image"].is_floating_point() or dataset.test["image"].is_floating_point():
-            raise DataError(f"{dataset.name} cannot be joined to others: its images are normalised already.")
+        if not dataset.has_images:
+            raise DataError(f"{dataset.name} cannot be joined to others: its inputs are not uint8 images.")
     offsets = [sum(dataset.num_classes for dataset in datasets[:number]) for number in range(len(datasets))]
 
     def stack(parts: Sequence[Data]) -> Data:
         labels = [part["label"] + offset for part, offset in zip(parts, offsets, strict=True)]
-        return {"image": torch.cat([part["image"] for part in parts]), "label": torch.cat(labels)}
+        return {"input": torch.cat([part["input"] for part in parts]), "label": torch.cat(labels)}
 
     train, test = stack([dataset.train for dataset in datasets]), stack([dataset.test for dataset in datasets])
     names = tuple(f"{dataset.name}: {name}" for dataset in datasets for name in dataset.label_names)
     notes = " ".join(f"{dataset.name}: {dataset.note}" for dataset in datasets if dataset.note)
     joined_name = "+".join(dataset.name for dataset in datasets)
-    return DataSet(joined_name, train, test, names, *channel_statistics(train["image"]), notes)
+    return DataSet(joined_name, train, test, names, *channel_statistics(train["input"]), notes)
 
 
 def select_classes(dataset: DataSet, label_names: Sequence[str]) -> DataSet:

@@ -1,11 +1,11 @@
-"""A labelled image data set as tensors: everything in memory, pixels as they are stored."""
+"""A labelled data set as tensors: everything in memory, the pixels of images as they are stored."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
@@ -51,6 +51,7 @@ class ImageFormat:
         return (pixels - mean) / std
 
 
+_KINDS = {torch.uint8: "images", torch.int64: "token ids"}
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -63,15 +64,21 @@ class DataSet:
     name : str
         The data set's name in tables and run folders.
     train, test : mapping of str to Tensor
-        The columns ``"image"`` (uint8 ``[n, channels, height, width]``), ``"label"`` (int64 ``[n]``, 0 to
-        num_classes - 1) and any further integer columns ``[n]``, such as ``"writer"``. Float32 images are accepted;
-        they count as normalised already.
+        The columns ``"input"``, ``"label"`` (int64 ``[n]``, 0 to num_classes - 1) and any further integer columns
+        ``[n]``, such as ``"writer"``. The input is what the network takes: images, uint8
+        ``[n, channels, height, width]``; token ids, int64 ``[n, length]``; or numbers that are scaled already,
+        float32 of any shape ``[n, ...]``.
     label_names : tuple of str
         The class names; their number is the number of classes.
     mean, std : tuple of float
-        Per channel, of pixels scaled to 0..1.
+        Of images, per channel, of pixels scaled to 0..1, which `normalise` uses. Of a table, what each feature was
+        scaled with. Empty for all other inputs.
     note : str
         What a reader of results has to know about this copy; may be empty.
+    values : mapping of str to tuple of str
+        What the numbers of a further column stand for, such as the names of the clients.
+    features : tuple of str
+        The names of a table's features, float32 ``[n, features]``, such as ``"age"`` or ``"sex=f"``; empty otherwise.
 
     Raises
     ------
@@ -83,9 +90,11 @@ class DataSet:
     train: Data
     test: Data
     label_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     note: str = ""
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.label_names) < 2:
@@ -102,22 +111,29 @@ class DataSet:
                 f"{self.name}: train has the columns {', '.join(sorted(self.train))} but test has "
                 f"{', '.join(sorted(self.test))}; both need the same."
             )
-        test_shape = tuple(self.test["image"].shape[1:])
-        if test_shape != self.shape:
+        test = self.test["input"]
+        if tuple(test.shape[1:]) != self.shape or test.dtype != self.train["input"].dtype:
             raise DataError(
-                f"{self.name}: train images are {format_shape(self.shape)} but test images {format_shape(test_shape)}; "
-                "bring both splits to one size."
+                f"{self.name}: inputs of train are {describe_input(self.train['input'])}, but those of test are "
+                f"{describe_input(test)}; bring both splits to one size and type."
             )
         self._check_normalisation()
 
     def _check_normalisation(self) -> None:
-        channels = self.shape[0]
-        if len(self.mean) != channels or len(self.std) != channels:
+        if self.features and (self.shape != (len(self.features),) or not self.train["input"].is_floating_point()):
             raise DataError(
-                f"{self.name}: images have {channels} channel(s) but there are {len(self.mean)} means and "
-                f"{len(self.std)} standard deviations; give one of each per channel."
+                f"{self.name}: {len(self.features)} features are named, but inputs are "
+                f"{describe_input(self.train['input'])}."
             )
-        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
+        channels = self.shape[0] if self.has_images else len(self.features)
+        if len(self.mean) != channels or len(self.std) != channels:
+            what = "channel(s)" if self.has_images else "named feature(s)"
+            raise DataError(
+                f"{self.name}: inputs have {channels} {what} but there are {len(self.mean)} means and "
+                f"{len(self.std)} standard deviations; give one of each per channel of an image and per feature of a "
+                "table, and none for other inputs."
+            )
+        if channels and (not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0):
             raise DataError(
                 f"{self.name}: means must be finite and standard deviations above 0, not {self.mean} and {self.std}."
             )
@@ -128,31 +144,42 @@ class DataSet:
         return len(self.label_names)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of one image: channels, height, width."""
-        _, channels, height, width = self.train["image"].shape
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input; of an image: channels, height, width."""
+        return tuple(self.train["input"].shape[1:])
 
     @property
-    def image_format(self) -> ImageFormat:
-        """Shape and normalisation of its images."""
-        return ImageFormat(self.shape, self.mean, self.std)
+    def kind(self) -> str:
+        """What the inputs are: ``"images"`` with their pixels as they are stored, ``"token ids"`` or ``"numbers"``."""
+        return _KINDS.get(self.train["input"].dtype, "numbers")
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the inputs are images with their pixels as they are stored."""
+        return self.kind == "images"
+
+    @property
+    def image_format(self) -> ImageFormat | None:
+        """Shape and normalisation of its images; None without images."""
+        if not self.has_images:
+            return None
+        channels, height, width = self.shape
+        return ImageFormat((channels, height, width), self.mean, self.std)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return images as a network takes them: ``(x / 255 - mean) / std``.
+        """Return inputs as a network takes them: of images ``(x / 255 - mean) / std``.
 
         Parameters
         ----------
         images : Tensor
-            uint8 ``[b, channels, height, width]``, on any device. Float images count as normalised already and are
-            returned as they are.
+            uint8 ``[b, channels, height, width]``, on any device. Other inputs are returned as they are.
 
         Returns
         -------
         Tensor
             float32, of the same shape and on the same device.
         """
-        if images.is_floating_point():
+        if images.dtype != torch.uint8:
             return images
         mean, std = (_per_channel(tuple(each), torch.float32, images.device) for each in (self.mean, self.std))
         return images.to(torch.float32).div_(255).sub_(mean).div_(std)
@@ -175,8 +202,13 @@ def _per_channel(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.d
 
 
 def format_shape(shape: tuple[int, ...]) -> str:
-    """Return an image shape in words, such as ``"3 x 32 x 32"`` (channels, height, width)."""
-    return " x ".join(map(str, shape))
+    """Return the shape of one input in words, such as ``"3 x 32 x 32"`` (channels, height, width)."""
+    return " x ".join(map(str, shape)) or "one number"
+
+
+def describe_input(inputs: Tensor) -> str:
+    """Return the kind and the shape of inputs in words, such as ``"images of 3 x 32 x 32"``."""
+    return f"{_KINDS.get(inputs.dtype, 'numbers')} of {format_shape(tuple(inputs.shape[1:]))}"
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -210,25 +242,18 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def _check_columns(where: str, data: Data, num_classes: int) -> None:
-    for required in ("image", "label"):
+    for required in ("input", "label"):
         if required not in data:
             raise DataError(f"{where}: the column {required!r} is missing.{did_you_mean(required, data)}")
-    images, labels = data["image"], data["label"]
-    if images.ndim != 4 or images.dtype not in (torch.uint8, torch.float32):
-        raise DataError(
-            f"{where}: images must be uint8 [n, channels, height, width], not {images.dtype} {list(images.shape)}."
-        )
-    if not all(images.shape):
-        raise DataError(f"{where}: there are no images (shape {list(images.shape)}).")
+    inputs, labels = data["input"], data["label"]
+    _check_input(where, inputs)
     for name, column in data.items():
-        if len(column) != len(images):
-            raise DataError(f"{where}: column {name!r} has {len(column)} rows but there are {len(images)} images.")
-        if name != "image" and (column.ndim != 1 or column.dtype not in _INTEGERS):
+        if len(column) != len(inputs):
+            raise DataError(f"{where}: column {name!r} has {len(column)} rows but there are {len(inputs)} inputs.")
+        if name != "input" and (column.ndim != 1 or column.dtype not in _INTEGERS):
             raise DataError(
                 f"{where}: column {name!r} must hold one integer a row, not {column.dtype} {list(column.shape)}."
             )
-    if images.is_floating_point() and not bool(torch.isfinite(images).all()):
-        raise DataError(f"{where}: some pixels are NaN or infinite; clean the images first.")
     if labels.dtype != torch.int64:
         raise DataError(f"{where}: labels must be int64, not {labels.dtype}; convert them with .long().")
     low, high = int(labels.min()), int(labels.max())
@@ -236,3 +261,23 @@ def _check_columns(where: str, data: Data, num_classes: int) -> None:
         raise DataError(
             f"{where}: labels lie in {low}..{high}, but {num_classes} classes allow 0..{num_classes - 1} only."
         )
+
+
+def _check_input(where: str, inputs: Tensor) -> None:
+    images, tokens = inputs.dtype == torch.uint8, inputs.dtype == torch.int64
+    if (images and inputs.ndim != 4) or (tokens and inputs.ndim != 2):
+        raise DataError(
+            f"{where}: uint8 inputs are images [n, channels, height, width] and int64 inputs are token ids "
+            f"[n, length], not {list(inputs.shape)}. Give other numbers as float32."
+        )
+    if not (images or tokens or inputs.dtype == torch.float32) or inputs.ndim < 2:
+        raise DataError(
+            f"{where}: inputs must be uint8 images [n, channels, height, width], int64 token ids [n, length] or "
+            f"float32 [n, ...], not {inputs.dtype} {list(inputs.shape)}."
+        )
+    if not all(inputs.shape):
+        raise DataError(f"{where}: there are no inputs (shape {list(inputs.shape)}).")
+    if tokens and int(inputs.min()) < 0:
+        raise DataError(f"{where}: token ids count from 0, and the smallest here is {int(inputs.min())}.")
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+        raise DataError(f"{where}: some inputs are NaN or infinite; clean the data first.")

@@ -39,5 +39,5 @@ def without_images(dataset: DataSet, hashes: Tensor) -> DataSet:
     hashes : Tensor
         int64 ``[m]``; see `image_hashes`.
     """
-    kept = ~torch.isin(image_hashes(dataset.train["image"]), hashes)
+    kept = ~torch.isin(image_hashes(dataset.train["input"]), hashes)
     return replace(dataset, train={name: column[kept] for name, column in dataset.train.items()})

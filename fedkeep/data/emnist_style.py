@@ -21,9 +21,9 @@ def emnist_style_letters(femnist: DataSet) -> DataSet:
     """Return FEMNIST's letters from K and k on, which MNIST and EMNIST's letters A to J lack, in EMNIST's style."""
     chosen = select_classes(femnist, [name for name in LETTERS if name in femnist.label_names])
     train, test = (
-        {"image": to_emnist_style(data["image"]), "label": data["label"]} for data in (chosen.train, chosen.test)
+        {"input": to_emnist_style(data["input"]), "label": data["label"]} for data in (chosen.train, chosen.test)
     )
-    mean, std = channel_statistics(train["image"])
+    mean, std = channel_statistics(train["input"])
     note = f"Letters of {femnist.name}, scaled and centred as EMNIST's."
     return DataSet("femnist-letters", train, test, chosen.label_names, mean, std, note)
 

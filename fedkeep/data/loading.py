@@ -103,9 +103,9 @@ def _load_digits() -> DataSet:
     image = (torch.from_numpy(loaded.images) * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     label = torch.from_numpy(loaded.target).long()
     chosen = hold_out(label, _DIGITS_TEST_SHARE)
-    train = {"image": image[~chosen], "label": label[~chosen]}
-    test = {"image": image[chosen], "label": label[chosen]}
-    return DataSet("digits", train, test, tuple(map(str, range(10))), *channel_statistics(train["image"]))
+    train = {"input": image[~chosen], "label": label[~chosen]}
+    test = {"input": image[chosen], "label": label[chosen]}
+    return DataSet("digits", train, test, tuple(map(str, range(10))), *channel_statistics(train["input"]))
 
 
 def _load_known(entry: CatalogEntry, root: Path | None) -> DataSet:

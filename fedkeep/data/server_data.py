@@ -109,7 +109,7 @@ class Public(Options):
         Returns
         -------
         mapping of str to Tensor
-            The columns ``"image"`` and ``"label"``; all labels are 0.
+            The columns ``"input"`` and ``"label"``; all labels are 0.
 
         Raises
         ------
@@ -137,4 +137,4 @@ class Public(Options):
         if self.images:
             chosen = torch.randperm(len(rows), generator=seeds.generator(seed, "public set"))[: self.images]
             rows = rows[chosen]
-        return {"image": source.train["image"][rows], "label": torch.zeros(len(rows), dtype=torch.int64)}
+        return {"input": source.train["input"][rows], "label": torch.zeros(len(rows), dtype=torch.int64)}

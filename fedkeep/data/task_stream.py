@@ -214,7 +214,7 @@ class Tasks(Options):
         if self.absent >= scheme.clients:
             raise PartitionError(f"{self.absent} of {scheme.clients} clients are absent: nobody is left.")
         rows = task.new_class_rows(dataset.train["label"])
-        train = {name: c.cpu()[rows] for name, c in dataset.train.items() if name != "image"}
+        train = {name: c.cpu()[rows] for name, c in dataset.train.items() if name != "input"}
         train["label"] = train["label"] - task.num_old_classes
         own = seed if self.reseed_each_task else seeds.derive(seed, "task partition", task=task.number)
         try:

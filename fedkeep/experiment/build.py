@@ -9,6 +9,7 @@ import torch
 
 from fedkeep.data import Data, DataSet, Federation, load
 from fedkeep.data.catalog import data_folder
+from fedkeep.data.dataset import describe_input
 from fedkeep.data.dedup import without_images
 from fedkeep.data.holdout import validated
 from fedkeep.errors import ConfigError, DataError
@@ -236,6 +237,7 @@ def build_simulation(
     """
     dataset = federation.dataset
     check_cohort(recipe, federation)
+    check_inputs(recipe, federation)
     check_augmentation(recipe, federation)
     check_generator(recipe, federation, data_dir)
     model = resolve_pretrained(recipe.model, data_dir)
@@ -319,10 +321,44 @@ def check_augmentation(recipe: Recipe, federation: Federation) -> None:
     Raises
     ------
     ConfigError
-        If they are too small.
+        If they are too small, or inputs are no images.
     """
+    if not recipe.augmentation:
+        return
+    if not federation.dataset.has_images:
+        raise ConfigError(
+            f"[augmentation] changes images, and the inputs of {federation.dataset.name} are "
+            f"{describe_input(federation.dataset.train['input'])}. Leave [augmentation] out."
+        )
     _, height, width = federation.dataset.shape
     recipe.augmentation.check_image_size(height, width)
+
+
+def check_inputs(recipe: Recipe, federation: Federation) -> None:
+    """Check that the inputs are images, if a method needs them.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe, with the methods.
+    federation : Federation
+        The federation, with the inputs.
+
+    Raises
+    ------
+    ConfigError
+        If they are something else.
+    """
+    dataset = federation.dataset
+    if dataset.has_images:
+        return
+    for method in recipe.methods:
+        rotates = method.algorithm.rows_per_class > 1 and len(dataset.shape) != 3
+        if rotates or {"images", "generator"} & {*method.algorithm.needs}:
+            raise ConfigError(
+                f"{method.label} needs images, which it rotates or generates, and the inputs of {dataset.name} are "
+                f"{describe_input(dataset.train['input'])}. Leave the method out, or choose uint8 images."
+            )
 
 
 def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> None:

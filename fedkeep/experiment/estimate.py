@@ -116,7 +116,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
 
 def _evaluation_time(simulation: Simulation, images: int) -> float:
     """Return the seconds that the evaluation of one image takes."""
-    test = simulation.federation.dataset.test["image"][:images]
+    test = simulation.federation.dataset.test["input"][:images]
     began = time.perf_counter()
     simulation.context.runner.logits(simulation.server.model, simulation.context.normalise(test))
     return (time.perf_counter() - began) / images

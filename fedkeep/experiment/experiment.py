@@ -16,6 +16,7 @@ from fedkeep.experiment.build import (
     check_cohort,
     check_device,
     check_generator,
+    check_inputs,
 )
 from fedkeep.experiment.description import describe_partition, describe_trial
 from fedkeep.experiment.model_config import client_architectures, resolve_pretrained
@@ -89,6 +90,7 @@ class Experiment:
         for seed in reversed(recipe.seeds):  # the first seed, with which the run begins, is then still cached
             federation = self.federation(seed)
             check_cohort(recipe, federation)
+            check_inputs(recipe, federation)
             check_augmentation(recipe, federation)
             check_generator(recipe, federation, data_dir)
         for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:

@@ -319,7 +319,7 @@ def _is_mean_and_std(value: Any) -> bool:
 def _check_needs(recipe: Recipe, method: Method) -> None:
     """Check that the recipe has what a method needs."""
     needs = method.algorithm.needs
-    unknown = [need for need in needs if need not in ("auxiliary", "public", "generator")]
+    unknown = [need for need in needs if need not in ("auxiliary", "generator", "images", "public")]
     if unknown:
         raise ConfigError(f"{method.label} needs {', '.join(unknown)}, which no recipe can give.")
     if "auxiliary" in needs and not recipe.auxiliary.per_class:

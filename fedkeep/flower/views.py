@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from fedkeep.data import Data, DataSet, Federation, TaskStream
-from fedkeep.data.dataset import format_shape
+from fedkeep.data.dataset import describe_input, format_shape
+from fedkeep.data.features import match_features
 from fedkeep.data.partition import Partition
 from fedkeep.errors import DataError
 from fedkeep.experiment.recipe import Recipe
@@ -186,7 +187,7 @@ def client_view(federation: Federation, client: str, site: str) -> SiteView:
 
 
 def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[str, Any]:
-    """Return the server's requirements on the sites' data, and the mean and standard deviation of all images.
+    """Return the server's requirements on the sites' data, and the mean and standard deviation that all scale with.
 
     Parameters
     ----------
@@ -207,13 +208,15 @@ def describe_dataset(dataset: DataSet, left_out: bool, generator: str) -> dict[s
         "generator": generator,
         "label_names": list(dataset.label_names),
         "shape": list(dataset.shape),
+        "kind": dataset.kind,
+        "features": list(dataset.features),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
     }
 
 
 def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
-    """Return a site's data set with classes numbered and images normalised as in the run.
+    """Return a site's data set with classes numbered, and inputs normalised or scaled, as in the run.
 
     A site may lack some of the run's classes: classes are identified by their names.
 
@@ -232,7 +235,7 @@ def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
     Raises
     ------
     DataError
-        If the site has classes that the run does not have, or images of another shape.
+        If the site has classes that the run does not have, or inputs of another form.
     """
     names, shape = list(wanted["label_names"]), tuple(wanted["shape"])
     unknown = [name for name in dataset.label_names if name not in names]
@@ -241,10 +244,11 @@ def match_dataset(dataset: DataSet, wanted: Mapping[str, Any]) -> DataSet:
             f"{dataset.name} has {dataset.num_classes} classes, and of these {', '.join(map(repr, unknown[:5]))} not "
             f"among the run's {len(names)}: {', '.join(map(repr, names))}. Name this site's classes as the run does."
         )
-    if dataset.shape != shape:
+    dataset = match_features(dataset, tuple(wanted["features"]), tuple(wanted["mean"]), tuple(wanted["std"]))
+    if dataset.shape != shape or dataset.kind != wanted["kind"]:
         raise DataError(
-            f"{dataset.name} has images of {format_shape(dataset.shape)}, and the run is for {format_shape(shape)}. "
-            "Bring this site's images to that size."
+            f"{dataset.name} has {describe_input(dataset.train['input'])}, and the run is for {wanted['kind']} of "
+            f"{format_shape(shape)}. Bring this site's data to that form."
         )
     numbers = torch.tensor([names.index(name) for name in dataset.label_names])
     train, test = ({**half, "label": numbers[half["label"]]} for half in (dataset.train, dataset.test))

@@ -79,7 +79,8 @@ class Algorithm(Options, ABC, Generic[S, C]):
     schedule : {"parallel", "sequential"}
         Whether the clients of a round train at the same time, or one after another.
     needs : tuple[str, ...]
-        Parts of a recipe that the method cannot do without, such as ``"auxiliary"``.
+        What the method cannot do without: ``"images"`` as inputs, and the parts of a recipe ``"auxiliary"``,
+        ``"public"`` and ``"generator"``.
     networks : {"one", "any"}
         Whether all clients must have the same architecture.
     takes_turns : bool
@@ -155,7 +156,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
         Tensor
             Scores, [n, classes].
         """
-        return server.predict(model, {"image": images})[:, :: self.rows_per_class]
+        return server.predict(model, {"input": images})[:, :: self.rows_per_class]
 
     def own_model(self, state: C) -> Weights:
         """Return the model that a client uses itself, if it keeps one that it does not send to the server.

@@ -62,7 +62,7 @@ class Party(ABC, Generic[S]):
     state : S
         What this party keeps from one call to the next. Assign to its fields; never change a tensor in place.
     data : Data
-        The examples of the current task, as columns of one length: ``"image"``, uint8
+        The examples of the current task, as columns of one length: ``"input"``, such as images, uint8
         [n, channels, height, width], and ``"label"``, int64 [n]. On the server it holds what the recipe gives the
         server, and is empty if that is nothing.
     task : int
@@ -76,7 +76,7 @@ class Party(ABC, Generic[S]):
     label_names : tuple[str, ...]
         Names of the classes that have been seen so far.
     image_format : ImageFormat
-        Shape of the images, and how their pixels are normalised.
+        Shape of the images, and how their pixels are normalised. Only for methods that need images.
     training : Training
         The recipe's settings of local training.
     initial_model : Weights
@@ -191,7 +191,7 @@ class Party(ABC, Generic[S]):
         model : Weights
             The model.
         data : Data, optional
-            A data set with a column ``"image"`` [n, channels, height, width]; by default the party's own.
+            A data set with a column ``"input"`` [n, ...]; by default the party's own.
 
         Returns
         -------
@@ -209,7 +209,7 @@ class Party(ABC, Generic[S]):
         model : Weights
             The model.
         data : Data, optional
-            A data set with a column ``"image"`` [n, channels, height, width]; by default the party's own.
+            A data set with a column ``"input"`` [n, ...]; by default the party's own.
 
         Returns
         -------

@@ -160,9 +160,9 @@ class _ConcatView:
 
     def __init__(self, model: ModelView, batches: Sequence[Batch]) -> None:
         self.model = model
-        self.images = [batch.data["image"] for batch in batches]
+        self.images = [batch.data["input"] for batch in batches]
         # One batch object for all terms: a model view recognises by its images what it has computed already.
-        self.joined = Batch({"image": torch.cat(self.images)}, torch.cat([batch.index for batch in batches]))
+        self.joined = Batch({"input": torch.cat(self.images)}, torch.cat([batch.index for batch in batches]))
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
@@ -183,7 +183,7 @@ class _ConcatView:
     def _part(self, forward: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
         """Return the rows of one of the batches. Images that a term made itself run alone."""
         for number, images in enumerate(self.images):
-            if images is batch.data["image"]:
+            if images is batch.data["input"]:
                 return torch.split(forward(self.joined), [len(images) for images in self.images])[number]
         return forward(batch)
 
@@ -250,5 +250,5 @@ def _repeat_for_rotations(numbers: Tensor) -> Tensor:
 
 
 def _rotate_data(data: Data) -> Data:
-    images, labels = rotate(data["image"], data["label"])
-    return {"image": images, "label": labels}
+    images, labels = rotate(data["input"], data["label"])
+    return {"input": images, "label": labels}

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.options import Options
 
-Shape: TypeAlias = tuple[int, int, int]
-"""Channels, height and width of an image."""
+Shape: TypeAlias = tuple[int, ...]
+"""The shape of one input: channels, height and width of an image, the number of features, or of token ids."""
 
 
 class Network(nn.Module):
@@ -25,7 +25,7 @@ class Network(nn.Module):
     Parameters
     ----------
     body : nn.Module
-        Maps images, float32 [b, channels, height, width], to features, [b, width].
+        Maps inputs, such as images, float32 [b, channels, height, width], to features, [b, width].
     width : int
         Number of features.
     classes : int
@@ -92,7 +92,7 @@ class Architecture(Options, ABC):
         Parameters
         ----------
         shape : tuple[int, int, int]
-            Channels, height and width of an image.
+            The shape of one input; of an image: channels, height and width.
         classes : int
             Number of classes.
 
@@ -104,8 +104,37 @@ class Architecture(Options, ABC):
         Raises
         ------
         ConfigError
-            If images of this shape are too small for the layers; the message says how large they must be.
+            If inputs have another number of dimensions than the layers need, or images are too small; the message says
+            what is needed.
         """
+
+
+def image_shape(name: str, shape: Shape) -> tuple[int, int, int]:
+    """Return the shape of the images that a network of convolutions needs.
+
+    Parameters
+    ----------
+    name : str
+        Name of the architecture, for the error message.
+    shape : Shape
+        The shape of one input.
+
+    Returns
+    -------
+    tuple[int, int, int]
+        Channels, height and width.
+
+    Raises
+    ------
+    ConfigError
+        If inputs are no images.
+    """
+    if len(shape) != 3:
+        raise ConfigError(
+            f"{name} needs images, and these inputs have the shape {list(shape)}. Use mlp for rows of numbers, "
+            "embedding-bag or text-cnn for token ids, or a model of your own."
+        )
+    return shape[0], shape[1], shape[2]
 
 
 def architectures() -> Mapping[str, type[Architecture]]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedkeep.errors import ConfigError
-from fedkeep.models.base import Architecture, Network, Shape
+from fedkeep.models.base import Architecture, Network, Shape, image_shape
 from fedkeep.models.layers import Convolution, convolutional, convolutional_body
 from fedkeep.options import option
 
@@ -168,7 +168,7 @@ class MeanCNN(Architecture):
         ConfigError
             If the images are too small.
         """
-        channels, height, width = shape
+        channels, height, width = image_shape(self.name, shape)
         smallest = 2 ** (len(self.maps) // self.pool_every)
         if min(height, width) < smallest:
             raise ConfigError(

@@ -76,15 +76,21 @@ class Custom(Architecture):
     def _check_logits(self, network: nn.Module, shape: Shape, classes: int) -> None:
         device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
         size = "x".join(map(str, shape))
+        blank = torch.zeros(2, *shape, device=device)
         try:
-            logits = _evaluated(network, torch.zeros(2, *shape, device=device))
+            try:
+                logits = _evaluated(network, blank)
+            except Exception:
+                if len(shape) != 1:
+                    raise
+                logits = _evaluated(network, blank.long())  # a network that reads token ids
         except Exception as error:
-            raise ConfigError(f"the network of {self.name} fails on images of {size}: {error}") from error
+            raise ConfigError(f"the network of {self.name} fails on inputs of {size}: {error}") from error
         if not isinstance(logits, Tensor):
             raise ConfigError(f"the network of {self.name} gives {_kind(logits)} instead of a tensor of logits.")
         if logits.shape != (2, classes):
             raise ConfigError(
-                f"the network of {self.name} gives outputs of shape {list(logits.shape)} for 2 images of {size} and "
+                f"the network of {self.name} gives outputs of shape {list(logits.shape)} for 2 inputs of {size} and "
                 f"{classes} classes. Expected [2, {classes}]: one logit a class."
             )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
 from fedkeep.errors import ConfigError
-from fedkeep.models.base import Network, Shape
+from fedkeep.models.base import Network, Shape, image_shape
 
 
 class MaxPool2(nn.Module):
@@ -129,7 +129,7 @@ def convolutional(
     ConfigError
         If the images are too small; the message contains the smallest side that works.
     """
-    channels, height, width = shape
+    channels, height, width = image_shape(name, shape)
     rows, columns = (flattened_side(convolutions, side) for side in (height, width))
     if min(rows, columns) < 1:
         smallest = next(side for side in count(1) if flattened_side(convolutions, side))

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from fedkeep.models.base import Architecture, Network, Shape
+from fedkeep.models.base import Architecture, Network, Shape, image_shape
 from fedkeep.models.extractor import Extractor, load_extractor
 from fedkeep.options import option
 
@@ -81,6 +81,7 @@ class Pretrained(Architecture):
         FrozenNetwork
             The network (see `load_extractor` for what may be raised).
         """
+        image_shape(self.name, shape)
         return FrozenNetwork(load_extractor(self.source), classes)
 
     @property

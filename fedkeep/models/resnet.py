@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fedkeep.errors import ConfigError
-from fedkeep.models.base import Architecture, Network, Shape
+from fedkeep.models.base import Architecture, Network, Shape, image_shape
 from fedkeep.options import option
 
 Norm = Literal["batch", "group"]
@@ -157,7 +157,7 @@ class ResNet(Architecture):
         ConfigError
             If the images are too small.
         """
-        channels, height, width = shape
+        channels, height, width = image_shape(self.name, shape)
         if min(height, width) < SMALLEST:
             raise ConfigError(
                 f"{self.name} needs images of at least {SMALLEST}x{SMALLEST} pixels, and these are {height}x{width}. "

@@ -37,7 +37,7 @@ def dataset(train: int = sum(SIZES), test: int = 31, seed: int = 0) -> DataSet:
         image = torch.randint(0, 120, (count, *SHAPE), generator=generator, dtype=torch.int64)
         for number, c in enumerate(label.tolist()):
             image[number, 0, c] += 90
-        return {"image": image.to(torch.uint8), "label": label}
+        return {"input": image.to(torch.uint8), "label": label}
 
     return DataSet("tiny", draw(train), draw(test), tuple("abc"[:CLASSES]), (0.3,), (0.2,))
 

@@ -35,7 +35,7 @@ def train_classifier(
     architecture : Architecture
         The network.
     data : Data
-        The columns ``"image"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
+        The columns ``"input"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
     classes : int
         Number of classes.
     normalise : Callable[[Tensor], Tensor]
@@ -54,9 +54,9 @@ def train_classifier(
     Callable[[Tensor], Tensor]
         A function that maps uint8 images, [n, channels, height, width], to logits, [n, classes].
     """
-    _, channels, height, width = data["image"].shape
+    _, channels, height, width = data["input"].shape
     runner = ModelRunner(lambda: architecture.build((channels, height, width), classes), seed, torch.device(device))
-    normalised = {"image": normalise(data["image"].to(device)), "label": data["label"].to(device)}
+    normalised = {"input": normalise(data["input"].to(device)), "label": data["label"].to(device)}
     order, noise = (seeds.generator(seed, purpose) for purpose in ("batches", "augmentation"))
     stream = BatchStream(normalised, normalise, Augmentation(), order, noise, runner.layout)
     epochs = ceil(steps / ceil(len(data["label"]) / training.batch_size))

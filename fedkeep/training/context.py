@@ -83,7 +83,7 @@ class ClientContext:
     runner : ModelRunner
         The network.
     normalise : Callable[[Tensor], Tensor]
-        Maps uint8 images to the network's input.
+        Maps inputs as they are stored, such as uint8 images, to the network's input.
     augmentation : Augmentation
         Random changes of training images.
     training : Training
@@ -92,8 +92,8 @@ class ClientContext:
         The run's seed.
     num_classes : int
         Number of classes seen so far.
-    image_format : ImageFormat
-        Shape and normalisation of images.
+    image_format : ImageFormat or None
+        Shape and normalisation of images; None if the inputs are no images.
     label_names : tuple[str, ...]
         Names of all classes, in order of arrival.
     load_generator : Callable[[int], Generator]
@@ -110,7 +110,7 @@ class ClientContext:
     training: Training
     seed: int
     num_classes: int
-    image_format: ImageFormat
+    image_format: ImageFormat | None
     label_names: tuple[str, ...]
     load_generator: LoadGenerator
     num_old_classes: int = 0

@@ -76,7 +76,7 @@ def count_predictions(predict: Callable[[Tensor], Tensor], data: Data, classes: 
         The counts and the loss.
     """
     # In parts: the whole test set, normalised to float32, would take four times its memory.
-    logits = torch.cat([predict(part) for part in torch.split(data["image"], BATCH)])
+    logits = torch.cat([predict(part) for part in torch.split(data["input"], BATCH)])
     labels = data["label"]
     hits = labels[logits.argmax(-1) == labels]
     return Counts(

@@ -52,19 +52,19 @@ class NetworkView:
     def logits(self, batch: Batch) -> Tensor:
         # A sum of losses needs the same images several times. Comparing with the one or two in a list beats hashing.
         for images, logits in self._logits:
-            if images is batch.data["image"]:
+            if images is batch.data["input"]:
                 return logits
-        logits = self._forward(batch.data["image"])
-        self._logits.append((batch.data["image"], logits))
+        logits = self._forward(batch.data["input"])
+        self._logits.append((batch.data["input"], logits))
         if self.runner.classifier_input is not None:
-            self._features.append((batch.data["image"], self.runner.classifier_input))
+            self._features.append((batch.data["input"], self.runner.classifier_input))
         return logits
 
     def features(self, batch: Batch) -> Tensor:
         split_classifier(self.runner.train_network)  # raises an error that says what is missing
         self.logits(batch)
         for images, features in self._features:
-            if images is batch.data["image"]:
+            if images is batch.data["input"]:
                 return features
         raise ConfigError(
             f"{type(self.runner.train_network).__name__} did not use its classifier in forward, so its features are "
@@ -72,10 +72,10 @@ class NetworkView:
         )
 
     def teacher_features(self, model: Weights, batch: Batch) -> Tensor:
-        return self.runner.features(model, batch.data["image"])
+        return self.runner.features(model, batch.data["input"])
 
     def teacher_logits(self, model: Weights, batch: Batch) -> Tensor:
-        return self.runner.logits(model, batch.data["image"])
+        return self.runner.logits(model, batch.data["input"])
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class BatchStream:
         Iterator[Batch]
             The batches.
         """
-        count, size = len(self.data["image"]), self.batch_size or size
-        order = to_device(torch.randperm(count, generator=self.order), self.data["image"].device)
+        count, size = len(self.data["input"]), self.batch_size or size
+        order = to_device(torch.randperm(count, generator=self.order), self.data["input"].device)
         # Gathering once per pass leaves only views to the steps, which is faster than gathering in each.
         rows = {name: column[order] for name, column in self.data.items()}
         starts = list(range(0, count, size))
@@ -146,19 +146,19 @@ class BatchStream:
         Batch
             The batch, not augmented.
         """
-        rows = torch.arange(count, device=self.data["image"].device)
+        rows = torch.arange(count, device=self.data["input"].device)
         return replace(self, augmentation=Augmentation())._batch(self.data, rows, 0, count)
 
     def _batch(self, rows: Mapping[str, Tensor], order: Tensor, start: int, end: int) -> Batch:
         data = {name: column[start:end] for name, column in rows.items()}
         generated = data.pop("generated", None)
-        if data["image"].dtype == torch.uint8:
+        if data["input"].dtype == torch.uint8:
             if self.augmentation:
-                data["image"] = self.augmentation(data["image"], self.normalise, self.noise, generated)
+                data["input"] = self.augmentation(data["input"], self.normalise, self.noise, generated)
             else:
-                data["image"] = self.normalise(data["image"])
-        if data["image"].ndim == 4:
-            data["image"] = data["image"].contiguous(memory_format=self.layout)
+                data["input"] = self.normalise(data["input"])
+        if data["input"].ndim == 4:
+            data["input"] = data["input"].contiguous(memory_format=self.layout)
         return Batch(data, order[start:end])
 
 
@@ -201,7 +201,7 @@ class TrainJob:
     @property
     def num_examples(self) -> int:
         """Number of examples in the first data set."""
-        return len(self.streams[0].data["image"])
+        return len(self.streams[0].data["input"])
 
     @property
     def signature(self) -> Hashable:
@@ -230,7 +230,7 @@ class TrainJob:
             If a data set other than the first has no examples.
         """
         for number, stream in enumerate(self.streams[1:], start=2):
-            if not len(stream.data["image"]):
+            if not len(stream.data["input"]):
                 raise ValueError(
                     f"data set {number} of this fit has no examples to train on beside the first; leave it out"
                 )

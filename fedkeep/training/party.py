@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep._utils import seeds
+from fedkeep.data import ImageFormat
 from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Client, Data, Fit, Server
@@ -66,11 +67,17 @@ class LocalParty(Party[Any]):
         self.state = state
         self.task = task
         self.round = round
-        self.training, self.image_format = context.training, context.image_format
+        self.training = context.training
         self._update_classes()
         self.parameter_names = context.runner.parameters
         self.train = train
         self._uses = uses
+
+    @property
+    def image_format(self) -> ImageFormat:  # type: ignore[override]
+        if self.context.image_format is None:
+            raise ConfigError("this method needs images, and the inputs of this data set are something else.")
+        return self.context.image_format
 
     def _update_classes(self) -> None:
         """Read from the context what changes with a task."""
@@ -154,9 +161,9 @@ class LocalParty(Party[Any]):
     def cache_teachers(self, loss: Loss, *data: Data) -> Loss:
         with self.context.inference_time():
             for number, columns in enumerate(data or (self.data,)):
-                if self.context.augmentation and columns and columns["image"].dtype == torch.uint8:
+                if self.context.augmentation and columns and columns["input"].dtype == torch.uint8:
                     continue  # teachers must see the same augmented images as the student, which differ in every pass
-                if columns and len(columns["image"]):
+                if columns and len(columns["input"]):
                     loss = loss.cache_teachers(TeacherCache(self.context, columns), columns, number)
         return loss
 
@@ -207,8 +214,8 @@ class LocalParty(Party[Any]):
 
     def _stream(self, data: Data, batch_size: int) -> BatchStream:
         augmentation = self.context.augmentation
-        if data["image"].dtype == torch.uint8 and not augmentation:
-            data = {**data, "image": self.context.normalise(data["image"])}
+        if data["input"].dtype == torch.uint8 and not augmentation:
+            data = {**data, "input": self.context.normalise(data["input"])}
         return BatchStream(
             data,
             self.context.normalise,
@@ -222,13 +229,13 @@ class LocalParty(Party[Any]):
     def _images(self, data: Data | None) -> Tensor:
         columns = self.data if data is None else data
         self._check(columns)
-        return self.context.normalise(columns["image"])
+        return self.context.normalise(columns["input"])
 
     def _check(self, data: Data) -> None:
-        if "image" not in data:
+        if "input" not in data:
             whose = f"client {self.name}" if self.name else "the server"
             raise ConfigError(
-                f"{whose} has no images here, only {sorted(data) or 'nothing'}. Give it data, or pass some."
+                f"{whose} has no inputs here, only {sorted(data) or 'nothing'}. Give it data, or pass some."
             )
         lengths = {name: len(column) for name, column in data.items()}
         if len(set(lengths.values())) > 1:

@@ -242,7 +242,7 @@ class _PretrainingRun:
             "augmentation": as_table(augmentation),
             "label_names": list(dataset.label_names),
             "seed": seed,
-            "data": [tensor_hash(dataset.train[name]) for name in ("image", "label")],
+            "data": [tensor_hash(dataset.train[name]) for name in ("input", "label")],
         }
 
     def step(self) -> float:
@@ -297,7 +297,7 @@ class _PretrainingRun:
         """Return the images and labels of a step, which depend only on the step's number."""
         train, rng = self.dataset.train, seeds.generator(self.seed, "extractor step", use=step)
         rows = torch.randint(len(train["label"]), (self.settings.batch_size,), generator=rng)
-        return self.augmentation(train["image"][rows], self.input_spec, rng), train["label"][rows]
+        return self.augmentation(train["input"][rows], self.input_spec, rng), train["label"][rows]
 
     @torch.no_grad()
     def _predict(self, images: Tensor) -> Tensor:

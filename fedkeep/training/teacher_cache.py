@@ -78,5 +78,5 @@ class TeacherCache:
 
     def _normalised(self) -> Tensor:
         if self._images is None:
-            self._images = self.context.normalise(self.data["image"])
+            self._images = self.context.normalise(self.data["input"])
         return self._images

@@ -100,7 +100,7 @@ class VmapTrainer:
         return self._possible[signature]
 
     def _succeeds(self, group: Sequence[TrainJob]) -> bool:
-        rows = min(2, *(len(stream.data["image"]) for job in group for stream in job.streams))
+        rows = min(2, *(len(stream.data["input"]) for job in group for stream in job.streams))
         batches = [[stream.first(rows) for stream in job.streams] for job in group]
         try:
             stack = ModelStack(self.runner, self.training, group)

@@ -52,7 +52,7 @@ class Hand:
     def data(self, client: str) -> tuple[Tensor, Tensor]:
         """Return a client's normalised images, in float64, and its labels."""
         rows = self.engine.federation.data(client)
-        return self.engine.context.normalise(rows["image"]).double(), rows["label"]
+        return self.engine.context.normalise(rows["input"]).double(), rows["label"]
 
     def size(self, client: str) -> int:
         return len(self.data(client)[1])
@@ -148,7 +148,7 @@ class Hand:
         images, labels = self.data(client)
         index = torch.tensor(list(rows))
         live = {name: tensor.detach().clone().requires_grad_() for name, tensor in model.items()}
-        value = objective(Student(self, live), [Batch({"image": images[index], "label": labels[index]}, index)])
+        value = objective(Student(self, live), [Batch({"input": images[index], "label": labels[index]}, index)])
         return value.item(), dict(zip(live, torch.autograd.grad(value, list(live.values())), strict=True))
 
 
@@ -164,16 +164,16 @@ class Student:
         return self._weights
 
     def logits(self, batch: Batch) -> Tensor:
-        return self.hand.logits(self._weights, batch.data["image"])
+        return self.hand.logits(self._weights, batch.data["input"])
 
     def features(self, batch: Batch) -> Tensor:
-        return self.hand.features(self._weights, batch.data["image"])
+        return self.hand.features(self._weights, batch.data["input"])
 
     def teacher_logits(self, model: Weights, batch: Batch) -> Tensor:
-        return self.hand.taught(doubled(model), batch.data["image"])
+        return self.hand.taught(doubled(model), batch.data["input"])
 
     def teacher_features(self, model: Weights, batch: Batch) -> Tensor:
-        return self.hand.features(doubled(model), batch.data["image"]).detach()
+        return self.hand.features(doubled(model), batch.data["input"]).detach()
 
 
 # Models

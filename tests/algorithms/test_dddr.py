@@ -67,8 +67,8 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
         features = network.features(images.double())
         return features, network.classifier(features)
 
-    (features, z), (_, r) = (answers(engine.server.model, batch.data["image"]) for batch in batches)
-    said = softmax(answers(last, batches[1].data["image"])[1][:, :old] / tau, -1)
+    (features, z), (_, r) = (answers(engine.server.model, batch.data["input"]) for batch in batches)
+    said = softmax(answers(last, batches[1].data["input"])[1][:, :old] / tau, -1)
     labels, past = (batch.data["label"] for batch in batches)
     hard = -log_softmax(z[:, old:], -1)[torch.arange(len(labels)), labels - old].mean()
     soft = -(said * log_softmax(r[:, :old] / tau, -1)).sum(-1).mean()
@@ -113,7 +113,7 @@ def test_images_are_shown_once_a_task_beside_the_model() -> None:
     )
     assert [records[2 * task + 1]["down"] for task in (0, 1)] == [5 * size for size in sizes]
     for client in engine.federation.clients:
-        assert torch.equal(engine.client_states[client].pool["image"], engine.server.state.pool["image"])
+        assert torch.equal(engine.client_states[client].pool["input"], engine.server.state.pool["input"])
 
 
 def test_the_old_model_itself_teaches_what_is_augmented_at_random() -> None:

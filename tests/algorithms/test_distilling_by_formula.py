@@ -182,7 +182,7 @@ def test_asds_weights_sum_to_one_in_every_batch(cls: Any, rows: list[int], monke
     the label, of every example with the same label.
     """
     federation = tiny.federation()
-    alike = {**federation.dataset.train, "image": torch.full_like(federation.dataset.train["image"], 90)}
+    alike = {**federation.dataset.train, "input": torch.full_like(federation.dataset.train["input"], 90)}
     pictures = replace(federation, dataset=replace(federation.dataset, train=alike))
     hand = hand_of(federation=pictures)
     objective, received = objective_at(cls(w_full=7.0), "2", 1, federation=pictures)

@@ -46,7 +46,7 @@ def uneven() -> Any:
 def trusts(hand: Hand, model: Mapping[str, Tensor], low: float, high: float, tau: float) -> list[float]:
     """Return low + (high - low) mean over the server's images of a class of p of that class."""
     server = hand.engine.federation.server
-    images = hand.engine.context.normalise(server["image"]).double()
+    images = hand.engine.context.normalise(server["input"]).double()
     p = softmax(hand.taught(model, images), tau)
     values = []
     for c in range(hand.classes):

@@ -102,7 +102,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
     kept = engine.server.state
 
     def images(columns: Mapping[str, Tensor]) -> Set:
-        return engine.context.normalise(columns["image"]).double(), columns["label"]
+        return engine.context.normalise(columns["input"]).double(), columns["label"]
 
     def made(start: int, stop: int, count: int) -> Set:
         rows = [k for k, c in enumerate(kept.pool["label"].tolist()) if start <= c < stop]
@@ -190,7 +190,7 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
         for client in federation.clients:
             data = federation.data(client)
             rng = seeds.generator(0, "prototypes", task=1, round=1, client=client, use=use)
-            found.append(search_prototypes(tiny.ToyGenerator(), rows, data["image"], data["label"], settings, rng))
+            found.append(search_prototypes(tiny.ToyGenerator(), rows, data["input"], data["label"], settings, rng))
         for c in range(3):
             counts = [one.counts[c].item() for one in found]
             rows[c] = sum(n * one.prototypes[c] for n, one in zip(counts, found, strict=True)) / sum(counts)
@@ -277,9 +277,9 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     fed.distill_into(engine.server, engine.server.model, torch.zeros(2 * fed.server_cur, 2), 1)
     for assignment, own in zip(asked, (len(client.data["label"]), 0), strict=True):
         (source,) = assignment.streams
-        plain = engine.context.normalise(source.data["image"])
+        plain = engine.context.normalise(source.data["input"])
         (batch,) = source.batches(1000, merge_last=False)
-        as_they_were = (batch.data["image"] == plain[batch.index]).flatten(1).all(1)
+        as_they_were = (batch.data["input"] == plain[batch.index]).flatten(1).all(1)
         assert bool(as_they_were[batch.index >= own].all())
         assert not as_they_were[batch.index < own].all() or not own
 
@@ -295,7 +295,7 @@ def test_a_client_that_comes_late_is_shown_all_that_it_missed() -> None:
     tiny.played(engine)
     pool = engine.server.state.pool
     for client in engine.federation.clients:
-        assert torch.equal(engine.client_states[client].pool["image"], pool["image"])
+        assert torch.equal(engine.client_states[client].pool["input"], pool["input"])
         assert torch.equal(engine.client_states[client].pool["label"], pool["label"])
 
 

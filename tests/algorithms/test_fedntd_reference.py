@@ -62,7 +62,7 @@ def dataset() -> DataSet:
 
     def draw(labels: list[int]) -> dict[str, Tensor]:
         noise = torch.randint(64, (len(labels), *SHAPE), generator=generator)
-        return {"image": (64 + patterns[labels] + noise).to(torch.uint8), "label": torch.tensor(labels)}
+        return {"input": (64 + patterns[labels] + noise).to(torch.uint8), "label": torch.tensor(labels)}
 
     train = [(2 * client + (0, 0, 1, 1, 4)[row % 5]) % CLASSES for client, n in enumerate(SIZES) for row in range(n)]
     test = [row % CLASSES for row in range(2 * CLASSES)]
@@ -89,7 +89,7 @@ def play(method: Algorithm[Any, Any]) -> Play:
         return iter(drawn)
 
     test = playing.federation.dataset
-    images = test.normalise(test.test["image"][:SHOWN])
+    images = test.normalise(test.test["input"][:SHOWN])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BatchStream, "batches", noted)
         for _ in range(ROUNDS):
@@ -102,7 +102,7 @@ def play(method: Algorithm[Any, Any]) -> Play:
 def digest(data: DataSet) -> str:
     """Return the fingerprint of all images and labels."""
     content = hashlib.blake2b(digest_size=16)
-    for column in (data.train["image"], data.train["label"], data.test["image"], data.test["label"]):
+    for column in (data.train["input"], data.train["label"], data.test["input"], data.test["label"]):
         content.update(tiny.bits(column))
     return content.hexdigest()
 

@@ -71,7 +71,7 @@ def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.Mo
     for client in "0123":
         data = first.data(client)
         known: Prototypes = engine.client_states[client].prototypes
-        features = engine.context.runner.features(old, engine.context.normalise(data["image"]))
+        features = engine.context.runner.features(old, engine.context.normalise(data["input"]))
         held = sorted(set(data["label"].tolist()))
         assert known.classes.tolist() == [*held, 2] if engine.federation.num_examples(client) else held
         for place, c in enumerate(held):
@@ -89,8 +89,8 @@ def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.M
     engine, _, old = second_task(FedPASS(scope="global", radius="latest"), monkeypatch, rounds=2)
     first = engine.federation.for_task(1)
     parts = [first.data(client) for client in "0123"]
-    data = {name: torch.cat([part[name] for part in parts]) for name in ("image", "label")}
-    features = engine.context.runner.features(old, engine.context.normalise(data["image"]))
+    data = {name: torch.cat([part[name] for part in parts]) for name in ("input", "label")}
+    features = engine.context.runner.features(old, engine.context.normalise(data["input"]))
     for client in "0123":
         known: Prototypes = engine.client_states[client].prototypes
         assert known.classes.tolist() == [0, 1]
@@ -129,7 +129,7 @@ def test_what_is_evaluated_is_the_first_row_of_each_class() -> None:
     engine = tiny.engine_with_tasks(FedPASS(), TWO_ONE, cohort=4, evaluate_local_models=True)
     records = tiny.played(engine)
     test = engine.federation.dataset.test
-    said = logits(engine, engine.server.model, engine.context.normalise(test["image"]))
+    said = logits(engine, engine.server.model, engine.context.normalise(test["input"]))
     assert said.shape == (len(test["label"]), 12)
     hits = said[:, [0, 4, 8]].argmax(1) == test["label"]
     assert sum(records[-1]["correct"]) == int(hits.sum())
@@ -154,7 +154,7 @@ def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
     data = engine.federation.for_task(1).data("1")
-    features = engine.context.runner.features(own, engine.context.normalise(data["image"]))
+    features = engine.context.runner.features(own, engine.context.normalise(data["input"]))
     known = engine.client_states["1"].prototypes
     torch.testing.assert_close(known.means[0], features[data["label"] == known.classes[0]].mean(0))
 

@@ -105,7 +105,7 @@ def visited(engine: Any, seen: Seen, task: int, round: int, client: str) -> dict
     weights = {name: tensor.double() for name, tensor in given.model.items()}
     others, past = known(seen, task, client)
     data, training = engine.federation.for_task(task).data(client), engine.training
-    images, labels = engine.context.normalise(data["image"]).double(), data["label"]
+    images, labels = engine.context.normalise(data["input"]).double(), data["label"]
     order = seeds.generator(engine.seed, "batches", task=task, round=round, client=client)
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     for _ in range(training.epochs):
@@ -139,7 +139,7 @@ def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -
     given, noise = seen.fits[3, 2, "1"], torch.Generator().manual_seed(3)
     moved = {n: t + torch.randn(t.shape, generator=noise) for n, t in given.model.items()}
     batch = given.streams[0].first(2)
-    images, labels = batch.data["image"], batch.data["label"]
+    images, labels = batch.data["input"], batch.data["label"]
     networks = engine.context.runner
 
     def ours(weights: dict[str, Tensor]) -> Tensor:
@@ -225,7 +225,7 @@ def test_what_travels_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_tasks_rows_are_asked_with_the_mean_of_the_clients_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen = played(monkeypatch)
-    images = engine.federation.dataset.test["image"]
+    images = engine.federation.dataset.test["input"]
     served, columns = engine.server.model, []
     for task in (1, 2, 3):
         thetas = []

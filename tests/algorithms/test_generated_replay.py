@@ -59,7 +59,7 @@ def test_each_task_is_drawn_by_its_own_generator(cls: type[Any], options: dict[s
     }
     kept = engine.server.state
     drawn = kept.generated if cls is LwFKDOnGeneratedImages else kept.pool
-    brightness = {c: drawn["image"][drawn["label"] == c].unique().tolist() for c in drawn["label"].unique().tolist()}
+    brightness = {c: drawn["input"][drawn["label"] == c].unique().tolist() for c in drawn["label"].unique().tolist()}
     assert brightness == ({2: [80]} if cls is LwFKDOnGeneratedImages else {0: [40], 1: [40], 2: [80]})
     old = PrototypeReply(sent[0][1].prototypes, sent[0][1].counts, "painter 1")
     engine.server.begin_round(2, 1)

@@ -202,7 +202,7 @@ def test_exemplars_are_herded_or_drawn() -> None:
             FediCaRL(per_class=2, selection=selection), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT
         )
         tiny.played(engine, 1)
-        return torch.cat([state.memory["image"] for state in engine.client_states.values()])
+        return torch.cat([state.memory["input"] for state in engine.client_states.values()])
 
     assert kept("herding").shape == kept("random").shape
     assert not torch.equal(kept("herding"), kept("random"))
@@ -218,15 +218,15 @@ def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
     engine = tiny.engine_with_tasks(FediCaRL(classify="nearest_mean", per_class=3), TWO_ONE, cohort=4)
     tiny.played(engine, 3)
     held = [concat(engine.federation.data(c), engine.client_states[c].memory) for c in "0123"]
-    data = {name: torch.cat([one[name] for one in held]) for name in ("image", "label")}
+    data = {name: torch.cat([one[name] for one in held]) for name in ("input", "label")}
     rows = normalize(engine.server.features(engine.server.model, data), dim=1)
     means = normalize(torch.stack([rows[data["label"] == each].mean(0) for each in range(3)]), dim=1)
     test = engine.federation.dataset.test
     scores = nearest_mean_scores(engine.server.features(engine.server.model, test), means)
-    found = engine.algorithm.predict(engine.server, engine.server.model, test["image"])
+    found = engine.algorithm.predict(engine.server, engine.server.model, test["input"])
     torch.testing.assert_close(found, scores, rtol=1e-4, atol=1e-5)
     record = engine.run_round().record
-    hits = engine.algorithm.predict(engine.server, engine.server.model, test["image"]).argmax(-1) == test["label"]
+    hits = engine.algorithm.predict(engine.server, engine.server.model, test["input"]).argmax(-1) == test["label"]
     assert sum(record["correct"]) == int(hits.sum())
     linear = tiny.engine_with_tasks(FediCaRL(per_class=3), TWO_ONE, cohort=4)
     tiny.played(linear)
@@ -419,7 +419,7 @@ def test_memories_are_shortened_and_joined() -> None:
     later = update_memory(client, engine.server.expand_head(engine.server.model), first, 1, "herding")
     assert int(torch.bincount(later["label"]).max()) == 1
     for c in set(first["label"].tolist()):
-        assert torch.equal(later["image"][later["label"] == c][0], first["image"][first["label"] == c][0])
+        assert torch.equal(later["input"][later["label"] == c][0], first["input"][first["label"] == c][0])
     assert len(concat(later, {})["label"]) == len(later["label"])
 
 

@@ -53,7 +53,7 @@ def loss_of(engine: Simulation, given: TrainJob, model: Weights) -> tuple[Tensor
     """Return the loss of a model on the first rows of its two data sets, real images and labels, synthetic images."""
     real, made = (source.first(4) for source in given.streams)
     value = given.loss(pupil(engine, model), [real, made])
-    return value, real.data["image"], real.data["label"], made.data["image"]
+    return value, real.data["input"], real.data["label"], made.data["input"]
 
 
 def pupil(engine: Simulation, model: Weights) -> NetworkView:
@@ -120,7 +120,7 @@ def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any)
         holders += new
         assert made.holders == holders
         for client in new:
-            assert torch.equal(engine.client_states[client].images["image"], images["image"])
+            assert torch.equal(engine.client_states[client].images["input"], images["input"])
     assert 0 in down
 
 
@@ -133,7 +133,7 @@ def test_a_client_that_missed_its_images_gets_them_with_its_next_visit() -> None
     assert records[-1]["lost"] == {"1": "no answer"}
     assert sorted(engine.server.state.holders) == ["0", "2", "3"]
     assert not tiny.played(engine, 1)[0]["lost"]
-    assert torch.equal(engine.client_states["1"].images["image"], engine.client_states["0"].images["image"])
+    assert torch.equal(engine.client_states["1"].images["input"], engine.client_states["0"].images["input"])
 
 
 def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> Non
     engine.set_task(1)
     value = given.loss(pupil(engine, model), [batch])
     anchors = read_anchors(ANCHORS, engine.context.label_names[:2])
-    images, labels = batch.data["image"], batch.data["label"]
+    images, labels = batch.data["input"], batch.data["label"]
     distance = mse_loss(engine.context.runner.features(model, images), anchors[labels])
     expected = cross_entropy(engine.context.runner.logits(model, images), labels) + 5 * (distance - 0.015).clamp(min=0)
     torch.testing.assert_close(value, expected)

@@ -34,10 +34,10 @@ def test_the_images_are_feddcls_of_the_task() -> None:
         tiny.played(mine, 1), tiny.played(theirs, 1)
         generated = mine.server.state.generated
         expected = select_images(theirs.server.state.pool, old, classes, 3)  # type: ignore[attr-defined]
-        assert torch.equal(generated["image"], expected["image"])
+        assert torch.equal(generated["input"], expected["input"])
         assert torch.equal(generated["label"], expected["label"])
         for client in mine.federation.clients:
-            assert torch.equal(mine.client_states[client].public["image"], generated["image"])
+            assert torch.equal(mine.client_states[client].public["input"], generated["input"])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 
 def public(hand: Hand) -> tuple[Tensor, Tensor]:
     server = hand.engine.federation.server
-    return hand.engine.context.normalise(server["image"]).double(), server["label"]
+    return hand.engine.context.normalise(server["input"]).double(), server["label"]
 
 
 def learn(

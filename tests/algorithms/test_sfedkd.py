@@ -137,7 +137,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
     assert target.sum().item() == pytest.approx(3)
     assert nontarget.sum().item() == pytest.approx(1)
     data = engine.federation.data(student)
-    images, labels = engine.context.normalise(data["image"]), data["label"]
+    images, labels = engine.context.normalise(data["input"]), data["label"]
 
     def parts(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return (ln [p_y, q_y], ln p~), of float64 logits."""
@@ -183,7 +183,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
 def logits_of(engine: Any, spy: Spy, student: str) -> Tensor:
     """Return what the model that came in says: far from what the trained one says."""
     return engine.context.runner.logits(
-        spy.incoming[2, student], engine.context.normalise(engine.federation.data(student)["image"])
+        spy.incoming[2, student], engine.context.normalise(engine.federation.data(student)["input"])
     )
 
 

@@ -48,7 +48,7 @@ def loss_of(engine: Any, given: TrainJob, model: Weights) -> tuple[Tensor, Tenso
         networks, weights, lambda images: functional_call(networks.train_network, dict(model), (images,))
     )
     value = given.loss(student, [batch])
-    return value, batch.data["image"], batch.data["label"]
+    return value, batch.data["input"], batch.data["label"]
 
 
 def logits(engine: Any, model: Weights, images: Tensor) -> Tensor:

@@ -35,14 +35,14 @@ def numbered(train: tuple[int, ...] = (20, 9, 14), test: tuple[int, ...] = (8, 1
         labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(first))]
         rows = torch.arange(first, first + len(labels))
         image = rows.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 4, 4).contiguous()
-        return {"image": image, "label": labels, "row": rows}
+        return {"input": image, "label": labels, "row": rows}
 
     return DataSet("numbered", split(train, 0), split(test, 100), ("a", "b", "c"), (0.5,), (0.3,))
 
 
 def rows(data: Mapping[str, Tensor]) -> list[int]:
     """Return which images these are; every column must be of the same row."""
-    assert torch.equal(data["image"][:, 0, 0, 0].long(), data["row"])
+    assert torch.equal(data["input"][:, 0, 0, 0].long(), data["row"])
     return [int(row) for row in data["row"]]
 
 
@@ -138,7 +138,7 @@ def pictures(data: Mapping[str, Tensor]) -> Counter[bytes]:
     """Count images with their labels."""
     return Counter(
         bytes(image.flatten().tolist()) + bytes([label])
-        for image, label in zip(data["image"], data["label"].tolist(), strict=True)
+        for image, label in zip(data["input"], data["label"].tolist(), strict=True)
     )
 
 

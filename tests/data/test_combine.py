@@ -28,24 +28,24 @@ def test_several_sets_are_one() -> None:
     whole = concatenate([first, second])
     assert whole.name == "tiny+other"
     assert whole.label_names == ("tiny: a", "tiny: b", "tiny: c", "other: a", "other: b", "other: c")
-    assert torch.equal(whole.train["image"], torch.cat((first.train["image"], second.train["image"])))
+    assert torch.equal(whole.train["input"], torch.cat((first.train["input"], second.train["input"])))
     assert whole.train["label"].tolist() == [*first.train["label"].tolist(), *(second.train["label"] + 3).tolist()]
     assert len(whole.test["label"]) == 9
     assert whole.note == "other: Not the whole."
-    pixels = whole.train["image"].double() / 255
+    pixels = whole.train["input"].double() / 255
     assert whole.mean == pytest.approx((float(pixels.mean()),))
     assert whole.std == pytest.approx((float(pixels.std(correction=0)),))
 
 
 def test_what_cannot_be_joined() -> None:
     small = tiny.dataset()
-    large = {name: torch.zeros(6, 1, 5, 5, dtype=torch.uint8) if name == "image" else column[:6]
+    large = {name: torch.zeros(6, 1, 5, 5, dtype=torch.uint8) if name == "input" else column[:6]
              for name, column in small.train.items()}  # fmt: skip
     with pytest.raises(DataError, match=r"big cannot be joined to tiny: its images are 1 x 5 x 5, not 1 x 4 x 4"):
         concatenate([small, replace(small, name="big", train=large, test=large)])
-    floats = {**small.train, "image": small.train["image"].float()}
-    with pytest.raises(DataError, match="normalised already"):
-        concatenate([small, replace(small, train=floats)])
+    floats = {**small.train, "input": small.train["input"].float()}
+    with pytest.raises(DataError, match="its inputs are not uint8 images"):
+        concatenate([small, replace(small, train=floats, test=floats, mean=(), std=())])
     with pytest.raises(DataError, match="two classes have the same name"):
         concatenate([small, small])
 
@@ -68,7 +68,7 @@ def test_some_classes_of_a_set() -> None:
     some = select_classes(data, ["c", "a"])
     assert some.label_names == ("c", "a")
     assert some.train["label"].tolist() == [1] * 4 + [0] * 4
-    assert torch.equal(some.train["image"], data.train["image"][data.train["label"] != 1])
+    assert torch.equal(some.train["input"], data.train["input"][data.train["label"] != 1])
     with pytest.raises(DataError, match="tiny has no class 'd' in this copy"):
         select_classes(data, ["a", "d"])
 
@@ -91,7 +91,7 @@ def test_what_else_femnist_may_mean(name: str, classes: str, first: int, tmp_pat
         assert len(kept) == len(half["label"]) // 62 * (10 if first == 0 else 52)
         named = [LEAF[int(half["label"][row])].upper() for row in kept]
         assert [classes[label] for label in chosen["label"].tolist()] == named
-        for column in ("image", "writer"):
+        for column in ("input", "writer"):
             assert torch.equal(chosen[column], half[column][kept]), "the rest of a row goes with it"
     assert CATALOG[name].num_classes == len(classes)
     assert (part.mean, part.std) == (whole.mean, whole.std)

@@ -16,8 +16,8 @@ from fedkeep.errors import DataError
 
 
 def small(**changes: Any) -> DataSet:
-    train = {"image": torch.zeros(6, 3, 4, 4, dtype=torch.uint8), "label": torch.tensor([0, 1, 2, 0, 1, 2])}
-    test = {"image": torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "label": torch.tensor([0, 2])}
+    train = {"input": torch.zeros(6, 3, 4, 4, dtype=torch.uint8), "label": torch.tensor([0, 1, 2, 0, 1, 2])}
+    test = {"input": torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "label": torch.tensor([0, 2])}
     fields: dict[str, Any] = {
         "name": "small", "train": train, "test": test, "label_names": ("a", "b", "c"),
         "mean": (0.5, 0.4, 0.3), "std": (0.1, 0.2, 0.4),
@@ -84,18 +84,18 @@ def columns(**changes: Any) -> dict[str, Any]:
         ({"mean": (0.5,)}, "3 channel"),
         ({"mean": (float("nan"), 0.1, 0.1)}, "finite"),
         ({"std": (0.1, 0.0, 0.1)}, "above 0"),
-        ({"train": {"images": torch.zeros(1)}}, "'image' is missing. Did you mean 'images'"),
-        ({"train": columns(image=torch.zeros(6, 4, 4, dtype=torch.uint8))}, "[6, 4, 4]"),
-        ({"train": columns(image=torch.full((6, 3, 4, 4), torch.nan))}, "NaN"),
+        ({"train": {"inputs": torch.zeros(1)}}, "'input' is missing. Did you mean 'inputs'"),
+        ({"train": columns(input=torch.zeros(6, 4, 4, dtype=torch.uint8))}, "[6, 4, 4]"),
+        ({"train": columns(input=torch.full((6, 3, 4, 4), torch.nan))}, "NaN"),
         ({"train": columns(label=torch.zeros(5, dtype=torch.int64))}, "has 5 rows but there are 6"),
         ({"train": columns(label=torch.zeros(6))}, "one integer a row"),
         ({"train": columns(label=torch.zeros(6, dtype=torch.int32))}, "int64"),
         ({"train": columns(label=torch.full((6,), -1))}, "-1..-1"),
         ({"train": columns(writer=torch.zeros(6, dtype=torch.int64))}, "both need the same"),
-        ({"train": columns(image=torch.zeros(6, 3, 5, 4, dtype=torch.uint8))}, "one size"),
+        ({"train": columns(input=torch.zeros(6, 3, 5, 4, dtype=torch.uint8))}, "one size"),
         (
-            {"test": {"image": torch.zeros(0, 3, 4, 4, dtype=torch.uint8), "label": torch.zeros(0, dtype=torch.int64)}},
-            "no images",
+            {"test": {"input": torch.zeros(0, 3, 4, 4, dtype=torch.uint8), "label": torch.zeros(0, dtype=torch.int64)}},
+            "no inputs",
         ),
     ],
 )
@@ -117,9 +117,9 @@ def test_digits_are_stratified_and_always_the_same() -> None:
     assert (len(first.train["label"]), len(first.test["label"])) == (1438, 359)
     share = first.test["label"].bincount() / torch.cat([first.test["label"], first.train["label"]]).bincount()
     assert float((share - 0.2).abs().max()) < 0.005
-    assert int(first.train["image"].max()) == 255
-    assert set(first.train["image"].flatten().tolist()) <= {round(v * 255 / 16) for v in range(17)}
-    assert torch.equal(first.test["image"], second.test["image"])
+    assert int(first.train["input"].max()) == 255
+    assert set(first.train["input"].flatten().tolist()) <= {round(v * 255 / 16) for v in range(17)}
+    assert torch.equal(first.test["input"], second.test["input"])
 
 
 def test_hold_out_takes_the_share_of_each_group_and_leaves_one() -> None:
@@ -137,11 +137,11 @@ def test_a_part_of_the_training_images_stands_for_the_test_images() -> None:
     assert torch.equal(together.bincount(), whole.train["label"].bincount())
     share = part.test["label"].bincount() / together.bincount()
     assert float((share - 0.1).abs().max()) < 0.005
-    ours, theirs = image_hashes(part.test["image"]), image_hashes(part.train["image"])
-    assert torch.isin(ours, image_hashes(whole.train["image"])).all()
+    ours, theirs = image_hashes(part.test["input"]), image_hashes(part.train["input"])
+    assert torch.isin(ours, image_hashes(whole.train["input"])).all()
     assert int(torch.isin(ours, theirs).sum()) == 0, "clients do not have them"
-    assert not torch.isin(image_hashes(whole.test["image"]), torch.cat((ours, theirs))).any()
-    assert torch.equal(part.test["image"], validated(whole, 0.1).test["image"])
+    assert not torch.isin(image_hashes(whole.test["input"]), torch.cat((ours, theirs))).any()
+    assert torch.equal(part.test["input"], validated(whole, 0.1).test["input"])
     assert "10% of each class's training images, held out; the test images are not used" in part.note
     assert (part.mean, part.label_names) == (whole.mean, whole.label_names)
 

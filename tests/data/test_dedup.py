@@ -9,7 +9,7 @@ from fedkeep.data.dedup import image_hashes, without_images
 
 
 def test_equal_pixels_and_no_others_have_equal_fingerprints() -> None:
-    images = tiny.dataset(30).train["image"]
+    images = tiny.dataset(30).train["input"]
     found = image_hashes(torch.cat((images, images)))
     assert torch.equal(found[:30], found[30:])
     assert len(found.unique()) == 30
@@ -20,11 +20,11 @@ def test_equal_pixels_and_no_others_have_equal_fingerprints() -> None:
 
 def test_what_is_left_is_all_but_the_images_that_were_seen() -> None:
     data = tiny.dataset(30)
-    seen = data.train["image"][[3, 8, 20]]
+    seen = data.train["input"][[3, 8, 20]]
     left = without_images(data, image_hashes(seen))
     assert left.train["label"].tolist() == [
         c for row, c in enumerate(data.train["label"].tolist()) if row not in {3, 8, 20}
     ]
-    assert not torch.isin(image_hashes(left.train["image"]), image_hashes(seen)).any()
+    assert not torch.isin(image_hashes(left.train["input"]), image_hashes(seen)).any()
     assert left.test is data.test
     assert (left.mean, left.std) == (data.mean, data.std)

@@ -29,7 +29,7 @@ class Parts:
 def federation(rows: torch.Tensor, offsets: torch.Tensor, examples: int) -> Federation:
     labels = torch.arange(examples) % 2
     images = (torch.arange(examples) % 251).to(torch.uint8).view(-1, 1, 1, 1)
-    train = {"image": images, "label": labels, "writer": torch.arange(examples)}
+    train = {"input": images, "label": labels, "writer": torch.arange(examples)}
     test = {name: column[:2] for name, column in train.items()}
     dataset = DataSet("small", train, test, ("even", "odd"), (0.5,), (0.5,))
     return Federation(dataset, cast("Any", Parts(rows, offsets)))
@@ -39,10 +39,10 @@ def test_client_rows_of_every_column() -> None:
     made = federation(torch.tensor([5, 2, 7, 0, 1]), torch.tensor([0, 3, 3, 5]), 8)
     assert list(made.clients) == ["0", "1", "2"]
     data = made.data("0")
-    assert set(data) == {"image", "label", "writer"}
+    assert set(data) == {"input", "label", "writer"}
     assert data["writer"].tolist() == [5, 2, 7]
     assert data["label"].tolist() == [1, 0, 1]
-    assert data["image"].flatten().tolist() == [5, 2, 7]
+    assert data["input"].flatten().tolist() == [5, 2, 7]
     assert [made.num_examples(client) for client in made.clients] == [3, 0, 2]
     assert len(made.data("1")["label"]) == 0
     assert made.to("cpu") is made

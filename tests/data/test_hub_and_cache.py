@@ -72,7 +72,7 @@ def test_processes_share_the_memory_of_a_data_set(tmp_path: Path) -> None:
     write_femnist(tmp_path, {"train": 62, "test": 4})
     for dataset in (load("femnist", data_dir=tmp_path), load("femnist", data_dir=tmp_path)):
         (entry,) = (tmp_path / "cache").iterdir()
-        assert str(entry) in mapped_from(dataset.train["image"])
+        assert str(entry) in mapped_from(dataset.train["input"])
 
 
 def mapped_from(tensor: torch.Tensor) -> str:
@@ -105,7 +105,7 @@ def test_damaged_entry_is_made_again(tmp_path: Path, damage: str, caplog: pytest
     else:
         save_file({"train.image": torch.zeros(1)}, entry)
     again = load("mnist", data_dir=tmp_path)
-    assert torch.equal(first.train["image"], again.train["image"])
+    assert torch.equal(first.train["input"], again.train["input"])
     assert "is made again" in caplog.text
     caplog.clear()
     load("mnist", data_dir=tmp_path)
@@ -178,7 +178,7 @@ def test_hub_data_are_cached_by_commit_and_used_when_it_is_gone(
     downloaded = hub_with(monkeypatch, "abc", splits)
     dataset = load("cifar100")
     assert dataset.label_names == ("apple", "bee", "cup")
-    assert dataset.train["image"][:, 1, 0, 0].tolist() == [0, 9, 18]
+    assert dataset.train["input"][:, 1, 0, 0].tolist() == [0, 9, 18]
     load("uoft-cs/cifar100")
     assert downloaded == ["abc"]  # the second came from the cache
     downloaded = hub_with(monkeypatch, "def", splits)
@@ -246,9 +246,9 @@ def test_ham10000_from_the_hub_repeats_no_image_and_shares_no_lesion() -> None:
     dataset = load("ham10000")
     expected = {n for n in range(80) if hashlib.sha256(f"HAM_{n // 2}".encode()).digest()[0] < 51}
     assert 0 < len(expected) < 40
-    assert set(dataset.test["image"][:, 0, 0, 0].tolist()) == expected
-    assert sorted(dataset.train["image"][:, 0, 0, 0].tolist()) == sorted(set(range(80)) - expected)
+    assert set(dataset.test["input"][:, 0, 0, 0].tolist()) == expected
+    assert sorted(dataset.train["input"][:, 0, 0, 0].tolist()) == sorted(set(range(80)) - expected)
     assert dataset.shape == (3, 32, 32)
     assert dataset.label_names == ("bcc", "mel", "nv")
-    wanted = [(1, 2, 0)[number % 3] for number in dataset.train["image"][:, 0, 0, 0].tolist()]
+    wanted = [(1, 2, 0)[number % 3] for number in dataset.train["input"][:, 0, 0, 0].tolist()]
     assert dataset.train["label"].tolist() == wanted

@@ -37,8 +37,8 @@ def test_known_set_from_parquet_keeps_the_classes_that_occur(tmp_path: Path, mon
     assert dataset.label_names == ("number 2", "number 7", "number 9")
     assert dataset.train["label"].tolist() == [1, 0, 0, 2]
     assert dataset.test["label"].tolist() == [2, 1]
-    assert dataset.train["image"].dtype == torch.uint8
-    assert dataset.train["image"][:, 0, 0, 0].tolist() == [70, 21, 22, 93]
+    assert dataset.train["input"].dtype == torch.uint8
+    assert dataset.train["input"][:, 0, 0, 0].tolist() == [70, 21, 22, 93]
     assert dataset.mean == (0.1307,)
     assert "3 of the 10 declared classes" in dataset.note
 
@@ -71,7 +71,7 @@ def test_any_hub_id_below_the_data_folder_in_shards(tmp_path: Path) -> None:
     dataset = load("someone/shapes", data_dir=tmp_path)
     assert dataset.train["label"].tolist() == [0, 1, 1, 0, 1]
     assert dataset.shape == (3, 4, 4)  # greyscale test images were converted
-    assert dataset.test["image"][0, :, 0, 0].tolist() == [5, 5, 5]
+    assert dataset.test["input"][0, :, 0, 0].tolist() == [5, 5, 5]
     assert "'validation' is the test set" in dataset.note
 
 
@@ -83,7 +83,7 @@ def test_folders_may_have_any_name_and_files_may_be_links(tmp_path: Path) -> Non
     for split in ("train", "test"):
         (folder / f"{split}.parquet").symlink_to(place / f"{split}.parquet")
     assert (
-        load(str(folder)).train["image"].tolist() == load("mnist", data_dir=tmp_path / "store").train["image"].tolist()
+        load(str(folder)).train["input"].tolist() == load("mnist", data_dir=tmp_path / "store").train["input"].tolist()
     )
 
 
@@ -172,7 +172,7 @@ def test_folder_with_train_and_test(tmp_path: Path) -> None:
     assert dataset.label_names == ("ant", "bee", "cat")
     assert dataset.train["label"].tolist() == [0, 0, 2, 2, 2]
     assert dataset.test["label"].tolist() == [1, 1, 2]
-    assert dataset.train["image"][:, 0, 0, 0].tolist() == [40, 41, 0, 1, 2]
+    assert dataset.train["input"][:, 0, 0, 0].tolist() == [40, 41, 0, 1, 2]
     assert dataset.name == tmp_path.name
 
 
@@ -182,7 +182,7 @@ def test_folder_of_classes_alone_is_split_by_class_always_alike(tmp_path: Path) 
     (tmp_path / "cache").rename(tmp_path / "old cache")
     again = load(str(tmp_path / "mine"))
     assert first.test["label"].bincount().tolist() == [2, 4]
-    assert torch.equal(first.test["image"], again.test["image"])
+    assert torch.equal(first.test["input"], again.test["input"])
 
 
 def test_folder_mixing_grey_and_colour_becomes_colour(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_folder_mixing_grey_and_colour_becomes_colour(tmp_path: Path) -> None:
     write_folder(tmp_path, {"b": 10}, mode="RGB")
     dataset = load(str(tmp_path))
     assert dataset.shape == (3, 4, 4)
-    grey, colour = (dataset.train["image"][dataset.train["label"] == label] for label in (0, 1))
+    grey, colour = (dataset.train["input"][dataset.train["label"] == label] for label in (0, 1))
     assert torch.equal(grey[:, 0], grey[:, 2])
     assert int(colour[:, 2].min()) == 255
 
@@ -199,13 +199,13 @@ def test_classes_come_in_the_order_of_their_names_also_where_one_begins_like_ano
     write_folder(tmp_path, {"cat-2": 5, "cat": 5})  # as paths, "cat-2/" sorts before "cat/"
     dataset = load(str(tmp_path))
     assert dataset.label_names == ("cat", "cat-2")
-    assert dataset.train["image"][:, 0, 0, 0].tolist() == [
+    assert dataset.train["input"][:, 0, 0, 0].tolist() == [
         v for v in (*range(40, 45), *range(5)) if v in pixels(dataset)
     ]
 
 
 def pixels(dataset: DataSet) -> list[int]:
-    return [int(value) for value in dataset.train["image"][:, 0, 0, 0]]
+    return [int(value) for value in dataset.train["input"][:, 0, 0, 0]]
 
 
 def test_folder_with_mixed_sizes_or_nothing(tmp_path: Path) -> None:
@@ -285,4 +285,4 @@ def test_pixels_agree_with_datasets(tmp_path: Path) -> None:
     mine = load("emnist-letters-a-to-j", data_dir=SHARED).test
     assert theirs["label"][:] == mine["label"].tolist()
     for row in range(0, 2000, 97):
-        assert np.array_equal(np.asarray(theirs[row]["image"]), mine["image"][row, 0].numpy())
+        assert np.array_equal(np.asarray(theirs[row]["image"]), mine["input"][row, 0].numpy())

@@ -22,18 +22,18 @@ def test_images_of_some_classes_are_drawn_by_the_seed_and_lose_their_labels() ->
     source = tiny.dataset(30)
     public = Public(name="x", images=7, classes=("a", "c"))
     drawn = [public.draw(source, tiny.dataset(), seed) for seed in (0, 0, 1)]
-    allowed = {tuple(image.flatten().tolist()) for image in source.train["image"][source.train["label"] != 1]}
+    allowed = {tuple(image.flatten().tolist()) for image in source.train["input"][source.train["label"] != 1]}
     for data in drawn:
-        assert data["image"].shape == (7, *tiny.SHAPE)
+        assert data["input"].shape == (7, *tiny.SHAPE)
         assert not data["label"].any()
-        assert {tuple(image.flatten().tolist()) for image in data["image"]} <= allowed
-    assert torch.equal(drawn[0]["image"], drawn[1]["image"])
-    assert not torch.equal(drawn[0]["image"], drawn[2]["image"])
+        assert {tuple(image.flatten().tolist()) for image in data["input"]} <= allowed
+    assert torch.equal(drawn[0]["input"], drawn[1]["input"])
+    assert not torch.equal(drawn[0]["input"], drawn[2]["input"])
 
 
 def test_without_a_number_it_is_everything_in_order() -> None:
     source = tiny.dataset(30)
-    assert torch.equal(Public(name="x").draw(source, tiny.dataset(), 0)["image"], source.train["image"])
+    assert torch.equal(Public(name="x").draw(source, tiny.dataset(), 0)["input"], source.train["input"])
 
 
 def test_what_cannot_be_a_public_set() -> None:
@@ -43,7 +43,7 @@ def test_what_cannot_be_a_public_set() -> None:
     with pytest.raises(DataError, match="asks for 13 images, and tiny has only 12"):
         Public(name="x", images=13).draw(source, source, 0)
     halves = {
-        split: {**data, "image": data["image"][..., :2]}
+        split: {**data, "input": data["input"][..., :2]}
         for split, data in (("train", source.train), ("test", source.test))
     }
     small = replace(source, **halves)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def dataset(sizes: tuple[int, ...] = (EACH,) * CLASSES, tested: int = 5) -> Data
     def split(sizes: tuple[int, ...], seed: int) -> dict[str, Tensor]:
         label = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
         label = label[torch.randperm(len(label), generator=torch.Generator().manual_seed(seed))]
-        return {"image": label.to(torch.uint8)[:, None, None, None], "label": label, "writer": label % 3}
+        return {"input": label.to(torch.uint8)[:, None, None, None], "label": label, "writer": label % 3}
 
     names = tuple(f"class {c}" for c in range(len(sizes)))
     return DataSet("blocks", split(sizes, 0), split((tested,) * len(sizes), 1), names, (0.0,), (1.0,))
@@ -72,11 +72,11 @@ def test_labels_are_numbered_by_arrival_and_images_are_the_same_tensors() -> Non
     assert sorted(stream.order) == list(range(CLASSES))
     assert stream.order != tuple(range(CLASSES))
     for before, after in ((data.train, stream.dataset.train), (data.test, stream.dataset.test)):
-        assert after["image"] is before["image"]
+        assert after["input"] is before["input"]
         assert torch.equal(torch.tensor(stream.order)[after["label"]], before["label"])
     assert stream.dataset.label_names == tuple(f"class {c}" for c in stream.order)
     first = Federation.from_stream(stream, 1).data("0")
-    pixels = first["image"].flatten().long()
+    pixels = first["input"].flatten().long()
     assert torch.equal(torch.tensor(stream.order)[first["label"]], pixels)
 
 
@@ -88,8 +88,8 @@ def test_the_test_set_is_that_of_all_classes_seen() -> None:
         assert len(task.test) == 5 * task.num_classes
         federation = Federation.from_stream(stream, task.number)
         assert torch.equal(federation.dataset.test["label"], labels[task.test])
-        assert torch.equal(federation.dataset.test["image"], stream.dataset.test["image"][task.test])
-        assert federation.dataset.train["image"] is stream.dataset.train["image"]
+        assert torch.equal(federation.dataset.test["input"], stream.dataset.test["input"][task.test])
+        assert federation.dataset.train["input"] is stream.dataset.train["input"]
 
 
 def test_the_class_schedule_depends_on_class_names_and_not_on_examples() -> None:
@@ -186,7 +186,7 @@ def test_the_manifest_names_classes_and_partitions() -> None:
     assert manifest[1]["classes"] == [f"class {c}" for c in range(6, 12)]
     assert manifest[1]["partition"]["hash"] == stream.tasks[1].partition.hash
     assert manifest[1]["partition"]["rows"] == 6 * EACH
-    assert Federation.from_stream(stream, 2, {"image": torch.zeros(1)}).server.keys() == {"image"}
+    assert Federation.from_stream(stream, 2, {"input": torch.zeros(1)}).server.keys() == {"input"}
 
 
 # What cannot be

@@ -54,17 +54,17 @@ def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: 
     whole = load("digits")
     seen = read_fingerprints(same_classes)
     drawn = load_training_data("digits", "same_classes")
-    assert torch.equal(seen, image_hashes(drawn.seen["image"]).unique())
+    assert torch.equal(seen, image_hashes(drawn.seen["input"]).unique())
     assert read_card(same_classes).held_out == HELD_OUT
     for settings in ((), ("tasks.tasks=2",)):
         federation = build_federation(recipe(same_classes, settings=settings), 0)
         held = []
         for task in range(1, federation.num_tasks + 1):
             there = federation.for_task(task)
-            held += [image_hashes(there.data(client)["image"]) for client in there.clients]
+            held += [image_hashes(there.data(client)["input"]) for client in there.clients]
         theirs = torch.cat(held)
         assert not torch.isin(theirs, seen).any(), "no overlap"
-        assert torch.equal(theirs.sort().values, image_hashes(drawn.unseen["image"]).sort().values), "and nothing else"
+        assert torch.equal(theirs.sort().values, image_hashes(drawn.unseen["input"]).sort().values), "and nothing else"
     assert len(theirs) + drawn.is_seen.sum() == len(whole.train["label"])
 
 
@@ -104,7 +104,7 @@ def test_other_data_than_the_generator_learned_from_are_refused(
 ) -> None:
     def others(name: str, *_: object) -> DataSet:
         dataset = load(name)
-        return replace(dataset, train={**dataset.train, "image": 255 - dataset.train["image"]})
+        return replace(dataset, train={**dataset.train, "input": 255 - dataset.train["input"]})
 
     monkeypatch.setattr(setup, "load_data", others)
     with pytest.raises(DataError, match="none of those images is in digits"):

@@ -16,7 +16,7 @@ MANY = 1_000_000
 
 
 def populous() -> Federation:
-    train = {"image": torch.zeros(MANY, *tiny.SHAPE, dtype=torch.uint8), "label": torch.arange(MANY) % tiny.CLASSES}
+    train = {"input": torch.zeros(MANY, *tiny.SHAPE, dtype=torch.uint8), "label": torch.arange(MANY) % tiny.CLASSES}
     like = tiny.dataset()
     dataset = DataSet("many", train, like.test, like.label_names, like.mean, like.std)
     return Federation(dataset, Partition("by hand", {}, 0, 1, torch.arange(MANY), torch.arange(MANY + 1)))

@@ -73,7 +73,7 @@ def accuracy(model: Weights) -> float:
     network = get_architecture("mlp")(hidden=(8,)).build(digits.shape, digits.num_classes)  # type: ignore[call-arg]
     network.load_state_dict(dict(model))
     with torch.no_grad():
-        hits: Tensor = network(digits.normalise(digits.test["image"])).argmax(1) == digits.test["label"]
+        hits: Tensor = network(digits.normalise(digits.test["input"])).argmax(1) == digits.test["label"]
     return hits.float().mean().item()
 
 

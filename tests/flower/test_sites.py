@@ -266,8 +266,8 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
 
     odd = DataSet(
         "odd",
-        {"image": torch_images, "label": torch.tensor([0, 1, 0, 1])},
-        {"image": torch_images, "label": torch.tensor([0, 1, 0, 1])},
+        {"input": torch_images, "label": torch.tensor([0, 1, 0, 1])},
+        {"input": torch_images, "label": torch.tensor([0, 1, 0, 1])},
         ("0", "cat"),
         (0.0,),
         (1.0,),

@@ -29,7 +29,7 @@ def write_images(folder: Path, classes: tuple[int, ...]) -> Path:
         for c in classes:
             place = folder / split / digits.label_names[c]
             place.mkdir(parents=True)
-            for number, image in enumerate(data["image"][data["label"] == c][:IMAGES]):
+            for number, image in enumerate(data["input"][data["label"] == c][:IMAGES]):
                 pillow.fromarray(image[0].numpy()).save(place / f"{number}.png")
     return folder
 

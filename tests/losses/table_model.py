@@ -27,7 +27,7 @@ def model(examples: int, width: int, classes: int, seed: int) -> dict[str, Tenso
 
 
 def features(model: Mapping[str, Tensor], batch: Batch) -> Tensor:
-    return model["table"][batch.data["image"]]
+    return model["table"][batch.data["input"]]
 
 
 def logits(model: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -73,7 +73,7 @@ class TableOutputs:
 
 
 def data(labels: Sequence[int]) -> dict[str, Tensor]:
-    return {"image": torch.arange(len(labels)), "label": torch.tensor(list(labels))}
+    return {"input": torch.arange(len(labels)), "label": torch.tensor(list(labels))}
 
 
 def draw(data: Mapping[str, Tensor], rows: Sequence[int]) -> Batch:

@@ -159,13 +159,13 @@ def test_images_stay_the_same_tensor_so_that_a_student_answers_once() -> None:
 
     class Spy(TableView):
         def logits(self, batch: Batch) -> Tensor:
-            seen.append(batch.data["image"])
+            seen.append(batch.data["input"])
             return super().logits(batch)
 
     batch = draw(NEW, ROWS)
     (ClassSubset(CrossEntropy(), OLD) + distil())(Spy(STUDENT), [batch])
     assert len(seen) == 2
-    assert all(image is batch.data["image"] for image in seen)
+    assert all(image is batch.data["input"] for image in seen)
 
 
 def test_a_second_data_set_is_cut_too() -> None:

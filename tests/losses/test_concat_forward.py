@@ -26,7 +26,7 @@ class Centring(TableView):
         super().__init__({})
 
     def logits(self, batch: Batch) -> Tensor:
-        return batch.data["image"] - batch.data["image"].mean()
+        return batch.data["input"] - batch.data["input"].mean()
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +36,13 @@ class Said(Loss):
     noted: list[list[float]]
 
     def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
-        own = Batch({"image": torch.tensor([5.0, 7.0])}, torch.arange(2))
+        own = Batch({"input": torch.tensor([5.0, 7.0])}, torch.arange(2))
         self.noted.extend(student.logits(batch).tolist() for batch in (*batches, own))
         return torch.zeros(())
 
 
 def test_batch_statistics_are_of_all_data_sets() -> None:
-    batches = [Batch({"image": torch.tensor(images)}, torch.arange(len(images))) for images in ([1.0, 3.0], [8.0])]
+    batches = [Batch({"input": torch.tensor(images)}, torch.arange(len(images))) for images in ([1.0, 3.0], [8.0])]
     apart, at_once = Said([]), Said([])
     apart(Centring(), batches)
     ConcatForward(at_once)(Centring(), batches)

@@ -32,14 +32,14 @@ class Table:
         return {"table": self.table}
 
     def logits(self, batch: Batch) -> Tensor:
-        return self.table[batch.data["image"].long()]
+        return self.table[batch.data["input"].long()]
 
     def features(self, batch: Batch) -> Tensor:
         return self.logits(batch)
 
     def teacher_logits(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         with torch.no_grad():
-            return model["table"][batch.data["image"].long()]
+            return model["table"][batch.data["input"].long()]
 
 
 class TeacherlessView(Table):
@@ -56,7 +56,7 @@ def random_table(seed: int, rows: int = EXAMPLES, dtype: torch.dtype = torch.flo
 def whole(rows: Sequence[int] = range(EXAMPLES)) -> dict[str, Tensor]:
     """Return data whose images are the numbers ``rows`` of the table, with labels that depend on them."""
     numbers = torch.tensor(list(rows))
-    return {"image": numbers, "label": numbers * 3 % CLASSES}
+    return {"input": numbers, "label": numbers * 3 % CLASSES}
 
 
 def draw(data: Mapping[str, Tensor], index: Sequence[int]) -> Batch:
@@ -91,7 +91,7 @@ def three_teachers(tau: float = 4.0, scale: Any = "tau2", dtype: torch.dtype = t
 
 
 def cache_teachers(objective: Loss, data: Mapping[str, Tensor], dataset: int = 0) -> Loss:
-    return objective.cache_teachers(lambda weights: weights["table"][data["image"]], data, dataset)
+    return objective.cache_teachers(lambda weights: weights["table"][data["input"]], data, dataset)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_golden_whole_losses(
 ) -> None:
     rule = PerTeacher(torch.tensor([target]), torch.tensor([nontarget]))
     objective: Loss = CrossEntropy() + Distillation(({"table": torch.tensor([TEACHER])},), rule, tau=1.0, scale=scale)
-    data = {"image": torch.tensor([0]), "label": torch.tensor([0])}
+    data = {"input": torch.tensor([0]), "label": torch.tensor([0])}
     if settled:
         objective = cache_teachers(objective, data)
     loss = objective(Table(torch.tensor([STUDENT])), [draw(data, [0])])
@@ -122,7 +122,7 @@ def test_golden_whole_losses(
 
 @pytest.mark.parametrize(("tau", "target", "nontarget"), [(2.0, 0.096334, 0.119158), (4.0, 0.020440, 0.032080)])
 def test_golden_sfedkd_at_other_temperatures(tau: float, target: float, nontarget: float) -> None:
-    data = {"image": torch.tensor([0]), "label": torch.tensor([0])}
+    data = {"input": torch.tensor([0]), "label": torch.tensor([0])}
     for scale, factor in (("none", 1.0), ("tau2", tau**2)):
         rule = PerTeacher(torch.tensor([3.0]), torch.tensor([1.0]))
         teachers = ({"table": torch.tensor([TEACHER])},)

@@ -28,7 +28,7 @@ from fedkeep.losses.wrappers import rotate
 
 EXAMPLES, WIDTH, OLD, CLASSES = 6, 4, 2, 3
 IMAGES, LABELS = noise(EXAMPLES, 1, 3, 3), torch.tensor([0, 1, 2, 2, 1, 0])
-DATA = {"image": IMAGES, "label": LABELS}
+DATA = {"input": IMAGES, "label": LABELS}
 ROWS = torch.tensor([4, 1, 2])
 
 
@@ -59,18 +59,18 @@ class Seeing:
         self.asked = 0
 
     def logits(self, batch: Batch) -> Tensor:
-        return logits(self.weights, batch.data["image"])
+        return logits(self.weights, batch.data["input"])
 
     def features(self, batch: Batch) -> Tensor:
-        return features(self.weights, batch.data["image"])
+        return features(self.weights, batch.data["input"])
 
     def teacher_logits(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         self.asked += 1
-        return logits(model, batch.data["image"])
+        return logits(model, batch.data["input"])
 
     def teacher_features(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         self.asked += 1
-        return features(model, batch.data["image"])
+        return features(model, batch.data["input"])
 
 
 class TableOutputs:
@@ -80,10 +80,10 @@ class TableOutputs:
         self.data = data
 
     def __call__(self, model: Mapping[str, Tensor]) -> Tensor:
-        return logits(model, self.data["image"])
+        return logits(model, self.data["input"])
 
     def features(self, model: Mapping[str, Tensor]) -> Tensor:
-        return features(model, self.data["image"])
+        return features(model, self.data["input"])
 
     def for_data(self, data: Mapping[str, Tensor]) -> TableOutputs:
         return TableOutputs(data)
@@ -123,7 +123,7 @@ def test_terms_see_every_rotation(is_settled: bool) -> None:
     if is_settled:
         objective = settled(objective)
     student = Seeing(STUDENT)
-    value = objective(student, [Batch({"image": IMAGES[ROWS], "label": LABELS[ROWS]}, ROWS)])
+    value = objective(student, [Batch({"input": IMAGES[ROWS], "label": LABELS[ROWS]}, ROWS)])
     assert student.asked == (0 if is_settled else 2)
     turned = torch.stack([IMAGES[row].rot90(k, (1, 2)) for row in ROWS for k in range(4)])
     labels = torch.tensor([4 * int(LABELS[row]) + k for row in ROWS for k in range(4)])
@@ -139,7 +139,7 @@ def test_clients_side_by_side_see_the_same() -> None:
     term = settled(Rotated(CrossEntropy(tau=0.1) + FeatureDistance(TEACHER) + distilled()))
 
     def loss(weights: dict[str, Tensor], rows: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        return term(Seeing(weights), [Batch({"image": image, "label": label}, rows)])
+        return term(Seeing(weights), [Batch({"input": image, "label": label}, rows)])
 
     stacked = {name: torch.stack((tensor, tensor + 0.1)) for name, tensor in STUDENT.items()}
     rows = torch.tensor([[1, 2, 3], [4, 5, 0]])
@@ -155,6 +155,6 @@ def test_only_the_first_data_set_is_turned() -> None:
     objective = Rotated(CrossEntropy(dataset=1))
     answer: Any = None
     assert objective.cache_teachers(answer, DATA, 1) is objective
-    other = Batch({"image": IMAGES, "label": LABELS}, torch.arange(EXAMPLES))
-    value = objective(Seeing(STUDENT), [Batch({"image": IMAGES[ROWS], "label": LABELS[ROWS]}, ROWS), other])
+    other = Batch({"input": IMAGES, "label": LABELS}, torch.arange(EXAMPLES))
+    value = objective(Seeing(STUDENT), [Batch({"input": IMAGES[ROWS], "label": LABELS[ROWS]}, ROWS), other])
     torch.testing.assert_close(value, cross_entropy(logits(STUDENT, IMAGES), LABELS), **EXACT)

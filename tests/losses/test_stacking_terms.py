@@ -59,11 +59,11 @@ def test_stacked_clients(name: str) -> None:
     term = settled(TERMS[name], DATA)
 
     def loss(weights: dict[str, Tensor], rows: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        return term(Given(weights), [Batch({"image": image, "label": label}, rows)])
+        return term(Given(weights), [Batch({"input": image, "label": label}, rows)])
 
     stacked = {key: torch.stack((tensor, tensor + 0.1)) for key, tensor in STUDENT.items()}
     rows = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    columns = rows, DATA["image"][rows], DATA["label"][rows]
+    columns = rows, DATA["input"][rows], DATA["label"][rows]
     slopes, losses = vmap(grad_and_value(loss))(stacked, *columns)
     for client in range(2):
         own = {key: tensor[client] for key, tensor in stacked.items()}

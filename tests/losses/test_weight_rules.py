@@ -184,13 +184,13 @@ class WeightsView:
         return {"slope": self.slope}
 
     def features(self, batch: Batch) -> Tensor:
-        return read(self.slope, batch.data["image"])
+        return read(self.slope, batch.data["input"])
 
     def logits(self, batch: Batch) -> Tensor:
         return self.features(batch)
 
     def teacher_features(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        return read(model["slope"], batch.data["image"])
+        return read(model["slope"], batch.data["input"])
 
     def teacher_logits(self, model: Mapping[str, Tensor], batch: Batch) -> Tensor:
         return self.teacher_features(model, batch)
@@ -213,7 +213,7 @@ class Answers:
         return self.features(model)
 
     def features(self, model: Mapping[str, Tensor]) -> Tensor:
-        return read(model["slope"], self.data["image"])
+        return read(model["slope"], self.data["input"])
 
 
 def read(slope: Tensor, images: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def read(slope: Tensor, images: Tensor) -> Tensor:
 def data() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     images = torch.randn(EXAMPLES, 2, generator=generator, dtype=torch.float64)
-    return {"image": images, "label": torch.arange(EXAMPLES) % 3}
+    return {"input": images, "label": torch.arange(EXAMPLES) % 3}
 
 
 def batch(rows: list[int]) -> Batch:
@@ -269,7 +269,7 @@ def naive_contrast(slope: list[float], rows: list[int], weight: float, tau: floa
     own = torch.tensor(slope, dtype=torch.float64)
     total = 0.0
     for row in rows:
-        image = data()["image"][row : row + 1]
+        image = data()["input"][row : row + 1]
         z, near, far = (read(model, image)[0].tolist() for model in (own, TOWARDS["slope"], AWAY["slope"]))
 
         def cosine(a: list[float], b: list[float]) -> float:
@@ -341,5 +341,5 @@ def test_golden_fedcad_and_fedlsd() -> None:
     trust = torch.tensor([0.4, 0.9, 0.9, 0.9])
     teacher = {"said": torch.tensor([[2.0, -1.0, 0.3, 0.7]])}
     objective = WeightedCrossEntropy(1 - trust) + Distillation((teacher,), FullKLByClass(trust), 2.0, "none")
-    one = Batch({"image": torch.zeros(1, 2), "label": torch.tensor([0])}, torch.tensor([0]))
+    one = Batch({"input": torch.zeros(1, 2), "label": torch.tensor([0])}, torch.tensor([0]))
     assert objective(Table([0.0, 0.0]), [one]).item() == pytest.approx(0.973063, abs=2e-6)

@@ -162,7 +162,7 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for (number, client), model in left.items():
         network.load_state_dict(dict(model))
         with torch.no_grad():
-            hits = network(digits.normalise(digits.test["image"])).argmax(1) == digits.test["label"]
+            hits = network(digits.normalise(digits.test["input"])).argmax(1) == digits.test["label"]
         accuracies = [hits[digits.test["label"] == c].double().mean().item() for c in range(10)]
         counts = federation.data(client)["label"].bincount(minlength=10).tolist()
         seen.append((number, counts, accuracies, hits.double().mean().item()))

@@ -236,7 +236,7 @@ def squares(sizes: tuple[int, ...]) -> Federation:
     small = tiny.federation(sizes)
 
     def grown(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        return rows | {"image": rows["image"].repeat_interleave(2, -1).repeat_interleave(2, -2)}
+        return rows | {"input": rows["input"].repeat_interleave(2, -1).repeat_interleave(2, -2)}
 
     data: DataSet = small.dataset
     return replace(small, dataset=replace(data, train=grown(data.train), test=grown(data.test)))

@@ -108,7 +108,7 @@ def test_it_reads_images_as_they_are_while_other_networks_augment_them(extractor
     tiny.played(engine)
     same = feddcl(extractor)
     with torch.no_grad():
-        images = same.federation.dataset.test["image"]
+        images = same.federation.dataset.test["input"]
         assert torch.equal(engine.context.normalise(images), extractor(images))
 
 

@@ -301,7 +301,7 @@ def test_counts_of_a_record_are_those_of_the_model() -> None:
     test = engine.federation.dataset.test
     network = engine.context.runner.build()
     network.load_state_dict(dict(engine.server.model))
-    logits = network(engine.context.normalise(test["image"])).detach()
+    logits = network(engine.context.normalise(test["input"])).detach()
     hits = [int(((logits.argmax(1) == c) & (test["label"] == c)).sum()) for c in range(tiny.CLASSES)]
     assert records[-1]["correct"] == hits
     assert records[-1]["test_loss"] == pytest.approx(

@@ -65,7 +65,7 @@ class Watching(Algorithm[NoState, Seen]):
             client.initial_model[WEIGHT][client.num_old_classes :],
         ]
         if kept.model:
-            images = {"image": torch.full((2, *tiny.SHAPE), 100, dtype=torch.uint8)}
+            images = {"input": torch.full((2, *tiny.SHAPE), 100, dtype=torch.uint8)}
             older, grown = kept.model, client.expand_head(kept.model)
             assert client.network(older)(torch.zeros(1, *tiny.SHAPE)).shape == (1, client.num_old_classes)
             kept.logits = [*kept.logits, *(client.predict(m, images) for m in (older, grown, model))]
@@ -152,5 +152,5 @@ def test_a_federation_leads_to_every_task() -> None:
     assert first.to("cpu") is first
     second = first.for_task(2)
     assert [f.cumulative_classes for f in (first, second, second.for_task(1))] == [(1,), (1, 3), (1,)]
-    assert second.dataset.train["image"] is first.dataset.train["image"], "no image is copied"
+    assert second.dataset.train["input"] is first.dataset.train["input"], "no image is copied"
     assert second.for_task(1).dataset.test["label"].unique().tolist() == [0]

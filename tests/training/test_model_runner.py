@@ -48,7 +48,7 @@ def trained(
     networks.layout = layout
     networks.train_network.to(memory_format=layout)  # type: ignore[call-overload]
     noise = torch.Generator().manual_seed(0)
-    data = {"image": torch.randn(9, *shape, generator=noise).to(dtype), "label": torch.arange(9) % 3}
+    data = {"input": torch.randn(9, *shape, generator=noise).to(dtype), "label": torch.arange(9) % 3}
     source = BatchStream(data, lambda images: images, Augmentation(), torch.Generator().manual_seed(1), noise, layout)
     training = Training(batch_size=4, lr=0.01, momentum=0.9)
     slope = {key: torch.randn(networks.initial[key].shape, generator=noise).to(dtype) for key in networks.parameters}

@@ -44,7 +44,7 @@ def test_it_learns(digits: DataSet, tmp_path: Path, form: Any, steps: int) -> No
     whole = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
     classifier = whole.classifier if card["network"]["kind"] == "vit" else whole.classifier[1]
     with torch.no_grad():
-        hits = classifier(extractor(digits.test["image"])).argmax(-1) == digits.test["label"]
+        hits = classifier(extractor(digits.test["input"])).argmax(-1) == digits.test["label"]
     assert round(hits.double().mean().item(), 4) == card["test_accuracy"]
 
 

@@ -81,7 +81,7 @@ class OfFeatures(Loss):
 def columns(count: int, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        "image": torch.randn(count, *tiny.SHAPE, generator=generator),
+        "input": torch.randn(count, *tiny.SHAPE, generator=generator),
         "label": torch.randint(tiny.CLASSES, (count,), generator=generator),
     }
 
@@ -125,7 +125,7 @@ def by_hand(
         for start in range(0, len(rows), training.batch_size):
             batch = rows[start : start + training.batch_size]
             optimiser.zero_grad()
-            cross_entropy(network(data["image"][batch]), data["label"][batch]).backward()
+            cross_entropy(network(data["input"][batch]), data["label"][batch]).backward()
             if training.clip is not None:
                 nn.utils.clip_grad_norm_(network.parameters(), training.clip)
             optimiser.step()
@@ -174,7 +174,7 @@ def test_what_an_objective_does_not_use_stays_as_it_is_with_its_momentum(name: s
         for rows in torch.randperm(11, generator=order).split(training.batch_size):
             optimiser.zero_grad()  # to None, so that SGD leaves out what got no gradient
             used.append(int(data["label"][rows[0]]) % 2 == 0)
-            features = network.features(data["image"][rows])
+            features = network.features(data["input"][rows])
             loss = cross_entropy(network.classifier(features), data["label"][rows]) if used[-1] else None
             (features.square().mean() if loss is None else loss).backward()
             if training.clip is not None:
@@ -216,7 +216,7 @@ def test_what_is_trained_may_be_something_else() -> None:
         for rows in torch.randperm(11, generator=order).split(training.batch_size):
             optimiser.zero_grad()
             cross_entropy(
-                functional_call(network, parametrization(live), (data["image"][rows],)), data["label"][rows]
+                functional_call(network, parametrization(live), (data["input"][rows],)), data["label"][rows]
             ).backward()
             optimiser.step()
     assert result.keys() == live.keys()
@@ -262,11 +262,11 @@ def test_the_loss_is_the_mean_over_steps() -> None:
     networks, data = ModelRunner(tiny.network, 0, CPU), columns(6)
     one = trained(networks, Training(epochs=1, batch_size=6, lr=0.1), data)
     assert one.loss == pytest.approx(
-        cross_entropy(networks.logits(networks.initial, data["image"]), data["label"]).item()
+        cross_entropy(networks.logits(networks.initial, data["input"]), data["label"]).item()
     )
     still = trained(networks, Training(epochs=1, batch_size=4, lr=0.0), data)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
-    said = networks.logits(networks.initial, data["image"])
+    said = networks.logits(networks.initial, data["input"])
     steps = [cross_entropy(said[rows], data["label"][rows]).item() for rows in order.split(4)]
     assert still.loss == pytest.approx(sum(steps) / 2)
 
@@ -274,12 +274,12 @@ def test_the_loss_is_the_mean_over_steps() -> None:
 def test_the_given_model_and_data_stay_as_they_were() -> None:
     networks, data = ModelRunner(tiny.network, 0, CPU), columns(9)
     before = {name: tensor.clone() for name, tensor in networks.initial.items()}
-    pixels = data["image"].clone()
+    pixels = data["input"].clone()
     first = trained(networks, SETTINGS["everything"], data)
     kept = {name: tensor.clone() for name, tensor in first.model.items()}
     trained(networks, SETTINGS["plain"], columns(9, seed=4))
     assert tiny.equal(networks.initial, before)
-    assert torch.equal(data["image"], pixels)
+    assert torch.equal(data["input"], pixels)
     assert tiny.equal(first.model, kept), "the next training reuses the network, not the result"
 
 
@@ -433,7 +433,7 @@ def test_fisher_is_the_mean_of_squared_gradients_one_by_one(factory: Callable[[]
     got = party.fisher(party.model)
     network = party.network(party.model).double()
     expected = {name: torch.zeros_like(weight) for name, weight in network.named_parameters()}
-    for image, label in zip(party.data["image"].double(), party.data["label"], strict=True):
+    for image, label in zip(party.data["input"].double(), party.data["label"], strict=True):
         network.zero_grad()
         log_softmax(network(image[None]), -1)[0, label].backward()
         for name, weight in network.named_parameters():
@@ -465,7 +465,7 @@ def test_sensitivity_is_the_mean_size_of_the_answers_gradients(factory: Callable
     got = party.sensitivity(party.model)
     network = party.network(party.model).double()
     expected = {name: torch.zeros_like(weight) for name, weight in network.named_parameters()}
-    for image in party.data["image"].double():
+    for image in party.data["input"].double():
         network.zero_grad()
         (network(image[None]) ** 2).sum().backward()
         for name, weight in network.named_parameters():
@@ -504,7 +504,7 @@ def test_who_watches_sees_every_step_and_changes_nothing(name: str) -> None:
     network = networks.build()
     network.load_state_dict(dict(networks.initial))
     rows = torch.randperm(11, generator=torch.Generator().manual_seed(1))[: training.batch_size]
-    cross_entropy(network(data["image"][rows]), data["label"][rows]).backward()
+    cross_entropy(network(data["input"][rows]), data["label"][rows]).backward()
     for key, weight in network.named_parameters():
         torch.testing.assert_close(seen[0][1][key], weight.grad, rtol=1e-5, atol=1e-7)
 
@@ -517,8 +517,8 @@ def test_predicting_in_parts_is_predicting_the_whole(
     logits, features = party.predict(party.model), party.features(party.model)
     network = party.network(party.model)
     assert not network.training
-    torch.testing.assert_close(logits, network(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(features, network.features(party.data["image"]).detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(logits, network(party.data["input"]).detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(features, network.features(party.data["input"]).detach(), rtol=1e-6, atol=1e-6)
     monkeypatch.setattr(party.context.runner, "eval_batch_size", 7)
     torch.testing.assert_close(party.predict(party.model), logits, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(party.features(party.model), features, rtol=1e-6, atol=1e-6)
@@ -581,5 +581,5 @@ def test_made_images_are_not_brightened() -> None:
     (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "generated": made}).streams
     (batch,) = source.batches(1000, merge_last=False)
     assert "generated" not in batch.data
-    as_they_were = (batch.data["image"] == engine.context.normalise(data["image"])[batch.index]).flatten(1).all(1)
+    as_they_were = (batch.data["input"] == engine.context.normalise(data["input"])[batch.index]).flatten(1).all(1)
     assert torch.equal(as_they_were, made[batch.index])

@@ -45,7 +45,7 @@ def networks(factory: Callable[[], nn.Module] = mlp) -> ModelRunner:
 def columns(count: int, seed: int, shape: tuple[int, ...] = tiny.SHAPE) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        "image": torch.randn(count, *shape, generator=generator, dtype=torch.float64),
+        "input": torch.randn(count, *shape, generator=generator, dtype=torch.float64),
         "label": torch.randint(tiny.CLASSES, (count,), generator=generator),
     }
 
@@ -118,7 +118,7 @@ def test_augmented_images_and_further_data_sets_are_stacked() -> None:
     def made() -> list[TrainJob]:
         both = []
         for number, count in enumerate((9, 6, 6)):
-            raw = {"image": (columns(count, number)["image"] * 40 + 120).clamp(0, 255).to(torch.uint8)}
+            raw = {"input": (columns(count, number)["input"] * 40 + 120).clamp(0, 255).to(torch.uint8)}
             raw["label"] = columns(count, number)["label"]
             sources = [source(raw, number, Augmentation(flip=True, crop=1)), source(columns(5, 50 + number), number)]
             both.append(TrainJob(of.initial, CrossEntropy() + CrossEntropy(dataset=1), sources, 2, round=1, seed=0))
@@ -273,7 +273,7 @@ def test_one_gradient_for_two_weights_is_not_changed_twice(clip: float | None) -
 def test_one_clients_nan_stays_its_own() -> None:
     of = networks()
     made, clean = group(of), group(of)
-    made[2].streams[0].data["image"][0] = torch.nan
+    made[2].streams[0].data["input"][0] = torch.nan
     for number, (one, other) in enumerate(
         zip(ModelStack(of, PLAIN, made).fit(), ModelStack(of, PLAIN, clean).fit(), strict=True)
     ):
@@ -462,4 +462,4 @@ def test_bfloat16_is_stacked() -> None:
 
 
 def floated(of: BatchStream) -> BatchStream:
-    return replace(of, data={name: column.float() if name == "image" else column for name, column in of.data.items()})
+    return replace(of, data={name: column.float() if name == "input" else column for name, column in of.data.items()})

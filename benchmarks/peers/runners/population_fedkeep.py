@@ -40,7 +40,7 @@ def synthetic(examples: int) -> DataSet:
     """Return a data set of noise."""
     noise = torch.Generator().manual_seed(0)
     images = torch.randint(256, (examples, 1, 4, 4), generator=noise, dtype=torch.uint8)
-    train = {"image": images, "label": torch.randint(10, (examples,), generator=noise)}
+    train = {"input": images, "label": torch.randint(10, (examples,), generator=noise)}
     test = {name: column[:100] for name, column in train.items()}
     return DataSet("synthetic", train, test, tuple("0123456789"), (0.5,), (0.29,))
 

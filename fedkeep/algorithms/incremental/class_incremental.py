@@ -126,7 +126,7 @@ def mark_generated(data: Data, generated: bool = True) -> Data:
     """Return images and labels with the column that tells `fit` whether a generator generated them."""
     labels = data["label"]
     flags = torch.full_like(labels, generated, dtype=torch.bool)
-    return {"image": data["image"], "label": labels, "generated": flags}
+    return {"input": data["input"], "label": labels, "generated": flags}
 
 
 def exemplars_per_client(count: int, scope: Scope, num_clients: int) -> int:

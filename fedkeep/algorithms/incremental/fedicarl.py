@@ -111,7 +111,7 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
     def predict(self, server: Server[ClassMeans], model: Weights, images: Tensor) -> Tensor:
         if server.state.directions is None or len(server.state.directions) < server.num_classes:
             return super().predict(server, model, images)
-        scores = nearest_mean_scores(server.features(model, {"image": images}), server.state.directions)
+        scores = nearest_mean_scores(server.features(model, {"input": images}), server.state.directions)
         return scores.clamp(min=-100)  # of a class without a mean; others are above -4, and a loss must be finite
 
     def end_task(self, server: Server[ClassMeans], clients: Cohort) -> None:

@@ -214,7 +214,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
     def predict(self, server: Server[WeITServerState], model: Weights, images: Tensor) -> Tensor:
         columns, num_known = [], 0
         for task in server.state.tasks:
-            logits = server.predict(task.weights(model), {"image": images})
+            logits = server.predict(task.weights(model), {"input": images})
             columns.append(logits[:, num_known : task.num_classes])
             num_known = task.num_classes
         return torch.cat(columns, 1)

@@ -66,6 +66,7 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
 
     title = "LANDER"
     paper = "Tran et al., 2024: Text-enhanced data-free approach for federated class-incremental learning"
+    needs = ("images",)
 
     anchors: str = option("", "file with a vector for each class name: .csv or .safetensors")
     ltc: float = option(5.0, "weight of the bounding loss", low=0.0)

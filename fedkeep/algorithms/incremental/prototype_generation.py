@@ -63,7 +63,7 @@ class PrototypeOptions(Options):
         """Search for the prototypes of the task's classes with the client's own examples (eq. 4)."""
         settings = PrototypeSearch(self.proto_steps, self.proto_batch)
         labels, rng = client.data["label"] - client.num_old_classes, client.rng("prototypes")
-        images = client.data["image"]
+        images = client.data["input"]
         result = PrototypeCache().search(client.generator, prototypes, images, labels, settings, rng)
         counts = result.counts.to(prototypes.device)
         return PrototypeReply(result.prototypes, counts, client.generator.loaded_hash)

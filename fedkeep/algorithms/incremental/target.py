@@ -45,6 +45,7 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
 
     title = "TARGET"
     paper = "Zhang et al., 2023: TARGET, federated class-continual learning via exemplar-free distillation"
+    needs = ("images",)
 
     kd: float = option(25.0, "weight of the distillation on synthetic images", low=0.0)
     tau: float = option(2.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)

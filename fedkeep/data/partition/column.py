@@ -35,7 +35,7 @@ class ByColumn(Scheme):
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
         """Assign rows to clients; see `Scheme.assign`."""
         if self.column not in train:
-            columns = [name for name in train if name not in ("image", "label")]
+            columns = [name for name in train if name not in ("input", "label")]
             known = did_you_mean(self.column, columns) or " It has no columns besides the images and labels."
             raise self.error(f"the training set has no column {self.column!r}.{known}")
         values = train[self.column].cpu().numpy()

@@ -101,7 +101,7 @@ class ImageCache:
         Returns
         -------
         Data
-            ``"image"``, uint8 [classes * count, channels, height, width], and ``"label"``, int64.
+            ``"input"``, uint8 [classes * count, channels, height, width], and ``"label"``, int64.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class ImageCache:
             report(count)
             parts.append(images)
         images = torch.cat(parts) if parts else torch.zeros(0, *generator.shape, dtype=torch.uint8)
-        return {"image": images, "label": torch.tensor(labels, dtype=torch.int64).repeat_interleave(count)}
+        return {"input": images, "label": torch.tensor(labels, dtype=torch.int64).repeat_interleave(count)}
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def quality_check(
     train_classifier : TrainClassifier
         Called with the real and with the generated images.
     train : Data
-        Real training images: ``"image"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
+        Real training images: ``"input"``, uint8 [n, channels, height, width], and ``"label"``, int64 [n].
     test : Data
         Real test images, likewise.
     generated : Data
@@ -66,6 +66,6 @@ def quality_check(
 def class_accuracies(classifier: Classifier, data: Data, num_classes: int) -> Tensor:
     """Return the share of each class's images that are classified correctly, float64 [num_classes]."""
     labels = data["label"].cpu()
-    correct = classifier(data["image"]).argmax(1).cpu() == labels
+    correct = classifier(data["input"]).argmax(1).cpu() == labels
     total = torch.bincount(labels, minlength=num_classes).double()
     return torch.bincount(labels[correct], minlength=num_classes).double() / total

@@ -70,7 +70,7 @@ def train_generator(
     card : ModelCard
         The network, its schedule and its classes; ``training`` is filled in.
     data : Data
-        ``"image"``, uint8 [n, channels, height, width] of the card's shape, ``"label"``, int64 [n], and, if the card
+        ``"input"``, uint8 [n, channels, height, width] of the card's shape, ``"label"``, int64 [n], and, if the card
         has several clusters per class, ``"subclass"``, int64 [n].
     settings : GeneratorTraining
         Steps, batch size and learning rate.
@@ -96,7 +96,7 @@ def train_generator(
     if (folder / CARD).is_file():
         raise RunError(f"{folder} holds a generator already. Name another folder, or remove this one first.")
     if card.regime == "same_classes":
-        card = replace(card, seen=write_fingerprints(folder, torch.unique(image_hashes(data["image"]))))
+        card = replace(card, seen=write_fingerprints(folder, torch.unique(image_hashes(data["input"]))))
     run, path = _TrainingRun(card, data, settings, seed, torch.device(device)), folder / CHECKPOINT
     train_resumably(run, settings.steps, path, settings.checkpoint, on_step)
     check_finite(run.average)
@@ -125,7 +125,7 @@ class _TrainingRun:
             "training": {name: value for name, value in as_table(settings).items() if name != "checkpoint"},
             "label_names": list(card.label_names),
             "seed": seed,
-            "data": hash_weights({name: data[name] for name in ("image", "label", "subclass") if name in data}),
+            "data": hash_weights({name: data[name] for name in ("input", "label", "subclass") if name in data}),
         }
 
     def step(self) -> float:
@@ -171,7 +171,7 @@ class _Batches:
     """The batch of each step: images with their subclasses, timesteps and noise, a function of the step's number."""
 
     def __init__(self, data: Data, card: ModelCard, settings: GeneratorTraining, seed: int) -> None:
-        self.images, self.labels = data["image"].cpu(), data["label"].cpu()
+        self.images, self.labels = data["input"].cpu(), data["label"].cpu()
         if ("subclass" in data) != (card.clusters_per_class > 1):
             raise DataError(
                 f"the card has {card.clusters_per_class} clusters a class. Give a column 'subclass' if these are "

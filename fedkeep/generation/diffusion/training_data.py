@@ -135,5 +135,5 @@ def rgb_to_grey(images: Tensor, side: int = 28) -> Tensor:
 
 def _to_grey(dataset: DataSet) -> DataSet:
     """Return a data set with grey images; its normalisation no longer applies."""
-    train, test = ({**half, "image": rgb_to_grey(half["image"])} for half in (dataset.train, dataset.test))
+    train, test = ({**half, "input": rgb_to_grey(half["input"])} for half in (dataset.train, dataset.test))
     return replace(dataset, train=train, test=test, mean=(0.0,), std=(1.0,))

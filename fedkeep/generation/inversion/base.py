@@ -151,7 +151,7 @@ class Inverter(ABC):
                 labels.append(batch_labels)
             if self.config.warmup <= number < num_batches - 1:
                 self._train_student(torch.cat(images))
-        return {"image": torch.cat(images)[: self.config.nums], "label": torch.cat(labels)[: self.config.nums]}
+        return {"input": torch.cat(images)[: self.config.nums], "label": torch.cat(labels)[: self.config.nums]}
 
     @abstractmethod
     def begin_batch(self) -> Tensor:

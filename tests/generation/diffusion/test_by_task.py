@@ -32,7 +32,7 @@ def saved(folder: Path, digits: str, seed: int = 0, **card: Any) -> Path:
     if card.get("regime") == "same_classes":
         train = load("digits").train
         mine = torch.isin(train["label"], torch.tensor([int(digit) for digit in digits]))
-        card["seen"] = write_fingerprints(folder, image_hashes(train["image"][mine][:5]))
+        card["seen"] = write_fingerprints(folder, image_hashes(train["input"][mine][:5]))
     toy.generator(seed=seed, label_names=tuple(digits), **card).save(folder)
     return folder
 
@@ -108,9 +108,9 @@ def test_what_any_of_them_learned_from_is_kept_from_clients(tmp_path: Path) -> N
     assert len(seen) == 10
     for methods in (("feddcl",), ("fedavg",)):
         federation = build_federation(recipe(first, second, methods=methods), 0)
-        held = [image_hashes(federation.for_task(task).data(c)["image"]) for task in (1, 2) for c in federation.clients]
+        held = [image_hashes(federation.for_task(task).data(c)["input"]) for task in (1, 2) for c in federation.clients]
         assert not torch.isin(torch.cat(held), seen).any()
-        assert len(torch.cat(held)) == len(train["label"]) - torch.isin(image_hashes(train["image"]), seen).sum()
+        assert len(torch.cat(held)) == len(train["label"]) - torch.isin(image_hashes(train["input"]), seen).sum()
     toy.generator(
         label_names=tuple("56789"), regime="same_classes", seen=write_fingerprints(second, torch.arange(3))
     ).save(second)

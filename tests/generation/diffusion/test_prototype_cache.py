@@ -23,13 +23,13 @@ def look(
 ) -> PrototypeSearchResult:
     begin = torch.full((tiny.CLASSES, *tiny.SHAPE), 0.1)
     rng = torch.Generator().manual_seed(seed)
-    images, labels = DATA["image"][:rows], DATA["label"][:rows]
+    images, labels = DATA["input"][:rows], DATA["label"][:rows]
     return PrototypeCache(folder, **changes).search(tiny.ToyGenerator(), begin, images, labels, settings, rng)
 
 
 def test_it_is_what_a_search_finds_and_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin, rng = torch.full((tiny.CLASSES, *tiny.SHAPE), 0.1), torch.Generator().manual_seed(0)
-    expected = search_prototypes(tiny.ToyGenerator(), begin, DATA["image"][:30], DATA["label"][:30], SETTINGS, rng)
+    expected = search_prototypes(tiny.ToyGenerator(), begin, DATA["input"][:30], DATA["label"][:30], SETTINGS, rng)
     first = look(tmp_path)
     monkeypatch.setattr(image_cache, "search_prototypes", None)
     for found in (first, look(tmp_path)):

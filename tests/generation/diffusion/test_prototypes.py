@@ -33,7 +33,7 @@ def search(
 ) -> PrototypeSearchResult:
     rng = torch.Generator().manual_seed(3)
     return search_prototypes(
-        generator, generator.initial_prototypes(classes), data["image"], data["label"], settings, rng
+        generator, generator.initial_prototypes(classes), data["input"], data["label"], settings, rng
     )
 
 
@@ -48,7 +48,7 @@ def test_the_search_lowers_the_loss_and_changes_no_weight(trained: PixelGenerato
     def loss(prototypes: Tensor) -> float:
         still = PrototypeSearch(steps=1, batch_size=600, lr=0.0)
         rng = torch.Generator().manual_seed(9)
-        return search_prototypes(trained, prototypes, data["image"], data["label"], still, rng).losses[0]
+        return search_prototypes(trained, prototypes, data["input"], data["label"], still, rng).losses[0]
 
     # Told its class by a prototype, the network sees more than told the mean of all, and nearly as much as by its own.
     assert loss(trained.class_embeddings()) < 0.97 * loss(trained.initial_prototypes(3))
@@ -85,7 +85,7 @@ def test_the_loss_is_the_formula() -> None:
     found = search(made, data, PrototypeSearch(steps=1, batch_size=4))
     rng = torch.Generator().manual_seed(3)
     chosen = torch.randint(9, (4,), generator=rng)
-    clean = data["image"][chosen].double() / 127.5 - 1
+    clean = data["input"][chosen].double() / 127.5 - 1
     times = torch.randint(20, (4,), generator=rng)
     noise = torch.randn(clean.shape, generator=rng)
     kept = (1 - torch.linspace(1e-4, 0.4, 20).double()).cumprod(0)[times].view(4, 1, 1, 1)
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused() -> None:
     made, data = toy.generator(), toy.data()
     rng = torch.Generator()
     with pytest.raises(ValueRefused, match="Use those that were found with this generator"):
-        search_prototypes(made, torch.zeros(3, 2, 32), data["image"], data["label"], SETTINGS, rng)
+        search_prototypes(made, torch.zeros(3, 2, 32), data["input"], data["label"], SETTINGS, rng)
     with pytest.raises(DataError, match="draws uint8 images of 1 x 8 x 8"):
         search(made, toy.data(side=12))
     with pytest.raises(DataError, match=r"labels must lie in 0..1"):

@@ -28,7 +28,7 @@ def brightest(images: Tensor) -> Tensor:
 def test_both_directions_by_class() -> None:
     train, test = toy.data(30), toy.data(12, seed=1)
     generated = toy.data(9, seed=2)
-    generated["image"][0::3] = generated["image"][1::3]  # class a was drawn as b
+    generated["input"][0::3] = generated["input"][1::3]  # class a was drawn as b
     learned_from: list[Data] = []
 
     def learn(data: Data) -> object:
@@ -48,12 +48,12 @@ def test_the_gate_tells_apart_classes_that_were_found_by_prototypes(tmp_path: Pa
     private = toy.data(60, seed=1)  # images that it has not seen
     before, rng = generator.hash(), torch.Generator().manual_seed(3)
     start, look = generator.initial_prototypes(3), PrototypeSearch(steps=60, batch_size=32)
-    found = search_prototypes(generator, start, private["image"], private["label"], look, rng)
+    found = search_prototypes(generator, start, private["input"], private["label"], look, rng)
     assert generator.hash() == before
 
     def drawn(prototypes: Tensor) -> dict[str, Tensor]:
         images = sample(generator, prototypes, [0, 1, 2] * 10, list(range(30)), Sampler(steps=10))
-        return {"image": images, "label": torch.arange(30) % 3}
+        return {"input": images, "label": torch.arange(30) % 3}
 
     accuracy = class_accuracies(brightest, drawn(found.prototypes), 3)
     assert float(accuracy.mean()) > 0.8, accuracy
@@ -79,7 +79,7 @@ def test_a_classifier_is_trained_alone_and_always_the_same() -> None:
         train_classifier(MLP(hidden=(8,)), train, 3, normalise, Training(batch_size=16, lr=0.3), steps=30, seed=seed)
         for seed in (0, 0, 1)
     ]
-    first, again, other = (classify(test["image"]) for classify in made)
+    first, again, other = (classify(test["input"]) for classify in made)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert class_accuracies(made[0], test, 3).mean() > 0.9

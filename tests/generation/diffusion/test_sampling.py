@@ -40,7 +40,7 @@ class Known(PixelGenerator):
 def test_every_sampler_finds_the_image_of_an_exact_model(method: Any, guidance: float) -> None:
     plain = toy.generator()
     made = Known(plain.card, plain.network.state_dict())
-    picture = toy.data(3)["image"][2:]
+    picture = toy.data(3)["input"][2:]
     made.image = made.encode(picture, torch.Generator())  # type: ignore[attr-defined]
     drawn = sample(made, made.class_embeddings(), [0, 1], [5, 6], Sampler(method=method, steps=20, guidance=guidance))
     assert drawn.dtype == torch.uint8
@@ -137,11 +137,11 @@ def test_nothing_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         first = stored(tmp_path, on_images=lambda done, total: told.append((done, total)))
     assert heard[-1] == "images generated 6/6"
     assert first["label"].tolist() == [4, 4, 7, 7, 2, 2]
-    assert first["image"].shape == (6, 1, 8, 8)
+    assert first["input"].shape == (6, 1, 8, 8)
     assert told[-1] == (6, 6)
     assert sampled.since() == 6
     again = stored(tmp_path, on_images=lambda done, total: told.append((done, total)))
-    assert torch.equal(again["image"], first["image"])
+    assert torch.equal(again["input"], first["input"])
     assert sampled.since() == 0
     assert told[-1] == (6, 6)
     rows = toy.generator().class_embeddings()
@@ -156,8 +156,8 @@ def test_nothing_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         stored(tmp_path, **changes)
         assert sampled.since() == fresh, changes
-    more = stored(tmp_path, count=3)["image"].view(3, 3, 1, 8, 8)[:, :2].flatten(0, 1)
-    assert (more.int() - first["image"].int()).abs().max() <= 1  # the first of a class are the same
+    more = stored(tmp_path, count=3)["input"].view(3, 3, 1, 8, 8)[:, :2].flatten(0, 1)
+    assert (more.int() - first["input"].int()).abs().max() <= 1  # the first of a class are the same
 
 
 def test_a_damaged_entry_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, monkeypatch: pytest.Monke
     entries = sorted(tmp_path.iterdir())
     entries[0].write_bytes(entries[0].read_bytes()[:-7])
     entries[1].write_bytes(b"")
-    assert torch.equal(stored(tmp_path)["image"], first["image"])
+    assert torch.equal(stored(tmp_path)["input"], first["input"])
     assert sampled.since() == 4
 
 
@@ -179,7 +179,7 @@ def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path, monkeypatch
         with pytest.raises(RunError, match=r"cannot be kept in .*No space left on device.*FEDKEEP_CACHE"):
             stored(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert len(stored(tmp_path)["image"]) == 6
+    assert len(stored(tmp_path)["input"]) == 6
 
 
 def test_what_was_used_longest_ago_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 def named(name: str, classes: tuple[str, ...], shape: tuple[int, int, int], each: int = 20) -> DataSet:
     count = each * len(classes)
     data = {
-        "image": torch.randint(0, 256, (count, *shape), generator=torch.Generator().manual_seed(0)).to(torch.uint8),
+        "input": torch.randint(0, 256, (count, *shape), generator=torch.Generator().manual_seed(0)).to(torch.uint8),
         "label": torch.arange(count) % len(classes),
     }
     return DataSet(name, data, data, classes, (0.5,) * shape[0], (0.5,) * shape[0])
@@ -56,7 +56,7 @@ def test_same_classes_leaves_the_clients_the_rest_always_the_same() -> None:
     assert torch.bincount(found.seen["label"]).tolist() == [20 * HELD_OUT] * 3
     assert torch.bincount(found.unseen["label"]).tolist() == [20 * (1 - HELD_OUT)] * 3
     assert torch.equal(found.is_seen, load_training_data("own", "same_classes").is_seen)
-    assert torch.equal(found.dataset.train["image"][~found.is_seen], found.unseen["image"])
+    assert torch.equal(found.dataset.train["input"][~found.is_seen], found.unseen["input"])
 
 
 def test_disjoint_has_no_class_of_the_clients() -> None:

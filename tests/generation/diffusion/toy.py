@@ -33,7 +33,7 @@ def data(count: int = 30, classes: int = CLASSES, side: int = 8, seed: int = 0) 
     image = torch.randint(0, 60, (count, 1, side, side), generator=rng)
     for row, c in enumerate(label.tolist()):
         image[row, 0, c * side // classes : (c + 1) * side // classes] += 180
-    return {"image": image.to(torch.uint8), "label": label}
+    return {"input": image.to(torch.uint8), "label": label}
 
 
 def generator(unet: UNet = UNET, seed: int = 0, device: str = "cpu", **changes: Any) -> PixelGenerator:

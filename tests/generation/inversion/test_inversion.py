@@ -129,9 +129,9 @@ def test_images_are_what_the_teacher_takes_for_their_classes(make: Any, norm: bo
     given = InversionProblem(teacher, deepcopy(teacher), 3, colours, torch.Generator().manual_seed(0))
     settings = {"nums": 32, "synthesis_batch_size": 16, "g_steps": 30, "lr_g": 0.02, "adv": 0.0, "ngf": 8, "bn": 0.1}
     made = make(given=given, **settings, anchors=torch.eye(3)).synthesize(num_batches=2, num_discarded=0)
-    assert made["image"].dtype == torch.uint8
-    assert made["image"].shape == (32, 3, 8, 8)
-    brightest = made["image"].float().mean((2, 3)).argmax(1)
+    assert made["input"].dtype == torch.uint8
+    assert made["input"].shape == (32, 3, 8, 8)
+    brightest = made["input"].float().mean((2, 3)).argmax(1)
     assert float((brightest == made["label"]).float().mean()) > 0.8
 
 
@@ -144,7 +144,7 @@ def test_images_depend_on_the_generator_alone(make: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert equal(one, same)
     assert not equal(one, other)
-    assert len(one["label"]) == len(one["image"]) == 16, "two batches after the warm-up's"
+    assert len(one["label"]) == len(one["input"]) == 16, "two batches after the warm-up's"
     assert len(make(given=problem()).synthesize(4, num_discarded=0)["label"]) == 20, "nums at most"
 
 
