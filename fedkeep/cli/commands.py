@@ -40,6 +40,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         "recipe", nargs="?", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)"
     )
     add_changes(command)
+    command.add_argument("--title", metavar="TEXT", help="title of the run (default: the recipe's)")
     command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
     add_device(command)
     add_machine(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -89,8 +90,7 @@ class Display:
             self.tasks[report.trial] = self.bars.add_task(report.trial, total=report.rounds, note="")
             self.resumed_rounds += report.done
         self.done[report.trial] = report.done
-        note = "" if report.record is None else f"accuracy {sum(report.record['correct']) / report.test_total:.3f}"
-        note = "  ".join(part for part in (note, report.activity) if part)
+        note = "  ".join(part for part in (*_learning(report), report.activity) if part)
         self.bars.update(
             self.tasks[report.trial], completed=report.done, note=note, visible=report.done < report.rounds
         )
@@ -110,6 +110,15 @@ class Display:
             markup=False,
             soft_wrap=True,
         )
+
+
+def _learning(report: Report) -> Iterator[str]:
+    """Yield the last accuracy, and what says that nothing is learned; any trial may guess in its first quarter."""
+    if report.record is not None:
+        guesses = " (at chance)" if report.at_chance and 4 * report.done >= report.rounds else ""
+        yield f"accuracy {sum(report.record['correct']) / report.test_total:.3f}{guesses}"
+    if report.not_finite:
+        yield f"{report.not_finite:,} local trainings not finite: lower training.lr"
 
 
 class Counter:

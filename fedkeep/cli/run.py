@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +20,13 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import open_run, prepare_run, resume_command, retry_command
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
-from fedkeep.reporting.outputs import write_all
+from fedkeep.options import as_table
+from fedkeep.reporting.columns import headline
+from fedkeep.reporting.differences import leaders
+from fedkeep.reporting.learning import warnings
+from fedkeep.reporting.outputs import REPORT, write_all
 from fedkeep.reporting.profile import profile_table, step_table
-from fedkeep.reporting.summary import summary
+from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import print_table
 
 
@@ -42,6 +48,7 @@ def run(options: Namespace, console: Console) -> int:
     machine = machine_of(options)
     import_user_code(machine.use)
     recipe = recipe_of(options, allow_code=machine.allow_code)
+    recipe = replace(recipe, title=options.title) if options.title else recipe
     experiment = Experiment(recipe, machine)
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
     console.print(recipe.title, style="bold", highlight=False, markup=False)
@@ -86,13 +93,16 @@ def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, qui
         )
         return 130
     result = write_all(folder)
+    rows = summary(result)
     console.print()
-    console.print(print_table(summary(result)))
+    console.print(print_table(rows))
     if profile:
         console.print(profile_table(result))
         if recipe.has_tasks:
             console.print(step_table(result))
-    console.print(_next_steps(folder, recipe, machine), highlight=False, markup=False, soft_wrap=True)
+    for line in warnings(result.trials, result.settings):
+        console.print(f"warning: {line}", style="yellow", highlight=False, markup=False)
+    console.print(_next_steps(folder, experiment, rows), highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -159,18 +169,31 @@ def _describe(recipe: Recipe) -> str:
     )
 
 
-def _next_steps(folder: Path, recipe: Recipe, machine: Machine) -> str:
-    report = (folder / "report.html").resolve()
-    lines = [f"\nreport: {report.as_uri()}", "", "what to try next:"]
-    if recipe.name == "demo":
-        lines += [
-            "  fedkeep run --set partition.classes=5              clients with more classes",
-            "  fedkeep run --set sfedkd.teachers=2 --seeds 0      fewer teachers",
-            "  fedkeep run fedkeep/fashion-mnist-200 --rounds 20  the paper's setting; needs Fashion-MNIST",
-            "  fedkeep recipes                                    what else there is to run",
-        ]
-    lines += [
-        "  fedkeep methods sfedkd                             what a method does, and its options",
-        f"  {resume_command(folder / 'recipe.toml', replace(machine, workers=0), 'run')}  this run again",
+def _next_steps(folder: Path, experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Return commands that follow from this run: what would tell more, and what to do with it."""
+    recipe, machine = experiment.recipe, experiment.machine
+    again = resume_command(folder / "recipe.toml", replace(machine, workers=0), "run")
+    steps = []
+    finished = [row for row in rows if row.finished]
+    if len(recipe.seeds) == 1:
+        steps.append(("intervals over seeds", f"{again} --seeds 0,1,2"))
+    elif len(finished) > 1 and not leaders(finished, headline(trials_of(finished))[0]):
+        more = ",".join(map(str, range(max(recipe.seeds) + 1, max(recipe.seeds) + 4)))
+        steps.append(("more seeds, to add with fedkeep compare", f"{again} --seeds {more}"))
+    skew = as_table(recipe.partition)
+    for name in ("classes", "alpha"):
+        if isinstance(skew.get(name), int | float):
+            steps.append(
+                (f"less skewed clients ({name} was {skew[name]})", f"{again} --set partition.{name}={2 * skew[name]}")
+            )
+            break
+    steps += [(f"what {recipe.methods[-1].label} does", f"fedkeep methods {recipe.methods[-1].algorithm.name()}")]
+    steps += [
+        ("a table for a paper", f"fedkeep report {shlex.quote(str(folder))} --format latex"),
+        ("this run again", again),
     ]
-    return "\n".join(lines)
+    if recipe.name == "demo":
+        steps += [("the paper's setting, with Fashion-MNIST", "fedkeep run fedkeep/fashion-mnist-200 --rounds 20")]
+    steps += [("what else there is to run", "fedkeep recipes")]
+    report = (folder / REPORT).resolve().as_uri()
+    return "\n".join([f"\nreport: {report}", "", "what to try next:", *(f"  {what}:\n    {do}" for what, do in steps)])

@@ -154,7 +154,9 @@ def load_recipe(
         table["methods"] = _select_methods(table.get("methods", []), methods)
     apply_overrides(table, settings)
     if settings:
-        table["title"] = f"{table.get('title', name)} (changed: {', '.join(settings)})"
+        # The title of a recipe that comes with FedKeep describes what it is, not what a user made of it.
+        title = table.get("title", name) if name.endswith(".toml") else name
+        table["title"] = f"{title} (changed: {', '.join(settings)})"
     return _build(name, table | {"methods": expand_grids(_method_tables(table, where), grid, where)}, where, allow_code)
 
 

@@ -28,6 +28,10 @@ class Progress:
         The record of the last evaluated round.
     test_total : int
         The number of test images in that evaluation.
+    at_chance : bool
+        Whether its accuracy cannot be told from guessing.
+    not_finite : int
+        How many local trainings so far ended in numbers that are not finite.
     activity : str
         What the trial does within a long round, such as ``"train 12/100"``; empty in reports after a round.
         `fedkeep.run` and `fedkeep.resume` report only after rounds.
@@ -39,6 +43,8 @@ class Progress:
     record: dict[str, Any] | None
     test_total: int = 1
     activity: str = ""
+    at_chance: bool = False
+    not_finite: int = 0
 
 
 OnProgress = Callable[[Progress], None]

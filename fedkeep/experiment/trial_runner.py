@@ -22,9 +22,11 @@ from fedkeep.experiment.paths import is_finished
 from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
+from fedkeep.metrics import is_at_chance
 from fedkeep.simulation import ipc
 from fedkeep.simulation.autotune import choose_stack_size
 from fedkeep.simulation.callbacks import Callback
+from fedkeep.simulation.messages import NOT_FINITE
 from fedkeep.simulation.process_executor import step_handlers
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import RoundResult, SimulationState
@@ -208,6 +210,7 @@ class ProgressReport(Callback):
         self.test_total = test_total
         self.report = report
         self._record: dict[str, Any] | None = None
+        self._not_finite = 0
         self._subscription = ExitStack()
 
     def on_trial_begin(self, state: SimulationState) -> None:
@@ -215,6 +218,7 @@ class ProgressReport(Callback):
         self._subscription.enter_context(progress.subscribe(listener))
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        self._not_finite += sum(NOT_FINITE in reason for reason in result.record["lost"].values())
         self._record = result.record if "correct" in result.record else self._record
         self._report(result.record["round"])
 
@@ -223,8 +227,14 @@ class ProgressReport(Callback):
 
     def _report(self, done: int, activity: str = "") -> None:
         classes = len(self._record["correct"]) if self._record else None  # that have arrived so far
-        images = sum(self.test_total[:classes])
-        self.report(Progress(self.trial.name, done, self.trial.rounds, self._record, images, activity))
+        total = self.test_total[:classes]
+        images = sum(total)
+        guesses = bool(self._record and images) and is_at_chance(sum((self._record or {})["correct"]) / images, total)
+        self.report(
+            Progress(
+                self.trial.name, done, self.trial.rounds, self._record, images, activity, guesses, self._not_finite
+            )
+        )
 
 
 # Worker processes

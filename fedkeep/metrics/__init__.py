@@ -1,6 +1,13 @@
 """Metrics: pure functions of class-wise counts and accuracies. Accuracies are fractions; papers print percent."""
 
-from fedkeep.metrics.accuracy import accuracy, balanced_accuracy, class_accuracy, forgetting
+from fedkeep.metrics.accuracy import (
+    accuracy,
+    balanced_accuracy,
+    chance_accuracy,
+    class_accuracy,
+    forgetting,
+    is_at_chance,
+)
 from fedkeep.metrics.local_models import consistency, drift, kold
 from fedkeep.metrics.statistics import (
     LEVEL,
@@ -36,6 +43,7 @@ __all__ = [
     "balanced_accuracy",
     "best",
     "block_interval",
+    "chance_accuracy",
     "class_accuracy",
     "class_forgetting",
     "consistency",
@@ -43,6 +51,7 @@ __all__ = [
     "forgetting",
     "forgetting_tasks",
     "forward_transfer",
+    "is_at_chance",
     "kold",
     "last",
     "mean_std",

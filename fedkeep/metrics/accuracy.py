@@ -48,6 +48,37 @@ def class_accuracy(correct: ArrayLike, total: ArrayLike) -> Floats:
     return shares
 
 
+def chance_accuracy(total: ArrayLike) -> float:
+    """Return the accuracy of a model that always predicts the commonest class; NaN without any example.
+
+    Parameters
+    ----------
+    total : array_like of int, shape [classes]
+        Examples of each class.
+    """
+    examples = np.asarray(total, dtype=np.float64)
+    return float(examples.max() / examples.sum()) if examples.any() else float("nan")
+
+
+def is_at_chance(accuracy: float, total: ArrayLike) -> bool:
+    """Tell whether an accuracy cannot be told from guessing: it is not above chance by 1.645 standard errors.
+
+    The standard error is that of guessing, sqrt(p (1 - p) / n) with the chance accuracy p and n examples: a model that
+    guesses is above the bound in 5 % of all test sets.
+
+    Parameters
+    ----------
+    accuracy : float
+        A fraction; NaN is no accuracy, and not at chance.
+    total : array_like of int, shape [classes]
+        Examples of each class.
+    """
+    chance, examples = chance_accuracy(total), float(np.sum(total))
+    if not examples:
+        return False
+    return accuracy <= chance + 1.645 * float(np.sqrt(chance * (1 - chance) / examples))
+
+
 def balanced_accuracy(correct: ArrayLike, total: ArrayLike) -> float:
     """Return the mean of the class accuracies over the classes that have test examples; NaN if none has.
 

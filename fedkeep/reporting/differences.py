@@ -105,13 +105,15 @@ def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "win
 def leaders(rows: Sequence[Row], metric: str | Metric) -> set[int]:
     """Return the index of the finished row that is better than each other one by an interval that leaves out 0.
 
+    A method that has not learned is no other one: it forgets nothing, and costs nobody a lead.
+
     Returns
     -------
     set of int
         Empty where there is no such row, or nothing to rank: the best mean alone does not lead.
     """
     metric = metric_of(metric)
-    means = {i: metric.better * row.value(metric).mean for i, row in enumerate(rows) if row.finished}
+    means = {i: metric.better * row.value(metric).mean for i, row in enumerate(rows) if row.finished and row.learned}
     means = {i: mean for i, mean in means.items() if not math.isnan(mean)}
     if not metric.better or len(means) < 2:
         return set()

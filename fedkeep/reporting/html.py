@@ -16,6 +16,7 @@ from fedkeep._utils.files import atomic_write
 from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
 from fedkeep.reporting.differences import EXPLANATION, difference, leaders, show_difference
 from fedkeep.reporting.heatmap import class_heatmap
+from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.local_training import local_training
 from fedkeep.reporting.plots import COLOURS, CurveMetric, LineStyle, curves, embed, history, inline, smoothing, styles
 from fedkeep.reporting.run_folder import Run
@@ -51,6 +52,7 @@ def context(run: Run) -> dict[str, Any]:
         "run": run,
         "facts": _facts(run),
         "findings": _findings(finished),
+        "warnings": warnings(trials_of(rows), run.settings),
         "rows": rows,
         "swatches": {label: _swatch(style) for label, style in looks.items()},
         "note": caption(rows),

@@ -56,15 +56,28 @@ class Row:
         )
 
     @property
+    def learned(self) -> bool:
+        """Tell whether the method has learned with every seed: otherwise it is compared with no other."""
+        return all(trial.learned for trial in self.trials)
+
+    @property
     def note(self) -> str:
-        """Return how far an unfinished trial got, and how many rounds were rolled back; empty where all went well."""
-        if self.finished:
-            counts = [len(trial.rolled_back) for trial in self.trials]
+        """Return how far an unfinished trial got, or what went wrong in finished ones; empty where all went well."""
+        if not self.finished:
+            trial = self.trials[0]
+            return f"seed {trial.seed}, {trial.rounds_done} of {trial.rounds_planned} rounds"
+        counts = [len(trial.rolled_back) for trial in self.trials]
+        said = []
+        for trouble in dict.fromkeys(trial.trouble for trial in self.trials if trial.trouble):
+            said.append(trouble + self._share(sum(trial.trouble == trouble for trial in self.trials)))
+        if any(counts):
             most = f"{max(counts)} of {self.trials[0].rounds_planned} rounds rolled back"
-            seeds = f" in {sum(map(bool, counts))} of {len(counts)} seeds" if len(counts) > 1 else ""
-            return f"{most}{seeds}" if any(counts) else ""
-        trial = self.trials[0]
-        return f"seed {trial.seed}, {trial.rounds_done} of {trial.rounds_planned} rounds"
+            said.append(most + self._share(sum(map(bool, counts))))
+        return ", ".join(said)
+
+    def _share(self, count: int) -> str:
+        """Return in how many of its seeds something happened; empty of one seed."""
+        return f" in {count} of {len(self.trials)} seeds" if len(self.trials) > 1 else ""
 
     @property
     def name(self) -> str:

@@ -92,6 +92,9 @@ def caption(rows: Sequence[Row]) -> str:
     if sum(row.finished for row in rows) > 1:
         seeds += " Bold: better than every other method by the 95 % interval of the difference, paired by seed"
         seeds += " (of one seed, from blocks of its evaluations)." if counts == [1] else "."
+    seeds += " A method at chance has not learned, and is compared with no other." * any(
+        not row.learned for row in rows if row.finished
+    )
     rest = " Unfinished seeds stand in rows of their own." if counts and not all(row.finished for row in rows) else ""
     return seeds + rest
 

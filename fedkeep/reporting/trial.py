@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep import metrics
+from fedkeep.reporting.learning import LearningMetrics
 from fedkeep.reporting.local_models import LocalModelMetrics
 from fedkeep.reporting.record import CostMetrics, Floats, TaskMetrics, mean_of
 
 
 @dataclass(frozen=True)
-class TrialResult(TaskMetrics, LocalModelMetrics, CostMetrics):
+class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
     """All that can be said of a record; here, of its accuracies over rounds."""
 
     @cached_property

@@ -14,6 +14,9 @@ from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import encode_structure, from_structure
 
+NOT_FINITE = "not finite"
+"""What the reason of a lost client contains if its reply had numbers that are not finite."""
+
 
 @dataclass(frozen=True, eq=False)
 class ClientTask:

@@ -26,7 +26,7 @@ from fedkeep.interface.steps import invalid_counts, label_counts
 from fedkeep.models import Weights
 from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.executor import Future
-from fedkeep.simulation.messages import ClientFailure, ClientTask
+from fedkeep.simulation.messages import NOT_FINITE, ClientFailure, ClientTask
 from fedkeep.simulation.state import SimulationState
 from fedkeep.training.model_runner import ModelRunner
 
@@ -336,7 +336,7 @@ class RoundState:
         state = self.state
         where = find_nonfinite(reply)
         if where is not None:
-            return f"answered with a {where} that is not finite"
+            return f"answered with a {where} that is {NOT_FINITE}"
         if unwrap_step(step) is label_counts:
             fault = invalid_counts(reply, state.context.num_classes, state.federation.num_examples(client))
             return fault and f"answered with {fault}"

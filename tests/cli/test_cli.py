@@ -91,6 +91,19 @@ def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -
     assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["seeds"] == [3, 5]
 
 
+def test_a_run_that_learns_nothing_says_so_and_what_to_change(cli: Any, tmp_path: Path) -> None:
+    told = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run", "--workers", 1, "--rounds", 4,
+               "--set", "training.lr=1e30", "--title", "too fast")  # fmt: skip
+    assert told.code == 0
+    assert told.out.startswith("too fast\n")
+    assert "(at chance)" in told.out, "in the progress"
+    assert "local trainings not finite: lower training.lr" in told.out
+    assert "FedAvg\n  at chance" in "\n".join(line[:11].rstrip() for line in told.out.splitlines()), "in the table"
+    assert "warning: FedAvg (seed 0), FedSeq (seed 0), SFedKD (seed 0) did not learn" in told.out
+    assert "--set training.lr=1e+29 (it is 1e+30), or clip gradients, --set training.clip=1." in told.out
+    assert "did not learn" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_quiet_shows_no_progress(cli: Any, tmp_path: Path) -> None:
     told = cli(
         "run", tiny.write_recipe(tmp_path), "--methods", "fedavg", "--out", tmp_path / "run", "--workers", 1, "--quiet"

@@ -144,7 +144,7 @@ def test_terminal_table_has_every_number_and_prints_nothing(
 
 def test_labels_are_not_read_as_markup(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_trial(run, "[bold]a|b*<b>", 0, [[1, 1]])
+    write_trial(run, "[bold]a|b*<b>", 0, [[9, 9]])
     rows = summary(read_run(run))
     console = Console(width=140, file=io.StringIO(), color_system=None)
     console.print(print_table(rows))
@@ -157,8 +157,8 @@ def test_markdown_marks_the_best(two_methods: Run) -> None:
     lines = text.splitlines()
     assert lines[0].startswith("| method | seeds | accuracy, round 2 | last | best | forgetting, round 2 | train s |")
     assert {line.count("|") for line in lines[:5]} == {10}
-    assert "| FedAvg | 2 | 55.00 ±7.07 |" in text
-    assert "| SFedKD | 3 | 75.00 ±13.23 |" in text
+    assert "| FedAvg (at chance in 2 of 2 seeds) | 2 | 55.00 ±7.07 |" in text
+    assert "| SFedKD (at chance in 1 of 3 seeds) | 3 | 75.00 ±13.23 |" in text
     assert "| FedAvg (seed 2, 1 of 2 rounds) | – | – | 10.00 |" in text
 
 

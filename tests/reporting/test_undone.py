@@ -33,7 +33,7 @@ def test_a_table_says_what_was_undone(undone: Run) -> None:
     for row in rows:
         assert row.finished
         assert row.broken
-        assert row.note == f"{len(row.trials[0].rolled_back)} of 3 rounds rolled back"
+        assert row.note == f"at chance, {len(row.trials[0].rolled_back)} of 3 rounds rolled back"
     trials = deduplicate(rows)
     lost, asked = (
         sum(len(trial.lost) for trial in trials),

@@ -1,0 +1,141 @@
+"""Whether a trial has learned anything, and what to change where it has not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedkeep import metrics
+from fedkeep.reporting.record import Record
+from fedkeep.simulation.messages import NOT_FINITE
+
+
+@dataclass(frozen=True)
+class LearningMetrics(Record):
+    """Whether the model is better than guessing, and whether local training stayed finite."""
+
+    @cached_property
+    def last_quarter(self) -> list[dict[str, Any]]:
+        """Return the last quarter of the evaluations, at least one if there is any; with tasks, of the last task."""
+        known = [row for row in self.evaluations if row.get("task", 1) == self.evaluations[-1].get("task", 1)]
+        return known[len(known) - -(-len(known) // 4) :]
+
+    @property
+    def chance(self) -> float:
+        """Return the accuracy of always predicting the commonest class at the last evaluation; NaN without any."""
+        return metrics.chance_accuracy(self.counted(self.evaluations[-1])[1]) if self.evaluations else math.nan
+
+    @property
+    def recent_accuracy(self) -> float:
+        """Return the mean accuracy over `last_quarter`; NaN without any."""
+        values = [metrics.accuracy(*self.counted(row)) for row in self.last_quarter]
+        return float(np.mean(values)) if values else math.nan
+
+    @cached_property
+    def at_chance(self) -> bool:
+        """Tell whether the model guesses over `last_quarter` (`fedkeep.metrics.is_at_chance`)."""
+        if not self.evaluations:
+            return False
+        return metrics.is_at_chance(self.recent_accuracy, self.counted(self.evaluations[-1])[1])
+
+    @property
+    def not_finite(self) -> int:
+        """Return how many local trainings ended in numbers that are not finite."""
+        return sum(NOT_FINITE in lost.reason for lost in self.lost)
+
+    @property
+    def learned(self) -> bool:
+        """Tell whether the model is finite and better than guessing.
+
+        Without any evaluation nothing speaks against it.
+        """
+        losses = [row.get("test_loss") for row in self.last_quarter]
+        return not self.at_chance and all(loss is None or math.isfinite(loss) for loss in losses)
+
+    @property
+    def loss_grew(self) -> bool:
+        """Tell whether local training did not lower its loss: more than nine tenths of the first rounds' at the end."""
+        losses = [row["loss"] for row in self.rounds if row.get("loss") is not None]
+        if not all(map(math.isfinite, losses)):
+            return True
+        part = -(-len(losses) // 4)
+        return len(losses) > 1 and float(np.median(losses[-part:])) > 0.9 * float(np.median(losses[:part]))
+
+    @property
+    def trouble(self) -> str:
+        """Say in a few words why there is nothing to compare; empty where the trial has learned."""
+        if self.learned:
+            return ""
+        return "at chance" if self.at_chance else "test loss not finite"
+
+
+def warnings(trials: Sequence[LearningMetrics], settings: Mapping[str, Any]) -> list[str]:
+    """Say which methods have not learned, or lost local trainings that were not finite, and what to change.
+
+    Parameters
+    ----------
+    trials : sequence of LearningMetrics
+        Finished or not; one that is in its first quarter is left out, as any may still be at chance there.
+    settings : mapping of str to Any
+        The recipe; its learning rate and its clipping are named.
+
+    Returns
+    -------
+    list of str
+        A sentence or two for each kind of trouble.
+    """
+    begun = [trial for trial in trials if 4 * trial.rounds_done >= trial.rounds_planned]
+    stuck = [trial for trial in begun if not trial.learned]
+    unstable = [trial for trial in trials if trial.not_finite]
+    diverging = [trial for trial in stuck if trial.loss_grew or trial.not_finite]
+    said = []
+    if stuck:
+        first = stuck[0]
+        guess = f"{100 * first.recent_accuracy:.1f} % where guessing gives {100 * first.chance:.1f} %"
+        said.append(
+            f"{_named(stuck)} did not learn: accuracy is at chance ({guess}). What such a method forgets says nothing, "
+            "and it is compared with no other."
+        )
+    if unstable:
+        lost, asked = (
+            sum(trial.not_finite for trial in unstable),
+            sum(len(row.get("cohort", ())) for trial in unstable for row in trial.rounds),
+        )
+        said.append(
+            f"{lost:,} of {asked:,} local trainings of {_named(unstable)} ended in numbers that are not finite."
+        )
+    if diverging or unstable:
+        said.append(f"Local training diverges. {_calm(settings)}")
+    elif stuck:
+        said.append(
+            "The loss of local training falls: give it more rounds (--rounds), or clients that hold more classes."
+        )
+    return said
+
+
+def _named(trials: Sequence[Record]) -> str:
+    """Return the labels of trials, each with its seeds."""
+    seeds: dict[str, list[int]] = {}
+    for trial in trials:
+        seeds.setdefault(trial.label, []).append(trial.seed)
+    return ", ".join(
+        f"{label} (seed{'s' * (len(numbers) > 1)} {', '.join(map(str, dict.fromkeys(numbers)))})"
+        for label, numbers in seeds.items()
+    )
+
+
+def _calm(settings: Mapping[str, Any]) -> str:
+    """Say how to keep local training finite."""
+    training = settings.get("training", {})
+    rate, clip = training.get("lr"), training.get("clip")
+    lower = (
+        f"--set training.lr={rate / 10:g} (it is {rate:g})" if isinstance(rate, int | float) else "--set training.lr"
+    )
+    known = isinstance(clip, int | float)
+    clipped = f"--set training.clip={clip / 10:g} (it is {clip:g})" if known else "--set training.clip=1"
+    return f"Lower the learning rate, {lower}, or clip gradients, {clipped}."

@@ -1,0 +1,80 @@
+"""A method that guesses is called that, is no rival and no winner, and its report says what to change."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from synthetic_run import write_run, write_trial
+
+from fedkeep.metrics import chance_accuracy, is_at_chance
+from fedkeep.reporting.differences import leaders
+from fedkeep.reporting.html import render
+from fedkeep.reporting.learning import warnings
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import summary
+from fedkeep.reporting.table import caption
+
+
+def test_chance_is_the_commonest_class_and_has_an_error() -> None:
+    assert chance_accuracy([30, 10, 0]) == 0.75
+    assert math.isnan(chance_accuracy([0, 0]))
+    bound = 0.5 + 1.645 * math.sqrt(0.25 / 100)
+    assert is_at_chance(bound - 1e-9, [50, 50])
+    assert not is_at_chance(bound + 1e-9, [50, 50])
+    assert not is_at_chance(math.nan, [0, 0])
+
+
+@pytest.fixture
+def diverged(tmp_path: Path) -> Run:
+    """FedAvg learns and forgets a little; FedSeq predicts one class forever and so forgets nothing."""
+    run = write_run(tmp_path / "run")
+    for seed in range(2):
+        write_trial(run, "FedAvg", seed, [[95, 95], [90, 95], [94, 96 + seed], [92, 95]], total=[100, 100])
+        lost = {"lost": {"3": "answered with a model.weight that is not finite"}}
+        stuck = [[100, 0]] * 4
+        write_trial(run, "FedSeq", seed, stuck, total=[100, 100], rows={2: lost, 3: lost} if seed else None)
+    return read_run(run)
+
+
+def test_who_has_not_learned_is_not_best_at_forgetting_nothing(diverged: Run) -> None:
+    rows = summary(diverged)
+    fedavg, fedseq = rows
+    assert fedseq.value("window_forgetting").mean == 0 < fedavg.value("window_forgetting").mean
+    assert leaders(rows, "window_forgetting") == leaders(rows, "window_mean") == set(), (
+        "there is nobody to compare with"
+    )
+    assert (fedavg.learned, fedseq.learned) == (True, False)
+    assert (fedavg.note, fedseq.note) == ("", "at chance in 2 of 2 seeds")
+    assert "A method at chance has not learned, and is compared with no other." in caption(rows)
+    assert "Lowest forgetting" not in render(diverged)
+
+
+def test_warnings_name_trials_numbers_and_what_to_change(diverged: Run) -> None:
+    stuck, not_finite, change = warnings(diverged.trials, diverged.settings)
+    assert stuck.startswith(
+        "FedSeq (seeds 0, 1) did not learn: accuracy is at chance (50.0 % where guessing gives 50.0 %)"
+    )
+    assert not_finite == "2 of 8 local trainings of FedSeq (seed 1) ended in numbers that are not finite."
+    assert change.startswith("Local training diverges. Lower the learning rate, --set training.lr=0.01 (it is 0.1)")
+    assert "--set training.clip=1" in change
+    page = " ".join(render(diverged).split())
+    assert "did not learn" in page
+    assert "--set training.lr=0.01" in page
+
+
+def test_a_method_that_only_needs_more_rounds_is_not_told_to_learn_slower(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    losses = {number: {"loss": 2.0 / number} for number in range(1, 5)}
+    write_trial(run, "FedAvg", 0, [[5, 5]] * 4, rows=losses)
+    assert [line[:23] for line in warnings(read_run(run).trials, {})] == [
+        "FedAvg (seed 0) did not",
+        "The loss of local train",
+    ]
+
+
+def test_a_trial_that_has_just_begun_may_still_guess(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_trial(run, "FedAvg", 0, [[5, 5]], finished=False, planned=8)
+    assert warnings(read_run(run).trials, {}) == []
