@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from fedkeep.experiment.recipe import Recipe
     from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
     from fedkeep.experiment.runtime import Machine
+    from fedkeep.export.files import export_model
+    from fedkeep.export.prediction import load_model, predict
     from fedkeep.interface.algorithm import get_algorithm
     from fedkeep.models.custom import custom
     from fedkeep.reporting.run_folder import read_run
@@ -108,9 +110,12 @@ _MODULES = {
     "SeqKeep": "fedkeep.algorithms.sequential.seqkeep",
     "TARGET": "fedkeep.algorithms.incremental.target",
     "custom": "fedkeep.models.custom",
+    "export_model": "fedkeep.export.files",
     "get_algorithm": "fedkeep.interface.algorithm",
     "load": "fedkeep.data",
+    "load_model": "fedkeep.export.prediction",
     "load_recipe": "fedkeep.experiment.recipe_loader",
+    "predict": "fedkeep.export.prediction",
     "read_run": "fedkeep.reporting.run_folder",
     "recipe_names": "fedkeep.experiment.recipe_loader",
     "resume": "fedkeep.api",
@@ -166,9 +171,12 @@ __all__ = [
     "SFedKD",
     "SeqKeep",
     "custom",
+    "export_model",
     "get_algorithm",
     "load",
+    "load_model",
     "load_recipe",
+    "predict",
     "read_run",
     "recipe_names",
     "resume",

@@ -238,6 +238,35 @@ def _add_archive(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_lazily("archive", "archive"))
 
 
+def _add_export(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Write a trained model for use without FedKeep: weights (safetensors), a PyTorch program, ONNX, a model card, "
+        "and the names, shape and normalisation that belong to it."
+    )
+    command.add_argument("run", metavar="RUN", help="a run folder")
+    command.add_argument("--method", metavar="LABEL", help="whose model, where a run has several methods")
+    command.add_argument("--seed", type=natural, help="the trial's seed (default: the first)")
+    command.add_argument("--average", action="store_true", help="an average of models, if run.served names one")
+    command.add_argument("--out", metavar="DIR", help="where to write (default: in the run folder, under export/)")
+    _add_code(command)
+    command.set_defaults(command=_lazily("export", "export"))
+
+
+def _add_predict(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL", help="the folder that fedkeep export wrote")
+    command.add_argument("files", nargs="+", metavar="FILE", help="image files, or folders of them")
+    command.add_argument("--format", choices=("table", "csv"), default="table")
+    _add_code(command)
+    command.set_defaults(command=_lazily("export", "predict_files"))
+
+
+def _add_code(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--allow-code", action="store_true", help="let the model import its network as package.module:function"
+    )
+    add_use(command)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "run": ("run a recipe: methods side by side on the same partition and seeds", _add_run),
     "reproduce": ("reproduce a paper's table, and show it beside the paper's numbers", _add_reproduce),
@@ -247,6 +276,8 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "partition": ("split a data set over clients; show statistics and a heat map", _add_partition),
     "compare": ("show several runs in one table", _add_compare),
     "report": ("write the table and the HTML report of a run again", _add_report),
+    "export": ("write a trained model for use without FedKeep: safetensors, PyTorch, ONNX, model card", _add_export),
+    "predict": ("predict the classes of images with an exported model", _add_predict),
     "archive": ("write the records of a run, or of a reproduction, into compressed files", _add_archive),
     "flower": ("run across machines, on Flower: make an app, make keys, protect the server", _add_flower),
     "generator": ("train a diffusion model that generates images of classes, and measure its quality", _add_generator),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, recipe_names
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
-from fedkeep.interface.algorithm import client_steps
+from fedkeep.interface.algorithm import describe_replies
 from fedkeep.options import describe_type, options_of
 from fedkeep.reporting.columns import headline
 from fedkeep.reporting.differences import EXPLANATION, differences, show_difference
@@ -53,7 +52,7 @@ def methods(options: Namespace, console: Console) -> int:
         return 0
     table = _table("method", "schedule", "what leaves a client", "paper")
     for name, cls in algorithms().items():
-        table.add_row(name, cls.schedule, escape("; ".join(_returned_values(cls))), escape(cls.paper))
+        table.add_row(name, cls.schedule, escape("; ".join(describe_replies(cls))), escape(cls.paper))
     console.print(table)
     console.print("options of one: fedkeep methods NAME", highlight=False)
     return 0
@@ -63,7 +62,7 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     console.print(f"[bold]{cls.name()}[/]  ({cls.schedule})", highlight=False)
     console.print(escape(f"{cls.paper}\n\n{_docstring(cls)}\n"), highlight=False, soft_wrap=True)
     console.print("[bold]what leaves a client[/]", highlight=False)
-    for line in _returned_values(cls):
+    for line in describe_replies(cls):
         console.print(f"  {escape(line)}", highlight=False)
     method_options = options_of(cls)
     if method_options:
@@ -78,25 +77,6 @@ def _docstring(cls: type) -> str:
     import inspect
 
     return inspect.cleandoc(cls.__doc__ or "")
-
-
-def _returned_values(cls: type[Algorithm[Any, Any]]) -> list[str]:
-    """Describe what each client step returns: the fields of its dataclass, or the first line of its docstring."""
-    lines = []
-    for name, step in client_steps(cls).items():
-        result = annotations_of(step)["return"]
-        if result is type(None):
-            continue
-        if dataclasses.is_dataclass(result):
-            sent = ", ".join(field.name for field in dataclasses.fields(result))
-        else:
-            sent = (
-                (step.__doc__ or "").strip().splitlines()[0]
-                if step.__doc__
-                else getattr(result, "__name__", str(result))
-            )
-        lines.append(f"{name}: {sent}")
-    return lines
 
 
 def datasets(options: Namespace, console: Console) -> int:

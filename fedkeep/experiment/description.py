@@ -58,6 +58,13 @@ def describe_trial(
         "cohort": recipe.run.cohort,
         "classes": classes,
         "label_names": list(class_names(federation)),
+        "input": {
+            "shape": list(dataset.shape),
+            "type": str(dataset.train["input"].dtype).removeprefix("torch."),
+            "mean": list(dataset.mean),
+            "std": list(dataset.std),
+            "features": list(dataset.features),
+        },
         "dependencies": dependencies,
         "dataset": dataset.name,
         "dataset_note": dataset.note,

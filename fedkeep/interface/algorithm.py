@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -377,3 +378,31 @@ def get_algorithm(name: str) -> type[Algorithm[Any, Any]]:
             "file with --use FILE."
         )
     return known[name.lower()]
+
+
+def describe_replies(cls: type[Algorithm[Any, Any]]) -> list[str]:
+    """Describe what leaves a client: the fields of each client step's reply, or the first line of its docstring.
+
+    Parameters
+    ----------
+    cls : type[Algorithm]
+        The method.
+
+    Returns
+    -------
+    list[str]
+        A line for each client step that returns anything, such as ``"train: model, num_examples"``.
+    """
+    lines = []
+    for name, step in client_steps(cls).items():
+        result = annotations_of(step)["return"]
+        if result is type(None):
+            continue
+        if dataclasses.is_dataclass(result):
+            sent = ", ".join(field.name for field in dataclasses.fields(result))
+        elif step.__doc__:
+            sent = step.__doc__.strip().splitlines()[0]
+        else:
+            sent = getattr(result, "__name__", str(result))
+        lines.append(f"{name}: {sent}")
+    return lines

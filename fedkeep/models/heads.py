@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError
 from fedkeep.models.weights import Weights
@@ -133,6 +133,25 @@ def truncate(model: Weights, rows: int) -> dict[str, Tensor]:
     if not 0 < rows <= available:
         raise ConfigError(f"the classifier has {available} rows, so it cannot be cut to {rows}.")
     return {name: tensor[:rows] if name in (WEIGHT, BIAS) else tensor for name, tensor in model.items()}
+
+
+def resize_classifier(network: nn.Module, model: Weights) -> None:
+    """Give a network's classifier as many rows as a model has; their values are arbitrary.
+
+    Parameters
+    ----------
+    network : nn.Module
+        The network, which is changed; one without a linear layer named ``classifier`` is left as it is.
+    model : Weights
+        The model.
+    """
+    head = getattr(network, "classifier", None)
+    if not isinstance(head, nn.Linear) or WEIGHT not in model or head.out_features == len(model[WEIGHT]):
+        return
+    head.out_features = len(model[WEIGHT])
+    head.weight = nn.Parameter(head.weight.new_zeros(head.out_features, head.in_features))
+    if head.bias is not None:
+        head.bias = nn.Parameter(head.bias.new_zeros(head.out_features))
 
 
 def classifier_tensors(model: Weights) -> dict[str, Tensor]:

@@ -30,7 +30,8 @@ def run_trial(
     """Run a simulation to its last round inside a folder, and resume from the folder's checkpoint if there is one.
 
     It writes ``rounds.jsonl`` (which is the same for equal seeds, however often the trial was killed),
-    ``timings.jsonl``, ``checkpoint/``, and at the end ``model.safetensors`` (the evaluation model) and ``result.json``.
+    ``timings.jsonl``, ``checkpoint/``, and at the end ``model.safetensors`` (the first evaluation model; others are in
+    ``model-moving.safetensors`` and the like) and ``result.json``.
     If an exception or Ctrl-C stops it, it saves the last finished round first. If it is killed, the rounds since the
     last checkpoint are run again: those of a minute at most, or of the time that saving takes if that is longer.
 
@@ -77,9 +78,12 @@ def run_trial(
 
 def _export(simulation: Simulation, folder: Path) -> None:
     """Write the results of a finished trial."""
-    weights = simulation.evaluation_model(simulation.schedule.served[0])
-    model = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    atomic_write(folder / "model.safetensors", save(model, {"format": "pt"}))
+    first, *others = simulation.schedule.served
+    for which in (first, *others):
+        weights = simulation.evaluation_model(which)
+        model = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        name = "model.safetensors" if which == first else f"model-{which}.safetensors"
+        atomic_write(folder / name, save(model, {"format": "pt"}))
     atomic_write(folder / "result.json", json.dumps({"rounds": simulation.finished}))
 
 

@@ -14,7 +14,7 @@ from fedkeep.interface import Training
 from fedkeep.losses.decoupled import upcast
 from fedkeep.models import Network, Weights
 from fedkeep.models.custom import split_classifier
-from fedkeep.models.heads import WEIGHT, add_views, expand_rows
+from fedkeep.models.heads import add_views, expand_rows, resize_classifier
 from fedkeep.models.pretrained import FrozenNetwork
 from fedkeep.models.weights import state_dict_copy
 
@@ -93,7 +93,7 @@ class ModelRunner:
             self._initial_of_task_one = add_views(
                 self._initial_of_task_one, rows_per_class, seeds.generator(seed, "further rows")
             )
-            _resize_head(built, self._initial_of_task_one)
+            resize_classifier(built, self._initial_of_task_one)
         self.initial: Weights = self._initial_of_task_one
         names = [name for name, _ in built.named_parameters(remove_duplicate=False)]
         self.parameters = tuple(name for name in names if name in self.initial)
@@ -130,7 +130,7 @@ class ModelRunner:
             generator = seeds.generator(self.seed, "new classes", task=task)
             self.initial = expand_rows(self.initial, self.rows_per_class * classes, generator)
         for network in (self.train_network, self.eval_network):
-            _resize_head(network, self.initial)
+            resize_classifier(network, self.initial)
 
     def build(self, like: Weights | None = None) -> nn.Module:
         """Build another network, whose weights are arbitrary.
@@ -147,7 +147,7 @@ class ModelRunner:
         """
         with seeds.temporary_seed(0):
             network = self.factory().to(self.device).eval()
-        _resize_head(network, like or self._initial_of_task_one)
+        resize_classifier(network, like or self._initial_of_task_one)
         return network
 
     def logits(self, model: Weights, images: Tensor) -> Tensor:
@@ -195,17 +195,6 @@ class ModelRunner:
         with torch.no_grad():
             parts = [upcast(function(part.to(self.device))) for part in torch.split(images, self.eval_batch_size)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def _resize_head(network: nn.Module, model: Weights) -> None:
-    """Give a network's classifier as many rows as a model has; their values are arbitrary."""
-    head = getattr(network, "classifier", None)
-    if not isinstance(head, nn.Linear) or WEIGHT not in model or head.out_features == len(model[WEIGHT]):
-        return
-    head.out_features = len(model[WEIGHT])
-    head.weight = nn.Parameter(head.weight.new_zeros(head.out_features, head.in_features))
-    if head.bias is not None:
-        head.bias = nn.Parameter(head.bias.new_zeros(head.out_features))
 
 
 def has_batch_norm(network: nn.Module) -> bool:

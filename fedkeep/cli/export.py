@@ -1,0 +1,78 @@
+"""``fedkeep export`` and ``fedkeep predict``: take a trained model away, and use it."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from argparse import Namespace
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedkeep.experiment.plugins import import_user_code
+from fedkeep.export.files import export_model, onnx_available
+from fedkeep.export.prediction import predict
+
+
+def export(options: Namespace, console: Console) -> int:
+    """Write a run's model into a folder.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    import_user_code(options.use)
+    folder = export_model(
+        options.run,
+        options.out,
+        method=options.method,
+        seed=options.seed,
+        average=options.average,
+        allow_code=options.allow_code,
+    )
+    for path in sorted(folder.iterdir()):
+        console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+    if not onnx_available():
+        console.print("no model.onnx: it needs the extra export (onnx, onnxscript)", highlight=False)
+    console.print(f"how to use it: {folder / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def predict_files(options: Namespace, console: Console) -> int:
+    """Show the predictions of an exported model.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    import_user_code(options.use)
+    found = list(predict(options.model, options.files, allow_code=options.allow_code))
+    if options.format == "csv":
+        lines = csv.writer(sys.stdout, lineterminator="\n")
+        lines.writerow(("file", "class", "probability"))
+        lines.writerows((str(each.path), each.label, f"{each.probability:.4f}") for each in found)
+        return 0
+    table = Table("file", "class", "probability", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.columns[0].overflow = "fold"
+    for each in found:
+        table.add_row(escape(str(each.path)), escape(each.label), f"{each.probability:.1%}")
+    console.print(table)
+    return 0

@@ -1,0 +1,169 @@
+"""The model card: what a model is, on what and how it was trained, how good it is, and what left the clients."""
+
+from __future__ import annotations
+
+import math
+
+from fedkeep.export.trained_model import TrainedModel
+from fedkeep.interface import get_algorithm
+from fedkeep.interface.algorithm import describe_replies
+from fedkeep.options import as_table
+from fedkeep.reporting.table import human_bytes
+
+
+def model_card(model: TrainedModel, *, onnx: bool) -> str:
+    """Return the card of a model, in Markdown.
+
+    Parameters
+    ----------
+    model : TrainedModel
+        The model.
+    onnx : bool
+        Whether the model was written for ONNX too.
+
+    Returns
+    -------
+    str
+        The card.
+    """
+    trial, recipe = model.trial, model.recipe
+    cls = get_algorithm(trial.algorithm)
+    kind, shape = model.input["type"], model.input["shape"]
+    lines = [
+        "---",
+        "tags: [federated-learning, pytorch]",
+        "---",
+        "",
+        f"# {trial.label} on {trial.info.get('dataset', recipe.data)}",
+        "",
+        f"A network ({recipe.model.name}) with {len(model.label_names)} classes, trained by federated learning with "
+        f"[FedKeep](https://github.com/fedkeep/fedkeep). Accuracy on the test examples after the last round: "
+        f"{100 * trial.last:.2f} %.",
+        "",
+        "## Use it",
+        "",
+        f"It takes {kind} {_shape(shape)}. {_scaling(model)}",
+        "Column i of the scores belongs to the i-th class of `config.json`'s `label_names`. In plain PyTorch:",
+        "",
+        "```python",
+        *torch_lines(shape, kind),
+        "```",
+        "",
+    ]
+    if onnx:
+        lines += ["With ONNX Runtime:", "", "```python", *onnx_lines(shape, kind), "```", ""]
+    lines += [
+        "`model.safetensors` holds the weights by name, for `load_state_dict` of a module of your own. With FedKeep: "
+        "`fedkeep predict FOLDER FILES`.",
+        "",
+        "## How it was trained",
+        "",
+        *_table(_training(model)),
+        "",
+        "## Accuracy by class",
+        "",
+        *_accuracies(model),
+        "",
+        "## What left the clients",
+        "",
+        *[f"- {line}" for line in describe_replies(cls)],
+        f"- measured: {human_bytes(trial.up)} sent and {human_bytes(trial.down)} received by a client in a round in "
+        "which it took part",
+        "",
+        "No example left a client except as this list says. What models and statistics reveal about examples is not "
+        "bounded: nothing was noised.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def torch_lines(shape: list[int], kind: str) -> list[str]:
+    """Return the lines of Python that load and call the model in plain PyTorch.
+
+    Parameters
+    ----------
+    shape : list[int]
+        Shape of an input.
+    kind : str
+        Type of an input.
+
+    Returns
+    -------
+    list[str]
+        The lines.
+    """
+    return [
+        "import torch",
+        'model = torch.export.load("model.pt2").module()',
+        f"inputs = torch.zeros(1, {', '.join(map(str, shape))}, dtype=torch.{kind})  # put your inputs here",
+        "print(model(inputs).argmax(-1))",
+    ]
+
+
+def onnx_lines(shape: list[int], kind: str) -> list[str]:
+    """Return the lines of Python that load and call the model in ONNX Runtime.
+
+    Parameters
+    ----------
+    shape : list[int]
+        Shape of an input.
+    kind : str
+        Type of an input.
+
+    Returns
+    -------
+    list[str]
+        The lines.
+    """
+    return [
+        "import numpy, onnxruntime",
+        'session = onnxruntime.InferenceSession("model.onnx")',
+        f"inputs = numpy.zeros((1, {', '.join(map(str, shape))}), numpy.{kind})  # put your inputs here",
+        'print(session.run(None, {"inputs": inputs})[0].argmax(-1))',
+    ]
+
+
+def _shape(shape: list[int]) -> str:
+    return f"[n, {', '.join(map(str, shape))}]"
+
+
+def _scaling(model: TrainedModel) -> str:
+    if model.input["type"] == "uint8":
+        return "Give it pixels as they are stored: the normalisation is part of the model."
+    if model.input.get("features"):
+        return "Give it the `features` of `config.json`, each less its `mean` and divided by its `std`."
+    return "Give it inputs as they were in training."
+
+
+def _training(model: TrainedModel) -> dict[str, str]:
+    trial, recipe = model.trial, model.recipe
+    options = ", ".join(f"{name} {value}" for name, value in trial.options.items())
+    partition = ", ".join(f"{name} {value}" for name, value in as_table(recipe.partition).items())
+    training = ", ".join(f"{name} {value}" for name, value in as_table(recipe.training).items())
+    rows = {
+        "method": trial.label + (f" ({options})" if options else ""),
+        "paper": str(trial.info.get("paper", "")),
+        "data": f"{trial.info.get('dataset', recipe.data)} {trial.info.get('dataset_note', '')}".strip(),
+        "partition": f"{recipe.partition.name} ({partition}), {trial.info.get('clients')} clients",
+        "classes in tasks": ", ".join(map(str, trial.task_sizes)),
+        "rounds": f"{trial.rounds_planned}, {trial.info.get('cohort')} clients in each",
+        "local training": training,
+        "seed": str(trial.seed),
+        "FedKeep": ", ".join(trial.versions),
+    }
+    return {name: value for name, value in rows.items() if value}
+
+
+def _table(rows: dict[str, str]) -> list[str]:
+    return ["| | |", "|:--|:--|", *(f"| {name} | {_cell(value)} |" for name, value in rows.items())]
+
+
+def _accuracies(model: TrainedModel) -> list[str]:
+    values = model.trial.class_history[-1]
+    shown = ("no test examples" if math.isnan(value) else f"{100 * value:.1f} %" for value in values)
+    names = zip(model.label_names, shown, strict=True)
+    return ["| class | accuracy |", "|:--|--:|", *(f"| {_cell(name)} | {value} |" for name, value in names)]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

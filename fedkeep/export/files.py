@@ -1,0 +1,163 @@
+"""Write a trained model as files that need no FedKeep: safetensors, a PyTorch program, ONNX, and a model card."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from fedkeep._utils.files import atomic_write
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.model_config import model_to_table
+from fedkeep.export.card import model_card
+from fedkeep.export.trained_model import TrainedModel, trained_model
+from fedkeep.reporting.run_folder import Run, read_run
+
+WEIGHTS, PROGRAM, ONNX, CONFIG, CARD = "model.safetensors", "model.pt2", "model.onnx", "config.json", "README.md"
+"""The files of an exported model."""
+INPUT, OUTPUT = "inputs", "scores"
+"""The names of input and output in the ONNX file."""
+
+
+def export_model(
+    run: str | Path | Run,
+    out: str | Path | None = None,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    average: bool = False,
+    onnx: bool | None = None,
+    allow_code: bool = False,
+) -> Path:
+    """Write a trained model into a folder, for use without FedKeep.
+
+    The folder holds ``model.safetensors`` (the weights by name), ``model.pt2`` (a program for `torch.export.load`,
+    which takes inputs as they are stored), ``model.onnx`` (the same for ONNX), ``config.json`` (network, input shape,
+    normalisation, class names) and ``README.md`` (the model card).
+
+    Parameters
+    ----------
+    run : str, Path or Run
+        The run folder.
+    out : str or Path, optional
+        The folder to write; default: one in the run folder, under ``export/``.
+    method : str, optional
+        The method's label or name; may be left out if the run has one method.
+    seed : int, optional
+        The trial's seed; default: the first.
+    average : bool
+        Export an average of models (``run.served``) instead of the first evaluation model.
+    onnx : bool, optional
+        Whether to write ``model.onnx``; default: if the packages for it are installed.
+    allow_code : bool
+        Let the recipe import its network.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    FedKeepError
+        If there is no such model, the model alone does not predict, or PyTorch cannot export its network.
+    """
+    run = run if isinstance(run, Run) else read_run(run)
+    model = trained_model(run, method=method, seed=seed, average=average, allow_code=allow_code)
+    with_onnx = onnx_available() if onnx is None else onnx
+    if with_onnx and not onnx_available():
+        raise ConfigError("ONNX needs packages that are not installed. Install the extra export: onnx, onnxscript.")
+    folder = Path(out) if out is not None else _default_folder(model)
+    if folder.is_file():
+        raise RunError(f"{folder} is a file. Choose another --out.")
+    program = _program(model)
+    weights = {name: tensor.contiguous() for name, tensor in model.weights.items()}
+    atomic_write(folder / WEIGHTS, save(weights, {"format": "pt"}))
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    atomic_write(folder / PROGRAM, buffer.getvalue())
+    if with_onnx:
+        atomic_write(folder / ONNX, _onnx(program))
+    atomic_write(folder / CONFIG, json.dumps(_config(model), indent=2))
+    atomic_write(folder / CARD, model_card(model, onnx=with_onnx))
+    return folder
+
+
+def onnx_available() -> bool:
+    """Return whether the packages that write ONNX are installed.
+
+    Returns
+    -------
+    bool
+        True if they are.
+    """
+    return all(find_spec(name) is not None for name in ("onnx", "onnxscript"))
+
+
+def _default_folder(model: TrainedModel) -> Path:
+    path = model.trial.path
+    assert path is not None  # it was read from there
+    return model.run.path / "export" / (path.name + model.average * "-average")
+
+
+def _config(model: TrainedModel) -> dict[str, Any]:
+    return {
+        "method": model.trial.label,
+        "algorithm": model.trial.algorithm,
+        "seed": model.trial.seed,
+        "network": model_to_table(model.recipe.model),
+        "first_classes": model.first_classes,
+        "rows_per_class": model.predictor.rows_per_class,
+        "input": model.input,
+        "label_names": model.label_names,
+    }
+
+
+def _program(model: TrainedModel) -> torch.export.ExportedProgram:
+    """Return the network as a PyTorch program, for any number of inputs at once."""
+    example = torch.zeros(2, *model.input["shape"], dtype=getattr(torch, model.input["type"]))
+    try:
+        with _quiet():
+            program = torch.export.export(
+                model.predictor, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
+            )
+    except Exception as error:  # whatever a user's network does that cannot be captured
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"PyTorch cannot export the network {model.recipe.model.name}: {reason} Its weights are in "
+            f"{model.trial.path}/model.safetensors, and load into the same class with load_state_dict."
+        ) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names the paths of this machine
+    return program
+
+
+def _onnx(program: torch.export.ExportedProgram) -> bytes:
+    with _quiet():
+        converted = torch.onnx.export(program, input_names=[INPUT], output_names=[OUTPUT], verbose=False)
+    assert converted is not None
+    content: bytes = converted.model_proto.SerializeToString()
+    return content
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep PyTorch's remarks about packages that are not needed here out of the output."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)

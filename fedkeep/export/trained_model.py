@@ -1,0 +1,186 @@
+"""The trained model of a run: its weights, its network, and what is known about both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedkeep.errors import ConfigError, RunError, did_you_mean
+from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import parse_recipe
+from fedkeep.interface import Algorithm, get_algorithm
+from fedkeep.models import Weights
+from fedkeep.models.predictor import Predictor, build_predictor
+from fedkeep.reporting.run_folder import SERVED, Run, method_of
+from fedkeep.reporting.trial import TrialResult
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A finished trial's evaluation model.
+
+    Attributes
+    ----------
+    run : Run
+        The run.
+    recipe : Recipe
+        The run's recipe.
+    trial : TrialResult
+        The trial, whose accuracies are those of this model.
+    weights : Weights
+        The weights, as the trial wrote them.
+    predictor : Predictor
+        The network with these weights and the normalisation of its inputs.
+    average : bool
+        Whether it is the average that was asked for.
+    """
+
+    run: Run
+    recipe: Recipe
+    trial: TrialResult
+    weights: Weights
+    predictor: Predictor
+    average: bool = False
+
+    @property
+    def label_names(self) -> list[str]:
+        """The names of the classes, in the order of the scores."""
+        return [str(name) for name in self.trial.info["label_names"]]
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """Shape and type of an input, and its normalisation."""
+        described: dict[str, Any] = self.trial.info["input"]
+        return described
+
+    @property
+    def first_classes(self) -> int:
+        """The number of classes with which the network is built; later tasks add rows."""
+        return _first_classes(self.trial)
+
+
+def trained_model(
+    run: Run, *, method: str | None = None, seed: int | None = None, average: bool = False, allow_code: bool = False
+) -> TrainedModel:
+    """Read a trained model from a run folder.
+
+    Parameters
+    ----------
+    run : Run
+        The run.
+    method : str, optional
+        The method's label or name; may be left out if the run has one method.
+    seed : int, optional
+        The trial's seed; default: the first.
+    average : bool
+        Read an average of models (``run.served``) instead of the first evaluation model.
+    allow_code : bool
+        Let the recipe import its network.
+
+    Returns
+    -------
+    TrainedModel
+        The model.
+
+    Raises
+    ------
+    FedKeepError
+        If there is no such trial or model, or the model alone does not predict.
+    """
+    trials = _trials_of(run, method)
+    label = trials[0].label
+    seeds = [trial.seed for trial in trials]
+    if seed is not None and seed not in seeds:
+        raise RunError(f"{label} has no trial with seed {seed} in {run.path}. Its seeds: {_listed(seeds)}.")
+    trial = next(trial for trial in trials if seed in (None, trial.seed))
+    if not trial.finished:
+        raise RunError(
+            f"{label} with seed {trial.seed} stopped after {trial.rounds_done} of {trial.rounds_planned} rounds. "
+            f"Finish it first: fedkeep resume {run.path}"
+        )
+    _check_predicts(trial)
+    served = [str(which) for which in trial.info.get("served") or ["last"]]
+    which = _average(served, run) if average else served[0]
+    trial = next(
+        other for other in run.trials if (other.label, other.seed) == (method_of(label) + SERVED[which], trial.seed)
+    )
+    recipe = parse_recipe(run.recipe, f"{run.path / 'recipe.toml'}", allow_code=allow_code)
+    weights = _read_weights(trial, "model.safetensors" if which == served[0] else f"model-{which}.safetensors")
+    if "input" not in trial.info:
+        raise RunError(
+            f"{trial.path} does not say how its inputs were normalised: it was written by an older version of FedKeep. "
+            "Run the recipe again."
+        )
+    about = trial.info["input"]
+    predictor = build_predictor(
+        recipe.model,
+        weights,
+        shape=tuple(about["shape"]),
+        classes=_first_classes(trial),
+        mean=about["mean"],
+        std=about["std"],
+        rows_per_class=recipe.method(method_of(label)).algorithm.rows_per_class,
+    )
+    return TrainedModel(run, recipe, trial, weights, predictor, average)
+
+
+def _trials_of(run: Run, method: str | None) -> list[TrialResult]:
+    """Return the trials of one method, by seed, without those of its averages."""
+    # An average stands beside its method, with the same folder.
+    plain = {trial.path: trial for trial in reversed(run.trials)}.values()
+    by_method: dict[str, list[TrialResult]] = {}
+    for trial in reversed(list(plain)):
+        by_method.setdefault(method_of(trial.label), []).append(trial)
+    if not by_method:
+        raise RunError(f"{run.path} has no trial yet, so there is no model.")
+    if method is None:
+        if len(by_method) > 1:
+            raise RunError(f"{run.path} has several methods. Choose one with --method: {', '.join(by_method)}.")
+        method = next(iter(by_method))
+    for label, trials in by_method.items():
+        if method.casefold() in (label.casefold(), trials[0].algorithm.casefold()):
+            return trials
+    raise RunError(f"{run.path} has no method {method!r}.{did_you_mean(method, by_method)}")
+
+
+def _average(served: Sequence[str], run: Run) -> str:
+    for which in ("moving", "round"):
+        if which in served:
+            return which
+    raise RunError(
+        f"{run.path} kept no average of models. Run its recipe again with: "
+        """--set 'run.served=["last", "moving"]'"""
+    )
+
+
+def _check_predicts(trial: TrialResult) -> None:
+    """Raise `ConfigError` if a method's predictions are not those of its model alone."""
+    if get_algorithm(trial.algorithm).predict is not Algorithm.predict:
+        raise ConfigError(
+            f"{trial.label} predicts with what its server keeps beside the model, so the model alone would predict "
+            "something else. Its weights are in model.safetensors in the trial's folder."
+        )
+
+
+def _read_weights(trial: TrialResult, name: str) -> Weights:
+    path = (trial.path or Path()) / name
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        hint = "An archive holds no models. " if path.parents[2].is_file() else ""
+        raise RunError(f"there is no model {path}. {hint}Give a run folder whose trial is finished.") from None
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot read {path}: {error}. Remove {path.parent} and resume the run.") from None
+
+
+def _first_classes(trial: TrialResult) -> int:
+    return (trial.task_sizes or [len(trial.info["label_names"])])[0]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,109 @@
+"""A trained network as others use it: raw inputs in, a score for each class out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.errors import ConfigError
+from fedkeep.models.base import Architecture, Shape
+from fedkeep.models.heads import resize_classifier
+from fedkeep.models.pretrained import FrozenNetwork
+from fedkeep.models.weights import Weights, load_weights
+
+
+class Predictor(nn.Module):
+    """A network with the normalisation of its inputs: maps stored examples to scores.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Maps normalised inputs, float32 [b, ...], to logits, [b, classes * rows_per_class].
+    mean, std : Sequence[float]
+        Mean and standard deviation of each channel, for pixels scaled to 0..1; not used for other inputs.
+    rows_per_class : int
+        Adjacent classifier rows for each class, of which the first is its score.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, network: nn.Module, mean: Sequence[float], std: Sequence[float], rows_per_class: int = 1
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.rows_per_class = rows_per_class
+        self.register_buffer("mean", torch.tensor(list(mean), dtype=torch.float32).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(list(std), dtype=torch.float32).view(-1, 1, 1), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute the scores.
+
+        Parameters
+        ----------
+        inputs : Tensor
+            uint8 pixels [b, channels, height, width]; token ids and numbers go to the network as they are.
+
+        Returns
+        -------
+        Tensor
+            Scores (logits), float32 [b, classes].
+        """
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.to(torch.float32).div(255).sub(self.mean).div(self.std)
+        scores: Tensor = self.network(inputs)
+        return scores[:, :: self.rows_per_class] if self.rows_per_class > 1 else scores
+
+
+def build_predictor(
+    architecture: Architecture,
+    weights: Weights,
+    *,
+    shape: Shape,
+    classes: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    rows_per_class: int = 1,
+) -> Predictor:
+    """Build a network, fill it with trained weights, and give it the normalisation of its inputs.
+
+    Parameters
+    ----------
+    architecture : Architecture
+        The network's architecture.
+    weights : Weights
+        The trained weights; their classifier may have grown since the network was first built.
+    shape : tuple[int, int, int]
+        Shape of an input without the batch: channels, height and width.
+    classes : int
+        Number of classes with which the network is first built: all classes, or those of the first task.
+    mean, std : Sequence[float]
+        Normalisation (see `Predictor`).
+    rows_per_class : int
+        Classifier rows for each class.
+
+    Returns
+    -------
+    Predictor
+        The network in evaluation mode.
+
+    Raises
+    ------
+    ConfigError
+        If the network computes its features with a frozen extractor, which is not part of the weights.
+    ValueRefused
+        If the weights do not fit the network.
+    """
+    with torch.random.fork_rng(devices=[]):  # the initial weights, which are replaced
+        network = architecture.build(shape, classes)
+    if isinstance(network, FrozenNetwork):
+        raise ConfigError(
+            "this network computes its features with a frozen extractor, which is not part of the trained weights. "
+            "model.safetensors in the trial's folder holds the classifier; use it behind that extractor."
+        )
+    resize_classifier(network, weights)
+    load_weights(network, weights)
+    return Predictor(network, mean, std, rows_per_class).eval()

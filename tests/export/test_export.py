@@ -1,0 +1,179 @@
+"""A trained model, taken away: the same predictions in plain PyTorch, in ONNX Runtime and from the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+import fedkeep
+from fedkeep.cli import main
+from fedkeep.errors import ConfigError, DataError, RunError
+from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.export.trained_model import trained_model
+from fedkeep.reporting.run_folder import read_run
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    settings = ['run.served=["last", "moving"]']
+    recipe = load_recipe(tiny.write_recipe(folder), settings=settings, methods=["fedavg", "fedseq"], seeds=[3, 4])
+    fedkeep.run(recipe, out=folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Path:
+    return fedkeep.export_model(run, method="fedseq", seed=4, onnx=False)
+
+
+def blocks(card: Path) -> list[str]:
+    found = re.findall(r"```python\n(.*?)```", card.read_text(), flags=re.S)
+    assert all(block.count("\n") == 4 for block in found)
+    return [re.sub(r"^inputs = .*$", "inputs = images", block, flags=re.M) for block in found]
+
+
+def check_scores(scores: torch.Tensor, folder: Path, run: Path) -> None:
+    """Compare scores of all test images with FedKeep's, and with the last evaluation of the run."""
+    images, labels = evaluated_on(run)
+    with torch.no_grad():
+        ours = fedkeep.load_model(folder)[0](images)
+    torch.testing.assert_close(scores, ours, rtol=0, atol=1e-5)
+    assert torch.equal(scores.argmax(-1), ours.argmax(-1))
+    trial = next(trial for trial in read_run(run).trials if (trial.label, trial.seed) == ("FedSeq", 4))
+    hits = labels[scores.argmax(-1) == labels]
+    assert torch.bincount(hits, minlength=10).tolist() == trial.evaluations[-1]["correct"]
+
+
+def evaluated_on(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    test = Experiment(load_recipe(str(run / "recipe.toml"))).federation(4).dataset.test
+    return test["input"], test["label"]
+
+
+def test_it_predicts_in_plain_pytorch_what_was_evaluated(
+    run: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of the model card, on all test images."""
+    monkeypatch.chdir(exported)
+    (code,) = blocks(exported / "README.md")
+    found = {"images": evaluated_on(run)[0]}
+    exec(compile(code.replace("print(model(inputs).argmax(-1))", "scores = model(inputs)"), "card", "exec"), found)  # noqa: S102
+    check_scores(found["scores"].detach(), exported, run)
+
+
+@pytest.mark.slow
+def test_it_predicts_in_onnx_and_where_there_is_no_fedkeep(run: Path, tmp_path: Path) -> None:
+    folder = fedkeep.export_model(run, tmp_path, method="fedseq", seed=4, onnx=True)
+    torch.save(evaluated_on(run)[0], folder / "images.pt")
+    plain, onnx = blocks(folder / "README.md")
+    code = f"import sys, torch\nsys.modules['fedkeep'] = None\nimages = torch.load('images.pt')\n{plain}"
+    code = f"{code}\nimages = images.numpy()\n{onnx}".replace(".argmax(-1)", ".tolist()")
+    told = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    for line in told.stdout.splitlines():
+        check_scores(torch.tensor(json.loads(line)), folder, run)
+    assert str(Path(fedkeep.__file__).parent).encode() not in (folder / "model.onnx").read_bytes()
+
+
+def test_the_files_say_what_belongs_to_the_model_and_name_no_path(run: Path, exported: Path) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    assert config["label_names"] == [str(number) for number in range(10)]
+    assert config["input"]["shape"] == [1, 8, 8]
+    assert len(config["input"]["mean"]) == 1
+    weights = load_file(exported / "model.safetensors")
+    assert {name: tuple(t.shape) for name, t in weights.items()} == {
+        name: tuple(t.shape) for name, t in load_file(run / "trials" / "fedseq-seed4" / "model.safetensors").items()
+    }
+    card = (exported / "README.md").read_text()
+    for said in ("FedSeq", "exdir", "8 clients", "## Accuracy by class", "| 9 |", "train: model"):
+        assert said in card, said
+    for path in exported.iterdir():
+        assert str(Path(fedkeep.__file__).parent).encode() not in path.read_bytes(), path.name
+
+
+def test_an_average_is_another_model_and_is_what_its_row_says(run: Path) -> None:
+    last = trained_model(read_run(run), method="FedAvg")
+    moving = trained_model(read_run(run), method="FedAvg", average=True)
+    assert (last.trial.label, moving.trial.label) == ("FedAvg", "FedAvg, moving average")
+    assert last.trial.seed == moving.trial.seed == 3
+    assert any(not torch.equal(last.weights[name], moving.weights[name]) for name in last.weights)
+    test = Experiment(last.recipe).federation(3).dataset.test
+    images = test["input"]
+    with torch.no_grad():
+        hits = test["label"][moving.predictor(images).argmax(-1) == test["label"]]
+    assert torch.bincount(hits, minlength=10).tolist() == moving.trial.evaluations[-1]["correct"]
+
+
+def evaluated_on_are_predicted_from_the_command_line(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    test = fedkeep.load("digits").test
+    images = test["input"]
+    for number in range(3):
+        Image.fromarray(images[number, 0].numpy()).save(tmp_path / f"{number}.png")
+    Image.fromarray(images[0, 0].numpy()).resize((16, 20)).save(tmp_path / "large.png")
+    assert main(["predict", str(exported), str(tmp_path), "--format", "csv"]) == 0
+    rows = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    assert [Path(row[0]).name for row in rows] == ["file", "0.png", "1.png", "2.png", "large.png"]
+    ours, config = fedkeep.load_model(exported)
+    with torch.no_grad():
+        best = ours(images[:3]).argmax(-1).tolist()
+    assert [row[1] for row in rows[1:4]] == [config["label_names"][number] for number in best]
+    (tmp_path / "no.png").write_text("no image")
+    assert main(["predict", str(exported), str(tmp_path / "no.png")]) == 1
+    assert main(["predict", str(exported), str(tmp_path / "missing.png")]) == 1
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_models_with_tasks_have_all_classes(tmp_path: Path) -> None:
+    settings = ["tasks.tasks=2", "run.rounds=1"]
+    recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedpass"])
+    model = trained_model(fedkeep.run(recipe, out=tmp_path / "run"))
+    assert model.predictor(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 10)
+    assert model.predictor.rows_per_class == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Choose one with --method: FedAvg, FedSeq"),
+        ({"method": "fedagv"}, "Did you mean 'FedAvg'"),
+        ({"method": "fedavg", "seed": 9}, "Its seeds: 3, 4"),
+    ],
+)
+def test_what_is_asked_for_must_be_there(run: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        fedkeep.export_model(run, **options)  # type: ignore[arg-type]
+
+
+def test_models_that_do_not_predict_alone_are_refused(tmp_path: Path) -> None:
+    recipe = load_recipe(tiny.write_recipe(tmp_path), settings=["tasks.tasks=2", "run.rounds=1"], methods=["fedicarl"])
+    run = fedkeep.run(recipe, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="beside the model"):
+        fedkeep.export_model(run)
+    with pytest.raises(RunError, match="kept no average"):
+        trained_model(fedkeep.run(load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"])), average=True)
+    with pytest.raises(RunError, match="Export it first"):
+        fedkeep.load_model(tmp_path / "run")
+
+
+def test_inputs_that_are_no_images_have_no_files(exported: Path, tmp_path: Path) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    for name in ("model.safetensors",):
+        (tmp_path / name).write_bytes((exported / name).read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"input": config["input"] | {"type": "float32"}}))
+    with pytest.raises(DataError, match="no image files"):
+        list(fedkeep.predict(tmp_path, [tmp_path]))
