@@ -39,6 +39,8 @@ class RunConfig(Options):
         Seconds to wait while too few sites are connected.
     largest_reply : float
         The largest allowed size of a reply, in megabytes.
+    max_examples : int
+        The most examples that a site may say it has. Methods weigh clients by their examples.
     out : str
         The run folder on the server; default: a new one under ``runs/``.
     state_dir : str
@@ -65,6 +67,7 @@ class RunConfig(Options):
     deadline: float = option(3600.0, "seconds that a site has for one call before it is lost for the round", low=0.1)
     wait: float = option(600.0, "seconds to wait where too few sites are connected before the run stops", low=0.0)
     largest_reply: float = option(1000.0, "largest size of one reply, in megabytes", low=0.001)
+    max_examples: int = option(10_000_000, "most examples that a site may say it has", low=1)
     out: str = option("", "run folder on the server, continued if it is there; default: a new one under runs/")
     state_dir: str = option("runs/sites", "folder in which sites store states, unless their node-config names another")
     data: str = option("", "the server's data set, whose test images it uses; default: the recipe's")

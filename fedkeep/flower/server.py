@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -106,16 +107,20 @@ def _run_trial(
     data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
     introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
-    saved = json.loads(sites_file.read_text()) if sites_file.exists() else None
-    sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.tasks, saved and saved["nodes"])
+    saved = _read_sites(sites_file, recipe.tasks.tasks) if sites_file.exists() else None
+    nodes = saved["nodes"] if saved else None
+    sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.tasks, nodes, config.max_examples)
     if saved is None:
         count = config.sites or recipe.partition.clients
         if not count:
             raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
-        saved = {"run": secrets.token_hex(16), "examples": sites.wait_for_all(count), "nodes": sites.nodes()}
+        examples = sites.wait_for_all(count, recipe.run.min_clients)
+        saved = {"run": secrets.token_hex(16), "examples": examples, "nodes": sites.nodes()}
         atomic_write(sites_file, json.dumps(saved))
     else:
         sites.wait_for(saved["examples"].keys(), recipe.run.min_clients, grace=min(RECONNECT_SECONDS, config.wait))
+    if len(saved["examples"]) < recipe.run.cohort:  # the run began without sites that were rejected
+        recipe = replace(recipe, run=replace(recipe.run, cohort=len(saved["examples"])))
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
     simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
     simulation.client_state = state_ref_type(simulation.client_state)
@@ -141,6 +146,24 @@ def _run_trial(
         reply_log.clear()  # a reply may have been the cause: sites send theirs again, without training again
         raise
     reply_log.clear()
+
+
+def _read_sites(file: Path, tasks: int) -> dict[str, Any]:
+    """Return the run's identifier, and the sites that take part; raise `RunError` if the file is damaged."""
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        whole = isinstance(saved["run"], str) and all(isinstance(node, int) for node in saved["nodes"].values())
+        for sizes in saved["examples"].values():
+            whole = whole and len(sizes) == tasks and all(type(size) is int and size >= 0 for size in sizes)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise RunError(
+            f"{file} is damaged. It names the sites of this trial and cannot be made again: put back a copy, or choose "
+            "another out for a new run."
+        )
+    result: dict[str, Any] = saved
+    return result
 
 
 def _check_progress(folder: Path, recipe: Recipe) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedkeep.errors import ConfigError, RunError, in_one_line
+from fedkeep.errors import RunError, in_one_line
 from fedkeep.flower.transport import Envelope, Transport
 from fedkeep.simulation.messages import ClientFailure
 
@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05  # seconds between two looks for replies
 RETRY_SECONDS = 30.0  # seconds until a rejected node is asked again: its operator may have corrected its configuration
 REMINDER_SECONDS = 15.0  # seconds between two log messages while the run waits
+MAX_EXAMPLES = 10_000_000
+"""The most examples in all tasks together that the server believes a site to have, unless a run says otherwise."""
 
 
 class SiteRegistry:
@@ -36,6 +38,8 @@ class SiteRegistry:
     nodes : Mapping[str, int], optional
         The sites that take part, each with its last known node. None before the first round: `wait_for_all` then
         determines the sites.
+    max_examples : int
+        The most examples, in all tasks together, that a site may say it has. Clients count by their examples.
     """
 
     def __init__(
@@ -45,25 +49,32 @@ class SiteRegistry:
         patience: float,
         tasks: int = 1,
         nodes: Mapping[str, int] | None = None,
+        max_examples: int = MAX_EXAMPLES,
     ) -> None:
         self.transport = transport
         self.introduction = introduction
         self.patience = patience
         self.tasks = tasks
+        self.max_examples = max_examples
         self.members: Collection[str] | None = None if nodes is None else nodes.keys()
         self.sizes: dict[str, list[int]] = {}
         self.connected: Mapping[int, str] = {}
         self.names = {node: site for site, node in (nodes or {}).items()}
         self.asked: dict[str, int] = {}  # nodes that have not replied yet, by message identifier
-        self.rejected: dict[int, float] = {}  # rejected nodes, and when they were rejected
+        self.rejected: dict[int, tuple[float, str]] = {}  # rejected nodes: when they were rejected, and why
 
-    def wait_for_all(self, count: int) -> dict[str, list[int]]:
-        """Wait until all sites of a new run are connected.
+    def wait_for_all(self, count: int, min_count: int = 1) -> dict[str, list[int]]:
+        """Wait until all sites of a new run are connected, and determine which sites take part.
+
+        No single site can keep a run from beginning: once the patience has ended, the run begins without connected
+        sites that were rejected or did not introduce themselves, if enough others are there.
 
         Parameters
         ----------
         count : int
-            The number of sites.
+            The number of sites. If more are connected, those that came first take part.
+        min_count : int
+            How many are enough where others were rejected.
 
         Returns
         -------
@@ -72,19 +83,46 @@ class SiteRegistry:
 
         Raises
         ------
-        ConfigError
-            If more sites are connected, or a site cannot take part.
         RunError
-            If fewer are connected when the patience ends.
+            If too few take part when the patience ends, or all that are connected were rejected.
         """
-        self._wait_until(None, count, count, self.patience)
-        connected = sorted(site for node, site in self.names.items() if node in self.connected)
-        if len(connected) > count:
-            raise ConfigError(
-                f"{len(connected)} sites are connected, and the run is for {count}: {', '.join(connected)}."
+        began = time.monotonic()
+        last_reminder = began
+        while True:
+            self.refresh()
+            accepted = [site for node, site in self.names.items() if node in self.connected]
+            others = [node for node in self.connected if node not in self.names]
+            waited = time.monotonic() - began
+            if len(accepted) >= count:
+                break
+            if waited >= self.patience and len(accepted) >= min_count and len(accepted) + len(others) >= count:
+                log.warning("the run begins with %d of %d sites. %s", len(accepted), count, self._reasons(others))
+                break
+            hopeless = not accepted and len(others) >= count and all(node in self.rejected for node in others)
+            text = f"{len(accepted)} of {count} sites are connected. {self._reasons(others)}"
+            if hopeless or waited >= self.patience:
+                raise RunError(
+                    f"too few sites: after {waited:.0f} s {text} Start or correct the missing sites, and run "
+                    "again with the same out."
+                )
+            if time.monotonic() - last_reminder > REMINDER_SECONDS:
+                last_reminder = time.monotonic()
+                log.warning("waiting: %s At most %.0f s more.", text, self.patience - waited)
+            time.sleep(POLL_SECONDS)
+        if len(accepted) > count:
+            log.warning(
+                "%d sites are connected, and the run is for %d. These came too late: %s.",
+                len(accepted),
+                count,
+                ", ".join(sorted(accepted[count:])),
             )
-        self.members = connected
-        return {site: self.sizes[site] for site in connected}
+        self.members = sorted(accepted[:count])
+        return {site: self.sizes[site] for site in self.members}
+
+    def _reasons(self, nodes: Collection[int]) -> str:
+        """Return why connected nodes do not take part."""
+        silent = "it has not introduced itself"
+        return " ".join(f"Node {node}: {self.rejected.get(node, (0.0, silent))[1]}." for node in list(nodes)[:10])
 
     def nodes(self) -> dict[str, int]:
         """Return the node of each site, which a restarted server needs.
@@ -135,8 +173,7 @@ class SiteRegistry:
         self.connected = self.transport.nodes()
         now = time.monotonic()
         for node in self.connected:
-            rejected_at = self.rejected.get(node)
-            recently_rejected = rejected_at is not None and now - rejected_at < RETRY_SECONDS
+            recently_rejected = node in self.rejected and now - self.rejected[node][0] < RETRY_SECONDS
             if node in self.names or node in self.asked.values() or recently_rejected:
                 continue
             message_id = self.transport.send(node, "introduce", self.introduction, 0, max(self.patience, RETRY_SECONDS))
@@ -155,13 +192,11 @@ class SiteRegistry:
             reason = in_one_line(reply.reason)
         elif "error" in reply.head:
             reason = in_one_line(reply.head["error"])
-            if self.members is None:  # before the first round stopping loses nothing, and waiting takes much time
-                raise ConfigError(f"a site does not fit the run. {reason}")
         else:
             site, examples = reply.head.get("site"), reply.head.get("examples")
             reason = self._rejection_reason(node, site, examples)
         if reason:
-            self.rejected[node] = time.monotonic()
+            self.rejected[node] = time.monotonic(), reason
             log.warning("node %d is rejected: %s", node, reason)
             return
         self.rejected.pop(node, None)
@@ -177,6 +212,8 @@ class SiteRegistry:
             return "it did not give its number of examples in each task"
         if any(type(number) is not int or number < 0 for number in examples):
             return "it did not give valid numbers of examples"
+        if sum(examples) > self.max_examples:
+            return f"it says that it has {sum(examples)} examples, where max-examples={self.max_examples} are believed"
         if registered and registered != site:
             return f"it calls itself {site!r} and is registered as {registered!r}"
         if self.members is not None and site not in self.members:

@@ -104,7 +104,7 @@ def test_another_generator_than_the_servers_is_refused(recipe: str, tmp_path: Pa
     sites = copies(recipe, tmp_path)
     exchange(sites[101].generator)
     with pytest.raises(FedKeepError, match="site 1 has another generator of images than the run's server"):
-        serve(LocalLine(sites), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2))
+        serve(LocalLine(sites), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2, min_clients=3))
 
 
 def test_sites_have_a_generator_of_each_task(recipe: str, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_sites_have_a_generator_of_each_task(recipe: str, tmp_path: Path) -> Non
     for wrong, why in ((reversed(folders), other), (folders[:1], few)):
         theirs[101] = replace(theirs[101], generator=",".join(map(str, wrong)))
         with pytest.raises(FedKeepError, match=why):
-            serve(LocalLine(theirs), config(both, tmp_path / "wrong", (), methods="feddcl", rounds=1))
+            serve(LocalLine(theirs), config(both, tmp_path / "wrong", (), methods="feddcl", rounds=1, min_clients=3))
 
 
 def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(recipe: str, tmp_path: Path) -> None:
@@ -180,4 +180,5 @@ def test_a_real_site_cannot_name_an_extractor_yet(recipe: str, tmp_path: Path) -
     has = {"data": "digits", "generator": str(Path(recipe).parent / "generator")}
     real = places(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, **has)
     with pytest.raises(FedKeepError, match="would need a copy of the pre-trained extractor"):
-        serve(LocalLine(real), config(frozen(recipe, tmp_path, '["1"]'), tmp_path / "many", (), methods="feddcl"))
+        asked = config(frozen(recipe, tmp_path, '["1"]'), tmp_path / "many", (), methods="feddcl", min_clients=3)
+        serve(LocalLine(real), asked)

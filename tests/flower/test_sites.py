@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from local_line import LocalLine, Tamper, places
 from trial import Killed, config, embedded, embedded_once, killing, model, records
 
-from fedkeep.errors import ConfigError, FedKeepError, RunError
+from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -252,9 +253,70 @@ def test_who_is_not_of_the_run_is_turned_away(recipe: str, tmp_path: Path, monke
 def test_a_registered_name_is_binding(recipe: str, tmp_path: Path) -> None:
     line = LocalLine(places(tmp_path / "states"))
     line.registered = {103: "4"}
-    with pytest.raises(RunError, match="too few sites"):
-        serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+    serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1))
+    assert not any(site == "3" for site, kind, _ in line.sent if kind == "perform")
     assert "it calls itself '3' and is registered as '4'" in (tmp_path / "sites" / "server.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"error": "no"}, "no"),
+        ({"examples": [-1]}, "valid numbers of examples"),
+        ({"examples": [True]}, "valid numbers of examples"),
+        ({"examples": [10**12]}, "max-examples=10000000"),
+        ({"examples": {"0": 9}}, "its number of examples in each task"),
+        ({"site": ["3"]}, "valid site name"),
+        (None, "it has not introduced itself"),
+    ],
+)
+def test_no_site_stops_a_run_with_its_introduction(
+    answer: dict[str, Any] | None, reason: str, recipe: str, tmp_path: Path
+) -> None:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | None:
+        if place.site != "3":
+            return said
+        return None if answer is None else Envelope({**said.head, **answer})
+
+    line = LocalLine(places(tmp_path / "states"), tamper)
+    settings = ("run.cohort=8", "auxiliary.per_class=2")
+    serve(line, config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1, wait=0.1))
+    assert sorted(records(tmp_path / "run")[0]["cohort"]) == sorted(set("01234567") - {"3"})
+    log = (tmp_path / "run" / "server.log").read_text()
+    assert "the run begins with 7 of 8 sites. Node 103: " in log
+    assert reason in log
+
+
+def test_a_run_to_which_no_site_fits_stops_at_once(recipe: str, tmp_path: Path) -> None:
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+        return Envelope({"error": "another version"})
+
+    with pytest.raises(RunError, match=r"0 of 8 sites are connected.*another version"):
+        serve(
+            LocalLine(places(tmp_path / "states"), tamper),
+            config(recipe, tmp_path / "run", methods="fedavg", wait=60.0),
+        )
+
+
+def test_a_site_too_many_stops_no_run(recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"))
+    line.places[300] = replace(line.places[100], site="extra")
+    serve(line, config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
+    assert "These came too late: extra." in (tmp_path / "run" / "server.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"run": 1}', '{"run": "a", "nodes": {"0": 1}, "examples": {"0": [-1]}}']
+)
+def test_a_damaged_file_of_the_sites_is_named(text: str, recipe: str, tmp_path: Path) -> None:
+    line = LocalLine(places(tmp_path / "states"), killing(3))
+    with pytest.raises(Killed):
+        serve(line, config(recipe, tmp_path / "run", methods="fedavg"))
+    (file,) = (tmp_path / "run").glob("trials/*/sites.json")
+    file.write_text(text)
+    line.tamper = None
+    with pytest.raises(RunError, match=r"sites\.json is damaged"):
+        serve(line, config(recipe, tmp_path / "run", methods="fedavg"))
 
 
 def test_data_that_do_not_fit_are_told_at_both_ends(
@@ -279,8 +341,8 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
             "fedkeep.flower.client_handler.load_data", lambda name, *rest: own.get(name) or load_data(name, *rest)
         )
         line.places[103] = line.places[103].__class__(site="3", data=str(strange))
-        with pytest.raises(ConfigError, match="'cat'"):
-            serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+        serve(line, config(recipe, tmp_path / "sites", methods="fedavg", wait=0.1))
+    assert "3" not in {site for row in records(tmp_path / "sites") for site in row["cohort"]}
     assert "'cat'" in (tmp_path / "sites" / "server.log").read_text()
     assert any("site 3 cannot answer" in message and "'cat'" in message for message in caplog.messages)
 
@@ -460,9 +522,7 @@ def test_a_newcomer_forges_no_line_of_a_log(how: str, recipe: str, tmp_path: Pat
         }
         return bad[how]
 
-    with pytest.raises(FedKeepError) as caught:
-        serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg"))
-    assert str(caught.value).isprintable()
+    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
     assert all(line.isprintable() for line in (tmp_path / "run" / "server.log").read_text().split("\n"))
 
 
