@@ -179,6 +179,6 @@ def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
 def test_a_real_site_cannot_name_an_extractor_yet(recipe: str, tmp_path: Path) -> None:
     has = {"data": "digits", "generator": str(Path(recipe).parent / "generator")}
     real = places(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, **has)
+    asked = config(frozen(recipe, tmp_path, '["1"]'), tmp_path / "many", (), methods="feddcl", min_clients=3)
     with pytest.raises(FedKeepError, match="would need a copy of the pre-trained extractor"):
-        asked = config(frozen(recipe, tmp_path, '["1"]'), tmp_path / "many", (), methods="feddcl", min_clients=3)
         serve(LocalLine(real), asked)
