@@ -88,11 +88,18 @@ def effective_steps(steps: int, momentum: float) -> float:
     -------
     float
     """
-    # Summed up, not in closed form, which loses its digits near rho = 1, and divides by zero there.
+    # Velocity and distance of t steps from those of its binary parts: every term is positive, so that no digits are
+    # lost near rho = 1, as they are in the formula above, and a count of any size takes no time.
     velocity = distance = 0.0
-    for _ in range(steps):
-        velocity = momentum * velocity + 1
-        distance += velocity
+    part_steps, part_velocity, part_distance = 1, 1.0, 1.0
+    while steps:
+        if steps & 1:
+            distance += part_distance + velocity * momentum * part_velocity
+            velocity = part_velocity + momentum**part_steps * velocity
+        part_distance += part_distance + part_velocity * momentum * part_velocity
+        part_velocity += momentum**part_steps * part_velocity
+        part_steps *= 2
+        steps >>= 1
     return distance
 
 

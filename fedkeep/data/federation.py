@@ -153,6 +153,13 @@ class Federation:
         """Return the number of a client's training rows; errors as in `data`."""
         return len(self.partition[self._index(client)])
 
+    def total_examples(self, client: str) -> int:
+        """Return a client's number of training rows in this and all earlier tasks; errors as in `data`."""
+        if self.stream is None:
+            return self.num_examples(client)
+        index = self._index(client)
+        return sum(len(task.partition[index]) for task in self.stream.tasks[: self.task])
+
     def to(self, device: torch.device | str) -> Federation:
         """Return the federation with its data set on a device; the partition's index stays where it is."""
         dataset = self.dataset.to(device)

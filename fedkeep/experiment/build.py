@@ -252,6 +252,7 @@ def build_simulation(
         factory=lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
         training=recipe.training,
         schedule=recipe.run,
+        defense=recipe.defense,
         augmentation=recipe.augmentation,
         seed=seed,
         device=check_device(device),

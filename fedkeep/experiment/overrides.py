@@ -24,6 +24,7 @@ SECTIONS = (
     "model",
     "training",
     "run",
+    "defense",
 )
 """The sections of a recipe."""
 

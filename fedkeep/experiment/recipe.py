@@ -19,6 +19,7 @@ from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
+from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.schedule import Schedule
 
 MAX_SLUG_LENGTH = 200
@@ -90,6 +91,8 @@ class Recipe:
         The generator of images.
     tasks : Tasks
         How classes arrive in tasks.
+    defense : Defense
+        Checks of clients' replies, and robust aggregation.
     client_models : tuple[ClientModel, ...]
         Clients with other networks than the server's.
     paper : Mapping[str, object]
@@ -118,6 +121,7 @@ class Recipe:
     public: Public = field(default_factory=Public)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     tasks: Tasks = field(default_factory=Tasks)
+    defense: Defense = field(default_factory=Defense)
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
     validation: float = 0.0
@@ -183,6 +187,7 @@ class Recipe:
             "auxiliary": as_table(self.auxiliary),
             "public": as_table(self.public),
             "generator": as_table(self.generator),
+            "defense": as_table(self.defense),
             "methods": [
                 {"label": m.label, "algorithm": m.algorithm.name()}
                 | ({"point_of": m.point_of} if m.point_of else {})

@@ -19,6 +19,7 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.options import Options, build
+from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.schedule import Schedule
 
 ROOT = Path(str(files("fedkeep"))) / "recipes"
@@ -34,6 +35,7 @@ OPTIONS: Mapping[str, type[Options]] = {
     "public": Public,
     "generator": GeneratorConfig,
     "tasks": Tasks,
+    "defense": Defense,
 }
 """The class of each section's options. The options of data, partition and model depend on a name in the section."""
 

@@ -135,7 +135,8 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
             store.store(call_id, result.state, reply)
         store.prune(call_id, str(head["checkpointed"]))
     collected: dict[str, Tensor] = {}
-    return Envelope({"answer": encode_structure(reply, content_namer(collected, {}))}, collected)
+    answer = encode_structure(reply, content_namer(collected, {}))
+    return Envelope({"answer": answer, "call": call_id}, collected)
 
 
 def _simulation(envelope: Envelope, config: NodeConfig) -> Simulation:

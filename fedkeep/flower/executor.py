@@ -17,16 +17,10 @@ from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.site_registry import POLL_SECONDS, SiteRegistry
 from fedkeep.flower.state_store import StateRef, state_ref
 from fedkeep.flower.transport import Envelope, Transport, content_namer
-from fedkeep.flower.views import ServerView
-from fedkeep.interface import Fit
 from fedkeep.interface.codec import from_structure
-from fedkeep.interface.pytree import iter_instances
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, encode_task, results_type
 from fedkeep.simulation.state import SimulationState
-
-MAX_STEPS = 10**9
-"""The most optimizer steps of one local training that the server believes."""
 
 
 @dataclass(eq=False)
@@ -147,7 +141,7 @@ class FlowerExecutor(Executor):
         try:
             self.reply_log.store(call.call_id, reply)
         except (KeyError, TypeError, ValueError) as error:  # a tensor of a type that safetensors does not have
-            reply = ClientFailure(f"answered with what cannot be stored: {error}")
+            reply = ClientFailure(f"answered with what cannot be stored: {error}", refused=True)
             self.reply_log.store(call.call_id, reply)
         call.result = self._to_result(call, reply)
 
@@ -167,18 +161,19 @@ class FlowerExecutor(Executor):
         tensors = {name: tensor.to(self.state.device) for name, tensor in reply.tensors.items()}
         try:
             value = from_structure(reply.head.get("answer"), tensors, self._reply_type(call.client_task))
-            reason = implausible(value, self._num_examples(call.client_task.client))
-            return ClientFailure(f"answered with {reason}") if reason else value
         except ValueRefused as error:
-            return ClientFailure(f"answered with what {call.client_task.step.__name__} does not give: {error}")
+            reason = f"answered with what {call.client_task.step.__name__} does not give: {error}"
+            return ClientFailure(reason, refused=True)
+        if reply.head.get("call") != call.call_id:
+            return ClientFailure("answered another call, perhaps with an old reply", refused=True)
+        _, train, teachers = value
+        if not (0 <= train < math.inf and 0 <= teachers < math.inf):
+            reason = f"answered with a training of {train} s and teachers of {teachers} s"
+            return ClientFailure(reason, refused=True)
+        return value
 
     def _reply_type(self, client_task: ClientTask) -> Any:
         return results_type([client_task.step], self.state.client_state)
-
-    def _num_examples(self, client: str) -> int:
-        federation = self.state.federation
-        assert isinstance(federation, ServerView)
-        return federation.total_size(client)
 
     def _pack(self, client_task: ClientTask) -> Envelope:
         """Return a client task as an envelope, with an identifier made of its round and a hash of its content."""
@@ -192,31 +187,3 @@ class FlowerExecutor(Executor):
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
         return Envelope({**head, "call": f"{self.round:06d}-{digest}"}, tensors)
-
-
-def implausible(reply: Any, num_examples: int) -> str | None:
-    """Return why a reply cannot be true, such as a model trained on more examples than the site holds.
-
-    Without this check, a site could give itself more weight than all others together.
-
-    Parameters
-    ----------
-    reply : tuple
-        The results of a client step, and the seconds of training and of teachers' inference.
-    num_examples : int
-        The site's number of training examples.
-
-    Returns
-    -------
-    str or None
-        The reason, or None for a plausible reply.
-    """
-    _, train, teachers = reply
-    if not (0 <= train < math.inf and 0 <= teachers < math.inf):
-        return f"a training of {train} s and teachers of {teachers} s"
-    for fit in iter_instances(reply, Fit):
-        if not 0 <= fit.num_examples <= num_examples:
-            return f"a model trained on {fit.num_examples} examples, and it has {num_examples}"
-        if not 0 <= fit.num_steps <= MAX_STEPS:
-            return f"a model trained in {fit.num_steps} steps"
-    return None

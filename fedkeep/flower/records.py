@@ -151,7 +151,7 @@ class FlowerTransport:
         try:
             return unpack(reply.content, self.max_reply_size)
         except ValueRefused as error:
-            return ClientFailure(f"answered with {error}")
+            return ClientFailure(f"answered with {error}", refused=True)
 
 
 class _LimitedClient:

@@ -50,7 +50,8 @@ class ReplyLog:
             A value that the codec can encode, or a `ClientFailure`.
         """
         if isinstance(reply, ClientFailure):
-            atomic_write(self.folder / f"{call_id}.lost", reply.reason)
+            kind = "refused" if reply.refused else "lost"
+            atomic_write(self.folder / f"{call_id}.{kind}", reply.reason)
         else:
             atomic_write(self.folder / f"{call_id}.safetensors", encode(reply))
 
@@ -69,10 +70,14 @@ class ReplyLog:
         object
             The reply, a `ClientFailure`, or None if nothing is stored.
         """
-        reply, failure = self.folder / f"{call_id}.safetensors", self.folder / f"{call_id}.lost"
+        reply = self.folder / f"{call_id}.safetensors"
         if reply.exists():
             return decode(reply.read_bytes(), hint)
-        return ClientFailure(failure.read_text(encoding="utf-8")) if failure.exists() else None
+        for kind in ("lost", "refused"):
+            failure = self.folder / f"{call_id}.{kind}"
+            if failure.exists():
+                return ClientFailure(failure.read_text(encoding="utf-8"), refused=kind == "refused")
+        return None
 
     def clear(self) -> None:
         """Delete all replies: after the run, or after an error that one of them may have caused."""

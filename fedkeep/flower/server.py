@@ -124,6 +124,8 @@ def _run_trial(
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
     simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
     simulation.client_state = state_ref_type(simulation.client_state)
+    refused_rounds = recipe.defense.refused_rounds or MAX_ROLLED_BACK  # the time of real sites is dear
+    simulation.defense = replace(recipe.defense, refused_rounds=refused_rounds)
     reply_log = ReplyLog(folder / "replies")
     simulation.executor = FlowerExecutor(
         simulation, transport, sites, reply_log, introduction, saved["run"], config.deadline

@@ -38,7 +38,7 @@ class ServerView(Federation):
     def num_examples(self, client: str) -> int:
         return self.sizes[client][self.task - 1]
 
-    def total_size(self, client: str) -> int:
+    def total_examples(self, client: str) -> int:
         """Return a site's number of examples in this and all earlier tasks, of which it may have stored some.
 
         Parameters

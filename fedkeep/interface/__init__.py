@@ -3,6 +3,7 @@
 from fedkeep.interface.algorithm import Algorithm, algorithms, get_algorithm, on_client
 from fedkeep.interface.cohort import Cohort, RemoteClient, each
 from fedkeep.interface.party import Client, Fit, NoState, Server
+from fedkeep.interface.ranges import Range
 from fedkeep.interface.training import Training
 from fedkeep.losses import Data
 
@@ -13,6 +14,7 @@ __all__ = [
     "Data",
     "Fit",
     "NoState",
+    "Range",
     "RemoteClient",
     "Server",
     "Training",

@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Annotated, Generic
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from fedkeep.data import ImageFormat
+from fedkeep.interface.ranges import Range
 from fedkeep.interface.training import EpochEndsWith, Parametrization, StepCallback, Training
 from fedkeep.losses import Data, Loss
 from fedkeep.models import Weights
@@ -49,8 +50,8 @@ class Fit:
     """
 
     model: Weights
-    num_examples: int
-    num_steps: int
+    num_examples: Annotated[int, Range(low=0)]
+    num_steps: Annotated[int, Range(low=0)]
     loss: float
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -277,7 +278,18 @@ def _lost(rows: Sequence[Row]) -> dict[str, Any]:
                 }
             )
     clients, count = sum(len(trial.lost) for trial in trials), sum(len(trial.rolled_back) for trial in trials)
-    return {"clients": clients, "rolled_back": count, "lines": lines[:LOST_SHOWN], "more": len(lines[LOST_SHOWN:])}
+    often = Counter((trial.label, trial.seed, client) for trial in trials for _, client in trial.refused)
+    refused = [
+        f"client {client} in {times} {'round' if times == 1 else 'rounds'} of {label}, seed {seed}"
+        for (label, seed, client), times in often.most_common(LOST_SHOWN)
+    ]
+    return {
+        "clients": clients,
+        "rolled_back": count,
+        "refused": refused,
+        "lines": lines[:LOST_SHOWN],
+        "more": len(lines[LOST_SHOWN:]),
+    }
 
 
 def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:

@@ -138,6 +138,11 @@ class Record:
         ]
 
     @property
+    def refused(self) -> list[tuple[int, str]]:
+        """Return the round and the client of every reply that was refused; such a client is also lost."""
+        return [(int(row["round"]), str(client)) for row in self.rounds for client in row.get("refused") or ()]
+
+    @property
     def rolled_back(self) -> list[int]:
         """Return the rounds that were rolled back because too few clients answered."""
         return [int(row["round"]) for row in self.rounds if row.get("undone")]

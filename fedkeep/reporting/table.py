@@ -74,7 +74,9 @@ def caption(rows: Sequence[Row]) -> str:
     trials = deduplicate(rows)
     lost = sum(len(trial.lost) for trial in trials)
     asked = sum(len(row.get("cohort", ())) for trial in trials for row in trial.rounds)
-    seeds += f" {lost:,} of {asked:,} clients asked were lost; report.html says why." if lost else ""
+    refused = sum(len(trial.refused) for trial in trials)
+    named = f", {refused:,} of them since their reply was refused" if refused else ""
+    seeds += f" {lost:,} of {asked:,} clients asked were lost{named}; report.html says why." if lost else ""
     mixed = sum(len(trial.versions) > 1 for trial in trials)
     if mixed:
         seeds += f" Trials that another version continued, which report.html names: {mixed} of {len(trials)}."
@@ -197,12 +199,19 @@ def trials_csv(rows: Sequence[Row]) -> str:
     """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
     header = ["method", "algorithm", "schedule", "seed", "finished", "rounds", "rounds_planned"]
     header += ["window_first", "window_last", *METRICS]
-    lines: list[list[str]] = [[*header, "evaluations", "lost_clients", "rolled_back_rounds", "total_bytes"]]
+    counts = ["evaluations", "lost_clients", "refused_replies", "rolled_back_rounds", "total_bytes"]
+    lines: list[list[str]] = [[*header, *counts]]
     for trial in (trial for row in rows for trial in row.trials):
         line = [trial.label, trial.algorithm, trial.schedule, str(trial.seed), _yes(trial.finished)]
         line += map(str, (trial.rounds_done, trial.rounds_planned, *trial.window_rounds))
         line += [_number(metric.of(trial)) for metric in METRICS.values()]
-        line += [str(len(trial.evaluated)), str(len(trial.lost)), str(len(trial.rolled_back)), str(trial.traffic)]
+        line += [
+            str(len(trial.evaluated)),
+            str(len(trial.lost)),
+            str(len(trial.refused)),
+            str(len(trial.rolled_back)),
+            str(trial.traffic),
+        ]
         lines.append(line)
     return _csv(lines)
 

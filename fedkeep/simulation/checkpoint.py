@@ -20,9 +20,10 @@ from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import Weights
 from fedkeep.models.weights import find_mismatch
+from fedkeep.simulation.defense import ReplyHistory
 from fedkeep.simulation.state import SimulationState
 
-FORMAT = 2
+FORMAT = 3
 MAX_LOSS_SECONDS = 60.0  # of finished rounds that a kill may lose
 
 
@@ -96,6 +97,7 @@ class Checkpoint:
             "served": served if averages else None,
             "clients": clients,
             "positions": positions,
+            "replies": state.history.to_table(),
         }
         atomic_write(self.manifest, json.dumps(manifest))
         state.client_states = {client: state.client_states[client] for client in clients}
@@ -144,6 +146,7 @@ class Checkpoint:
         if manifest["served"] is not None:
             models = self._load(manifest["served"], tuple[Weights, Weights, Weights], state)
             state.round_average, state.moving_average, state.server.eval_model = models
+        state.history = ReplyHistory(**manifest["replies"])
         state.finished = manifest["round"]
         return dict(manifest["positions"])
 
@@ -165,8 +168,14 @@ class Checkpoint:
             ) from error
         if isinstance(manifest, dict) and manifest.get("format", FORMAT) != FORMAT:
             raise RunError(f"{self.manifest} was written by another version of FedKeep (format {manifest['format']}).")
-        if not isinstance(manifest, dict) or not {"round", "server", "model", "served", "clients", "positions"} <= set(
-            manifest
-        ):
+        if not isinstance(manifest, dict) or not {
+            "round",
+            "server",
+            "model",
+            "served",
+            "clients",
+            "positions",
+            "replies",
+        } <= set(manifest):
             raise RunError(f"{self.manifest} is damaged. Remove that folder to start this part of the run again.")
         return manifest

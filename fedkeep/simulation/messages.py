@@ -84,9 +84,12 @@ class ClientFailure:
     ----------
     reason : str
         The reason.
+    refused : bool
+        Whether the client answered, and its reply was refused.
     """
 
     reason: str
+    refused: bool = False
 
 
 def encode_task(task: ClientTask, name: Callable[[Tensor], str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 
@@ -21,14 +21,20 @@ from fedkeep.interface import Cohort, Fit, RemoteClient
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.cohort import Each
-from fedkeep.interface.pytree import copy_containers, find_nonfinite, iter_instances, num_bytes
-from fedkeep.interface.steps import invalid_counts, label_counts
+from fedkeep.interface.pytree import copy_containers, num_bytes
 from fedkeep.models import Weights
-from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.executor import Future
-from fedkeep.simulation.messages import NOT_FINITE, ClientFailure, ClientTask
+from fedkeep.simulation.messages import ClientFailure, ClientTask
+from fedkeep.simulation.replies import (
+    Update,
+    find_fault,
+    find_large,
+    find_outliers,
+    find_replay,
+    measure_update,
+    sent_model,
+)
 from fedkeep.simulation.state import SimulationState
-from fedkeep.training.model_runner import ModelRunner
 
 Step = Callable[..., Any]
 LOST: Final = object()
@@ -59,6 +65,12 @@ class RoundState:
         The round of this task, counted from 1.
     lost : dict[str, str]
         Lost clients, and the reasons.
+    refused : dict[str, str]
+        Those of the lost clients whose reply was refused, and the reasons.
+    updates : dict[str, list[Update]]
+        Accepted updates of models, by client.
+    answered : set[str]
+        Clients of whom a reply was accepted.
     lost_outside : dict[str, str]
         Clients that were lost at the beginning or the end of the task only.
     counts_losses : bool
@@ -95,6 +107,9 @@ class RoundState:
         self.task, self.round = state.schedule.position(number)
         self.cohort = cohort
         self.lost: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        self.updates: dict[str, list[Update]] = {}
+        self.answered: set[str] = set()
         self.lost_outside: dict[str, str] = {}
         self.counts_losses = True
         self.client_states: dict[str, Any] = {}
@@ -158,6 +173,7 @@ class RoundState:
             The last reply of each client, or `LOST`.
         """
         replies: dict[str, Any] = dict.fromkeys(clients, LOST)
+        arrived: list[_Arrived] = []
         together = not one_by_one and (self.state.executor.ahead or self.state.stack > 1)
         with self._timed():
             for group in [clients] if together else [[client] for client in clients]:
@@ -172,7 +188,8 @@ class RoundState:
                         with self._step_timed(task.step.__name__, client):
                             failed = isinstance(future, ClientFailure)
                             result = future if failed else self.state.executor.wait(future)
-                        replies[client] = self._accept(task, result)
+                        replies[client] = self._accept(task, result, arrived)
+            self._compare(arrived)
             for client in clients:
                 self.waiting.pop(client, None)
                 if client in self.lost:
@@ -222,6 +239,8 @@ class RoundState:
             "down": self.down,
             "up": self.up,
         }
+        if self.refused:
+            record["refused"] = list(self.refused)
         return record | ({"visits": self.local_models} if self._evaluates_local_models else {})
 
     @contextmanager
@@ -247,6 +266,9 @@ class RoundState:
 
     def _queue(self, tasks: Sequence[ClientTask]) -> None:
         for task in tasks:
+            if self.state.history.set_aside(task.client, self.state.defense) and task.client not in self.lost:
+                rounds = self.state.history.refused[task.client]
+                self._lose(task.client, f"is set aside: its replies were refused in {rounds} rounds in a row")
             if task.client not in self.lost:
                 self.down += num_bytes([task.args, task.kwargs])
                 self.waiting.setdefault(task.client, []).append(self._delivered(task))
@@ -292,15 +314,19 @@ class RoundState:
             for task, future in zip(tasks, self.state.executor.submit(*tasks), strict=True):
                 self.under_way[task.client] = task, future
 
-    def _accept(self, task: ClientTask, result: Any) -> Any:
-        """Validate a result, keep the client's new state, and return the reply as the server receives it, or `LOST`."""
+    def _accept(self, task: ClientTask, result: Any, arrived: list[_Arrived]) -> Any:
+        """Check a result alone, keep the client's new state, and return the reply as the server receives it, or `LOST`.
+
+        Models are added to ``arrived``.
+        """
         state, client = self.state, task.client
-        if not isinstance(result, ClientFailure):
-            reason = self._invalid_reply(client, task.step, result.reply)
-            result = result if reason is None else ClientFailure(reason)
         if isinstance(result, ClientFailure):
-            self._lose(client, result.reason)
+            self._lose(client, result.reason, refused=result.refused)
             return LOST
+        if fault := find_fault(state, task, result.reply):
+            self._lose(client, f"answered with {fault}", refused=True)
+            return LOST
+        before = self.client_states.get(client, LOST)
         self.client_states[client], self.uses[client] = result.state, result.uses
         self.up += num_bytes(result.reply)
         if state.through_codec:
@@ -309,10 +335,49 @@ class RoundState:
         else:
             reply = copy_containers(result.reply)
         if isinstance(reply, Fit):
-            if self._evaluates_local_models:
-                self._evaluate_local_model(client, reply.model, self.fits[-1][0] if self.fits else None)
-            self.fits.append((client, reply))
+            arrived.append(_Arrived(task, reply, before))
+        self.answered.add(client)
         return reply
+
+    def _compare(self, arrived: list[_Arrived]) -> None:
+        """Compare models that were asked for together, refuse those that cannot be right, and keep the others."""
+        state, defense = self.state, self.state.defense
+        updates: dict[str, Update] = {}
+        for one in arrived:
+            client, sent = one.task.client, sent_model(one.task, one.reply)
+            if sent is None or client in self.lost:
+                continue
+            update = measure_update(sent, one.reply, state.context_of(client).runner.parameters)
+            known = [*state.history.models.get(client, ()), *map(_fingerprints, self.updates.get(client, ()))]
+            fault = find_large(update, defense) or find_replay(update, known)
+            if fault:
+                self._refuse(one, fault)
+            else:
+                updates[client] = update
+        norms = [update.parameters for each in self.updates.values() for update in each]
+        outliers = find_outliers(updates, defense, [*state.history.norms, *norms])
+        for one in arrived:
+            client = one.task.client
+            if client in outliers and client not in self.lost:
+                self._refuse(one, outliers[client])
+        for one in arrived:
+            client = one.task.client
+            if client in self.lost:
+                continue
+            if client in updates:
+                self.updates.setdefault(client, []).append(updates.pop(client))
+            if self._evaluates_local_models:
+                self._evaluate_local_model(client, one.reply.model, self.fits[-1][0] if self.fits else None)
+            self.fits.append((client, one.reply))
+
+    def _refuse(self, one: _Arrived, fault: str) -> None:
+        """Refuse a reply that had arrived: the client's state is as it was before the step."""
+        client = one.task.client
+        if one.state_before is LOST:
+            self.client_states.pop(client, None)
+        else:
+            self.client_states[client] = one.state_before
+        self._lose(client, f"answered with {fault}", refused=True)
 
     def _report(self, step: str) -> None:
         """Report how many replies to a step have arrived.
@@ -331,28 +396,10 @@ class RoundState:
                 return "dropped out"
         return state.fault_injector(self.number, client, step) if state.fault_injector else None
 
-    def _invalid_reply(self, client: str, step: Step, reply: Any) -> str | None:
-        """Return why a reply is invalid; None if it is valid."""
-        state = self.state
-        where = find_nonfinite(reply)
-        if where is not None:
-            return f"answered with a {where} that is {NOT_FINITE}"
-        if unwrap_step(step) is label_counts:
-            fault = invalid_counts(reply, state.context.num_classes, state.federation.num_examples(client))
-            return fault and f"answered with {fault}"
-        runner = state.context_of(client).runner
-        mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) else []
-        mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
-        if mismatch := next(filter(None, mismatches), None):
-            return f"answered with another model: {mismatch}"
-        try:
-            fault = state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(client))
-        except Exception as error:  # a malformed reply must not stop the run
-            fault = f"what cannot be checked ({type(error).__name__}: {error})"
-        return fault and f"answered with {fault}"
-
-    def _lose(self, client: str, reason: str) -> None:
+    def _lose(self, client: str, reason: str, *, refused: bool = False) -> None:
         self.lost[client] = in_one_line(reason)  # it may contain text from the client
+        if refused:
+            self.refused[client] = self.lost[client]
         self.waiting.pop(client, None)
         replying = sum(name not in self.lost for name in self.cohort)
         if self.counts_losses and replying < min(self.state.schedule.min_clients, len(self.cohort)):
@@ -401,6 +448,19 @@ class RoundState:
         args = tuple(decode(encode(arg), hints[name], device) for name, arg in zip(names, task.args, strict=False))
         kwargs = {name: decode(encode(arg), hints[name], device) for name, arg in task.kwargs.items()}
         return replace(task, args=args, kwargs=kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Arrived:
+    """A model that a client returned: what it was asked, its reply, and its new state before (`LOST`: it had none)."""
+
+    task: ClientTask
+    reply: Fit
+    state_before: Any
+
+
+def _fingerprints(update: Update) -> list[str]:
+    return [update.sent, update.returned]
 
 
 class LocalRemoteClient(RemoteClient):
@@ -484,15 +544,3 @@ def _tasks(
         for client in clients
         if all(client in values for values in by_client)
     ]
-
-
-def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:
-    """Return how tensors under a model's names differ from the model's form; None if they do not.
-
-    Parameters without buffers are a valid form too.
-    """
-    if weights.keys().isdisjoint(runner.initial):
-        return None
-    whole = weights.keys() != set(runner.parameters)
-    expected = runner.initial if whole else {name: runner.initial[name] for name in runner.parameters}
-    return find_mismatch(weights, expected)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedkeep.aggregation.mean import ema
 from fedkeep.interface import NoState
@@ -96,8 +97,22 @@ class Simulation(SimulationState):
         result = RoundResult(round.record() | {"undone": rolled_back, "log": self.server.logged}, timings)
         for callback in self.callbacks:
             callback.on_round_end(self, result)
+        self._keep_history(round, result.record)
         timings["round_seconds"] = time.perf_counter() - began
         return result
+
+    def _keep_history(self, round: RoundState, record: Mapping[str, Any]) -> None:
+        """Keep what the round showed of the clients' replies and of the model."""
+        if round.round == 1 and round.task > 1:
+            self.history.begin_task()
+        updates = {
+            client: [(update.parameters, update.sent, update.returned) for update in listed]
+            for client, listed in round.updates.items()
+        }
+        self.history.end_round(round.answered, round.refused, updates)
+        if "correct" in record:
+            accuracy = sum(record["correct"]) / max(len(self.federation.dataset.test["label"]), 1)
+            self.history.add_accuracy(accuracy, 1 / self.context.num_classes, round.number)
 
     def _begin_task(self, round: RoundState) -> None:
         """Let the method prepare for a task; one that handles no tasks starts with fresh states, from its model."""

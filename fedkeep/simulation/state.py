@@ -14,6 +14,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Training
 from fedkeep.interface.algorithm import state_types
 from fedkeep.models import Weights
+from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.executor import Executor, SerialExecutor
 from fedkeep.simulation.model_averaging import EvaluationModel
 from fedkeep.simulation.schedule import Schedule
@@ -70,6 +71,8 @@ class SimulationState:
         Where models and data are.
     stack : int
         Largest number of clients that are trained as one stacked model (see `fedkeep.training.vmap_training`).
+    defense : Defense
+        Which replies are believed.
     fault_injector : FaultInjector, optional
         For tests: lets client steps fail on demand.
     through_codec : bool
@@ -92,6 +95,8 @@ class SimulationState:
         Number of finished rounds, over all tasks.
     executor : Executor
         Carries out client steps; `serial`, in this process, unless it is replaced.
+    history : ReplyHistory
+        What is kept of earlier replies.
     round_average : Weights
         The ``round`` model of the last round that was not rolled back (see `EvaluationModel`).
     moving_average : Weights
@@ -107,6 +112,7 @@ class SimulationState:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stack: int = 1
+    defense: Defense = field(default_factory=Defense)
     fault_injector: FaultInjector | None = None
     through_codec: bool = False
     client_factories: Mapping[str, Factory] = field(default_factory=dict)
@@ -152,6 +158,7 @@ class SimulationState:
         self.client_states: dict[str, Any] = {}
         self.changed: set[str] = set()
         self.finished = 0
+        self.history = ReplyHistory()
         self.round_average: Weights = self.server.model
         self.moving_average: Weights = {}
 

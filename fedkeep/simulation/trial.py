@@ -68,12 +68,23 @@ def run_trial(
                     result = simulation.run_round()
                     for callback in all_callbacks:
                         callback.on_round_end(simulation, result)
+                    _stop_if_useless(simulation)
             finally:
                 for callback in all_callbacks:
                     callback.on_trial_end(simulation)
             _export(simulation, folder)
     except Timeout:
         raise TrialBusy(f"{folder} is being run by another process. Wait for it, or end it, then resume.") from None
+
+
+def _stop_if_useless(simulation: Simulation) -> None:
+    """Raise `RunError` if the model no longer answers, so that more rounds would be wasted."""
+    reason = simulation.history.reason_to_stop(simulation.defense, simulation.finished)
+    if reason is not None and simulation.finished < simulation.rounds:
+        raise RunError(
+            f"stopped after round {simulation.finished}: {reason} All rounds are saved. Begin again from the recipe "
+            "with stricter checks ([defense]) or other training options; report.html names the refused replies."
+        )
 
 
 def _export(simulation: Simulation, folder: Path) -> None:

@@ -404,8 +404,9 @@ def outweighing(said: Envelope, **changes: Any) -> Envelope:
     ("changes", "reason"),
     [
         ({"num_examples": 10**15}, "trained on"),
-        ({"num_examples": -5}, "trained on"),
-        ({"num_steps": -1}, "in -1 steps"),
+        ({"num_examples": -5}, "num_examples -5"),
+        ({"num_steps": -1}, "num_steps -1"),
+        ({"num_steps": 10**9}, "in 1000000000 steps"),
     ],
 )
 def test_a_site_cannot_count_for_more_than_it_has(
@@ -476,12 +477,36 @@ def test_seconds_that_cannot_be_lose_the_site(seconds: Any, recipe: str, tmp_pat
     def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
         if kind == "perform" and place.site == victims.setdefault("first", place.site):
             answers, _, teachers = said.head["answer"]["tuple"]
-            return Envelope({"answer": {"tuple": [answers, seconds, teachers]}}, said.tensors)
+            return Envelope({**said.head, "answer": {"tuple": [answers, seconds, teachers]}}, said.tensors)
         return said
 
     victims: dict[str, str] = {}
     serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
     assert "a training of" in records(tmp_path / "run")[0]["lost"][victims["first"]]
+
+
+def test_an_old_reply_sent_again_is_refused(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
+    """Whatever it claims to answer: each reply names its call, and a model that was sent before is known."""
+    (first, *_), later = sorted(set(cohorts[0]) & set(cohorts[1])), 2
+    old: dict[str, Envelope] = {}
+
+    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+        if kind != "perform" or place.site != first:
+            return said
+        if asked.head["request"]["round"] == 1:
+            old["reply"] = said
+        elif asked.head["request"]["round"] == later:
+            call = asked.head["call"] if stamped else old["reply"].head["call"]
+            return Envelope({**old["reply"].head, "call": call}, old["reply"].tensors)
+        return said
+
+    for stamped, reason in ((False, "answered another call"), (True, "had answered with before")):
+        out = tmp_path / str(stamped)
+        transport = LocalLine(places(tmp_path / f"states-{stamped}"), tamper)
+        serve(transport, config(recipe, out, methods="fedseq", rounds=2))
+        found = records(out)[1]
+        assert reason in found["lost"][first]
+        assert found["refused"] == [first]
 
 
 FORGED = "away\n2026-01-01 INFO all is well \x1b[2J\u202e" + "x" * 5000

@@ -40,7 +40,9 @@ def test_a_table_says_what_was_undone(undone: Run) -> None:
         sum(len(r["cohort"]) for trial in trials for r in trial.rounds),
     )
     assert lost >= sum(len(trial.rolled_back) for trial in trials) >= 4, "the first round may end with finite weights"
-    assert f"{lost} of {asked} clients asked were lost" in caption(rows)
+    refused = sum(len(trial.refused) for trial in trials)
+    assert refused == lost
+    assert f"{lost} of {asked} clients asked were lost, {refused} of them since their reply was" in caption(rows)
     assert "of 3 rounds rolled back)" in markdown(rows)
 
 
@@ -53,6 +55,7 @@ def test_what_was_played_once_counts_once(undone: Run) -> None:
     assert told["rolled_back"] == sum(len(set(row.trials[0].rolled_back)) for row in rows) / 2, (
         "not once for each average"
     )
+    assert told["refused"][0].startswith("client ")
     assert told["clients"] == sum(len(row.trials[0].lost) for row in rows) / 2
 
 

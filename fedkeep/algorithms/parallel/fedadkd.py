@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import log1p
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from fedkeep.aggregation import Aggregation, aggregate
-from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Range, Server, each, on_client
 from fedkeep.losses import CrossEntropy, Distillation, Loss
 from fedkeep.losses.discrepancy import proportions
 from fedkeep.losses.fedadkd_variants import FedADKDVariant, Mask, TargetReading
@@ -40,7 +40,7 @@ class FitWithGini(Fit):
         The Gini impurity 1 - sum_c p_c^2 of the labels that it was trained on.
     """
 
-    gini: float
+    gini: Annotated[float, Range(0, 1)]
 
 
 @dataclass(frozen=True)

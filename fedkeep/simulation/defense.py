@@ -1,0 +1,179 @@
+"""What a run believes of its clients: the section ``[defense]`` of a recipe, and what is kept of earlier replies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from fedkeep.errors import ConfigError
+from fedkeep.options import Options, option
+
+RobustRule = Literal["mean", "median", "trimmed_mean", "norm_clipping", "krum", "multi_krum"]
+"""How replies that are asked for together are made robust, before the method aggregates them."""
+
+Checker = Literal["off", "server", "clients"]
+"""Who checks a model before it is handed to the next client of a sequence."""
+
+KNOWN_NORMS = 32
+"""Number of accepted updates whose norms are kept, as the reference for clients that are asked one at a time."""
+KNOWN_MODELS = 8
+"""Number of each client's replies that are recognised when they are sent again."""
+MIN_NORMS = 3
+"""Fewest norms whose median says what is usual."""
+AT_CHANCE, FAR_ABOVE = 0.05, 0.3
+"""Accuracies that count as chance, and as far above it, as shares of the way from chance to 100 %."""
+
+Sent: TypeAlias = tuple[float, str, str]
+"""An update: its norm, and fingerprints of the model that was sent and of the one that was returned."""
+
+
+@dataclass(frozen=True)
+class Defense(Options):
+    """Checks of replies, and robust aggregation: the section ``[defense]`` of a recipe."""
+
+    update_norm: float = option(
+        30.0, "largest norm of a client's update, in medians of the others' norms; 0: no limit", low=0.0
+    )
+    model_norm: float = option(
+        100.0, "largest norm of a client's update, in norms of the model that it was sent; 0: no limit", low=0.0
+    )
+    refusals: int = option(
+        3, "refused replies in a row after which a client is asked no more; 0: it is always asked", low=0
+    )
+    refused_rounds: int = option(
+        0,
+        "rounds in a row in which all replies were refused, after which a run stops; 0: 3 at real sites, else never",
+        low=0,
+    )
+    collapsed_rounds: int = option(
+        0, "evaluations in a row at chance, after the accuracy was far above, after which a run stops; 0: never", low=0
+    )
+    aggregation: RobustRule = option("mean", "how replies to one question are made robust before they are averaged")
+    byzantine: float = option(
+        0.2, "share of a cohort that is assumed to be malicious, for trimmed_mean and (multi_)krum", low=0.0, high=0.5
+    )
+    handover: Checker = option("off", "who checks each model of a sequence before it is handed on")
+    handover_slack: float = option(
+        0.1, "how much a client's training may raise the loss on the classes that it holds, in nats", low=0.0
+    )
+
+    def check(self) -> None:
+        """Refuse a share of malicious clients that leaves no honest majority."""
+        if self.byzantine >= 0.5:
+            raise ConfigError(f"defense.byzantine must be below 0.5, not {self.byzantine}: nothing helps a minority.")
+
+
+@dataclass
+class ReplyHistory:
+    """What is kept of earlier replies, from round to round and in checkpoints.
+
+    Attributes
+    ----------
+    refused : dict[str, int]
+        Number of replies that were refused in a row, by client.
+    norms : list[float]
+        Norms of the last accepted updates of clients that were asked one at a time.
+    models : dict[str, list[list[str]]]
+        By client, fingerprints of the models that it was sent and of those that it returned.
+    refused_rounds : int
+        Number of rounds in a row in which all replies were refused.
+    best : float
+        The highest accuracy of an evaluation in this task.
+    best_round : int
+        The round of it; 0 before the first evaluation.
+    collapsed : int
+        Number of evaluations in a row at chance.
+    """
+
+    refused: dict[str, int] = field(default_factory=dict)
+    norms: list[float] = field(default_factory=list)
+    models: dict[str, list[list[str]]] = field(default_factory=dict)
+    refused_rounds: int = 0
+    best: float = 0.0
+    best_round: int = 0
+    collapsed: int = 0
+
+    def set_aside(self, client: str, defense: Defense) -> bool:
+        """Tell whether a client is asked no more, since too many of its replies were refused in a row."""
+        return 0 < defense.refusals <= self.refused.get(client, 0)
+
+    def end_round(
+        self, answered: Iterable[str], refused: Collection[str], updates: Mapping[str, Sequence[Sent]]
+    ) -> None:
+        """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
+
+        Parameters
+        ----------
+        answered : Iterable[str]
+            Clients of whom a reply was accepted.
+        refused : Collection[str]
+            Clients of whom a reply was refused.
+        updates : Mapping[str, Sequence[Sent]]
+            By client, the norm of each accepted update, and fingerprints of the models sent and returned.
+        """
+        useful = set(answered) - set(refused)
+        self.refused_rounds = self.refused_rounds + 1 if refused and not useful else 0
+        for client in useful:
+            self.refused.pop(client, None)
+        for client in refused if useful else ():
+            self.refused[client] = self.refused.get(client, 0) + 1
+        for client, sent in updates.items():
+            known = [*self.models.get(client, ()), *([before, after] for _, before, after in sent)]
+            self.models[client] = known[-KNOWN_MODELS:]
+        norms = [norm for sent in updates.values() for norm, _, _ in sent if norm > 0]
+        self.norms = [*self.norms, *norms][-KNOWN_NORMS:]
+
+    def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
+        """Keep what an evaluation showed.
+
+        Parameters
+        ----------
+        accuracy : float
+            Share of correct predictions.
+        chance : float
+            That of a model which predicts at random.
+        round : int
+            The round, counted over the whole run.
+        """
+        at_chance = accuracy <= chance + AT_CHANCE * (1 - chance)
+        was_far_above = self.best >= chance + FAR_ABOVE * (1 - chance)
+        self.collapsed = self.collapsed + 1 if at_chance and was_far_above else 0
+        if accuracy >= self.best:
+            self.best, self.best_round = accuracy, round
+
+    def begin_task(self) -> None:
+        """Forget what holds for one task only: accuracies, and the usual norms."""
+        self.best, self.best_round, self.collapsed, self.norms = 0.0, 0, 0, []
+
+    def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
+        """Tell whether the model no longer answers.
+
+        Parameters
+        ----------
+        defense : Defense
+            After how many rounds a run stops.
+        finished : int
+            Number of finished rounds.
+
+        Returns
+        -------
+        str or None
+            Why the run stops, and the round to go back to; None if it goes on.
+        """
+        if 0 < defense.refused_rounds <= self.refused_rounds:
+            good = finished - self.refused_rounds
+            return (
+                f"no reply of the last {self.refused_rounds} rounds could be used, so that they changed nothing. The "
+                f"model is that of round {good}; the replies that made it, or its learning rate, are the likely cause."
+            )
+        if 0 < defense.collapsed_rounds <= self.collapsed:
+            return (
+                f"the accuracy has been at chance in the last {self.collapsed} evaluations, and was {self.best:.1%} "
+                f"after round {self.best_round}, which is the round to go back to."
+            )
+        return None
+
+    def to_table(self) -> dict[str, Any]:
+        """Return it as JSON can represent it."""
+        return dict(vars(self))

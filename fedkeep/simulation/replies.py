@@ -1,0 +1,287 @@
+"""Checks of clients' replies before they are used: the same for simulations and for sites on Flower.
+
+A reply is checked alone (`find_fault`), and its update is compared with others (`find_outliers`): with those of the
+cohort if it was asked together, otherwise with those that were accepted last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeep.interface import Fit
+from fedkeep.interface.algorithm import unwrap_step
+from fedkeep.interface.pytree import find_nonfinite, iter_instances
+from fedkeep.interface.ranges import find_out_of_range
+from fedkeep.interface.steps import invalid_counts, label_counts
+from fedkeep.models import Weights
+from fedkeep.models.weights import find_mismatch
+from fedkeep.simulation.defense import MIN_NORMS, Defense
+from fedkeep.simulation.messages import NOT_FINITE, ClientTask
+from fedkeep.simulation.state import SimulationState
+from fedkeep.training.model_runner import ModelRunner
+
+MAX_STEP_FACTOR = 10
+"""How many times the optimizer steps that the recipe's epochs and batch size need a client may have taken."""
+BUFFER_FACTOR = 1000
+"""How many times farther than parameters buffers may move: no learning rate bounds batch norm's variances."""
+SAMPLED = 64
+"""Number of values of each tensor that make a model's fingerprint."""
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """How far a client's training moved the model that it was sent.
+
+    Attributes
+    ----------
+    parameters, buffers : float
+        Norms of the changes.
+    before : float
+        Norm of the parameters that were sent.
+    before_buffers : float
+        Norm of the buffers that were sent.
+    sent, returned : str
+        Fingerprints of the two models.
+    """
+
+    parameters: float
+    buffers: float
+    before: float
+    before_buffers: float
+    sent: str
+    returned: str
+
+
+def find_fault(state: SimulationState, task: ClientTask, reply: Any) -> str | None:
+    """Check a reply alone: finite, in range, plausible, of the model's form, and valid for the method.
+
+    Parameters
+    ----------
+    state : SimulationState
+        The simulation.
+    task : ClientTask
+        What the client was asked.
+    reply : object
+        Its reply.
+
+    Returns
+    -------
+    str or None
+        Why the reply is refused, after "answered with"; None if it is valid.
+    """
+    where = find_nonfinite(reply)
+    if where is not None:
+        return f"a {where} that is {NOT_FINITE}"
+    if fault := find_out_of_range(reply):
+        return fault
+    if unwrap_step(task.step) is label_counts:
+        return invalid_counts(reply, state.context.num_classes, state.federation.num_examples(task.client))
+    runner = state.context_of(task.client).runner
+    mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) else []
+    mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
+    if mismatch := next(filter(None, mismatches), None):
+        return f"another model: {mismatch}"
+    if fault := _implausible(state, task.client, reply):
+        return fault
+    try:
+        return state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(task.client))
+    except Exception as error:  # a malformed reply must not stop the run
+        return f"what cannot be checked ({type(error).__name__}: {error})"
+
+
+def _implausible(state: SimulationState, client: str, reply: Any) -> str | None:
+    """Return why a training cannot be true, such as one on more examples than the client holds."""
+    for fit in iter_instances(reply, Fit):
+        held = state.federation.total_examples(client)
+        if fit.num_examples > held:
+            return f"a model trained on {fit.num_examples} examples, and it has {held}"
+        batches = math.ceil(held / state.training.batch_size)
+        most = MAX_STEP_FACTOR * state.training.epochs * max(batches, 1)
+        if fit.num_steps > most:
+            return f"a model trained in {fit.num_steps} steps, and its examples need at most {most}"
+    return None
+
+
+def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:
+    """Return how tensors under a model's names differ from the model's form; None if they do not.
+
+    Parameters without buffers are a valid form too.
+    """
+    if weights.keys().isdisjoint(runner.initial):
+        return None
+    whole = weights.keys() != set(runner.parameters)
+    expected = runner.initial if whole else {name: runner.initial[name] for name in runner.parameters}
+    return find_mismatch(weights, expected)
+
+
+def sent_model(task: ClientTask, reply: Fit) -> Weights | None:
+    """Return the model that a client was sent to train.
+
+    Parameters
+    ----------
+    task : ClientTask
+        What the client was asked.
+    reply : Fit
+        Its reply.
+
+    Returns
+    -------
+    Weights or None
+        The first argument of the model's form; None if there is none.
+    """
+    for argument in (*task.args, *task.kwargs.values()):
+        if isinstance(argument, Mapping) and argument.keys() == reply.model.keys():
+            return argument
+    return None
+
+
+def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> Update:
+    """Measure how far a client's training moved a model.
+
+    Parameters
+    ----------
+    sent : Weights
+        The model that it was sent.
+    reply : Fit
+        Its reply.
+    parameters : Sequence[str]
+        Names of the trained tensors.
+
+    Returns
+    -------
+    Update
+        The norms and fingerprints.
+    """
+    trained = [name for name in parameters if sent[name].is_floating_point()]
+    buffers = [name for name, tensor in sent.items() if tensor.is_floating_point() and name not in set(trained)]
+    before, before_buffers = (_norm([sent[name] for name in names]) for names in (trained, buffers))
+    moved, moved_buffers = (_distance(reply.model, sent, names) for names in (trained, buffers))
+    return Update(moved, moved_buffers, before, before_buffers, fingerprint(sent), fingerprint(reply.model))
+
+
+@torch.no_grad()
+def _distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
+    if not names:
+        return 0.0
+    return _norm(torch._foreach_sub([a[name] for name in names], [b[name] for name in names]))
+
+
+@torch.no_grad()
+def _norm(tensors: Iterable[Tensor]) -> float:
+    """Return the norm of all tensors together, in double precision over tensors; infinite if a square overflows."""
+    listed = list(tensors)
+    if not listed:
+        return 0.0
+    return float(torch.stack([norm.double() for norm in torch._foreach_norm(listed)]).norm())
+
+
+def fingerprint(model: Weights) -> str:
+    """Return a short hash of values from every tensor: equal for equal models, and hardly ever for two trainings.
+
+    Parameters
+    ----------
+    model : Weights
+        The model.
+
+    Returns
+    -------
+    str
+        16 hexadecimal digits.
+    """
+    values = [tensor.detach().reshape(-1) for _, tensor in sorted(model.items()) if tensor.is_floating_point()]
+    sampled = [one[:: max(1, one.numel() // SAMPLED)][:SAMPLED].double() for one in values]
+    joined = torch.cat(sampled).cpu() if sampled else torch.zeros(0)
+    return hashlib.blake2b(joined.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def find_replay(update: Update, known: Iterable[Sequence[str]]) -> str | None:
+    """Tell whether a client returned a model that it had returned before, when it was sent another one.
+
+    Parameters
+    ----------
+    update : Update
+        The update.
+    known : Iterable[Sequence[str]]
+        Fingerprints of the models that the client was sent and returned before.
+
+    Returns
+    -------
+    str or None
+        The reason; None for a new model. A client that changes nothing, or is sent the same again, replays nothing.
+    """
+    if update.sent == update.returned:
+        return None
+    replayed = any(returned == update.returned and sent != update.sent for sent, returned in known)
+    return "a model that it had answered with before" if replayed else None
+
+
+def find_large(update: Update, defense: Defense) -> str | None:
+    """Tell whether an update is too large for the model that it changes.
+
+    Parameters
+    ----------
+    update : Update
+        The update.
+    defense : Defense
+        The limit, ``model_norm``.
+
+    Returns
+    -------
+    str or None
+        The reason; None if it is not, or without a limit.
+    """
+    parts = (
+        ("an update", update.parameters, defense.model_norm * max(update.before, 1.0)),
+        ("buffers with a change", update.buffers, BUFFER_FACTOR * defense.model_norm * max(update.before_buffers, 1.0)),
+    )
+    for what, norm, limit in parts if defense.model_norm else ():
+        if not norm <= limit:
+            return f"{what} of norm {norm:.3g}, where at most {limit:.3g} fits the model that it was sent"
+    return None
+
+
+def find_outliers(
+    updates: Mapping[str, Update],
+    defense: Defense,
+    known: Sequence[float] = (),
+) -> dict[str, str]:
+    """Compare the updates of several clients with the median of their norms.
+
+    Parameters
+    ----------
+    updates : Mapping[str, Update]
+        By client.
+    defense : Defense
+        The limit, ``update_norm``.
+    known : Sequence[float]
+        Norms of earlier updates, which are the reference if there are too few updates.
+
+    Returns
+    -------
+    dict[str, str]
+        The reasons, by client, of those that are too large.
+    """
+    found: dict[str, str] = {}
+    measures: tuple[tuple[str, Callable[[Update], float], Sequence[float]], ...] = (
+        ("an update", lambda update: update.parameters, known),
+        ("buffers with a change", lambda update: update.buffers, ()),
+    )
+    for what, norm_of, earlier in measures if defense.update_norm else ():
+        norms = [norm_of(update) for update in updates.values() if norm_of(update) > 0]
+        norms = norms if len(norms) >= MIN_NORMS else [*earlier, *norms]
+        if len(norms) < MIN_NORMS:
+            continue
+        usual = median_low(norms)
+        for client, update in updates.items():
+            if norm_of(update) > defense.update_norm * usual:
+                times = norm_of(update) / usual
+                found[client] = f"{what} of norm {norm_of(update):.3g}, {times:.3g} times that of the others' median"
+    return found

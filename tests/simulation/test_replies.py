@@ -1,0 +1,186 @@
+"""Replies are checked before they are used: each alone, against the others, and over rounds."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from fedkeep.aggregation.mean import effective_steps
+from fedkeep.algorithms.parallel.fedadkd import FedADKD
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.algorithms.parallel.fednova import FedNova
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.errors import RunError
+from fedkeep.interface import Fit
+from fedkeep.models import Weights
+from fedkeep.simulation.checkpoint import Checkpoint
+from fedkeep.simulation.defense import Defense, ReplyHistory
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.trial import run_trial
+from fedkeep.testing.interception import wrap_steps
+
+Lie = Callable[[Fit, Weights], Fit]
+
+
+def scaled(factor: float) -> Lie:
+    def lie(fit: Fit, sent: Weights) -> Fit:
+        return replace(fit, model={name: sent[name] + factor * (fit.model[name] - sent[name]) for name in sent})
+
+    return lie
+
+
+def told(**changes: Any) -> Lie:
+    return lambda fit, sent: replace(fit, **changes)
+
+
+def let_lie(simulation: Simulation, lie: Lie, client: str, rounds: range) -> None:
+    """Let a client's trainings in some rounds be lied about."""
+
+    def wrap(task: Any) -> Any:
+        @functools.wraps(task.step)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            reply = task.step(*args, **kwargs)
+            return lie(reply, args[1]) if isinstance(reply, Fit) else reply
+
+        return wrapped if task.client == client and simulation.finished + 1 in rounds else task.step
+
+    wrap_steps(simulation, wrap)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedSeq()])
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_huge_update_is_refused_and_ruins_nothing(method: Any, first: int) -> None:
+    simulation = tiny.engine(method, cohort=6, rounds=3)
+    client = simulation.sample_cohort(first)[0]
+    let_lie(simulation, scaled(1e30), client, range(first, first + 1))
+    records = tiny.played(simulation)
+    refused = records[first - 1]
+    assert list(refused["lost"]) == refused["refused"] == [client]
+    assert "an update of norm" in refused["lost"][client]
+    assert all(not record["lost"] for record in records if record is not refused)
+    assert tiny.finite(simulation.server.model)
+
+
+def test_buffers_are_compared_too() -> None:
+    def lie(fit: Fit, sent: Weights) -> Fit:
+        return replace(fit, model=fit.model | {"running": torch.full((3,), 1e20)})
+
+    hidden = tiny.network
+
+    def network() -> Any:
+        built = hidden()
+        built.register_buffer("running", torch.ones(3))
+        return built
+
+    simulation = tiny.engine(FedAvg(), cohort=6, rounds=1, factory=network)
+    client = simulation.sample_cohort(1)[0]
+    let_lie(simulation, lie, client, range(1, 2))
+    assert "buffers with a change" in tiny.played(simulation)[0]["lost"][client]
+
+
+@pytest.mark.parametrize(
+    ("method", "lie", "reason"),
+    [
+        (FedNova(), told(num_steps=10**9), "in 1000000000 steps"),
+        (FedNova(), told(num_steps=-1), "num_steps -1"),
+        (FedAvg(), told(num_examples=-1), "num_examples -1"),
+        (FedAvg(), told(num_examples=10**6), "trained on 1000000 examples"),
+        (FedADKD(), told(gini=-1.0), "gini -1, which must be 0 to 1"),
+        (FedADKD(), told(gini=1.5), "gini 1.5"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(method: Any, lie: Lie, reason: str) -> None:
+    simulation = tiny.engine(method, cohort=4, rounds=2)
+    client = simulation.sample_cohort(1)[0]
+    let_lie(simulation, lie, client, range(1, 2))
+    first, _ = tiny.played(simulation)
+    assert reason in first["lost"][client]
+
+
+def test_steps_are_counted_without_a_loop() -> None:
+    def summed(steps: int, momentum: float) -> float:
+        velocity = distance = 0.0
+        for _ in range(steps):
+            velocity = momentum * velocity + 1
+            distance += velocity
+        return distance
+
+    for momentum in (0.0, 0.5, 0.9, 0.999999, 1.0):
+        for steps in (0, 1, 2, 7, 1000):
+            assert effective_steps(steps, momentum) == pytest.approx(summed(steps, momentum), rel=1e-12)
+    assert all(effective_steps(steps, 0.0) == steps for steps in range(100))
+    began = time.perf_counter()
+    assert effective_steps(10**18, 0.9) == pytest.approx(1e19, rel=1e-9)
+    assert time.perf_counter() - began < 1
+
+
+def test_a_replayed_model_is_refused_and_an_idle_client_is_not() -> None:
+    old: dict[int, Fit] = {}
+
+    def lie(fit: Fit, sent: Weights) -> Fit:
+        return old.setdefault(0, fit)
+
+    simulation = tiny.engine(FedSeq(), cohort=len(tiny.SIZES), rounds=3)
+    let_lie(simulation, lie, "1", range(1, 4))
+    records = tiny.played(simulation)
+    assert [list(record["lost"]) for record in records] == [[], ["1"], ["1"]]
+    assert "had answered with before" in records[1]["lost"]["1"]
+
+
+def test_a_client_refused_again_and_again_is_set_aside() -> None:
+    simulation = tiny.engine(FedAvg(), cohort=len(tiny.SIZES), rounds=4, defense=Defense(refusals=2))
+    let_lie(simulation, scaled(1e30), "2", range(1, 5))
+    reasons = [record["lost"]["2"] for record in tiny.played(simulation)]
+    assert ["set aside" in reason for reason in reasons] == [False, False, True, True]
+    assert simulation.history.refused == {"2": 2}
+
+
+def test_a_model_that_no_longer_answers_stops_the_run(tmp_path: Path) -> None:
+    def ruin(simulation: Simulation) -> None:
+        def wrap(task: Any) -> Any:
+            @functools.wraps(task.step)
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                fit = task.step(*args, **kwargs)
+                return replace(fit, model={name: tensor * float("nan") for name, tensor in fit.model.items()})
+
+            return wrapped if simulation.finished >= 2 else task.step
+
+        wrap_steps(simulation, wrap)
+
+    for _ in range(2):  # it stays stopped when it is resumed
+        simulation = tiny.engine(FedAvg(), rounds=9, defense=Defense(refused_rounds=3))
+        ruin(simulation)
+        with pytest.raises(RunError, match=r"stopped after round [56].*The model is that of round 2"):
+            run_trial(simulation, tmp_path / "trial")
+    assert simulation.history.refused == {}, "the model's fault is no client's"
+
+
+def test_a_collapse_stops_the_run_only_after_it_was_far_above_chance() -> None:
+    history, defense = ReplyHistory(), Defense(collapsed_rounds=2)
+    for number, accuracy in enumerate([0.1, 0.1, 0.1, 0.6, 0.1, 0.5, 0.1], start=1):
+        history.add_accuracy(accuracy, 0.1, number)
+        assert history.reason_to_stop(defense, number) is None
+    history.add_accuracy(0.11, 0.1, 8)
+    assert "after round 4" in str(history.reason_to_stop(defense, 8))
+    assert history.reason_to_stop(Defense(), 8) is None, "off by default: a method may be as bad as that"
+
+
+def test_what_is_known_of_replies_is_in_the_checkpoint(tmp_path: Path) -> None:
+    simulation = tiny.engine(FedSeq(), cohort=6, rounds=3)
+    client = simulation.sample_cohort(1)[1]
+    let_lie(simulation, scaled(1e30), client, range(1, 2))
+    tiny.played(simulation, 1)
+    Checkpoint(tmp_path).save(simulation, {})
+    other = tiny.engine(FedSeq(), cohort=6, rounds=3)
+    Checkpoint(tmp_path).restore(other)
+    assert other.history == simulation.history
+    assert other.history.refused == {client: 1}
+    assert len(other.history.norms) == 5
