@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fedkeep.data.arrays import from_arrays
 from fedkeep.data.augmentation import Augmentation
 from fedkeep.data.catalog import CatalogEntry, known_datasets
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import Data, DataSet, ImageFormat
 from fedkeep.data.federation import ClientNames, Federation
 from fedkeep.data.loading import load
@@ -14,12 +16,14 @@ __all__ = [
     "CatalogEntry",
     "ClientNames",
     "Data",
+    "DataOptions",
     "DataSet",
     "Federation",
     "ImageFormat",
     "Task",
     "TaskStream",
     "Tasks",
+    "from_arrays",
     "known_datasets",
     "load",
 ]

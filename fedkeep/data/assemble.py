@@ -1,16 +1,20 @@
-"""From stored splits to a `DataSet`: labels numbered, images decoded, a test split held out if there is none."""
+"""From stored splits to a `DataSet`: labels numbered, inputs read, a test split held out if there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.decode import decode
 from fedkeep.data.holdout import hold_out
 from fedkeep.data.readers import RawSplits, read_batches
-from fedkeep.data.schema import Schema, number_values
+from fedkeep.data.schema import CLIENT, Schema, number_values
+from fedkeep.data.tables import read_inputs
 from fedkeep.errors import DataError, did_you_mean
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -23,6 +27,7 @@ def assemble(
     where: str,
     normalisation: Normalisation | None = None,
     note: str = "",
+    options: DataOptions | None = None,
 ) -> DataSet:
     """Read, decode and check a data set.
 
@@ -40,6 +45,8 @@ def assemble(
         Mean and standard deviation per channel; None computes them from the training images.
     note : str
         What is known about the data set; what was found in this copy is added.
+    options : DataOptions, optional
+        How images are resized and tables are read.
 
     Raises
     ------
@@ -52,30 +59,70 @@ def assemble(
     present = [split for split in (schema.train, schema.test) if split in splits]
     tables = [splits[split] for split in present]
     wheres = [f"{where} (split {split!r})" for split in present]
-    for table, what in zip(tables, wheres, strict=True):
-        schema.check(table, what)
+    for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
+        # Test examples need not be anybody's.
+        schema.check(table, what, optional=(CLIENT,) if number else ())
     # Labels come first: what is wrong with them shows before the images have been decoded.
     labels, label_names, declared = number_values(tables, wheres, schema.label)
-    further = {column: number_values(tables, wheres, stored)[0] for stored, column in schema.columns}
+    further = {column: _number_column(tables, wheres, stored, labels) for stored, column in schema.columns}
     notes = [note]
     if len(label_names) < declared:
         notes.append(
             f"{len(label_names)} of the {declared} declared classes occur in this copy; labels are renumbered."
         )
-    parts: list[dict[str, Tensor]] = []
-    for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
-        batches = read_batches(table, schema.image, what)
-        images = decode(batches, len(labels[number]), what, schema.channels, schema.side)
-        columns = {column: values[number] for column, values in further.items()}
-        parts.append({"input": images, "label": labels[number], **columns})
+    options = options or DataOptions()
+    inputs: list[Tensor] = []
+    description: dict[str, tuple[Any, ...]] = {}
+    if schema.image:
+        for number, (table, what) in enumerate(zip(tables, wheres, strict=True)):
+            batches = read_batches(table, schema.image, what)
+            rows = len(labels[number])
+            inputs.append(decode(batches, rows, what, schema.channels, schema.side, options.size))
+    else:
+        inputs, description = read_inputs(tables, wheres, schema, options)
+    parts = [
+        {
+            "input": inputs[number],
+            "label": labels[number],
+            **{column: of[number] for column, (of, _) in further.items()},
+        }
+        for number in range(len(tables))
+    ]
     if len(parts) == 1:
         parts, found = _hold_out_test(parts[0], schema)
         notes.append(found)
     elif schema.test not in ("", "test"):
         notes.append(f"The split {schema.test!r} is the test set.")
-    train, test = _equal_channels(parts)
-    mean, std = normalisation or channel_statistics(train["input"])
-    return DataSet(name, train, test, label_names, mean, std, " ".join(filter(None, notes)))
+    if schema.image:
+        parts = _equal_channels(parts)
+        mean, std = normalisation or channel_statistics(parts[0]["input"])
+        description = {"mean": mean, "std": std}
+    notes.append(_classes_without_training(parts, label_names))
+    train, test = parts
+    values = {column: names for column, (_, names) in further.items()}
+    return DataSet(name, train, test, label_names, note=" ".join(filter(None, notes)), values=values, **description)
+
+
+def _number_column(
+    tables: Sequence[Any], wheres: Sequence[str], stored: str, labels: Sequence[Tensor]
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Return the numbers of a further column in each split, -1 in a split without it, and what they stand for."""
+    have = [number for number, table in enumerate(tables) if stored in table.features]
+    numbers, names, _ = number_values([tables[n] for n in have], [wheres[n] for n in have], stored)
+    by_split = dict(zip(have, numbers, strict=True))
+    return [by_split.get(n, torch.full_like(labels[n], -1)) for n in range(len(tables))], names
+
+
+def _classes_without_training(parts: Sequence[Mapping[str, Tensor]], label_names: Sequence[str]) -> str:
+    """Return a note about classes of the test split that no training example has; empty if there is none."""
+    trained, tested = (part["label"].bincount(minlength=len(label_names)) for part in parts)
+    only_tested = ((trained == 0) & (tested > 0)).nonzero().flatten().tolist()
+    if not only_tested:
+        return ""
+    named = ", ".join(repr(label_names[label]) for label in only_tested[:5]) + ", ..." * (len(only_tested) > 5)
+    return (
+        f"Nobody can learn {named}: the test split has {int(tested[only_tested].sum())} such examples, training none."
+    )
 
 
 def _hold_out_test(data: Mapping[str, Tensor], schema: Schema) -> tuple[list[dict[str, Tensor]], str]:
@@ -83,14 +130,14 @@ def _hold_out_test(data: Mapping[str, Tensor], schema: Schema) -> tuple[list[dic
     chosen = hold_out(data[schema.group or "label"], schema.test_share)
     if not bool(chosen.any()):
         raise DataError(
-            f"There is no test split, and with {len(data['label'])} images there are too few to hold one out. Add a "
+            f"There is no test split, and with {len(data['label'])} examples there are too few to hold one out. Add a "
             "folder or a file 'test'."
         )
     parts = [{name: column[rows] for name, column in data.items()} for rows in (~chosen, chosen)]
     return parts, f"No test split in the source: {schema.test_share:.0%} of each {schema.group or 'class'} held out."
 
 
-def _equal_channels(parts: Sequence[dict[str, Tensor]]) -> Sequence[dict[str, Tensor]]:
+def _equal_channels(parts: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """Give greyscale images three channels if the other split has colour."""
     channels = max(part["input"].shape[1] for part in parts)
     return [{**part, "input": part["input"].expand(-1, channels, -1, -1).contiguous()} for part in parts]

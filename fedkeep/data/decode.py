@@ -12,13 +12,23 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, in_one_line
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""The formats that are read, by Pillow's names. Others run programs (EPS runs Ghostscript) or are hardly tested."""
+MAX_PIXELS = 89_478_485
+"""The most pixels of an image, which is also where Pillow begins to warn of decompression bombs."""
 
 _DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")  # Pillow's modes with more than 8 bits a channel
 
 
 def decode(
-    images: Iterable[Sequence[Any]], rows: int, where: str, channels: int | None = None, side: int | None = None
+    images: Iterable[Sequence[Any]],
+    rows: int,
+    where: str,
+    channels: int | None = None,
+    side: int | None = None,
+    size: tuple[int, ...] = (),
 ) -> Tensor:
     """Decode images into one tensor.
 
@@ -34,6 +44,8 @@ def decode(
         1 converts to greyscale, 3 to RGB; None keeps greyscale if all images are, and converts to RGB otherwise.
     side : int or None
         The middle square of each image is resized to this many pixels (Lanczos); None leaves images as they are.
+    size : tuple of int
+        Height and width to which each whole image is resized (Lanczos); empty leaves images as they are.
 
     Returns
     -------
@@ -43,7 +55,8 @@ def decode(
     Raises
     ------
     DataError
-        If images differ in size, have more than 8 bits a channel, or cannot be read by Pillow.
+        If images differ in size, are too large, have more than 8 bits a channel, are of none of the `FORMATS`, or
+        cannot be read by Pillow.
     MissingExtra
         If Pillow is not installed.
     """
@@ -57,6 +70,8 @@ def decode(
             image = _convert(_open(pillow, source, formats, row, where), channels, row, where)
             if side is not None and image.size != (side, side):
                 image = _resize_middle(pillow, image, side)
+            if size and image.size != (size[1], size[0]):
+                image = image.resize((size[1], size[0]), pillow.Resampling.LANCZOS)
             values = np.asarray(image)
             if pixels is None:
                 pixels = np.empty((rows, *values.shape), dtype=np.uint8)
@@ -78,7 +93,17 @@ def _source(encoded: Any, row: int, where: str) -> Any:
         encoded = encoded["bytes"] if encoded.get("bytes") is not None else encoded.get("path")
     if encoded is None:
         raise DataError(f"{where}: row {row} has no image. Remove the row.")
+    # A pipe or a device would be read for ever.
+    if isinstance(encoded, str | Path) and not _is_file(encoded):
+        raise DataError(f"{where}: row {row} names the image {str(encoded)[:200]!r}, which is no file.")
     return encoded
+
+
+def _is_file(path: str | Path) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # a name that is too long, or with a NUL
+        return False
 
 
 def _open(pillow: Any, source: Any, formats: list[str], row: int, where: str) -> Any:
@@ -89,16 +114,23 @@ def _open(pillow: Any, source: Any, formats: list[str], row: int, where: str) ->
     """
     try:
         try:
-            image = pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats or None)
+            image = pillow.open(_stream(source), formats=formats or FORMATS)
         except pillow.UnidentifiedImageError:
-            image = pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+            image = pillow.open(_stream(source), formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise pillow.DecompressionBombError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
         image.load()
-    except (OSError, ValueError, SyntaxError, TypeError, AttributeError) as error:  # what Pillow's readers raise
+    except Exception as error:  # damaged files make Pillow's readers raise almost anything
         raise DataError(
-            f"{where}: row {row}{_path_of(source)} is not an image that Pillow can read: {error}"
+            f"{where}: row {row}{_path_of(source)} is not an image that Pillow can read: "
+            f"{in_one_line(error, 200) or type(error).__name__}. Formats: {', '.join(FORMATS)}. Replace or remove it."
         ) from error
-    formats[:] = [image.format]
+    formats[:] = [image.format if image.format in FORMATS else "JPEG"]  # phones' MPO is opened as JPEG
     return image
+
+
+def _stream(source: Any) -> Any:
+    return io.BytesIO(source) if isinstance(source, bytes) else source
 
 
 def _path_of(source: Any) -> str:
@@ -126,6 +158,6 @@ def _resize_middle(pillow: Any, image: Any, side: int) -> Any:
 def _size_message(source: Any, shape: tuple[int, ...], first: tuple[int, ...], row: int, where: str) -> str:
     return (
         f"{where}: images differ in size. Row {row}{_path_of(source)} is {shape[1]} x {shape[0]} pixels, the first is "
-        f"{first[1]} x {first[0]}. Bring all to one size first, for example with Pillow: "
-        f"Image.open(path).resize(({first[1]}, {first[0]})).save(path)"
+        f"{first[1]} x {first[0]}. Let all be resized while they are read, to one height and width: data.size = "
+        f"[{first[0]}, {first[1]}] in the recipe, or --set data.size=[{first[0]},{first[1]}]. The files do not change."
     )

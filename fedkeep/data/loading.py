@@ -12,26 +12,26 @@ from typing import Any
 import torch
 
 from fedkeep.data import cache
+from fedkeep.data.arrays import from_arrays, read_npz
 from fedkeep.data.assemble import assemble
 from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
 from fedkeep.data.combine import concatenate
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.emnist_style import emnist_style_letters
 from fedkeep.data.femnist_subsets import femnist_alphabet, femnist_digits
 from fedkeep.data.holdout import hold_out
 from fedkeep.data.readers import (
-    TEST_NAMES,
     RawSplits,
     hub_commit,
-    image_files,
     is_offline,
-    parquet_files,
     read_hub,
-    read_images,
     read_parquet,
 )
 from fedkeep.data.schema import Schema, infer_schema
+from fedkeep.data.sources import TABLE_SUFFIXES, find_source
 from fedkeep.errors import DataError, did_you_mean
+from fedkeep.options import as_table
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DIGITS_TEST_SHARE = 0.2
 
 
-def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
+def load(name: str, *, data_dir: str | Path | None = None, options: DataOptions | None = None) -> DataSet:
     """Load a data set.
 
     A local copy is preferred to the Hub. Decoded images are kept in the cache folder (``FEDKEEP_CACHE``).
@@ -52,13 +52,14 @@ def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
     Parameters
     ----------
     name : str
-        A known name (see `fedkeep.data.catalog`), a Hub id ``"owner/name"``, or a folder, relative to the working
-        directory or to the data folder, that holds the Parquet files ``train.parquet`` and ``test.parquet`` or images,
-        ``train/CLASS/*.png`` and ``test/CLASS/*.png`` or ``CLASS/*.png`` alone. Several names with ``+`` between them
-        are one data set (see `fedkeep.data.combine.concatenate`).
+        A known name (see `fedkeep.data.catalog`), a Hub id ``"owner/name"``, or a file or folder, relative to the
+        working directory or to the data folder (see `fedkeep.data.sources.find_source`). Several names with ``+``
+        between them are one data set (see `fedkeep.data.combine.concatenate`).
     data_dir : str or Path, optional
         The data folder: local copies, ``OWNER/NAME/SPLIT.parquet``. By default the environment variable
         ``FEDKEEP_DATA``.
+    options : DataOptions, optional
+        How files are read that are not known by name.
 
     Raises
     ------
@@ -67,6 +68,9 @@ def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
     MissingExtra
         If packages for reading images are not installed.
     """
+    options = options or DataOptions()
+    if options != DataOptions() and name in CATALOG:
+        raise DataError(f"The columns and sizes of {name!r} are known. Leave all but its name out of [data].")
     if name == "digits":
         return _load_digits()
     if name in _FEMNIST_SUBSETS:
@@ -74,16 +78,13 @@ def load(name: str, *, data_dir: str | Path | None = None) -> DataSet:
     by_hub_id = {entry.hub: entry for entry in reversed([*CATALOG.values()]) if entry.hub}  # the first of several
     if (entry := CATALOG.get(name) or by_hub_id.get(name)) is not None:
         return _check_classes(entry, _load_known(entry, data_folder(data_dir)))
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return _load_folder(path, path.resolve().name)
-    root = data_folder(data_dir)
-    if root is not None and name and (root / name).is_dir():
-        return _load_folder(root / name, name)
+    if (found := _find_path(name, data_folder(data_dir))) is not None:
+        return _load_path(*found, options)
     if "+" in name:
-        return concatenate([load(part.strip(), data_dir=data_dir) for part in name.split("+")])
+        parts = [load(part.strip(), data_dir=data_dir, options=options) for part in name.split("+")]
+        return concatenate(parts)
     if _HUB_ID.fullmatch(name):
-        return _load_hub(name, name, None)
+        return _load_hub(name, name, None, options)
     hint = did_you_mean(name.lower().replace("_", "-"), CATALOG)
     raise DataError(
         f"There is no data set {name!r}: it is neither a known name, nor a folder, nor a Hub id such as "
@@ -139,29 +140,50 @@ def _check_classes(entry: CatalogEntry, dataset: DataSet) -> DataSet:
     return dataset
 
 
-def _load_folder(folder: Path, name: str) -> DataSet:
-    files = {split: parquet_files(folder, split) for split in ("train", *TEST_NAMES)}
-    parquet = {split: paths for split, paths in files.items() if paths}
-    images = {} if parquet else image_files(folder)
-    every = [path for paths in parquet.values() for path in paths]
-    every += [path for classes in images.values() for paths in classes.values() for path in paths]
+def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
+    """Return the file or folder of a data set, and what it is called; None if there is none."""
+    if not name:
+        return None
+    try:
+        path = Path(name).expanduser()
+        for place, title in ((path, path.resolve().name), *([] if root is None else [(root / name, name)])):
+            if place.is_dir() or (place.is_file() and place.suffix in (*TABLE_SUFFIXES, ".npz")):
+                return place, title
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, the home of an unknown user
+        return None
+    return None
+
+
+def _load_path(path: Path, name: str, options: DataOptions) -> DataSet:
+    if path.suffix == ".npz" and path.is_file():
+        if options != DataOptions():
+            raise DataError(f"{path} holds arrays, not columns. Leave all but its name out of [data].")
+        return from_arrays(**read_npz(path), name=name)
+    source = find_source(path)
+    root = path if path.is_dir() else path.parent
 
     def build() -> DataSet:
-        splits = read_parquet(parquet) if parquet else read_images(images)
-        return assemble(name, splits, infer_schema(splits, str(folder)), str(folder))
+        splits = source.read()
+        schema = infer_schema(splits, str(path), options)
+        return assemble(name, splits, schema, str(path), note=source.note, options=options)
 
-    return cache.load_or_build(cache.entry_path(name, "folder", cache.file_stamps(every, folder)), build)
+    how = ["folder", as_table(options), source.note]
+    dataset = cache.load_or_build(cache.entry_path(name, how, cache.file_stamps(source.files, root)), build)
+    if dataset.note:
+        log.info("%s: %s", dataset.name, dataset.note)
+    return dataset
 
 
-def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None) -> DataSet:
+def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:
     def build(commit: str | None) -> DataSet:
         splits: RawSplits = read_hub(hub_id, commit)
         if entry is None:
-            return assemble(name, splits, infer_schema(splits, hub_id), hub_id)
+            schema = infer_schema(splits, hub_id, options or DataOptions())
+            return assemble(name, splits, schema, hub_id, options=options)
         splits = splits if entry.prepare is None else entry.prepare(splits)
         return assemble(name, splits, entry.schema, hub_id, entry.normalisation, entry.note)
 
-    decoding = None if entry is None else _decoding(entry)
+    decoding = as_table(options or DataOptions()) if entry is None else _decoding(entry)
     try:
         commit = hub_commit(hub_id)
         return cache.load_or_build(cache.entry_path(hub_id, decoding, commit), lambda: build(commit))

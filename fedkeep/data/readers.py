@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedkeep._utils.libraries import require_optional
-from fedkeep.errors import DataError
+from fedkeep.errors import DataError, in_one_line
 
 RawSplits: TypeAlias = Mapping[str, Any]
 """Tables by split name, each a ``datasets.Dataset`` or ``datasets.IterableDataset`` whose images are still encoded."""
@@ -57,12 +57,13 @@ def read_batches(split: Any, column: str, where: str) -> Iterator[list[Any]]:
     DataError
         If the files cannot be read.
     """
-    errors = (OSError, ValueError, datasets_library("Reading a data set").exceptions.DatasetsError)
     try:
         for batch in split.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH):
             yield batch[column].to_pylist()
-    except errors as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise DataError(f"{where}: the column {column!r} cannot be read ({error}). Copy the data again.") from error
+    except Exception as error:  # damaged files make pyarrow and `datasets` raise almost anything
+        raise DataError(
+            f"{where}: the column {column!r} cannot be read ({in_one_line(error, 300)}). Copy the data again."
+        ) from error
 
 
 def read_column(split: Any, column: str, where: str) -> list[Any]:
@@ -116,13 +117,15 @@ def read_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
         patterns = {split: [glob.escape(str(path)) for path in paths]}
         try:
             opened[split] = library.load_dataset("parquet", data_files=patterns, split=split, streaming=True)
-        except (OSError, ValueError, library.exceptions.DatasetsError) as error:
-            raise DataError(f"{paths[0]} cannot be read as Parquet ({error}). Copy it again.") from error
+        except Exception as error:  # odd metadata makes `datasets` raise almost anything
+            raise DataError(
+                f"{paths[0]} cannot be read as Parquet ({in_one_line(error, 300)}). Copy it again."
+            ) from error
     return opened
 
 
-def image_files(root: Path) -> dict[str, dict[str, list[Path]]]:
-    """Return the image files of a folder by split and class name, all in sorted order.
+def image_files(root: Path) -> tuple[dict[str, dict[str, list[Path]]], list[str]]:
+    """Return the image files of a folder by split and class name, all in sorted order, and the folders without images.
 
     The folder holds ``train/CLASS/*.png`` and ``test/CLASS/*.png`` (or ``valid``, ``val``, ``validation``), or
     ``CLASS/*.png`` alone. Hidden folders and files that are not images are ignored.
@@ -135,19 +138,20 @@ def image_files(root: Path) -> dict[str, dict[str, list[Path]]]:
     folders = _subfolders(root)
     if "train" in folders:
         test = next((name for name in TEST_NAMES if name in folders), None)
-        found = {"train": _images_by_class(folders["train"])}
-        if test is not None:
-            found["test"] = _images_by_class(folders[test])
+        splits = {"train": folders["train"]} | ({} if test is None else {"test": folders[test]})
     else:
-        found = {"train": _images_by_class(root)}
+        splits = {"train": root}
+    every = {split: _images_by_class(folder) for split, folder in splits.items()}
+    found = {split: {name: files for name, files in classes.items() if files} for split, classes in every.items()}
+    empty = [f"{splits[split] / name}" for split, classes in every.items() for name in classes if not classes[name]]
     for split, classes in found.items():
         if not classes:
             raise DataError(
                 f"{root}: the split {split!r} has no images. Expected are train/CLASS/*.png and test/CLASS/*.png, or "
                 f"CLASS/*.png alone (file types: {', '.join(IMAGE_SUFFIXES)}), or the Parquet files train.parquet and "
-                "test.parquet."
+                "test.parquet (or .csv)."
             )
-    return found
+    return found, empty
 
 
 def read_images(files: Mapping[str, Mapping[str, Sequence[Path]]]) -> dict[str, Any]:
@@ -179,8 +183,7 @@ def _subfolders(root: Path) -> dict[str, Path]:
 
 
 def _images_by_class(folder: Path) -> dict[str, list[Path]]:
-    found = {name: _images(path) for name, path in _subfolders(folder).items()}
-    return {name: files for name, files in found.items() if files}
+    return {name: _images(path) for name, path in _subfolders(folder).items()}
 
 
 def _images(folder: Path) -> list[Path]:

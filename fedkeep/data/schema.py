@@ -1,4 +1,4 @@
-"""Which columns and splits of a data set are images, labels, training and test data: given, or inferred."""
+"""Which columns and splits of a data set are inputs, labels, training and test data: given, or inferred."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.readers import TEST_NAMES, RawSplits, datasets_library, read_column
 from fedkeep.errors import DataError, did_you_mean
 
 _IMAGE_NAMES = ("image", "img")
+CLIENT = "client"
+"""The column of a `DataSet` that says whose an example is."""
 _LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 
 
@@ -24,7 +27,7 @@ class Schema:
     Parameters
     ----------
     image, label : str
-        The columns of images and labels.
+        The columns of images and labels; without images the first is empty.
     train, test : str
         The splits; an empty test split is made from the training split (see `test_share`).
     columns : tuple of (str, str)
@@ -37,6 +40,8 @@ class Schema:
         1 or 3 converts all images; None leaves them.
     side : int or None
         Pixels to which the middle square of each image is resized; None leaves images as they are.
+    inputs : tuple of str
+        Without images: the columns that are the input.
     """
 
     image: str = "image"
@@ -48,10 +53,22 @@ class Schema:
     test_share: float = 0.0
     channels: int | None = None
     side: int | None = None
+    inputs: tuple[str, ...] = ()
 
-    def check(self, split: Any, where: str) -> None:
-        """Raise `DataError` if the table of a split lacks a column; the error names the nearest that it has."""
-        for column in (self.image, self.label, *(stored for stored, _ in self.columns)):
+    def check(self, split: Any, where: str, optional: Sequence[str] = ()) -> None:
+        """Raise `DataError` if the table of a split lacks a column; the error names the nearest that it has.
+
+        Parameters
+        ----------
+        split : datasets table
+            The split.
+        where : str
+            What the error calls it.
+        optional : sequence of str
+            Names in `columns` that may be missing.
+        """
+        further = [stored for stored, name in self.columns if name not in optional]
+        for column in filter(None, (self.image, self.label, *self.inputs, *further)):
             if column not in split.features:
                 raise DataError(
                     f"{where}: the column {column!r} is missing.{did_you_mean(column, split.features)} "
@@ -59,7 +76,7 @@ class Schema:
                 )
 
 
-def infer_schema(splits: RawSplits, where: str) -> Schema:
+def infer_schema(splits: RawSplits, where: str, options: DataOptions) -> Schema:
     """Return the schema of a data set that is not in the catalog.
 
     Parameters
@@ -68,6 +85,8 @@ def infer_schema(splits: RawSplits, where: str) -> Schema:
         The splits by name.
     where : str
         What errors call the data set.
+    options : DataOptions
+        The columns that the user names.
 
     Raises
     ------
@@ -81,8 +100,23 @@ def infer_schema(splits: RawSplits, where: str) -> Schema:
         )
     features = splits["train"].features
     test = next((name for name in TEST_NAMES if name in splits), "")
-    image = _only("Image", [name for name in features if _is_image(features[name])], _IMAGE_NAMES, features, where)
-    return Schema(image=image, label=_label_column(features, where), test=test, test_share=0.2)
+    if not features:
+        raise DataError(f"{where}: it is not known which columns there are. Write the file again.")
+    for column in filter(None, (options.label, options.client, options.text, *options.columns)):
+        if column not in features:
+            raise DataError(f"{where}: there is no column {column!r}.{did_you_mean(column, features)}")
+    client = options.client or (CLIENT if CLIENT in features else "")
+    label = options.label or _label_column({name: features[name] for name in features if name != client}, where)
+    columns = ((client, CLIENT),) if client else ()
+    images = [name for name in features if _is_image(features[name]) and name not in (label, client)]
+    if images and not (options.text or options.columns):
+        image = _only("Image", images, _IMAGE_NAMES, features, where)
+        return Schema(image=image, label=label, test=test, columns=columns, test_share=0.2)
+    chosen = (options.text,) if options.text else options.columns
+    inputs = chosen or tuple(name for name in features if name not in (label, client))
+    if not inputs:
+        raise DataError(f"{where}: besides {label!r} there is no column that could be the input.")
+    return Schema(image="", label=label, test=test, columns=columns, test_share=0.2, inputs=inputs)
 
 
 def _is_image(feature: Any) -> bool:
@@ -106,8 +140,8 @@ def _label_column(features: Mapping[str, Any], where: str) -> str:
         if name in features:
             return name
     raise DataError(
-        f"{where}: no column says which class an image has (columns: {', '.join(features)}). Name it 'label', or write "
-        "the file with Hugging Face `datasets` and a ClassLabel feature."
+        f"{where}: no column says which class an example has (columns: {', '.join(features)}). Name it: data.label, or "
+        "--set data.label=COLUMN."
     )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from fedkeep.data import Data, DataSet, Federation, load
 from fedkeep.data.catalog import data_folder
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.dedup import without_images
 from fedkeep.data.holdout import validated
@@ -21,12 +22,18 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.generation.diffusion._libraries import check_installed
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
-from fedkeep.models import Architecture
+from fedkeep.models import Architecture, architectures
+from fedkeep.models.custom import Custom
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_runner import Factory
 
 
-def load_data(name: str, data_dir: str | Path | None = None, validation: float = 0.0) -> DataSet:
+def load_data(
+    name: str,
+    data_dir: str | Path | None = None,
+    validation: float = 0.0,
+    options: DataOptions | None = None,
+) -> DataSet:
     """Load a data set. The last two are cached.
 
     Parameters
@@ -36,19 +43,21 @@ def load_data(name: str, data_dir: str | Path | None = None, validation: float =
     data_dir : str or Path, optional
         The folder of local data sets.
     validation : float
-        The share of the training images that replaces the test images; 0: use the test images.
+        The share of the training examples that replaces the test examples; 0: use the test examples.
+    options : DataOptions, optional
+        How files are read that are not known by name.
 
     Returns
     -------
     DataSet
         The data set.
     """
-    return _load(name, data_folder(data_dir), validation)
+    return _load(name, data_folder(data_dir), validation, options or DataOptions())
 
 
 @lru_cache(maxsize=2)  # a recipe may have a public data set too
-def _load(name: str, folder: Path | None, validation: float) -> DataSet:
-    dataset = load(name, data_dir=folder)
+def _load(name: str, folder: Path | None, validation: float, options: DataOptions) -> DataSet:
+    dataset = load(name, data_dir=folder, options=options)
     return validated(dataset, validation) if validation else dataset
 
 
@@ -74,7 +83,7 @@ def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = No
     DataError
         If the recipe's generator learned from a part of each class, and none of these images is in the data set.
     """
-    dataset = load_data(recipe.data, data_dir, recipe.validation)
+    dataset = load_data(recipe.data, data_dir, recipe.validation, recipe.data_options)
     for generator in _available_generators(recipe, data_dir):
         rest = _without_images_of(dataset, generator, data_dir)
         if rest is not dataset and len(rest.train["label"]) == len(dataset.train["label"]):
@@ -335,22 +344,57 @@ def check_augmentation(recipe: Recipe, federation: Federation) -> None:
     recipe.augmentation.check_image_size(height, width)
 
 
+def check_token_ids(model: Architecture, dataset: DataSet) -> None:
+    """Check that a network of this package reads token ids if the inputs are token ids, and only then.
+
+    Parameters
+    ----------
+    model : Architecture
+        The network.
+    dataset : DataSet
+        The data set.
+
+    Raises
+    ------
+    ConfigError
+        If it does not, or there are more token ids than it has vectors.
+    """
+    found = describe_input(dataset.train["input"])
+    if isinstance(model, Custom):
+        return  # it has been tried when it was built
+    if model.reads_token_ids != (dataset.kind == "token ids"):
+        needed = "token ids" if model.reads_token_ids else "images or numbers"
+        known = ", ".join(name for name, cls in architectures().items() if cls.reads_token_ids)
+        advice = f"Use a model for them, such as {known}." if dataset.kind == "token ids" else "Use another model."
+        raise ConfigError(f"{model.name} reads {needed}, and the inputs of {dataset.name} are {found}. {advice}")
+    if model.reads_token_ids:
+        vocabulary: int = getattr(model, "vocabulary", 0)
+        largest = max(int(data["input"].max()) for data in (dataset.train, dataset.test))
+        if largest >= vocabulary:
+            raise ConfigError(
+                f"{dataset.name} has token ids up to {largest}, and model.vocabulary is {vocabulary}. Set it to "
+                f"{largest + 1}, or to data.vocabulary."
+            )
+
+
 def check_inputs(recipe: Recipe, federation: Federation) -> None:
-    """Check that the inputs are images, if a method needs them.
+    """Check that the inputs are what the methods and the networks need.
 
     Parameters
     ----------
     recipe : Recipe
-        The recipe, with the methods.
+        The recipe, with the methods and the networks.
     federation : Federation
         The federation, with the inputs.
 
     Raises
     ------
     ConfigError
-        If they are something else.
+        If a method needs images and they are something else, or a network does not read them.
     """
     dataset = federation.dataset
+    for model in (recipe.model, *(client.model for client in recipe.client_models)):
+        check_token_ids(model, dataset)
     if dataset.has_images:
         return
     for method in recipe.methods:

@@ -11,6 +11,7 @@ from typing import Any
 import tomli_w
 
 from fedkeep.data import Augmentation, Tasks
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import Scheme
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
@@ -69,6 +70,8 @@ class Recipe:
         One line that describes it.
     data : str
         A known data set, a Hub id or a path (see `fedkeep.data.load`).
+    data_options : DataOptions
+        How files are read that are not known by name: columns, sizes, scaling.
     partition : Scheme
         How examples are split over the clients.
     model : Architecture
@@ -125,6 +128,7 @@ class Recipe:
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
     validation: float = 0.0
+    data_options: DataOptions = field(default_factory=DataOptions)
 
     def __post_init__(self) -> None:
         for name in ("seeds", "methods", "client_models"):
@@ -178,7 +182,7 @@ class Recipe:
         table: dict[str, Any] = {
             "title": self.title,
             "seeds": list(self.seeds),
-            "data": {"name": self.data} | ({"validation": self.validation} if self.validation else {}),
+            "data": self._data_table(),
             "partition": {"scheme": self.partition.name, **as_table(self.partition)},
             "model": model_to_table(self.model),
             "training": as_table(self.training),
@@ -202,6 +206,12 @@ class Recipe:
         if self.paper:
             table["paper"] = dict(self.paper)
         return tomli_w.dumps(table)
+
+    def _data_table(self) -> dict[str, Any]:
+        """Return the section ``[data]``, with those options that are not as they come."""
+        defaults = as_table(DataOptions())
+        options = {name: value for name, value in as_table(self.data_options).items() if value != defaults[name]}
+        return {"name": self.data} | ({"validation": self.validation} if self.validation else {}) | options
 
 
 def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Recipe:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.data import Augmentation, Tasks
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import schemes
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, did_you_mean, nearest
@@ -263,10 +264,9 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
     sections = {section: dict(_section(table, section, where)) for section in SECTIONS}
     data = sections["data"].pop("name", None)
     validation = sections["data"].pop("validation", 0.0)
-    if not isinstance(data, str) or sections["data"]:
-        raise ConfigError(
-            f"{where}: [data] needs a name, a known data set, a Hub id or a path, and may have a share for validation."
-        )
+    if not isinstance(data, str):
+        raise ConfigError(f"{where}: [data] needs a name, a known data set, a Hub id or a path, not {data!r}.")
+    data_options = build(DataOptions, sections["data"], f"{where}, [data]")
     scheme = sections["partition"].pop("scheme", "iid")
     if not isinstance(scheme, str) or scheme not in schemes():
         raise ConfigError(f"{where}: there is no partition scheme {scheme!r}.{did_you_mean(str(scheme), schemes())}")
@@ -281,7 +281,8 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
     parts |= {section: build(cls, sections[section], f"{where}, [{section}]") for section, cls in OPTIONS.items()}
     try:
         title = _title(str(table.get("title", name)), validation)
-        return Recipe(name=name, title=title, data=data, partition=partition, validation=validation, **parts)
+        parts |= {"data": data, "data_options": data_options, "validation": validation}
+        return Recipe(name=name, title=title, partition=partition, **parts)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 

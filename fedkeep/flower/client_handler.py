@@ -14,6 +14,7 @@ from torch import Tensor
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment.build import (
     build_simulation,
+    check_token_ids,
     generator_hash,
     load_data,
     split_clients,
@@ -189,7 +190,7 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
             f"site {config.site} has another generator of images than the run's server. Copy the server's folder to "
             "the folder that the node-config names."
         )
-    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation)
+    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
     dataset = without_generator_images(recipe, loaded, data_dir)
     if expected["left_out"] and dataset is loaded:
         raise ConfigError(
@@ -198,6 +199,7 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
             'generator="/path/to/it".'
         )
     dataset = match_dataset(dataset, expected)
+    check_token_ids(recipe.model, dataset)
     if config.partition_id < 0:
         return site_view(config.site, dataset, class_schedule(recipe, seed, dataset))
     rest, _ = recipe.auxiliary.split(dataset, seed)

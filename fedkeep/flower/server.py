@@ -100,7 +100,7 @@ def _run_trial(
 ) -> None:
     """Run one method with one seed; continue it if it was begun before."""
     data_dir = config.data_dir or None
-    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation)
+    loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
     allowed = without_generator_images(recipe, loaded, data_dir)
     dataset, server_data = split_server_data(recipe, seed, allowed, data_dir)
     trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={})

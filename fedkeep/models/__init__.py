@@ -5,6 +5,7 @@ from fedkeep.models.cnn import CNN4, CNNLL, VGG16, AlexNet8, AlexNet8USFC, LeNet
 from fedkeep.models.mlp import MLP
 from fedkeep.models.pretrained import Pretrained
 from fedkeep.models.resnet import ResNet18, ResNet32, ResNet34, ResNet50
+from fedkeep.models.text import EmbeddingBag, TextCNN
 from fedkeep.models.weights import Weights
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "AlexNet8",
     "AlexNet8USFC",
     "Architecture",
+    "EmbeddingBag",
     "LeNet5",
     "MeanCNN",
     "Network",
@@ -25,6 +27,7 @@ __all__ = [
     "ResNet50",
     "Shape",
     "SimpleCNN",
+    "TextCNN",
     "Weights",
     "architectures",
     "get_architecture",

@@ -81,9 +81,12 @@ class Architecture(Options, ABC):
     ----------
     name : str
         The name in recipes.
+    reads_token_ids : bool
+        Whether inputs are token ids, of which the option ``vocabulary`` says how many there are.
     """
 
     name: ClassVar[str]
+    reads_token_ids: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, shape: Shape, classes: int) -> nn.Module:

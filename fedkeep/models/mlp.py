@@ -1,4 +1,4 @@
-"""A multi-layer perceptron, for images of any size."""
+"""A multi-layer perceptron, for images of any size and rows of numbers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedkeep.options import option
 
 @dataclass(frozen=True)
 class MLP(Architecture):
-    """Fully connected layers with ReLU on the flattened image, and the classifier.
+    """Fully connected layers with ReLU on the flattened input, and the classifier.
 
-    Without hidden layers the features are the pixels, which is softmax regression.
+    Without hidden layers the features are the inputs, which is softmax regression.
     """
 
     name: ClassVar[str] = "mlp"

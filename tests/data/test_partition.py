@@ -252,10 +252,10 @@ def test_columns_keep_groups_together_and_count_what_they_drop() -> None:
     partition = ByColumn(clients=10, column="writer").split(train, 10, 0)
     groups = [set(train["writer"][rows].tolist()) for rows in partition]
     assert sum(map(len, groups)) == 100 == len(set.union(*groups))
-    part = ByColumn(clients=10, groups=30).split(train, 10, 0)
+    part = ByColumn(column="writer", clients=10, groups=30).split(train, 10, 0)
     assert part.dropped == part.manifest()["dropped"] == 490
     assert len(part.rows.unique()) == len(part.rows) == 210
-    alone = ByColumn(clients=0).split(train, 10, 5)
+    alone = ByColumn(column="writer").split(train, 10, 5)
     assert [int(train["writer"][rows].unique()) for rows in alone] == list(range(0, 300, 3))
 
 
@@ -295,8 +295,8 @@ def test_clients_out_of_range() -> None:
         (Sharding(clients=20, shards=11, distinct=True), "Set shards to at most 10"),
         (Sharding(clients=600, shards=2), "has 100 examples, too few for 120 shards"),
         (ByColumn(column="writter"), "no column 'writter'. Did you mean 'writer'"),
-        (ByColumn(clients=10, groups=144), "has 143 groups, not 144"),
-        (ByColumn(clients=144), "144 clients cannot share 143 groups"),
+        (ByColumn(column="writer", clients=10, groups=144), "has 143 groups, not 144"),
+        (ByColumn(column="writer", clients=144), "144 clients cannot share 143 groups"),
     ],
 )
 def test_impossible_requests_are_refused(scheme: Scheme, words: str) -> None:

@@ -103,9 +103,9 @@ class Labels(nn.Linear):
         (lambda s, c: linear, "returned a function instead of a torch.nn.Module"),
         (
             lambda s, c: linear(s, c + 1),
-            r"outputs of shape \[2, 4\] for 2 images of 1x4x4 and 3 classes. Expected \[2, 3\]",
+            r"outputs of shape \[2, 4\] for 2 inputs of 1x4x4 and 3 classes. Expected \[2, 3\]",
         ),
-        (lambda s, c: nn.Conv2d(2, c, 1), "fails on images of 1x4x4: .*channels"),
+        (lambda s, c: nn.Conv2d(2, c, 1), "fails on inputs of 1x4x4: .*channels"),
         (lambda s, c: Labels(4, c), "gives a dict instead of a tensor of logits"),
         (lambda s, c: nn.Sequential(nn.Flatten(), nn.MaxPool1d(5)), "without parameters: nothing to train"),
     ],

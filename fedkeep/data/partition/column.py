@@ -18,8 +18,9 @@ from fedkeep.options import option
 class ByColumn(Scheme):
     """Assign whole groups of a column, such as all examples of a writer, to the clients.
 
-    The groups are shuffled and divided in equal numbers (they differ by at most one). With ``clients = 0`` every group
-    is a client of its own, in the order of the column's values.
+    With ``clients = 0`` every group is a client of its own, in the order of the column's values: the natural partition
+    of data that say whose each example is. Otherwise the groups are shuffled and divided in equal numbers (they differ
+    by at most one).
 
     With ``groups`` only that many groups, drawn at random, are used, and **the rows of the others are left out on
     purpose**; the partition's manifest says how many (``dropped``).
@@ -28,15 +29,17 @@ class ByColumn(Scheme):
     """
 
     name: ClassVar[str] = "column"
-    clients: int = option(100, "number of clients; 0 for one client for each group", low=0)
-    column: str = option("writer", "integer column of the training set that says which group a row belongs to")
+    clients: int = option(0, "number of clients; 0 for one client for each group", low=0)
+    column: str = option("client", "column of the training set that says which group a row belongs to")
     groups: int = option(0, "use only so many groups, drawn at random, and leave the rest out; 0 for all", low=0)
 
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
         """Assign rows to clients; see `Scheme.assign`."""
         if self.column not in train:
             columns = [name for name in train if name not in ("input", "label")]
-            known = did_you_mean(self.column, columns) or " It has no columns besides the images and labels."
+            known = did_you_mean(self.column, columns) or " It has no columns besides inputs and labels."
+            if self.column == "client":
+                known += " Name the column of the files that says whose an example is: data.client."
             raise self.error(f"the training set has no column {self.column!r}.{known}")
         values = train[self.column].cpu().numpy()
         if values.ndim != 1 or len(values) != len(labels) or values.dtype.kind not in "iub":

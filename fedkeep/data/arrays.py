@@ -1,0 +1,174 @@
+"""Data sets from arrays in memory, and from .npz files of them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep.data.dataset import DataSet, channel_statistics
+from fedkeep.data.holdout import hold_out
+from fedkeep.data.schema import CLIENT
+from fedkeep.errors import DataError, did_you_mean, in_one_line
+
+TEST_SHARE = 0.2
+"""The share of each class that is held out if no test examples are given."""
+
+_ARRAYS = ("x", "y", "x_test", "y_test", "client", "label_names")
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    x_test: Any = None,
+    y_test: Any = None,
+    *,
+    client: Any = None,
+    label_names: Sequence[str] | None = None,
+    name: str = "arrays",
+) -> DataSet:
+    """Return a data set of arrays: NumPy arrays, PyTorch tensors, or lists of numbers.
+
+    Parameters
+    ----------
+    x : array
+        Training inputs: uint8 images ``[n, height, width]`` or ``[n, channels, height, width]``; other integers
+        ``[n, length]``, which are token ids; or floating point ``[n, ...]``, which should be scaled already.
+    y : array
+        Their classes ``[n]``: integers or text, numbered in sorted order.
+    x_test, y_test : array, optional
+        Test examples; by default a fifth of each class of the training examples is held out.
+    client : array, optional
+        Whose each training example is, ``[n]``: integers or text. ``partition.scheme = "column"`` splits by it.
+    label_names : sequence of str, optional
+        The names of the classes 0, 1, ..., if ``y`` holds integers.
+    name : str
+        The data set's name.
+
+    Raises
+    ------
+    DataError
+        If arrays do not fit together.
+    """
+    if (x_test is None) != (y_test is None):
+        raise DataError(f"{name}: x_test and y_test belong together: give both or none.")
+    inputs = _to_input(x, f"{name}, x")
+    labels = _to_column(y, f"{name}, y", len(inputs))
+    tested = None if x_test is None else _to_input(x_test, f"{name}, x_test")
+    test_labels = None if tested is None else _to_column(y_test, f"{name}, y_test", len(tested))
+    train, names = _number_labels(labels, test_labels, label_names, name)
+    columns = {"input": inputs, "label": train[: len(labels)]}
+    values = {}
+    if client is not None:
+        owners, number = np.unique(_to_column(client, f"{name}, client", len(inputs)), return_inverse=True)
+        columns[CLIENT] = torch.from_numpy(number.astype(np.int64).reshape(-1))
+        values[CLIENT] = tuple(map(str, owners.tolist()))
+    if tested is None:
+        chosen = hold_out(columns["label"], TEST_SHARE)
+        test = {key: column[chosen] for key, column in columns.items()}
+        columns = {key: column[~chosen] for key, column in columns.items()}
+        note = f"No test examples were given: {TEST_SHARE:.0%} of each class held out."
+    else:
+        test, note = {"input": tested, "label": train[len(labels) :]}, ""
+        if client is not None:
+            test[CLIENT] = torch.full_like(test["label"], -1)
+    mean, std = channel_statistics(columns["input"]) if inputs.dtype == torch.uint8 else ((), ())
+    return DataSet(name, columns, test, names, mean, std, note, values)
+
+
+def read_npz(path: Path) -> dict[str, Any]:
+    """Return the arrays of a .npz file as arguments of `from_arrays`; pickled objects are refused.
+
+    Parameters
+    ----------
+    path : Path
+        A file with the arrays ``x`` and ``y``, and maybe ``x_test``, ``y_test``, ``client`` and ``label_names``.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, or has other arrays.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as opened:
+            if not isinstance(opened, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array")
+            arrays: dict[str, Any] = {key: opened[key] for key in opened.files}
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, SyntaxError) as error:
+        raise DataError(
+            f"{path} cannot be read as a .npz file ({in_one_line(error, 300)}). Write it with "
+            "numpy.savez(path, x=x, y=y)."
+        ) from error
+    for key in arrays:
+        if key not in _ARRAYS:
+            raise DataError(f"{path} has an array {key!r}.{did_you_mean(key, _ARRAYS)}")
+    if missing := [key for key in ("x", "y") if key not in arrays]:
+        raise DataError(f"{path} has no array {missing[0]!r}. Write it with numpy.savez(path, x=x, y=y).")
+    if "label_names" in arrays:
+        arrays["label_names"] = list(map(str, arrays["label_names"].reshape(-1).tolist()))
+    return arrays
+
+
+def _to_array(values: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise DataError(f"{where} is no array of numbers ({in_one_line(error, 200)}).") from error
+    if array.dtype.kind not in "biufU" and not (
+        array.dtype.kind == "O" and all(isinstance(v, str) for v in array.flat)
+    ):
+        raise DataError(f"{where} must hold numbers or text, not {array.dtype}.")
+    return array
+
+
+def _to_input(values: Any, where: str) -> Tensor:
+    array = _to_array(values, where)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{where} must hold numbers, not text. Text becomes token ids first; see docs/data.md.")
+    if array.dtype == np.uint8:
+        if array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
+            raise DataError(
+                f"{where} has its channels last, {list(array.shape)}: x.transpose(0, 3, 1, 2) puts them first."
+            )
+        images = array[:, None] if array.ndim == 3 else array
+        return torch.from_numpy(np.ascontiguousarray(images))
+    if array.dtype.kind == "f":
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
+
+
+def _to_column(values: Any, where: str, rows: int) -> np.ndarray[Any, np.dtype[Any]]:
+    array = _to_array(values, where)
+    if array.dtype.kind == "O":
+        array = array.astype(str)
+    if array.dtype.kind == "f" and np.array_equal(array, np.round(array)):
+        array = array.astype(np.int64)
+    if array.ndim != 1 or len(array) != rows or array.dtype.kind not in "biuU":
+        raise DataError(
+            f"{where} must be one integer or text for each of the {rows} examples, not {array.dtype} "
+            f"{list(array.shape)}."
+        )
+    return array.astype(np.int64) if array.dtype.kind in "biu" else array
+
+
+def _number_labels(
+    labels: np.ndarray[Any, np.dtype[Any]],
+    test_labels: np.ndarray[Any, np.dtype[Any]] | None,
+    label_names: Sequence[str] | None,
+    name: str,
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the labels of training and test examples, one after the other, and their names."""
+    if test_labels is not None and labels.dtype.kind != test_labels.dtype.kind:
+        raise DataError(f"{name}: y and y_test must both be integers or both be text.")
+    together = labels if test_labels is None else np.concatenate([labels, test_labels])
+    if label_names is not None:
+        if together.dtype.kind == "U":
+            raise DataError(f"{name}: y holds the names of the classes already: leave label_names out.")
+        return torch.from_numpy(together), tuple(map(str, label_names))
+    found, number = np.unique(together, return_inverse=True)
+    return torch.from_numpy(number.astype(np.int64).reshape(-1)), tuple(map(str, found.tolist()))

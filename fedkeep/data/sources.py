@@ -1,0 +1,248 @@
+"""A user's own files: one table, a folder of splits or of images, or a file or a folder for each client."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fedkeep._utils.libraries import require_optional
+from fedkeep.data.readers import (
+    TEST_NAMES,
+    RawSplits,
+    datasets_library,
+    image_files,
+    parquet_files,
+    read_images,
+    read_parquet,
+)
+from fedkeep.data.schema import CLIENT
+from fedkeep.errors import DataError, in_one_line
+
+TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
+_ByClass: TypeAlias = Mapping[str, Sequence[Path]]
+_ByClient: TypeAlias = Mapping[str, Mapping[str, _ByClass]]
+
+CLIENTS_FOLDER = "clients"
+"""The folder in a data set's folder that holds a file or a folder for each client, named after it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files that are one data set.
+
+    Parameters
+    ----------
+    files : sequence of Path
+        All of them; the cache sees by them whether the data set has changed.
+    read : callable
+        Opens them as tables by split name.
+    note : str
+        What was found while looking for them, such as empty folders.
+    """
+
+    files: Sequence[Path]
+    read: Callable[[], RawSplits]
+    note: str = ""
+
+
+def find_source(path: Path) -> Source:
+    """Find the files of a data set.
+
+    Parameters
+    ----------
+    path : Path
+        A file ``.parquet``, ``.csv`` or ``.tsv``; or a folder that holds such files called ``train`` and ``test``,
+        folders of images, or a folder ``clients``.
+
+    Raises
+    ------
+    DataError
+        If there are none.
+    """
+    if path.is_file():
+        return Source([path], lambda: _from_tables({"train": [path]}))
+    clients = path / CLIENTS_FOLDER
+    if clients.is_dir():
+        return _clients_source(path, clients)
+    splits = table_files(path)
+    if splits:
+        return Source([file for files in splits.values() for file in files], lambda: _read_splits(splits))
+    images, empty = image_files(path)
+    every = [file for classes in images.values() for files in classes.values() for file in files]
+    return Source(every, lambda: read_images(images), _empty_note(empty))
+
+
+def _empty_note(empty: Sequence[str]) -> str:
+    if not empty:
+        return ""
+    return (
+        f"No images in {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}: no class is made of an empty folder."
+    )
+
+
+def table_files(folder: Path) -> dict[str, list[Path]]:
+    """Return a folder's tables by split name; an empty dict if there are none.
+
+    A split is ``SPLIT.parquet``, shards of it, ``SPLIT.csv`` or ``SPLIT.tsv``.
+
+    Raises
+    ------
+    DataError
+        If a split is there twice.
+    """
+    found: dict[str, list[Path]] = {}
+    for split in ("train", *TEST_NAMES):
+        texts = [path for suffix in (".csv", ".tsv") if (path := folder / f"{split}{suffix}").is_file()]
+        files = parquet_files(folder, split)
+        if (files and texts) or len(texts) > 1:
+            both = ", ".join(path.name for path in [*files[:1], *texts])
+            raise DataError(f"{folder} has the split {split!r} more than once: {both}. Remove all but one.")
+        if files or texts:
+            found[split] = files or texts
+    return found
+
+
+def _read_splits(splits: Mapping[str, Sequence[Path]]) -> RawSplits:
+    """Open Parquet files as a stream, and others as tables."""
+    parquet = {split: files for split, files in splits.items() if files[0].suffix == ".parquet"}
+    return {
+        **read_parquet(parquet),
+        **_from_tables({split: files for split, files in splits.items() if split not in parquet}),
+    }
+
+
+def _from_tables(splits: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    return {split: _to_dataset([(path, _read_table(path)) for path in files]) for split, files in splits.items()}
+
+
+def _read_table(path: Path) -> Any:
+    """Return a file as a pyarrow table."""
+    try:
+        if path.suffix == ".parquet":
+            return require_optional("pyarrow.parquet", "Reading Parquet files", "data").read_table(path)
+        csv = require_optional("pyarrow.csv", "Reading CSV files", "data")
+        options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+        table = csv.read_csv(path, parse_options=options)
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow raises errors of many kinds for damaged files
+        kind = path.suffix.removeprefix(".").upper()
+        raise DataError(f"{path} cannot be read as {kind} ({in_one_line(error, 300)}). Mend or copy it.") from error
+    if len(set(table.column_names)) < table.num_columns:
+        twice = next(name for name in table.column_names if table.column_names.count(name) > 1)
+        raise DataError(f"{path} has two columns that are called {twice!r}. Rename one; the first line names columns.")
+    return table
+
+
+def _to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
+    """Return tables with the same columns as one `datasets.Dataset`."""
+    library = datasets_library("Reading tables")
+    arrow = require_optional("pyarrow", "Reading tables", "data")
+    first_path, first = tables[0]
+    for path, table in tables[1:]:
+        missing = {*first.column_names} - {*table.column_names}, {*table.column_names} - {*first.column_names}
+        for absent, lacks, has in ((missing[0], path, first_path), (missing[1], first_path, path)):
+            if absent:
+                raise DataError(
+                    f"{lacks} has no column {min(absent)!r}, which {has} has. Give all files the same columns."
+                )
+    try:
+        parts = [table.select(first.column_names) for _, table in tables]
+        return library.Dataset(arrow.concat_tables(parts, promote_options="permissive"))
+    except Exception as error:  # of pyarrow, and of `datasets` for odd metadata
+        names = f"{first_path}" + (f" and {len(tables) - 1} more files" if len(tables) > 1 else "")
+        raise DataError(f"{names} cannot be read as one table ({in_one_line(error, 300)}).") from error
+
+
+def _clients_source(path: Path, clients: Path) -> Source:
+    """Return the source of a folder that holds a file or a folder for each client."""
+    visible = [entry for entry in sorted(clients.iterdir()) if not entry.name.startswith(".")]
+    tables: dict[str, list[tuple[str, Path]]] = {}
+    images: dict[str, dict[str, dict[str, list[Path]]]] = {}
+    notes: list[str] = []
+    for entry in visible:
+        if entry.is_file() and entry.suffix in TABLE_SUFFIXES:
+            tables.setdefault("train", []).append((entry.stem, entry))
+        elif entry.is_dir():
+            splits = table_files(entry)
+            for split, files in splits.items():
+                tables.setdefault(split, []).extend((entry.name, file) for file in files)
+            if not splits:
+                found, empty = image_files(entry)
+                notes += empty
+                for split, classes in found.items():
+                    images.setdefault(split, {})[entry.name] = classes
+    if bool(tables) == bool(images):
+        what = "both tables and images" if tables else "neither tables nor images"
+        raise DataError(
+            f"{clients} holds {what}. Expected is NAME.csv (or .tsv, .parquet) for each client, or a folder NAME with "
+            "train.csv and test.csv, or with CLASS/*.png."
+        )
+    # The shards of a client's folder lie in one folder; files of one client beside each other are two sources.
+    origins = {(name, file if file.parent == clients else file.parent) for name, file in tables.get("train", [])}
+    twice = next((name for name, count in Counter(name for name, _ in origins).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"{clients} has two sources of client {twice!r}. Remove one.")
+    if images:
+        return _image_clients(path, images, notes)
+    return _table_clients(path, tables)
+
+
+def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]]) -> Source:
+    shared = {split: files for split, files in table_files(path).items() if split != "train"}
+    own = {split: files for split, files in tables.items() if split == "train" or not shared}
+
+    def read() -> RawSplits:
+        splits = {split: _to_dataset([_of_client(name, file) for name, file in files]) for split, files in own.items()}
+        return {**splits, **_from_tables(shared)}
+
+    every = [file for files in own.values() for _, file in files]
+    return Source([*every, *(file for files in shared.values() for file in files)], read)
+
+
+def _of_client(name: str, path: Path) -> tuple[Path, Any]:
+    """Return a client's table with a column that names it."""
+    table = _read_table(path)
+    if CLIENT in table.column_names:
+        raise DataError(
+            f"{path} has a column {CLIENT!r}, but its name says already whose examples these are. Rename the column."
+        )
+    return path, table.append_column(CLIENT, [[name] * table.num_rows])
+
+
+def _image_clients(path: Path, images: _ByClient, notes: Sequence[str]) -> Source:
+    by_client: dict[str, Mapping[str, _ByClass]] = dict(images)
+    shared = next((path / name for name in TEST_NAMES if (path / name).is_dir()), None)
+    if shared is not None:
+        classes, empty = image_files(shared)
+        notes = [*notes, *empty]
+        by_client["test"] = {"": classes["train"]}
+    by_class = [classes for each in by_client.values() for classes in each.values()]
+    every = [file for classes in by_class for files in classes.values() for file in files]
+    return Source(every, lambda: read_images_of_clients(by_client), _empty_note(notes))
+
+
+def read_images_of_clients(images: _ByClient) -> dict[str, Any]:
+    """Return image files as tables with the columns ``"image"``, ``"label"`` and ``"client"``.
+
+    Parameters
+    ----------
+    images : mapping
+        The files by split, client and class name.
+    """
+    names = {name for clients in images.values() for classes in clients.values() for name in classes}
+    merged: dict[str, dict[str, list[Path]]] = {}
+    owners: dict[str, list[str]] = {}
+    for split, clients in images.items():
+        merged[split] = {name: [] for name in sorted(names)}
+        by_class: dict[str, list[str]] = {name: [] for name in sorted(names)}
+        for client, classes in clients.items():
+            for name, files in classes.items():
+                merged[split][name] += files
+                by_class[name] += [client] * len(files)
+        owners[split] = [client for of_class in by_class.values() for client in of_class]
+    tables = read_images(merged)
+    return {split: table.add_column(CLIENT, owners[split]) for split, table in tables.items()}

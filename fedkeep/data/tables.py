@@ -1,0 +1,136 @@
+"""Tables as inputs: columns of numbers are scaled, columns of text become one feature for each value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep.data.data_options import DataOptions
+from fedkeep.data.features import Features, standardise
+from fedkeep.data.readers import read_column
+from fedkeep.data.schema import Schema
+from fedkeep.data.tokens import pad, tokenise
+from fedkeep.errors import DataError
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+MAX_VALUES = 1000
+"""The most values of a column of text; a column with more is a name or a free text, and no feature."""
+
+
+def read_inputs(
+    tables: Sequence[Any], wheres: Sequence[str], schema: Schema, options: DataOptions
+) -> tuple[list[Tensor], dict[str, tuple[Any, ...]]]:
+    """Return the inputs of each split of a table: token ids, or numbers.
+
+    Parameters
+    ----------
+    tables : sequence of datasets tables
+        The training split, and the test split if there is one.
+    wheres : sequence of str
+        What errors call each of them.
+    schema : Schema
+        Which columns are the label, the input and something else.
+    options : DataOptions
+        Text, scaling and length.
+
+    Returns
+    -------
+    inputs : list of Tensor
+        Of each split: int64 ``[n, length]`` or float32 ``[n, features]``.
+    description : dict
+        The fields ``features``, ``mean`` and ``std`` of a `DataSet`, if there are features.
+
+    Raises
+    ------
+    DataError
+        If a column is neither numbers nor text, or misses values.
+    """
+    pairs = list(zip(tables, wheres, strict=True))
+    if options.text:
+        texts = (read_column(table, options.text, where) for table, where in pairs)
+        lengths = {"length": options.length, "vocabulary": options.vocabulary}
+        return [tokenise(rows, where, **lengths) for rows, where in zip(texts, wheres, strict=True)], {}
+    if len(schema.inputs) == 1 and _is_list(tables[0].features[schema.inputs[0]]):
+        columns = [read_column(table, schema.inputs[0], where) for table, where in pairs]
+        if _holds_floats(columns[0]):
+            return [_vectors(rows, where) for rows, where in zip(columns, wheres, strict=True)], {}
+        return [pad(rows, where, options.length) for rows, where in zip(columns, wheres, strict=True)], {}
+    parts = list(_features(pairs, schema.inputs))
+    if options.scaling == "none":
+        numbers = [part.numbers.float() for part in parts]
+        mean, std = [0.0] * len(parts[0].names), [1.0] * len(parts[0].names)
+    else:
+        train, test, mean, std = standardise(parts[0], parts[1] if len(parts) > 1 else None)
+        numbers = [train] if test is None else [train, test]
+    return numbers, {"features": parts[0].names, "mean": tuple(mean), "std": tuple(std)}
+
+
+def _is_list(feature: Any) -> bool:
+    return hasattr(feature, "feature") or isinstance(feature, list)
+
+
+def _holds_floats(rows: Sequence[Any]) -> bool:
+    return isinstance(rows[0], list) and any(isinstance(one, float) for one in rows[0])
+
+
+def _vectors(rows: Sequence[Any], where: str) -> Tensor:
+    """Return lists of numbers of one length as float32 ``[n, length]``."""
+    for row, numbers in enumerate(rows):
+        if not isinstance(numbers, list) or not all(isinstance(one, int | float) for one in numbers):
+            raise DataError(f"{where}: row {row} must be a list of numbers, not {str(numbers)[:80]}.")
+        if len(numbers) != len(rows[0]):
+            raise DataError(f"{where}: row {row} has {len(numbers)} numbers, the first has {len(rows[0])}.")
+    return torch.tensor(np.asarray(rows, np.float64), dtype=torch.float32)
+
+
+def _features(pairs: Sequence[tuple[Any, str]], names: Sequence[str]) -> Iterator[Features]:
+    """Yield the features of each split, the same ones in all."""
+    columns = [[_values(table, name, where) for name in names] for table, where in pairs]
+    kept: list[tuple[str, list[Array]]] = []
+    for place, name in enumerate(names):
+        of_splits = [split[place] for split in columns]
+        if len({values.dtype.kind for values in of_splits}) > 1:
+            raise DataError(f"{pairs[0][1]}: the column {name!r} holds numbers in one split and text in another.")
+        if of_splits[0].dtype.kind == "f":
+            kept.append((name, of_splits))
+            continue
+        found = np.unique(np.concatenate(of_splits))
+        if len(found) > MAX_VALUES:
+            raise DataError(
+                f"{pairs[0][1]}: the column {name!r} has {len(found)} different texts, too many to be one feature "
+                f"each. Leave it out with data.columns, or read it as text: data.text={name!r}."
+            )
+        kept += [(f"{name}={value}", [(values == value).astype(np.float64) for values in of_splits]) for value in found]
+    titles = tuple(title for title, _ in kept)
+    is_value = tuple(title not in names for title in titles)
+    for split in range(len(pairs)):
+        yield Features(titles, torch.from_numpy(np.stack([values[split] for _, values in kept], 1)), is_value)
+
+
+def _values(table: Any, name: str, where: str) -> Array:
+    """Return a column as float64 or as text; raise `DataError` with the row of a value that is neither."""
+    values = read_column(table, name, where)
+    row = next((row for row, value in enumerate(values) if value is None or value != value), None)
+    if row is not None:
+        raise DataError(f"{where}: row {row} has no {name!r} (empty or NaN). Fill or remove the row.")
+    if all(isinstance(value, str) for value in values):
+        return np.asarray(values, dtype=object)
+    if not all(isinstance(value, bool | int | float) for value in values):
+        odd = next(value for value in values if not isinstance(value, bool | int | float))
+        raise DataError(
+            f"{where}: the column {name!r} must hold numbers or text, not {table.features[name]} such as "
+            f"{str(odd)[:80]!r}. Name the columns that are the input: data.columns."
+        )
+    try:
+        numbers: Array = np.asarray(values, np.float64)
+    except OverflowError:
+        numbers = np.asarray([np.inf])
+    wrong = np.flatnonzero(~(np.abs(numbers) <= np.finfo(np.float32).max))
+    if len(wrong):
+        raise DataError(f"{where}: row {wrong[0]} has {name!r} = {values[wrong[0]]}, which float32 cannot hold.")
+    return numbers

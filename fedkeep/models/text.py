@@ -1,0 +1,190 @@
+"""Networks that read token ids: a mean of word vectors, and a convolution over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.errors import ConfigError
+from fedkeep.models.base import Architecture, Network, Shape
+from fedkeep.options import option
+
+
+class MeanOfEmbeddings(nn.Module):
+    """The mean of the vectors of a text's tokens, without those that fill it up.
+
+    Parameters
+    ----------
+    vocabulary : int
+        Number of token ids; 0 fills a text up.
+    width : int
+        Length of a vector.
+    """
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the means.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            Token ids, int64 [b, length].
+
+        Returns
+        -------
+        Tensor
+            float32 [b, width]; zeros for a text without tokens.
+        """
+        vectors: Tensor = self.embedding(tokens)
+        count = (tokens != 0).sum(-1, keepdim=True).clamp(min=1)
+        return vectors.sum(-2) / count
+
+
+class ConvolutionOfEmbeddings(nn.Module):
+    """Convolutions over the vectors of a text's tokens, and the maximum of each map over the text.
+
+    Parameters
+    ----------
+    vocabulary : int
+        Number of token ids; 0 fills a text up.
+    width : int
+        Length of a vector.
+    maps : int
+        Output channels of each convolution.
+    windows : tuple[int, ...]
+        Number of tokens that each convolution sees.
+    dropout : float
+        Probability of dropping a feature in training.
+    """
+
+    def __init__(self, vocabulary: int, width: int, maps: int, windows: tuple[int, ...], dropout: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.convolutions = nn.ModuleList(nn.Conv1d(width, maps, window) for window in windows)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the features.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            Token ids, int64 [b, length].
+
+        Returns
+        -------
+        Tensor
+            float32 [b, maps * number of windows].
+        """
+        vectors = self.embedding(tokens).transpose(-1, -2)
+        maxima = [layer(vectors).relu().amax(-1) for layer in self.convolutions]
+        features: Tensor = self.dropout(torch.cat(maxima, -1))
+        return features
+
+
+@dataclass(frozen=True)
+class EmbeddingBag(Architecture):
+    """The mean of word vectors, a hidden layer with ReLU, and the classifier.
+
+    The model of fastText (Joulin et al., 2017), with a hidden layer so that there are features to compare.
+    """
+
+    name: ClassVar[str] = "embedding-bag"
+    reads_token_ids: ClassVar[bool] = True
+
+    vocabulary: int = option(10_000, "number of token ids; as data.vocabulary", low=2)
+    width: int = option(32, "length of a word's vector", low=1)
+    hidden: int = option(32, "units of the hidden layer", low=1)
+
+    def build(self, shape: Shape, classes: int) -> Network:
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, ...]
+            The number of token ids of a text.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If inputs are no rows of token ids.
+        """
+        _text_length(self.name, shape)
+        body = nn.Sequential()
+        body.add_module("mean", MeanOfEmbeddings(self.vocabulary, self.width))
+        body.add_module("full1", nn.Linear(self.width, self.hidden))
+        body.add_module("relu1", nn.ReLU())
+        return Network(body, self.hidden, classes)
+
+
+@dataclass(frozen=True)
+class TextCNN(Architecture):
+    """The network of Kim (2014), "Convolutional neural networks for sentence classification", its CNN-rand.
+
+    Convolutions over 3, 4 and 5 words, each with ReLU and the maximum over the text, dropout, and the classifier.
+    """
+
+    name: ClassVar[str] = "text-cnn"
+    reads_token_ids: ClassVar[bool] = True
+
+    vocabulary: int = option(10_000, "number of token ids; as data.vocabulary", low=2)
+    width: int = option(64, "length of a word's vector; 300 in the paper", low=1)
+    maps: int = option(32, "output channels of each convolution; 100 in the paper", low=1)
+    windows: tuple[int, ...] = option((3, 4, 5), "number of words that each convolution sees", low=1)
+    dropout: float = option(0.5, "probability of dropping a feature, in training", low=0, high=1)
+
+    def check(self) -> None:
+        """Refuse a network without convolutions."""
+        if not self.windows:
+            raise ConfigError(f"{self.name} needs at least one convolution: give windows, such as [3, 4, 5].")
+
+    def build(self, shape: Shape, classes: int) -> Network:
+        """Build the network.
+
+        Parameters
+        ----------
+        shape : tuple[int, ...]
+            The number of token ids of a text.
+        classes : int
+            Number of classes.
+
+        Returns
+        -------
+        Network
+            The network (see `Architecture.build`).
+
+        Raises
+        ------
+        ConfigError
+            If inputs are no rows of token ids, or texts are shorter than a convolution.
+        """
+        length = _text_length(self.name, shape)
+        if length < max(self.windows):
+            raise ConfigError(
+                f"{self.name} sees {max(self.windows)} words at once, and texts have {length} token ids. Raise "
+                "data.length or lower model.windows."
+            )
+        body = ConvolutionOfEmbeddings(self.vocabulary, self.width, self.maps, self.windows, self.dropout)
+        return Network(body, self.maps * len(self.windows), classes)
+
+
+def _text_length(name: str, shape: Shape) -> int:
+    if len(shape) != 1:
+        raise ConfigError(
+            f"{name} reads token ids, one row a text, and these inputs have the shape {list(shape)}. Use a model for "
+            "images, or read a column of text with data.text."
+        )
+    return shape[0]

@@ -1,0 +1,342 @@
+"""A user's own files: tables, text, arrays, photos of any size, a column or a file for each client."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_sources import encoded, own_folders, pillow, pyarrow, write
+
+from fedkeep.data import DataOptions, DataSet, from_arrays, load
+from fedkeep.data.partition import ByColumn
+from fedkeep.errors import DataError
+from fedkeep.flower.views import describe_dataset, match_dataset
+
+TABLE = """age,sex,stage,label,site
+30,f,1,well,north
+50,m,2,ill,south
+40,m,1,well,south
+60,f,3,ill,west
+20,f,1,well,north
+70,x,3,ill,west
+35,m,2,well,south
+45,f,2,ill,north
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_folders(tmp_path, monkeypatch)
+
+
+def table(tmp_path: Path, text: str = TABLE, name: str = "people.csv") -> str:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def site(*rows: str) -> str:
+    return "\n".join(["age,sex,label", *rows]) + "\n"
+
+
+def split(path: str, **options: Any) -> DataSet:
+    """Load a table whose test split is its own training split, so that all of it can be looked at."""
+    folder = Path(path).with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for name in ("train.csv", "test.csv"):
+        (folder / name).write_bytes(Path(path).read_bytes())
+    return load(str(folder), options=DataOptions(**options))
+
+
+def test_columns_of_numbers_are_scaled_and_columns_of_text_are_one_feature_for_each_value(tmp_path: Path) -> None:
+    dataset = split(table(tmp_path), client="site")
+    assert dataset.features == ("age", "sex=f", "sex=m", "sex=x", "stage")
+    assert dataset.label_names == ("ill", "well")
+    age = torch.tensor([30.0, 50, 40, 60, 20, 70, 35, 45])
+    assert dataset.train["input"][:, 0].tolist() == pytest.approx(((age - age.mean()) / age.std(correction=0)).tolist())
+    assert (dataset.mean[0], dataset.std[0]) == pytest.approx((43.75, age.std(correction=0).item()))
+    assert dataset.train["input"][:, 1:4].tolist()[:3] == [[1, 0, 0], [0, 1, 0], [0, 1, 0]], "not scaled"
+    assert dataset.kind == "numbers"
+    raw = split(table(tmp_path), client="site", scaling="none", columns=("age",))
+    assert raw.train["input"].flatten().tolist() == age.tolist()
+
+
+def test_only_training_rows_decide_the_scaling(tmp_path: Path) -> None:
+    table(tmp_path, "a,label\n0,x\n2,y\n", "d/train.csv")
+    table(tmp_path, "a,label\n100,x\n4,y\n", "d/test.csv")
+    dataset = load(str(tmp_path / "d"))
+    assert dataset.train["input"].flatten().tolist() == [-1, 1]
+    assert dataset.test["input"].flatten().tolist() == [99, 3]
+
+
+def test_a_column_of_clients_is_the_natural_partition(tmp_path: Path) -> None:
+    dataset = split(table(tmp_path), client="site")
+    assert dataset.values == {"client": ("north", "south", "west")}
+    partition = ByColumn().split(dataset.train, dataset.num_classes, 0)
+    assert [partition[client].tolist() for client in range(3)] == [[0, 4, 7], [1, 2, 6], [3, 5]]
+    assert split(table(tmp_path, TABLE.replace("site", "client"))).values == dataset.values, "found by its name"
+
+
+def test_test_rows_need_not_be_anybodys(tmp_path: Path) -> None:
+    table(tmp_path, "a,label,client\n0,x,n\n2,y,m\n", "d/train.csv")
+    table(tmp_path, "a,label\n1,x\n4,y\n", "d/test.csv")
+    dataset = load(str(tmp_path / "d"))
+    assert (dataset.train["client"].tolist(), dataset.test["client"].tolist()) == ([1, 0], [-1, -1])
+    assert load(str(tmp_path / "d")).values == dataset.values, "from the cache"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_or_a_folder_for_each_client(tmp_path: Path, nested: bool) -> None:
+    for name, rows in {"b": site("30,f,x", "40,m,y"), "a": site("20,m,x", "50,m,y", "60.5,f,y")}.items():
+        table(tmp_path, rows, f"d/clients/{name}/train.csv" if nested else f"d/clients/{name}.csv")
+    table(tmp_path, site("1,f,x", "2,f,y"), "d/test.csv")
+    dataset = load(str(tmp_path / "d"))
+    assert dataset.values["client"] == ("a", "b")
+    assert dataset.train["client"].tolist() == [0, 0, 0, 1, 1]
+    assert len(dataset.test["label"]) == 2
+
+
+def test_a_folder_of_images_for_each_client(tmp_path: Path) -> None:
+    for client, classes in {"ann": "xy", "bob": "yz"}.items():
+        for number, name in enumerate(classes):
+            folder = tmp_path / "d" / "clients" / client / name
+            folder.mkdir(parents=True)
+            for row in range(5):
+                (folder / f"{row}.png").write_bytes(encoded(100 * number + row))
+    (tmp_path / "d" / "clients" / "bob" / "empty").mkdir()
+    dataset = load(str(tmp_path / "d"))
+    assert dataset.label_names == ("x", "y", "z")
+    labels, clients = dataset.train["label"].tolist(), dataset.train["client"].tolist()
+    owners = {(dataset.label_names[c], dataset.values["client"][k]) for c, k in zip(labels, clients, strict=True)}
+    assert owners == {("x", "ann"), ("y", "ann"), ("y", "bob"), ("z", "bob")}
+    assert "clients/bob/empty" in dataset.note
+
+
+def test_a_parquet_file_of_images_keeps_its_column_of_clients(tmp_path: Path) -> None:
+    image = [{"bytes": encoded(i), "path": None} for i in range(20)]
+    columns = {"image": image, "label": ["cat", "dog"] * 10, "client": [f"c{i % 3}" for i in range(20)]}
+    write(tmp_path / "d" / "train.parquet", columns, {})
+    dataset = load(str(tmp_path / "d"))
+    assert dataset.has_images
+    assert dataset.values["client"] == ("c0", "c1", "c2")
+    partition = ByColumn().split(dataset.train, 2, 0)
+    assert len(partition) == 3
+
+
+def test_photos_of_any_size_are_resized_while_they_are_read(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name in "ab":
+        for row in range(6):
+            path = tmp_path / "photos" / name / f"{row}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            height, width = (12, 8) if row % 2 else (30, 50)
+            pillow.fromarray(generator.integers(256, size=(height, width, 3), dtype=np.uint8)).save(path)
+    every = sorted((tmp_path / "photos").rglob("*.png"))
+    before = [hashlib.sha256(path.read_bytes()).hexdigest() for path in every]
+    with pytest.raises(DataError, match=r"data\.size = \[30, 50\].*The files do not change"):
+        load(str(tmp_path / "photos"))
+    dataset = load(str(tmp_path / "photos"), options=DataOptions(size=(10, 16)))
+    assert dataset.shape == (3, 10, 16)
+    assert [hashlib.sha256(path.read_bytes()).hexdigest() for path in every] == before
+    assert load(str(tmp_path / "photos"), options=DataOptions(size=(8, 8))).shape == (3, 8, 8), "another cache entry"
+
+
+def test_text_becomes_token_ids_that_every_client_computes_alike(tmp_path: Path) -> None:
+    text = 'text,label\n"Good, good day",1\nbad,0\n"a bad day",0\ngood,1\n'
+    dataset = split(table(tmp_path, text), text="text", length=5, vocabulary=50)
+    rows = dataset.train["input"].tolist()
+    good, comma, day, bad = rows[0][0], rows[0][1], rows[0][3], rows[1][0]
+    assert rows[0] == [good, comma, good, day, 0]
+    assert rows[1:] == [[bad, 0, 0, 0, 0], [rows[2][0], bad, day, 0, 0], [good, 0, 0, 0, 0]]
+    assert dataset.kind == "token ids"
+    assert int(dataset.train["input"].max()) < 50
+    alone = split(table(tmp_path, 'text,label\n"bad",0\ngood,1\n', "other.csv"), text="text", length=5, vocabulary=50)
+    assert alone.train["input"][:, 0].tolist() == [bad, good]
+
+
+def test_lists_of_token_ids_and_of_numbers(tmp_path: Path) -> None:
+    for values, kind, shape in (([[1, 2], [3], [4, 5, 6]], "token ids", (4,)), ([[0.5, 1.0]] * 3, "numbers", (2,))):
+        path = tmp_path / kind / "train.parquet"
+        path.parent.mkdir()
+        pyarrow.parquet.write_table(pyarrow.table({"x": values * 4, "label": ["a", "b", "c"] * 4}), path)
+        dataset = load(str(tmp_path / kind), options=DataOptions(length=4))
+        assert (dataset.kind, dataset.shape) == (kind, shape)
+
+
+def test_arrays(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0)
+    x, y = noise.normal(size=(20, 3, 7)), np.array(["up", "down"] * 10)
+    dataset = from_arrays(x, y, x[:4], y[:4], client=[1, 2] * 10)
+    assert (dataset.shape, dataset.kind, dataset.label_names) == ((3, 7), "numbers", ("down", "up"))
+    assert dataset.values["client"] == ("1", "2")
+    np.savez(tmp_path / "signals.npz", x=x, y=y)
+    held = load(str(tmp_path / "signals.npz"))
+    assert (len(held.train["label"]), len(held.test["label"])) == (16, 4)
+    images = from_arrays(noise.integers(256, size=(20, 8, 8), dtype=np.uint8), [0, 1] * 10, label_names=["zero", "one"])
+    assert (images.shape, images.label_names) == ((1, 8, 8), ("zero", "one"))
+    assert len(images.mean) == 1
+    assert from_arrays(torch.ones(10, 6).long(), [0, 1] * 5).kind == "token ids"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": [[1.0]], "y": [0], "x_test": [[1.0]]}, "give both or none"),
+        ({"x": [["a"]], "y": [0]}, "must hold numbers, not text"),
+        ({"x": [[1.0], [2.0, 3.0]], "y": [0, 1]}, "is no array"),
+        ({"x": [[1.0]] * 4, "y": [0, 1]}, "for each of the 4 examples"),
+        ({"x": [[1.0]] * 4, "y": [0.5, 1, 0, 1]}, "one integer or text"),
+        ({"x": [[1.0]] * 4, "y": [0, 1, 0, 1], "client": [0, 1]}, "client must be"),
+        ({"x": np.zeros((10, 8, 8, 3), np.uint8), "y": [0, 1] * 5}, "channels last"),
+        ({"x": [[float("nan")]] * 10, "y": [0, 1] * 5}, "NaN"),
+        ({"x": [[1.0]] * 10, "y": [object()] * 10}, "must hold numbers or text"),
+        ({"x": [[1.0]] * 10, "y": [0, 1] * 5, "label_names": ["only"]}, "at least 2 classes"),
+    ],
+)
+def test_arrays_that_do_not_fit(arrays: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        from_arrays(**arrays)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        (TABLE.replace("40,m,1", ",m,1"), {}, "row 2 has no 'age'"),
+        (TABLE.replace("label", "diagnosis"), {}, "no column says which class.*data.label"),
+        (TABLE, {"label": "lable"}, "no column 'lable'. Did you mean 'label'"),
+        (TABLE, {"client": "place"}, "no column 'place'"),
+        (TABLE.replace("sex", "age"), {}, "two columns that are called 'age'"),
+        (TABLE + "1,2\n", {}, "people/train.csv cannot be read as CSV.*Expected 5 columns, got 2: 1,2"),
+        (TABLE, {"text": "age"}, "row 0 has no text, but 30"),
+        ("label\nx\ny\n", {}, "besides 'label' there is no column"),
+        ("", {}, "cannot be read as CSV"),
+        ("a,label\n1e300,x\n2,y\n", {}, "row 0 has 'a' = 1e\\+300, which float32 cannot hold"),
+        (f"a,label\n{'9' * 5000},x\n2,y\n", {}, "float32 cannot hold|must hold numbers|too many"),
+    ],
+)
+def test_tables_that_cannot_be_used(tmp_path: Path, text: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=f"(?s){says}"):
+        split(table(tmp_path, text), **options)
+
+
+def test_files_of_clients_need_the_same_columns(tmp_path: Path) -> None:
+    table(tmp_path, site("30,f,x"), "d/clients/a.csv")
+    table(tmp_path, "age,label\n3,x\n", "d/clients/b.csv")
+    with pytest.raises(DataError, match=r"b\.csv has no column 'sex', which .*a\.csv has"):
+        load(str(tmp_path / "d"))
+
+
+def test_nobody_twice(tmp_path: Path) -> None:
+    table(tmp_path, site("30,f,x"), "d/clients/a.csv")
+    table(tmp_path, site("30,f,x"), "d/clients/a/train.csv")
+    with pytest.raises(DataError, match="two sources of client 'a'"):
+        load(str(tmp_path / "d"))
+
+
+def test_classes_that_nobody_can_learn_and_empty_folders_are_named(tmp_path: Path) -> None:
+    for split_name, classes in {"train": "xy", "test": "xyz"}.items():
+        for number, name in enumerate(classes):
+            folder = tmp_path / "d" / split_name / name
+            folder.mkdir(parents=True)
+            (folder / "0.png").write_bytes(encoded(50 * number))
+    (tmp_path / "d" / "train" / "blank").mkdir()
+    note = load(str(tmp_path / "d")).note
+    assert "Nobody can learn 'z': the test split has 1 such examples, training none." in note
+    assert "No images in" in note
+    assert "train/blank" in note
+
+
+def test_a_sites_table_is_scaled_as_the_run_does_and_nothing_leaves_it(tmp_path: Path) -> None:
+    server = split(table(tmp_path, "a,sex,label\n0,f,x\n10,m,y\n5,x,y\n", "server.csv"))
+    own = split(table(tmp_path, "sex,a,label\nm,100,x\nf,200,y\n", "site.csv"))
+    matched = match_dataset(own, describe_dataset(server, False, ""))
+    assert matched.features == ("a", "sex=f", "sex=m", "sex=x")
+    scaled = [(value - server.mean[0]) / server.std[0] for value in (100, 200)]
+    assert matched.train["input"][0].tolist() == pytest.approx([scaled[0], 0, 1, 0], abs=1e-5)
+    assert matched.train["input"][1].tolist() == pytest.approx([scaled[1], 1, 0, 0], abs=1e-5)
+    for text, says in (
+        ("a,label\n1,x\n2,y\n", "has no 'sex=f'"),
+        ("a,sex,label\n1,q,x\n2,f,y\n", "has 'sex=q', which the run does not have"),
+    ):
+        other = split(table(tmp_path, text, "other.csv"))
+        with pytest.raises(DataError, match=says):
+            match_dataset(other, describe_dataset(server, False, ""))
+
+
+def bomb() -> bytes:
+    buffer = io.BytesIO()
+    pillow.new("1", (20_000, 20_000)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n{} loop\nshowpage\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (POSTSCRIPT, "cannot identify"),
+        (bomb(), "pixels"),
+        (encoded(7)[:45], "truncated|broken|Truncated|cannot identify"),
+        (b"", "cannot identify"),
+        (b"\xff\xd8\xff\xe0" + bytes(40), "cannot identify|truncated|broken"),
+    ],
+)
+def test_what_is_no_image_is_named_by_its_row_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, says: str
+) -> None:
+    def run(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr("subprocess.Popen", run)
+    images = [{"bytes": encoded(1), "path": None}, {"bytes": data, "path": None}] * 2
+    write(tmp_path / "d" / "train.parquet", {"image": images, "label": ["a", "b"] * 2}, {})
+    with pytest.raises(DataError, match=f"row 1.*({says})"):
+        load(str(tmp_path / "d"))
+
+
+def test_photos_of_phones_are_jpegs_of_several_images(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    first, second = (pillow.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
+    first.save(buffer, "MPO", save_all=True, append_images=[second])
+    images = [{"bytes": data, "path": None} for data in (buffer.getvalue(), encoded(1, mode="RGB"))] * 2
+    write(tmp_path / "d" / "train.parquet", {"image": images, "label": ["a", "b"] * 2}, {})
+    write(tmp_path / "d" / "test.parquet", {"image": images, "label": ["a", "b"] * 2}, {})
+    assert load(str(tmp_path / "d")).shape == (3, 4, 4)
+
+
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    images = [{"bytes": None, "path": str(tmp_path / "pipe")}] * 4
+    write(tmp_path / "d" / "train.parquet", {"image": images, "label": ["a", "b"] * 2}, {})
+    with pytest.raises(DataError, match=r"row 0 names the image .*pipe', which is no file"):
+        load(str(tmp_path / "d"))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "{", "[]", "null", '{"info": []}', '{"info": {"features": 7}}', '{"info": {"features": {"image": {}}}}',
+        '{"info": {"features": {"image": {"_type": "Nothing"}}}}', '{"info": {"features": {"image": {"_type": 3}}}}',
+        '{"info": {"features": {"label": {"_type": "ClassLabel", "names": 9}}}}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_odd_metadata_of_parquet_is_an_error_that_names_the_file_or_is_ignored(tmp_path: Path, metadata: str) -> None:
+    path = tmp_path / "d" / "train.parquet"
+    write(path, {"image": [{"bytes": encoded(i), "path": None} for i in range(20)], "label": [0, 1] * 10}, {})
+    stored = pyarrow.parquet.read_table(path).replace_schema_metadata({"huggingface": metadata})
+    pyarrow.parquet.write_table(stored, path)
+    said = ""
+    try:
+        assert load(str(tmp_path / "d")).has_images
+    except DataError as error:
+        said = str(error)
+    assert not said or str(tmp_path / "d") in said
