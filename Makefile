@@ -6,7 +6,7 @@ EDITABLE := --config-settings editable_mode=compat
 # One thread each: on a busy machine two threads of a small model can be eight times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-hosts lint bench bench-peers bench-gpu clean
+.PHONY: demo test test-slow test-hosts lint audit sbom lock bench bench-peers bench-gpu clean
 
 demo: .venv/core
 	$(BIN)/fedkeep run
@@ -27,6 +27,21 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# --strict: without it a package that the advisory service does not know, or does not answer for, counts as harmless.
+audit: .venv/audit/done
+	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt || \
+	{ echo "audit: NOT clean. Either a version above has a known weakness, or the advisory service did not know it or was out of reach."; exit 1; }
+
+sbom: .venv/dev .venv/audit/done
+	mkdir -p build
+	.venv/audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json $(BIN)/python
+	@echo "wrote build/sbom.json"
+
+# After a change of constraints.txt. PyTorch is left out: its build, and so its file, depends on the machine.
+lock: .venv/dev
+	grep -Ev '^(#|torch==)' constraints.txt | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-annotate --no-header \
+	--universal --python-version 3.11 --quiet --output-file constraints-hashed.txt
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/engine_overhead.py
@@ -55,6 +70,11 @@ bench-gpu: .venv/dev
 .venv/dev: .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) --editable '.[dev]'
 	touch $@ .venv/core
+
+.venv/audit/done: .venv/bin/python
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/python -m pip install --quiet pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	touch $@
 
 clean:
 	rm -rf .venv build *.egg-info
