@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from fedkeep.models.custom import custom
     from fedkeep.reporting.run_folder import read_run
     from fedkeep.simulation.callbacks import Callback
+    from fedkeep.tuning.tune import tune
 
 _MODULES = {
     "ASD": "fedkeep.algorithms.parallel.asd",
@@ -120,6 +121,7 @@ _MODULES = {
     "recipe_names": "fedkeep.experiment.recipe_loader",
     "resume": "fedkeep.api",
     "run": "fedkeep.api",
+    "tune": "fedkeep.tuning.tune",
 }
 """By public name, the module that defines it."""
 
@@ -181,6 +183,7 @@ __all__ = [
     "recipe_names",
     "resume",
     "run",
+    "tune",
 ]
 
 

@@ -11,6 +11,7 @@ from fedkeep.cli.shared import (
     add_changes,
     add_data,
     add_device,
+    add_grid,
     add_machine,
     add_profile,
     add_quiet,
@@ -40,12 +41,43 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         "recipe", nargs="?", default="demo", help="a recipe's name, or a path to a .toml file (default: demo)"
     )
     add_changes(command)
+    add_grid(command, "sfedkd.tau=1,2,4; each combination is a method of the run")
     command.add_argument("--title", metavar="TEXT", help="title of the run (default: the recipe's)")
     command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
     add_device(command)
     add_machine(command)
     add_profile(command)
     command.set_defaults(command=_lazily("run", "run"))
+
+
+def _add_tune(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Try values of options on a held-out part of the training examples, with seeds that are not reported, and "
+        "write the recipe with the best. The test examples are never used. With the same --out it goes on."
+    )
+    command.add_argument("recipe", help="a recipe's name, or a path to a .toml file")
+    add_grid(command, "sfedkd.tau=1,2,4 or training.lr=0.01,0.1")
+    add_changes(command)
+    command.set_defaults(seeds=[100, 101])
+    command.add_argument(
+        "--validation",
+        type=float,
+        metavar="0.1",
+        help="share of each class's training examples that decides (default: the recipe's, or 0.1)",
+    )
+    command.add_argument("--metric", help="what decides, such as window_forgetting (default: window_mean, accuracy)")
+    command.add_argument(
+        "--search",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="N points that Optuna chooses, instead of all; the grid may have ranges such as training.lr=0.001..0.1",
+    )
+    command.add_argument("--reported-seeds", action="store_true", help="allow the recipe's own seeds")
+    command.add_argument("--out", metavar="DIR", help="folder (default: a new one under runs/)")
+    add_device(command)
+    add_machine(command)
+    command.set_defaults(command=_lazily("tune", "run"))
 
 
 def _add_flower(command: argparse.ArgumentParser) -> None:
@@ -271,6 +303,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "run": ("run a recipe: methods side by side on the same partition and seeds", _add_run),
     "reproduce": ("reproduce a paper's table, and show it beside the paper's numbers", _add_reproduce),
     "resume": ("continue a run that was stopped, to the identical result", _add_resume),
+    "tune": ("try values of options on held-out training examples, and write the best recipe", _add_tune),
     "methods": ("list the methods: paper, schedule, options, what leaves a client", _add_methods),
     "datasets": ("list the known data sets and which are available locally", _add_datasets),
     "partition": ("split a data set over clients; show statistics and a heat map", _add_partition),

@@ -113,6 +113,25 @@ def add_settings(command: argparse.ArgumentParser, help_text: str) -> None:
     )
 
 
+def add_grid(command: argparse.ArgumentParser, example: str) -> None:
+    """Add ``--grid``.
+
+    Parameters
+    ----------
+    command : argparse.ArgumentParser
+        The command's parser.
+    example : str
+        An example, and what happens with it.
+    """
+    command.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="METHOD.OPTION=A,B",
+        help=f"try several values of an option, such as {example}; may be repeated",
+    )
+
+
 def add_changes(command: argparse.ArgumentParser) -> None:
     """Add the arguments that change a recipe.
 

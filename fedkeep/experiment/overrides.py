@@ -169,13 +169,106 @@ def _grid_points(entry: dict[str, Any], values: dict[str, list[Any]], where: str
             error = reason
             continue
         unused -= {(name, repr(value)) for name, value in options.items()}
-        values_text = ", ".join(
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
-        )
-        points.append(common | options | {"label": f"{label} ({values_text})", "point_of": label})
+        points.append(common | options | {"label": grid_label(label, options), "point_of": label})
     if unused and error:
         raise error
     return points
+
+
+def grid_label(label: str, options: Mapping[str, Any]) -> str:
+    """Return the label of a point of a grid.
+
+    Parameters
+    ----------
+    label : str
+        The method's label.
+    options : Mapping[str, object]
+        The point's values by option.
+
+    Returns
+    -------
+    str
+        Such as ``SFedKD (tau 2, teachers 3)``.
+    """
+    values = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items())
+    text = ", ".join(values)
+    return f"{label} ({text})" if text else label
+
+
+def split_grid(line: str) -> tuple[str, list[str]]:
+    """Split a grid of one option into the option and its values.
+
+    Parameters
+    ----------
+    line : str
+        Such as ``"sfedkd.tau=1,2,4"``; commas within brackets and quotes do not separate values.
+
+    Returns
+    -------
+    path : str
+        The option.
+    values : list[str]
+        The values as text.
+
+    Raises
+    ------
+    ConfigError
+        If it is not written like this.
+    """
+    path, equals, text = line.partition("=")
+    path = path.strip()
+    values, depth, quote = [""], 0, ""
+    for letter in text.strip():
+        quote = "" if letter == quote else quote or (letter if letter in "\"'" else "")
+        depth += 0 if quote else (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += letter
+    values = [value.strip() for value in values]
+    if not equals or not all(path.rpartition(".")[::2]) or not all(values):
+        raise ConfigError(f"cannot read the grid {line!r}: write method.option=values, such as sfedkd.tau=1,2,4.")
+    if len(set(values)) < len(values):
+        raise ConfigError(f"the grid {line!r} names a value twice. Each is run only once.")
+    return path, values
+
+
+def add_grids(table: dict[str, Any], lines: Iterable[str]) -> bool:
+    """Add grids to the methods of a recipe's table, in place.
+
+    Parameters
+    ----------
+    table : dict[str, object]
+        The recipe's table.
+    lines : Iterable[str]
+        The grids, each written ``method.option=value,value``.
+
+    Returns
+    -------
+    bool
+        Whether there was a line.
+
+    Raises
+    ------
+    ConfigError
+        For a grid that is not written like this, of an option of no method, or of a section, which all methods share.
+    """
+    added = False
+    for line in lines:
+        path, values = split_grid(line)
+        section, _, name = path.rpartition(".")
+        if section in SECTIONS:
+            raise ConfigError(
+                f"--grid {line}: the methods of one run share [{section}]. Vary it with fedkeep tune, or in several "
+                f"runs with --set {path}."
+            )
+        probe = {"methods": [dict(entry) for entry in table.get("methods", [])]}
+        _apply_to_methods(probe, section, name, values)
+        for entry, changed in zip(table["methods"], probe["methods"], strict=True):
+            if changed.get(name) is values:
+                entry["grid"] = {**entry.get("grid", {}), name: [parse_value(value) for value in values]}
+        added = True
+    return added
 
 
 def parse_value(text: str) -> Any:

@@ -15,7 +15,7 @@ from fedkeep.data.partition import schemes
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, did_you_mean, nearest
 from fedkeep.experiment.model_config import read_client_models, read_model
-from fedkeep.experiment.overrides import SECTIONS, apply_overrides, expand_grids, merge_tables
+from fedkeep.experiment.overrides import SECTIONS, add_grids, apply_overrides, expand_grids, merge_tables
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithms, get_algorithm
@@ -115,7 +115,7 @@ def load_recipe(
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
     allow_code: bool = False,
-    grid: bool = False,
+    grid: bool | Sequence[str] | None = None,
 ) -> Recipe:
     """Read a recipe by name or path, apply changes, and check all of it.
 
@@ -134,9 +134,10 @@ def load_recipe(
         Rounds to run instead of the recipe's.
     allow_code : bool
         Let the recipe name a model as ``package.module:function``, which is then imported.
-    grid : bool
-        Run a method that the paper tuned once for every combination of the options in its ``grid``; otherwise once,
-        without the grid.
+    grid : bool or Sequence[str], optional
+        Run a method once for every combination of the options in its ``grid``. A sequence adds to the grids, such as
+        ``["sfedkd.tau=1,2,4"]``. By default the grids of a recipe are run, except in a recipe with a paper's numbers,
+        whose grids say what the paper tuned; False leaves all out.
 
     Returns
     -------
@@ -156,11 +157,13 @@ def load_recipe(
     if methods is not None:
         table["methods"] = _select_methods(table.get("methods", []), methods)
     apply_overrides(table, settings)
+    expand = grid if isinstance(grid, bool) else add_grids(table, grid or ()) or "paper" not in table
     if settings:
         # The title of a recipe that comes with FedKeep describes what it is, not what a user made of it.
         title = table.get("title", name) if name.endswith(".toml") else name
         table["title"] = f"{title} (changed: {', '.join(settings)})"
-    return _build(name, table | {"methods": expand_grids(_method_tables(table, where), grid, where)}, where, allow_code)
+    table["methods"] = expand_grids(_method_tables(table, where), expand, where)
+    return _build(name, table, where, allow_code)
 
 
 def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:

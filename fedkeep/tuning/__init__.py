@@ -1,0 +1,1 @@
+"""Choosing options on held-out training examples, with seeds that are not reported."""

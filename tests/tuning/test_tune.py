@@ -1,0 +1,169 @@
+"""Options chosen on held-out training examples: grids, searches, what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+import fedkeep
+from fedkeep.cli import main
+from fedkeep.data import DataSet
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment import build
+from fedkeep.experiment.overrides import parse_value
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.reporting.run_folder import read_run
+from fedkeep.tuning.result import Tuning
+from fedkeep.tuning.space import read_space
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+GRID = ["sfedkd.tau=1,4", "sfedkd.teachers=1,2"]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny.write_recipe(tmp_path_factory.mktemp("recipe"))
+
+
+@pytest.fixture(scope="module")
+def tuning(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Tuning:
+    out = tmp_path_factory.mktemp("tuning") / "out"
+    arguments = [word for line in GRID for word in ("--grid", line)]
+    assert main(["tune", recipe, *arguments, "--validation", "0.2", "--out", str(out), "--workers", "1"]) == 0
+    return fedkeep.tune(recipe, GRID, validation=0.2, out=out)  # which finds everything finished
+
+
+def test_a_grid_is_run_by_one_command_with_readable_labels(tuning: Tuning) -> None:
+    labels = [f"SFedKD (tau {tau}, teachers {teachers})" for tau in (1, 4) for teachers in (1, 2)]
+    assert [tuned.label for tuned in tuning.points] == labels
+    assert all(len(tuned.values) == 2 for tuned in tuning.points)
+    rows = list(csv.reader((tuning.path / "results.csv").open()))
+    assert [row[1] for row in rows[1:]] == labels
+    assert [float(row[2]) for row in rows[1:]] == [tuned.values[0] for tuned in tuning.points]
+    assert (tuning.path / "table.md").read_text().count("| best |") == 1
+    assert (tuning.path / "points.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_becomes_a_recipe_for_the_test_examples_and_the_reported_seeds(tuning: Tuning, recipe: str) -> None:
+    (best,) = tuning.best.values()
+    assert best.spread.mean == max(tuned.spread.mean for tuned in tuning.points)
+    written = load_recipe(str(tuning.path / "best.toml"))
+    assert written.seeds == load_recipe(recipe).seeds
+    assert written.validation == 0
+    assert [method.label for method in written.methods] == ["FedAvg", "FedSeq", "SFedKD"]
+    options = written.methods[-1].algorithm
+    assert {f"sfedkd.{name}": f"{getattr(options, name):g}" for name in ("tau", "teachers")} == dict(best.point)
+
+
+def test_the_test_examples_have_no_influence(
+    tuning: Tuning, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = build.load
+
+    def without_test(name: str, **given: Any) -> DataSet:
+        dataset = real(name, **given)
+        return replace(dataset, test={key: torch.zeros_like(column) for key, column in dataset.test.items()})
+
+    build._load.cache_clear()
+    monkeypatch.setattr(build, "load", without_test)
+    again = fedkeep.tune(recipe, GRID[:1], settings=["sfedkd.teachers=1"], validation=0.2, out=tmp_path / "out")
+    build._load.cache_clear()
+    assert [tuned.values for tuned in again.points] == [tuned.values for tuned in tuning.points[::2]]
+    trial = read_run(tmp_path / "out" / "points" / "01-sfedkd" / "001").trials[0]
+    assert "held out" in trial.info["dataset_note"]
+
+
+def test_a_stopped_tuning_continues(tuning: Tuning, recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def stop(report: Any) -> None:
+        if "tau 4" in report.trial:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.tune(recipe, GRID, validation=0.2, out=out, on_progress=stop)
+    finished = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    assert 0 < len(finished) < 8
+    again = fedkeep.tune(recipe, GRID, validation=0.2, out=out)
+    assert [tuned.values for tuned in again.points] == [tuned.values for tuned in tuning.points]
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    with pytest.raises(RunError, match="another tuning"):
+        fedkeep.tune(recipe, GRID[:1], validation=0.2, out=out)
+
+
+def test_sections_vary_for_each_method(recipe: str, tmp_path: Path) -> None:
+    result = fedkeep.tune(recipe, {"training.lr": [0.5, 1e-6]}, methods=["fedavg", "fedseq"], seeds=[7], out=tmp_path)
+    labels = [tuned.label for tuned in result.points]
+    assert labels == [f"{method} (lr {lr})" for method in ("FedAvg", "FedSeq") for lr in ("0.5", "1e-06")]
+    assert load_recipe(str(tmp_path / "best.toml")).training.lr == 0.5
+    assert {label: best.point for label, best in result.best.items()} == {
+        "FedAvg": (("training.lr", "0.5"),),
+        "FedSeq": (("training.lr", "0.5"),),
+    }
+
+
+def test_optuna_searches_ranges_and_continues_alike(recipe: str, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    space = {"sfedkd.tau": "0.5..8.0", "sfedkd.teachers": [1, 2]}
+    arguments: dict[str, Any] = {"seeds": [7], "rounds": 1, "search": 3}
+    first = fedkeep.tune(recipe, space, out=tmp_path / "a", **arguments)
+    assert len(first.points) == 3
+    assert all(0.5 <= float(dict(tuned.point)["sfedkd.tau"]) <= 8 for tuned in first.points)
+    again = fedkeep.tune(recipe, space, out=tmp_path / "a", **arguments)
+    assert again.points == first.points
+
+
+def test_a_diverged_point_is_never_best(tuning: Tuning) -> None:
+    first, *others = tuning.points
+    broken = replace(first, values=(1.0, float("nan")))
+    assert replace(tuning, points=(broken, *others)).best["SFedKD"] is not broken
+
+
+@pytest.mark.parametrize(
+    ("grid", "options", "message"),
+    [
+        (GRID, {"seeds": [0, 100]}, "seeds 0 are the recipe's own"),
+        (GRID, {"validation": 0}, "held-out training examples"),
+        ([], {}, "nothing to tune"),
+        (["sfedkd.tau"], {}, "write method.option=values"),
+        (["sfedkd.tau=1,1"], {}, "names a value twice"),
+        (["sfedkd.taw=1,2"], {}, "Did you mean 'tau'"),
+        (["fedprox.mu=1,2"], {}, "Choose others with --methods"),
+        (["sfedkd.tau=1..4"], {}, "Add --search"),
+        (["sfedkd.tau=1,-2"], {}, "tau"),
+        (GRID, {"metric": "train_seconds"}, "not ranked"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_anything_runs(
+    recipe: str, tmp_path: Path, grid: list[str], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fedkeep.tune(recipe, grid, out=tmp_path / "out", **options)
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_lists_within_a_grid_are_values() -> None:
+    (dimension,) = read_space(["model.hidden=[8, 8],[16]"])
+    assert dimension.values == ("[8, 8]", "[16]")
+    (same,) = read_space({"model.hidden": [[8, 8], [16]]})
+    assert [parse_value(value) for value in same.values] == [[8, 8], [16]]
+
+
+def test_a_run_expands_grids(recipe: str, tmp_path: Path) -> None:
+    text = tiny.RECIPE.replace("teachers = 2", "teachers = 2\ngrid = { tau = [1.0, 4.0] }")
+    written = load_recipe(tiny.write_recipe(tmp_path, text))
+    assert [method.label for method in written.methods[2:]] == ["SFedKD (tau 1)", "SFedKD (tau 4)"]
+    out = tmp_path / "run"
+    arguments = ["--grid", "algorithm.tau=1,2,4", "--methods", "sfedkd", "--rounds", "1", "--workers", "1", "--quiet"]
+    assert main(["run", recipe, *arguments, "--out", str(out)]) == 0
+    assert read_run(out).labels == tuple(f"SFedKD (tau {tau})" for tau in (1, 2, 4))
+    paper = "sfedkd/table1/cifar10-2-0.5"
+    assert len(load_recipe(paper).methods) < len(load_recipe(paper, grid=True).methods)
+    with pytest.raises(ConfigError, match="fedkeep tune"):
+        load_recipe(recipe, grid=["training.lr=0.1,0.2"])
