@@ -18,7 +18,7 @@ from fedkeep.cli.shared import (
     add_settings,
     add_use,
 )
-from fedkeep.cli.types import names, natural, numbers, percent, positive, share
+from fedkeep.cli.types import names, natural, numbers, percent, positive, share, width
 
 Command = Callable[[argparse.Namespace, Console], int]
 """Runs a command with its arguments and returns the exit code."""
@@ -246,7 +246,9 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--target", type=percent, metavar="PERCENT", help="also show the first round that reaches this accuracy"
     )
-    command.add_argument("--format", choices=("table", "markdown", "csv"), default="table")
+    command.add_argument("--format", choices=("table", "markdown", "latex", "csv", "html"), default="table")
+    command.add_argument("--out", metavar="FILE", help="write the text or the page here (default: print the text)")
+    _add_figure(command)
     command.set_defaults(command=_lazily("show", "compare"))
 
 
@@ -255,8 +257,35 @@ def _add_report(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--out", metavar="DIR", help="where to write (default: the run folder; of an archive, a folder under runs/)"
     )
-    command.add_argument("--png", metavar="FILE", help="also draw the accuracy curves as a picture")
+    command.add_argument(
+        "--format",
+        choices=("markdown", "latex", "csv", "html"),
+        help="print only this table, or write it into --out; html: write only the page (default: write all)",
+    )
+    command.add_argument(
+        "--against", metavar="METHOD", help="method to which a table shows differences (default: the first)"
+    )
+    command.add_argument(
+        "--target", type=percent, metavar="PERCENT", help="in a table, also the first round that reaches this accuracy"
+    )
+    _add_figure(command)
     command.set_defaults(command=_lazily("show", "report"))
+
+
+def _add_figure(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--figure",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="draw curves as .pdf, .svg or .png; may be repeated",
+    )
+    command.add_argument(
+        "--curve",
+        choices=("accuracy", "forgetting", "balanced", "loss"),
+        help="what --figure draws over rounds (default: accuracy)",
+    )
+    command.add_argument("--width", type=width, metavar="INCHES", help="width of --figure (default: 3.3, a column)")
 
 
 def _add_archive(command: argparse.ArgumentParser) -> None:

@@ -95,7 +95,7 @@ def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, qui
     result = write_all(folder)
     rows = summary(result)
     console.print()
-    console.print(print_table(rows))
+    console.print(print_table(rows, width=console.width))
     if profile:
         console.print(profile_table(result))
         if recipe.has_tasks:

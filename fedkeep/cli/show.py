@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from fedkeep._utils.files import atomic_write
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.data import known_datasets
 from fedkeep.errors import RunError
@@ -22,13 +22,14 @@ from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tabl
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.options import describe_type, options_of
-from fedkeep.reporting.columns import headline
-from fedkeep.reporting.differences import EXPLANATION, differences, show_difference
+from fedkeep.reporting.formats import SUFFIXES, TEXTS, TextTable, tables
+from fedkeep.reporting.html import write_report
+from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.outputs import REPORT, default_out, write_all
-from fedkeep.reporting.plots import curves, save_png
+from fedkeep.reporting.plots import COLUMN, check_suffix, curves, save_figure
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
-from fedkeep.reporting.table import markdown, print_table, rows_csv
+from fedkeep.reporting.table import print_table
 
 
 def methods(options: Namespace, console: Console) -> int:
@@ -182,47 +183,31 @@ def compare(options: Namespace, console: Console) -> int:
     int
         The exit code.
     """
-    rows = summary([read_run(run) for run in options.runs])
+    _check_page(options)
+    if options.out and options.format == "table":
+        raise RunError("--out writes a file: choose its --format, one of markdown, latex, csv and html.")
+    if options.format == "html" and not options.out:
+        raise RunError("--format html writes a page. Name it: --out comparison.html")
+    runs = [read_run(run) for run in options.runs]
+    rows = summary(runs)
     if not rows:
         raise RunError("there is nothing to compare: these runs have no trial with a finished round.")
-    if options.format != "table":
-        text = markdown(rows) if options.format == "markdown" else rows_csv(rows)
-        console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
-        return 0
-    console.print(print_table(rows))
-    finished = [row.label for row in rows if row.finished]
-    if options.against or len(finished) > 1:
-        _differences(rows, options.against or finished[0], console)
-    if options.target is not None:
-        table = _table("method", "first round", "each seed", title=f"rounds to {options.target:g} %")
-        for row in (row for row in rows if row.finished):
-            reached = [trial.rounds_to(options.target / 100) for trial in row.trials]
-            each = ", ".join("never" if math.isnan(value) else f"{value:.0f}" for value in reached)
-            mean = "-" if any(map(math.isnan, reached)) else f"{sum(reached) / len(reached):.0f}"
-            table.add_row(escape(row.label), mean, each)
-        console.print(table)
+    _figures(options, rows, console)
+    if options.format == "html":
+        _wrote(write_report(runs, options.out), console)
+    elif options.format != "table":
+        _text(options, rows, Path(options.out) if options.out else None, console)
+    else:
+        console.print(print_table(rows, width=console.width))
+        for table in tables(rows, options.against or "", options.target)[1:]:
+            console.print(_rich(table))
+        for line in (line for run in runs for line in warnings(run.trials, run.settings)):
+            console.print(f"warning: {line}", style="yellow", highlight=False, markup=False)
     return 0
 
 
-def _differences(rows: list[Row], against: str, console: Console) -> None:
-    """Show each method's difference to one of them, in the main metrics."""
-    metrics = headline(trials_of(rows))
-    headings = [metric.heading(trials_of(rows)) for metric in metrics]
-    table = _table("method", *headings, "seeds", title=f"difference to {against}, paired by seed, in percentage points")
-    for by_metric in zip(*(differences(rows, against, metric) for metric in metrics), strict=True):
-        table.add_row(
-            escape(by_metric[0].label), *map(escape, map(show_difference, by_metric)), _comma_list(by_metric[0].seeds)
-        )
-    table.caption, table.caption_justify = EXPLANATION, "left"
-    console.print(table)
-
-
-def _comma_list(values: Iterable[int]) -> str:
-    return ", ".join(map(str, values))
-
-
 def report(options: Namespace, console: Console) -> int:
-    """Write a run's table and report again.
+    """Write a run's tables and report again, or one of them.
 
     Parameters
     ----------
@@ -236,14 +221,64 @@ def report(options: Namespace, console: Console) -> int:
     int
         The exit code.
     """
-    out = Path(options.out) if options.out else default_out(Path(options.run))
-    run = write_all(options.run, out)
-    if options.png:
-        trials = [trial for row in summary(run) for trial in row.trials]
-        save_png(curves(trials, "accuracy"), options.png)
-        console.print(f"wrote {options.png}", highlight=False, markup=False, soft_wrap=True)
+    _check_page(options)
+    run = read_run(options.run)
+    rows = summary(run)
+    out = Path(options.out) if options.out else default_out(run.path)
+    _figures(options, rows, console)
+    if options.format in TEXTS:
+        _text(options, rows, out / f"table{SUFFIXES[options.format]}" if options.out else None, console)
+        return 0
+    if options.format == "html":
+        write_report([run], out / REPORT)
+    else:
+        write_all(options.run, out)
     console.print(f"report: {(out / REPORT).resolve().as_uri()}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _check_page(options: Namespace) -> None:
+    """Raise `RunError` for an option that the chosen format would ignore."""
+    if options.format in (*TEXTS, "table"):
+        return
+    for name in ("against", "target"):
+        if getattr(options, name) is not None:
+            raise RunError(
+                f"--{name} is for tables: add --format markdown, latex or csv. The page shows all differences."
+            )
+
+
+def _text(options: Namespace, rows: list[Row], path: Path | None, console: Console) -> None:
+    """Print results in a text format, or write them into a file."""
+    text = TEXTS[options.format](rows, options.against or "", options.target)
+    if path is None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
+    else:
+        _wrote(atomic_write(path, text), console)
+
+
+def _figures(options: Namespace, rows: list[Row], console: Console) -> None:
+    """Write the figures that were asked for."""
+    for name in ("curve", "width"):
+        if getattr(options, name) is not None and not options.figure:
+            raise RunError(f"--{name} is for a figure: add --figure FILE, as .pdf, .svg or .png.")
+    for path in options.figure:
+        check_suffix(path)
+    for path in options.figure:
+        figure = curves(trials_of(rows), options.curve or "accuracy", width=options.width or COLUMN)
+        _wrote(save_figure(figure, path), console)
+
+
+def _wrote(path: Path, console: Console) -> None:
+    console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _rich(table: TextTable) -> Table:
+    shown = _table(*map(escape, table.heads))
+    for line in table.lines:
+        shown.add_row(*map(escape, line))
+    shown.caption, shown.caption_justify = escape(table.note), "left"
+    return shown
 
 
 def _table(*columns: str, title: str | None = None) -> Table:

@@ -53,6 +53,33 @@ def _integer(text: str, low: int) -> int:
     return int(text)
 
 
+def width(text: str) -> float:
+    """Parse a width of a figure in inches, 1 to 20.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+
+    Returns
+    -------
+    float
+        The width.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        For any other text.
+    """
+    try:
+        inches = float(text)
+    except ValueError:
+        inches = float("nan")
+    if not 1 <= inches <= 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of inches from 1 to 20")
+    return inches
+
+
 def percent(text: str) -> float:
     """Parse an accuracy in percent, 0 to 100.
 

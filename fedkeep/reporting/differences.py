@@ -6,13 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedkeep import metrics
 from fedkeep.errors import RunError, did_you_mean
 from fedkeep.reporting.columns import Metric, metric_of
-from fedkeep.reporting.summary import Row
-from fedkeep.reporting.trial import TrialResult
+from fedkeep.reporting.summary import Row, within_one_seed
 
 EXPLANATION = (
     "In brackets the 95 % interval of the mean difference: Student's t over the seeds that both have. With one seed, "
@@ -71,15 +68,9 @@ def difference(row: Row, reference: Row, metric: str | Metric) -> Difference:
     gains = {seed: gain for seed, gain in gains.items() if not math.isnan(gain)}
     interval = metrics.t_interval(gains.values())
     if len(gains) == 1 and metric.series:
-        interval = _within_one_seed(*pairs[next(iter(gains))], metric)
+        trial, other = pairs[next(iter(gains))]
+        interval = within_one_seed(trial, metrics.paired(metric.by_round(trial), metric.by_round(other)))
     return Difference(row.label, reference.label, tuple(gains), tuple(gains.values()), interval)
-
-
-def _within_one_seed(trial: TrialResult, other: TrialResult, metric: Metric) -> metrics.Interval:
-    gains = metrics.paired(metric.by_round(trial), metric.by_round(other))
-    rounds = list(gains)
-    spacing = float(np.median(np.diff(rounds))) if len(rounds) > 1 else 1.0
-    return metrics.block_interval(list(gains.values()), turn=max(round(trial.turn / spacing), 1))
 
 
 def differences(rows: Sequence[Row], reference: str, metric: str | Metric = "window_mean") -> list[Difference]:
@@ -136,3 +127,11 @@ def show_difference(found: Difference, *, percent: bool = True) -> str:
         return f"{text}, no interval"
     text += f" [{scale * interval.low:+.2f}, {scale * interval.high:+.2f}]" + "*" * interval.blocks
     return text if interval.separated else f"{text}, not separated"
+
+
+def show_interval(interval: metrics.Interval, *, percent: bool = True) -> str:
+    """Return an interval in few characters, such as ``"[83.10, 85.20]"``, with * within one seed; empty without one."""
+    scale = 100 if percent else 1
+    if not interval.known:
+        return ""
+    return f"[{scale * interval.low:.2f}, {scale * interval.high:.2f}]" + "*" * interval.blocks

@@ -31,29 +31,31 @@ WIDE = 20  # with more classes than this, the class-wise table has a row per cla
 SEEDS = ("seed", "seeds")
 
 
-def write_report(run: Run, path: str | Path) -> Path:
-    """Write the report of a run as one self-contained HTML file and return its path.
+def write_report(runs: Run | Sequence[Run], path: str | Path) -> Path:
+    """Write the report of a run, or of several that are compared, as one self-contained HTML file; return its path.
 
-    The same run folder gives the same bytes. An older file is replaced only once the new one is complete.
+    The same run folders give the same bytes. An older file is replaced only once the new one is complete.
     """
-    return atomic_write(path, render(run))
+    return atomic_write(path, render(runs))
 
 
-def render(run: Run) -> str:
-    """Return the report of a run as HTML text."""
-    return page("report.html.jinja", context(run))
+def render(runs: Run | Sequence[Run]) -> str:
+    """Return the report of a run, or of several that are compared, as HTML text."""
+    return page("report.html.jinja", context(runs))
 
 
-def context(run: Run) -> dict[str, Any]:
+def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     """Return everything that the page shows, as plain values and finished SVG."""
-    rows = summary(run)
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    rows = summary(runs)
+    run = _combined(runs)
     looks = styles(trial.label for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
     return {
         "run": run,
         "facts": _facts(run),
         "findings": _findings(finished),
-        "warnings": warnings(trials_of(rows), run.settings),
+        "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
         "swatches": {label: _swatch(style) for label, style in looks.items()},
         "note": caption(rows),
@@ -73,6 +75,15 @@ def context(run: Run) -> dict[str, Any]:
         "methods": _methods(rows),
         "repeat": _repeat(run),
     }
+
+
+def _combined(runs: Sequence[Run]) -> Run:
+    """Return several runs as one, which has no recipe and no command."""
+    if len(runs) == 1:
+        return runs[0]
+    titles = list(dict.fromkeys(run.title for run in runs))
+    info = {"title": f"Comparison: {'; '.join(titles)}", "fedkeep": runs[0].info.get("fedkeep", "")}
+    return Run(runs[0].path, info, "", tuple(trial for run in runs for trial in run.trials))
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -9,13 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeep.reporting.plots import FONT_SIZE, INK, PAPER, theme
+from fedkeep.reporting.plots import INK, PAPER, theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _GAP = 2  # pixels between images
 _ZOOM = 1.5  # points a pixel
+
+
+FONT_SIZE = 10.0
 
 
 def image_grid(real: Sequence[Tensor], generated: Sequence[Tensor], label_names: Sequence[str], title: str) -> Figure:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.experiment.paths import TRIALS
+from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import write_report
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import summary
-from fedkeep.reporting.table import markdown, trials_csv
 
 REPORT = "report.html"
 

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
+from fedkeep.reporting.run_folder import SERVED
 from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
@@ -25,19 +27,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
-CurveMetric = Literal["accuracy", "forgetting", "balanced"]
+CurveMetric = Literal["accuracy", "forgetting", "balanced", "loss"]
 TITLES: Mapping[str, str] = {
     "accuracy": "Accuracy on the global test set, %",
     "forgetting": "Forgetting, percentage points",
     "balanced": "Mean class-wise accuracy, %",
+    "loss": "Loss on the global test set",
 }
-HISTORIES = {"accuracy": "accuracies", "forgetting": "forgetting_history", "balanced": "balanced_history"}
+HISTORIES = {
+    "accuracy": "accuracies",
+    "forgetting": "forgetting_history",
+    "balanced": "balanced_history",
+    "loss": "test_losses",
+}
 
 INK, MUTED, GRID, PAPER = "#1c2530", "#5c6773", "#dde2e7", "#ffffff"
 # Each at least 4.5:1 on white, of different lightness or hue for every common colour blindness; line styles differ too.
-COLOURS = ("#0065a8", "#c24a00", "#007d5c", "#9b3d86", "#7a5d00", "#4a5560", "#b0203c", "#23788c")
-DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.6), (1.2, 1.4), (6, 1.5, 1.2, 1.5), (3, 1, 1.2, 1, 1.2, 1))
-FONT_SIZE = 10.0
+COLOURS = ("#0065a8", "#c24a00", "#007d5c", "#9b3d86", "#7a5d00", "#4a5560", "#b0203c", "#23788c", "#5b4bc4", "#5f7600")
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.6), (1.2, 1.4), (9, 2), (6, 1.5, 1.2, 1.5), (3, 1, 1.2, 1, 1.2, 1))
+FONT_SIZE = 8.0
+COLUMN = 3.3
+"""Width of a column of a paper, in inches."""
 LETTER = 0.6  # a generous mean width of a letter, in font sizes
 DIRECT_LABELS = 8  # more lines than this get a legend instead of a label each
 
@@ -49,9 +59,18 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"} |
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How a method looks in every figure and table."""
+    """How a method, or an average of its models, looks in every figure and table.
+
+    Attributes
+    ----------
+    index : int
+        Of the method, which gives the colour.
+    average : int
+        Which of its models: the last one, the mean of the round, or the moving average. It gives the dashes.
+    """
 
     index: int
+    average: int = 0
 
     @property
     def colour(self) -> str:
@@ -60,13 +79,22 @@ class LineStyle:
 
     @property
     def dashes(self) -> tuple[float, ...]:
-        """Return on and off lengths in line widths; empty for a solid line; with the colour, unique up to 40."""
-        return DASHES[self.index % len(DASHES)]
+        """Return on and off lengths in line widths; empty for a solid line.
+
+        Methods beyond the number of colours have dashes of their own.
+        """
+        return DASHES[(self.average + len(SERVED) * (self.index // len(COLOURS))) % len(DASHES)]
 
 
 def styles(labels: Iterable[str]) -> dict[str, LineStyle]:
-    """Return a style for every label, in the order of first appearance."""
-    return {label: LineStyle(index) for index, label in enumerate(dict.fromkeys(labels))}
+    """Return a style for every label, in the order of first appearance: a colour a method, dashes for its averages."""
+    found: dict[str, tuple[str, int]] = {}
+    for label in labels:
+        # What tells variants of one label apart stands behind the name of the average.
+        average = next((i for i, words in enumerate(SERVED.values()) if words and words in label), 0)
+        found[label] = label.replace(list(SERVED.values())[average], "") if average else label, average
+    places = {method: place for place, method in enumerate(dict.fromkeys(method for method, _ in found.values()))}
+    return {label: LineStyle(places[method], average) for label, (method, average) in found.items()}
 
 
 def theme() -> AbstractContextManager[None]:
@@ -75,6 +103,7 @@ def theme() -> AbstractContextManager[None]:
 
     settings: Any = {
         "svg.fonttype": "none",
+        "pdf.fonttype": 42,  # letters stay letters, which journals ask for
         "svg.hashsalt": "fedkeep",
         "font.family": ["DejaVu Sans"],
         "font.size": FONT_SIZE,
@@ -102,6 +131,7 @@ def curves(
     metric: CurveMetric,
     looks: Mapping[str, LineStyle] | None = None,
     window: int | None = None,
+    width: float = COLUMN,
 ) -> Figure:
     """Draw one metric over rounds: per label the mean of its finished seeds, and a band from lowest to highest.
 
@@ -112,11 +142,13 @@ def curves(
     trials : sequence of TrialResult
         Trials of any number of labels and seeds; those of one label are taken as comparable.
     metric : str
-        ``"accuracy"``, ``"forgetting"`` or ``"balanced"``.
+        ``"accuracy"``, ``"forgetting"``, ``"balanced"`` or ``"loss"``.
     looks : mapping of str to LineStyle, optional
         The styles by label, where several figures show different trials; from `styles`.
     window : int, optional
         How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title names it.
+    width : float
+        In inches, by default that of a column of a paper. Letters keep their size.
     """
     if metric not in HISTORIES:
         raise RunError(f"There are no curves of {metric!r}; known: {', '.join(HISTORIES)}.")
@@ -125,7 +157,7 @@ def curves(
     with theme():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(5.6, 3.7), facecolor=PAPER)
+        figure = Figure(figsize=(width, 0.66 * width + 0.1), facecolor=PAPER)
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none")
         ends: dict[str, tuple[float, float]] = {}
         for label in dict.fromkeys(trial.label for trial in trials):
@@ -140,13 +172,16 @@ def curves(
 
 
 def history(trials: Sequence[TrialResult], metric: CurveMetric, window: int = 1) -> tuple[NDArray[np.int64], Floats]:
-    """Return the rounds that all trials evaluated, int64 [T], and the values in percent there, float64 [trials, T].
+    """Return the rounds that all trials evaluated, int64 [T], and the values there, float64 [trials, T].
+
+    Values are in percent, losses as they are.
 
     With a window, each value is the mean of the last so many evaluations, or of as many as there were.
     """
     rounds = sorted(set.intersection(*(set(map(int, trial.evaluated)) for trial in trials))) if trials else []
     tables = [dict(zip(map(int, trial.evaluated), getattr(trial, HISTORIES[metric]), strict=True)) for trial in trials]
-    values = np.asarray([[100 * table[r] for r in rounds] for table in tables], dtype=np.float64)
+    scale = 1 if metric == "loss" else 100
+    values = np.asarray([[scale * table[r] for r in rounds] for table in tables], dtype=np.float64)
     values = values.reshape(len(trials), len(rounds))
     measured = np.isfinite(values).all(axis=0)  # forgetting has no value at the first evaluation
     values = values[:, measured]
@@ -154,12 +189,29 @@ def history(trials: Sequence[TrialResult], metric: CurveMetric, window: int = 1)
     return np.asarray(rounds, dtype=np.int64)[measured], np.stack(means, axis=1) if means else values
 
 
-def save_png(figure: Figure, path: str | Path, *, dpi: int = 160) -> Path:
-    """Write a figure as PNG, the same bytes for the same figure, and return the path."""
-    path = Path(path)
+FORMATS: Mapping[str, Mapping[str, Any]] = {
+    ".pdf": {"CreationDate": None},
+    ".svg": {"Date": None},
+    ".png": {"Software": None},
+}
+"""By suffix, what a file would say of when and by what it was written; without it, equal figures are equal files."""
+
+
+def check_suffix(path: str | Path) -> str:
+    """Return the suffix of a figure's file; raise `RunError` for one that is none of `FORMATS`."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise RunError(f"{path} names no format of a figure. End the name in {', '.join(FORMATS)}.")
+    return suffix
+
+
+def save_figure(figure: Figure, path: str | Path, *, dpi: int = 300) -> Path:
+    """Write a figure as PDF, SVG or PNG, as its name says, the same bytes for the same figure; return the path."""
+    suffix = check_suffix(path)
+    file = io.BytesIO()
     with theme():
-        figure.savefig(path, format="png", dpi=dpi, metadata={"Software": None})
-    return path
+        figure.savefig(file, format=suffix[1:], dpi=dpi, metadata=dict(FORMATS[suffix]))
+    return atomic_write(path, file.getvalue())
 
 
 def inline(figure: Figure, name: str, alt: str) -> str:
@@ -212,7 +264,7 @@ def _draw_label(
     for trial in (trial for trial in trials if not trial.finished):
         rounds, values = history([trial], metric, window)
         if len(rounds):
-            axes.plot(rounds, values[0], linewidth=0.9, alpha=0.75, marker="x", markevery=[len(rounds) - 1], **line)
+            axes.plot(rounds, values[0], linewidth=0.7, alpha=0.75, marker="x", markevery=[len(rounds) - 1], **line)
             end = (float(rounds[-1]), float(values[0, -1]))
     rounds, values = history([trial for trial in trials if trial.finished], metric, window)
     if len(rounds):
@@ -220,8 +272,8 @@ def _draw_label(
             low, high = values.min(axis=0), values.max(axis=0)
             axes.fill_between(rounds, low, high, color=style.colour, alpha=0.13, linewidth=0)
         if len(rounds) == 1:
-            line |= {"marker": "o", "markersize": 4}
-        axes.plot(rounds, values.mean(axis=0), linewidth=1.9, **line)
+            line |= {"marker": "o", "markersize": 3}
+        axes.plot(rounds, values.mean(axis=0), linewidth=1.4, **line)
         end = (float(rounds[-1]), float(values.mean(axis=0)[-1]))
     return end
 
@@ -229,12 +281,12 @@ def _draw_label(
 def _dress(axes: Axes, title: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(title, loc="left", fontsize=FONT_SIZE, color=INK, pad=10)
-    axes.set_xlabel("round")
+    axes.set_title(title, loc="left", fontsize=FONT_SIZE, color=INK, pad=6)
+    axes.set_xlabel("round", labelpad=2)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, pad=5)
+    axes.tick_params(length=0, pad=3)
     axes.margins(x=0.0, y=0.06)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(6))
@@ -244,7 +296,7 @@ def _place(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], 
     """Give the axes the room that the labels leave: at the line ends where they fit, or below in a legend."""
     width, height = (float(inches) * 72 for inches in figure.get_size_inches())
     widest = max((len(label) for label in ends), default=0) * LETTER * FONT_SIZE
-    left, right, top, bottom = 38.0, 12.0, 30.0, 38.0
+    left, right, top, bottom = 26.0, 8.0, 20.0, 28.0
     if len(ends) <= DIRECT_LABELS and widest < 0.3 * width:
         right += widest + 10
         axes.set_position(
@@ -274,7 +326,7 @@ def _plain(label: str) -> str:
 def _sample(style: LineStyle) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=style.colour, linewidth=1.9, linestyle=(0, style.dashes) if style.dashes else "-")
+    return Line2D([], [], color=style.colour, linewidth=1.4, linestyle=(0, style.dashes) if style.dashes else "-")
 
 
 def _label_ends(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from fedkeep import metrics
 from fedkeep.interface import algorithms
 from fedkeep.options import options_of
@@ -87,6 +89,24 @@ class Row:
     def value(self, metric: str | Metric) -> Spread:
         """Return one column of the row; raise `RunError` for a name that is no metric."""
         return Spread.of(metric_of(metric).of(trial) for trial in self.trials)
+
+    def interval(self, metric: str | Metric) -> metrics.Interval:
+        """Return the mean of one column with its 95 % interval.
+
+        It is over seeds; of one seed over blocks of the window's evaluations, if the column is their mean.
+        """
+        metric = metric_of(metric)
+        if len(self.trials) == 1 and metric.series:
+            return within_one_seed(self.trials[0], metric.by_round(self.trials[0]))
+        values = (metric.of(trial) for trial in self.trials)
+        return metrics.t_interval(value for value in values if not math.isnan(value))
+
+
+def within_one_seed(trial: TrialResult, values: Mapping[int, float]) -> metrics.Interval:
+    """Return the mean of values by round of one trial, with an interval over blocks of whole turns."""
+    rounds = list(values)
+    spacing = float(np.median(np.diff(rounds))) if len(rounds) > 1 else 1.0
+    return metrics.block_interval(list(values.values()), turn=max(round(trial.turn / spacing), 1))
 
 
 def summary(runs: Run | Iterable[Run]) -> list[Row]:

@@ -1,15 +1,13 @@
-"""The result table: as a rich table for the terminal, as Markdown, and as CSV."""
+"""The result table: how values are shown, what stands below it, and the table for a terminal."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fedkeep.reporting.columns import METRICS, Metric, columns_for, rounds_covered
+from fedkeep.reporting.columns import Metric, columns_for, rounds_covered
 from fedkeep.reporting.differences import leaders
 from fedkeep.reporting.summary import Row, Spread, deduplicate, trials_of
 from fedkeep.reporting.trial import TrialResult
@@ -123,20 +121,34 @@ def frozen(trials: Iterable[TrialResult]) -> str:
     return "".join([*said, *(f" Pre-trained extractor: {name}." for name in sorted(read - {""}))])
 
 
-def _below(rows: Sequence[Row]) -> str:
+def full_caption(rows: Sequence[Row]) -> str:
+    """Return `caption` with the frozen networks that the trials rest on."""
     return caption(rows) + frozen(trial for row in rows for trial in row.trials)
 
 
-def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
-    """Return the table for a terminal, to be given to a `rich.console.Console`; nothing is printed here."""
+def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) -> Table:
+    """Return the table for a terminal, to be given to a `rich.console.Console`; nothing is printed here.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        What it shows.
+    title : str, optional
+        Text above it.
+    width : int
+        The columns of the terminal. Where long labels leave too few of them, seconds and bytes are left out, which the
+        report has.
+    """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", caption=_below(rows), caption_justify="left")
+    table = Table(title=title, title_justify="left", caption=full_caption(rows), caption_justify="left")
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
     table.add_column("method", overflow="fold")
     columns = columns_for(trials_of(rows))
+    if width < 68 + min(max((len(row.label) for row in rows), default=0), 30):
+        columns = tuple(metric for metric in columns if metric.unit == "%")
     for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
         # has its deviation on a second line.
@@ -153,90 +165,3 @@ def print_table(rows: Sequence[Row], title: str | None = None) -> Table:
         name = "\n  ".join([escape(row.label), *notes])
         table.add_row(name, *marked, style=None if row.finished else "dim")
     return table
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """Return the table as Markdown, with its caption below; a value is bold where `leaders` says so."""
-    columns = columns_for(trials_of(rows))
-    best = [leaders(rows, metric) for metric in columns]
-    lines = [
-        "| method | seeds | " + " | ".join(metric.heading(trials_of(rows)) for metric in columns) + " |",
-        "|:--|--:|" + "--:|" * len(columns),
-    ]
-    for i, row in enumerate(rows):
-        values = [show_value(row, metric, rows) for metric in columns]
-        marked = [f"**{text}**" if i in best[j] else text for j, text in enumerate(values)]
-        seeds = str(len(row.seeds)) if row.finished else NOTHING
-        lines.append("| " + " | ".join([_markdown_text(row.name), seeds, *marked]) + " |")
-    return "\n".join([*lines, "", _below(rows), ""])
-
-
-def rows_csv(rows: Sequence[Row]) -> str:
-    """Return the table as CSV: one line per row, each metric's mean, standard deviation and number of seeds.
-
-    The first and last round of the window stand beside them.
-
-    Numbers are at full precision: fractions, seconds, bytes; what was not measured is empty.
-    """
-    header = ["method", "finished", "seeds", "rounds", "rounds_planned", "window_first", "window_last"]
-    header += [f"{name}{part}" for name in METRICS for part in ("", "_std", "_n")]
-    lines: list[list[str]] = [header]
-    for row in rows:
-        rounds = [
-            _range(trial.rounds_done for trial in row.trials),
-            _range(trial.rounds_planned for trial in row.trials),
-        ]
-        line = [row.label, _yes(row.finished), " ".join(map(str, row.seeds)), *rounds]
-        line += map(str, row.trials[0].window_rounds)
-        for metric in METRICS.values():
-            spread = row.value(metric)
-            line += [_number(spread.mean), _number(spread.std), str(spread.n)]
-        lines.append(line)
-    return _csv(lines)
-
-
-def trials_csv(rows: Sequence[Row]) -> str:
-    """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
-    header = ["method", "algorithm", "schedule", "seed", "finished", "rounds", "rounds_planned"]
-    header += ["window_first", "window_last", *METRICS]
-    counts = ["evaluations", "lost_clients", "refused_replies", "rolled_back_rounds", "total_bytes"]
-    lines: list[list[str]] = [[*header, *counts]]
-    for trial in (trial for row in rows for trial in row.trials):
-        line = [trial.label, trial.algorithm, trial.schedule, str(trial.seed), _yes(trial.finished)]
-        line += map(str, (trial.rounds_done, trial.rounds_planned, *trial.window_rounds))
-        line += [_number(metric.of(trial)) for metric in METRICS.values()]
-        line += [
-            str(len(trial.evaluated)),
-            str(len(trial.lost)),
-            str(len(trial.refused)),
-            str(len(trial.rolled_back)),
-            str(trial.traffic),
-        ]
-        lines.append(line)
-    return _csv(lines)
-
-
-def _csv(lines: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else repr(float(value))
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def _range(values: object) -> str:
-    known = sorted(set(values))  # type: ignore[call-overload]
-    return str(known[0]) if len(known) == 1 else f"{known[0]}-{known[-1]}"
-
-
-def _markdown_text(text: str) -> str:
-    """Keep a label from being read as Markdown or HTML."""
-    for character in "\\`*_[]|":
-        text = text.replace(character, "\\" + character)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,6 +47,12 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
         """Return the class-wise forgetting up to each evaluated round, float64 [T]; NaN at the first, with no past."""
         values = [metrics.forgetting(self.class_history[: t + 1]) if t else np.nan for t in range(len(self.evaluated))]
         return np.asarray(values, dtype=np.float64)
+
+    @cached_property
+    def test_losses(self) -> Floats:
+        """Return the mean cross-entropy of each evaluated round, float64 [T]; NaN where it was not recorded."""
+        values = [row.get("test_loss") for row in self.evaluations]
+        return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
 
     @property
     def last(self) -> float:

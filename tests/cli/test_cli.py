@@ -243,7 +243,7 @@ def test_partition_prints_statistics_and_draws(cli: Any, tmp_path: Path) -> None
 def test_compare(cli: Any, run: Path) -> None:
     told = cli("compare", run, "--against", "FedSeq")
     assert told.code == 0
-    assert "difference to FedSeq, paired by seed" in told.out
+    assert "Difference to FedSeq, paired by seed" in told.out
     assert "0, 1" in told.out
     assert cli("compare", run, "--format", "markdown").out.startswith("|")
     csv = cli("compare", run, run, "--format", "csv").out.splitlines()
@@ -254,7 +254,7 @@ def test_compare(cli: Any, run: Path) -> None:
 def test_report_writes_again(cli: Any, run: Path, tmp_path: Path) -> None:
     for name in ("report.html", "table.md", "results.csv"):
         (run / name).unlink()
-    told = cli("report", run, "--png", tmp_path / "curves.png")
+    told = cli("report", run, "--figure", tmp_path / "curves.png")
     assert told.code == 0
     assert "report.html" in told.out
     assert all((run / name).stat().st_size > 100 for name in ("report.html", "table.md", "results.csv"))
@@ -376,7 +376,7 @@ def test_python_in_five_lines(tmp_path: Path) -> None:
 def test_compare_tells_the_rounds_to_a_target(cli: Any, run: Path) -> None:
     told = cli("compare", run, "--target", 1)
     assert told.code == 0
-    assert "rounds to 1 %" in told.out
+    assert "Rounds to 1 %" in told.out
     assert "1, 1" in told.out, "every model is better than that after its first round, with both seeds"
     assert "never" in cli("compare", run, "--target", 100).out
     assert cli("compare", run, "--target", 101).code == 2

@@ -18,8 +18,8 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import Machine
 from fedkeep.experiment.runtime import Progress
+from fedkeep.reporting.formats import markdown, rows_csv
 from fedkeep.reporting.summary import summary
-from fedkeep.reporting.table import markdown, rows_csv
 
 RECIPE = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\nalpha = 0.5', 'scheme = "iid"\nclients = 4')
 RECIPE = RECIPE + "\n[tasks]\ntasks = 3\nclasses = 6\n"

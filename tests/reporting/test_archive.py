@@ -15,9 +15,9 @@ from fedkeep.cli.main import main
 from fedkeep.errors import RunError
 from fedkeep.reporting import archive
 from fedkeep.reporting.archive import write_archive
+from fedkeep.reporting.formats import markdown, rows_csv
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
-from fedkeep.reporting.table import markdown, rows_csv
 
 LARGEST = 1 << 20
 

@@ -11,10 +11,11 @@ from synthetic_run import RECIPE, write_run, write_trial
 from fedkeep.errors import RunError
 from fedkeep.reporting.columns import METRICS, rounds_covered
 from fedkeep.reporting.differences import difference, differences, leaders, show_difference
+from fedkeep.reporting.formats import markdown
 from fedkeep.reporting.html import render
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import summary
-from fedkeep.reporting.table import caption, markdown
+from fedkeep.reporting.table import caption
 
 T1 = 12.706204736432095  # Student's t for 95 % with one degree of freedom
 
@@ -141,8 +142,8 @@ def test_windows_of_different_lengths_go_by_no_common_name_and_are_not_compared(
     rows = summary([read_run(long), read_run(short)])
     text = markdown(rows)
     assert "| accuracy, rounds as named |" in text
-    assert "| 35.00 ±0.00 (rounds 3–4) |" in text
-    assert "| 90.00 ±0.00 (round 2) |" in text
+    assert "| 35.00 ±0.00 (rounds 3–4) [35.00, 35.00] |" in text
+    assert "| 90.00 ±0.00 (round 2) [" in text
     found = difference(rows[1], rows[0], "window_mean")
     assert found.seeds == ()
     assert show_difference(found) == "–"

@@ -13,7 +13,7 @@ from synthetic_run import write_demo, write_run, write_trial
 from fedkeep.errors import RunError
 from fedkeep.reporting.html import render, write_report
 from fedkeep.reporting.outputs import write_all
-from fedkeep.reporting.plots import curves, history, inline, save_png, smoothing, spread_out, styles
+from fedkeep.reporting.plots import curves, history, inline, save_figure, smoothing, spread_out, styles
 from fedkeep.reporting.run_folder import Run, read_run
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "image", "circle"}
@@ -199,7 +199,10 @@ def test_a_method_looks_the_same_in_every_figure(demo: Run) -> None:
     only = [trial for trial in demo.trials if trial.label == "SFedKD"]
     colour = curves(only, "forgetting", looks).axes[0].lines[0].get_color()
     assert colour == looks["SFedKD"].colour
-    assert len({(style.colour, style.dashes) for style in styles(map(str, range(40))).values()}) == 40
+    assert len({(style.colour, style.dashes) for style in styles(map(str, range(20))).values()}) == 20
+    served = styles(["A", "A, moving average", "B", "B, mean of the round", "A, moving average (lr=1)"])
+    assert served["A"].colour == served["A, moving average"].colour != served["B"].colour
+    assert served["A, moving average"].dashes not in (served["A"].dashes, served["B, mean of the round"].dashes)
 
 
 def test_direct_labels_keep_apart_within_the_axes() -> None:
@@ -217,7 +220,7 @@ def test_figures_are_deterministic_and_take_the_colours_of_the_page(demo: Run, t
     assert "var(--m0)" in first
     assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r"#a-\w+", "", first))
     assert "<text" in first
-    paths = [save_png(curves(demo.trials, "accuracy"), tmp_path / f"{i}.png") for i in range(2)]
+    paths = [save_figure(curves(demo.trials, "accuracy"), tmp_path / f"{i}.png") for i in range(2)]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert paths[0].read_bytes().startswith(b"\x89PNG")
 

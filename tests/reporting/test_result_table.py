@@ -13,9 +13,10 @@ from synthetic_run import RECIPE, write_run, write_trial
 
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.options import as_table
+from fedkeep.reporting.formats import markdown, rows_csv, trials_csv
 from fedkeep.reporting.run_folder import Run, read_run
 from fedkeep.reporting.summary import Spread, summary
-from fedkeep.reporting.table import human_bytes, markdown, print_table, rows_csv, show, trials_csv
+from fedkeep.reporting.table import human_bytes, print_table, show
 
 
 @pytest.fixture
@@ -157,8 +158,8 @@ def test_markdown_marks_the_best(two_methods: Run) -> None:
     lines = text.splitlines()
     assert lines[0].startswith("| method | seeds | accuracy, round 2 | last | best | forgetting, round 2 | train s |")
     assert {line.count("|") for line in lines[:5]} == {10}
-    assert "| FedAvg (at chance in 2 of 2 seeds) | 2 | 55.00 ±7.07 |" in text
-    assert "| SFedKD (at chance in 1 of 3 seeds) | 3 | 75.00 ±13.23 |" in text
+    assert "| FedAvg (at chance in 2 of 2 seeds) | 2 | 55.00 ±7.07 [-8.53, 118.53] |" in text
+    assert "| SFedKD (at chance in 1 of 3 seeds) | 3 | 75.00 ±13.23 [" in text
     assert "| FedAvg (seed 2, 1 of 2 rounds) | – | – | 10.00 |" in text
 
 
