@@ -39,7 +39,7 @@ from fedkeep.interface import Training
 from fedkeep.models import get_architecture
 from fedkeep.options import as_table
 from fedkeep.reporting.image_grid import image_grid
-from fedkeep.reporting.plots import save_png
+from fedkeep.reporting.plots import save_figure
 from fedkeep.training.classifier import train_classifier
 
 CLASSIFIER_TRAINING = Training(batch_size=64, lr=0.02, momentum=0.9)
@@ -128,7 +128,7 @@ def sample(options: Namespace, console: Console) -> int:
     title = f"{request.generator.card.data}, {request.generator.regime}: {_describe(request.sampler)}"
     figure = image_grid(real, generated["input"].chunk(len(names)), names, title)
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_png(figure, out, dpi=96)
+    save_figure(figure, out, dpi=96)
     _print(console, f"wrote {out}")
     return 0
 

@@ -122,7 +122,7 @@ def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -
     """
     parts = ["% needs \\usepackage{booktabs}, and a source encoded in UTF-8"]
     for name, table in zip(("results", "differences", "target"), tables(rows, against, target), strict=False):
-        columns = range(len(table.heads))
+        columns = list(range(len(table.heads)))
         if name == "results":
             costs = {metric.title for metric in columns_for(trials_of(rows)) if metric.unit != "%"}
             columns = [j for j in columns if table.heads[j] not in costs]
