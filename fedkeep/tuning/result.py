@@ -16,7 +16,7 @@ from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.columns import Metric
-from fedkeep.reporting.plots import COLOURS, FONT_SIZE, GRID, INK, MUTED, PAPER, save_png, theme
+from fedkeep.reporting.plots import COLOURS, FONT_SIZE, GRID, INK, MUTED, PAPER, save_figure, theme
 from fedkeep.reporting.summary import Spread
 from fedkeep.reporting.table import show
 from fedkeep.tuning.space import Point
@@ -149,7 +149,7 @@ def write_tuning(tuning: Tuning) -> None:
     writer.writerow(("method", "point", *(f"value {number}" for number in range(1, tuning.num_seeds + 1))))
     writer.writerows((tuned.method, tuned.label, *tuned.values) for tuned in tuning.points)
     atomic_write(tuning.path / "results.csv", out.getvalue())
-    save_png(draw(tuning), tuning.path / "points.png")
+    save_figure(draw(tuning), tuning.path / "points.png")
     for name, recipe in best_recipes(tuning).items():
         atomic_write(tuning.path / name, recipe.to_toml())
 
