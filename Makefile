@@ -6,7 +6,7 @@ EDITABLE := --config-settings editable_mode=compat
 # One thread each: on a busy machine two threads of a small model can be eight times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-hosts lint audit sbom lock bench bench-peers bench-gpu clean
+.PHONY: fuzz demo test test-slow test-hosts lint audit sbom lock bench bench-peers bench-gpu clean
 
 demo: .venv/core
 	$(BIN)/fedkeep run
@@ -17,6 +17,11 @@ test: .venv/dev lint
 
 test-slow: .venv/dev
 	$(BIN)/python -m pytest -m slow
+
+# Odd recipes, command lines, data files, messages and run folders, an hour of them: make fuzz MINUTES=5 for less.
+MINUTES ?= 60
+fuzz: .venv/dev
+	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
 
 # Four network namespaces, as root; FEDKEEP_DATA names the folder with Fashion-MNIST.
 test-hosts: .venv/dev

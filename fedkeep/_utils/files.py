@@ -35,3 +35,22 @@ def atomic_write(path: str | Path, content: bytes | str) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether a path names a file; false for names that no file can have.
+
+    Parameters
+    ----------
+    path : Path
+        The path. Python raises errors for names that are too long.
+
+    Returns
+    -------
+    bool
+        True for a file, or a link to one.
+    """
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

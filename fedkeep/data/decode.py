@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep._utils.files import is_file
 from fedkeep._utils.libraries import require_optional
 from fedkeep.errors import DataError, in_one_line
 
@@ -94,16 +95,9 @@ def _source(encoded: Any, row: int, where: str) -> Any:
     if encoded is None:
         raise DataError(f"{where}: row {row} has no image. Remove the row.")
     # A pipe or a device would be read for ever.
-    if isinstance(encoded, str | Path) and not _is_file(encoded):
+    if isinstance(encoded, str | Path) and not is_file(Path(encoded)):
         raise DataError(f"{where}: row {row} names the image {str(encoded)[:200]!r}, which is no file.")
     return encoded
-
-
-def _is_file(path: str | Path) -> bool:
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):  # a name that is too long, or with a NUL
-        return False
 
 
 def _open(pillow: Any, source: Any, formats: list[str], row: int, where: str) -> Any:

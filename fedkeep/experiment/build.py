@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from fedkeep._utils import seeds
 from fedkeep.data import Data, DataSet, Federation, load
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.dedup import without_images
 from fedkeep.data.holdout import validated
-from fedkeep.errors import ConfigError, DataError
+from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.model_config import (
     client_architectures,
     resolve_pretrained,
@@ -22,10 +25,13 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.generation.diffusion._libraries import check_installed
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
-from fedkeep.models import Architecture, architectures
+from fedkeep.models import Architecture, Pretrained, architectures
 from fedkeep.models.custom import Custom
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_runner import Factory
+
+COPIES = 4
+"""Least number of copies of a network's weights in training: two networks, the initial weights, and gradients."""
 
 
 def load_data(
@@ -434,6 +440,57 @@ def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path
             generator.check_classes(names, data_dir)
             if recipe.generator.by_task:
                 generator.check_task(task, names[bounds[task - 1] : bounds[task]], data_dir)
+
+
+def check_network(model: Architecture, federation: Federation, data_dir: str | Path | None = None) -> nn.Module:
+    """Build a network on trial.
+
+    Parameters
+    ----------
+    model : Architecture
+        The network.
+    federation : Federation
+        The federation, with the inputs' shape and the classes.
+    data_dir : str or Path, optional
+        The folder of local extractors.
+
+    Returns
+    -------
+    nn.Module
+        The network, without memory for its weights where that is possible.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be built, or cannot be trained within this machine's memory.
+    """
+    shape, classes = federation.dataset.shape, federation.cumulative_classes[0]
+    model = resolve_pretrained(model, data_dir)
+    if isinstance(model, Custom | Pretrained):  # it is not known whether they can be built without memory
+        with seeds.temporary_seed(0):
+            return model.build(shape, classes)
+    try:
+        with torch.device("meta"):
+            network = model.build(shape, classes)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ConfigError(
+            f"the network {model.name} cannot be built with these options: {in_one_line(error, 200)}. Lower them."
+        ) from error
+    size = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
+    if COPIES * size > (memory := _memory()):
+        raise ConfigError(
+            f"the network {model.name} has {size / 2**30:,.1f} GiB of weights with these options. Training needs "
+            f"{COPIES} times that, and this machine has {memory / 2**30:,.1f} GiB of memory. Make its layers smaller."
+        )
+    return network
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this machine."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return 2**40
 
 
 def class_names(federation: Federation) -> tuple[str, ...]:

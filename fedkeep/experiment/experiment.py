@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils import seeds
 from fedkeep.data import Federation
 from fedkeep.experiment.build import (
     build_federation,
@@ -17,9 +16,10 @@ from fedkeep.experiment.build import (
     check_device,
     check_generator,
     check_inputs,
+    check_network,
 )
 from fedkeep.experiment.description import describe_partition, describe_trial
-from fedkeep.experiment.model_config import client_architectures, resolve_pretrained
+from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.paths import is_finished, trial_folder, trial_name
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
@@ -94,10 +94,7 @@ class Experiment:
             check_augmentation(recipe, federation)
             check_generator(recipe, federation, data_dir)
         for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
-            with seeds.temporary_seed(0):
-                network = resolve_pretrained(model, data_dir).build(
-                    federation.dataset.shape, federation.cumulative_classes[0]
-                )
+            network = check_network(model, federation, data_dir)
             check_batch_size(network, recipe.training)
 
     def simulation(self, method: Method, seed: int) -> Simulation:

@@ -9,11 +9,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedkeep._utils.files import is_file
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.partition import schemes
 from fedkeep.data.server_data import Auxiliary, Public
-from fedkeep.errors import ConfigError, did_you_mean, nearest
+from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
 from fedkeep.experiment.model_config import read_client_models, read_model
 from fedkeep.experiment.overrides import SECTIONS, add_grids, apply_overrides, expand_grids, merge_tables
 from fedkeep.experiment.recipe import Method, Recipe
@@ -188,10 +189,7 @@ def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
     ConfigError
         For anything that cannot be run as written, with the nearest valid name.
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"cannot read {where}: {error}") from error
+    table = _parse(text, where)
     return _build(where, table, where, allow_code)
 
 
@@ -216,18 +214,21 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
     path = Path(name)
     if path.suffix != ".toml":
         path = ROOT / f"{name}.toml"
-        if not path.is_file():
+        if not is_file(path):
             raise _unknown_recipe(name)
-    if path.resolve() in chain:
-        raise ConfigError(f"recipe {name!r} extends itself, by way of {', '.join(link.name for link in chain)}.")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.resolve() in chain:
+            raise ConfigError(f"recipe {name!r} extends itself, by way of {', '.join(link.name for link in chain)}.")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
             f"there is no file {name!r}. Give a path to a recipe, or a name such as demo. See: fedkeep recipes."
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read the recipe {name!r}: {error}") from error
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
+        raise ConfigError(f"cannot read the recipe {in_one_line(repr(name), 200)}: {error}") from error
+    table = _parse(text, f"the recipe {name!r}")
     for section in SECTIONS:
         _section(table, section, f"recipe {name!r}")
     _method_tables(table, f"recipe {name!r}")
@@ -238,6 +239,16 @@ def _read(name: str, chain: tuple[Path, ...]) -> tuple[dict[str, Any], str]:
         parent_name = str(path.parent / parent) if parent.endswith(".toml") else parent
         base = merge_tables(base, _read(parent_name, (*chain, path.resolve()))[0])
     return merge_tables(base, table), f"recipe {name!r}"
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    """Return the table of a TOML file."""
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # of TOML, or of an integer of more than 4,300 digits
+        raise ConfigError(f"cannot read {where}: {in_one_line(error, 300)}") from error
+    except RecursionError as error:
+        raise ConfigError(f"cannot read {where}: its tables or lists are nested too deeply.") from error
 
 
 def _unknown_recipe(name: str) -> ConfigError:

@@ -22,6 +22,10 @@ from fedkeep.reporting.trial import TrialResult
 from fedkeep.simulation.schedule import Schedule
 
 SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
+NUMBERS = {
+    "task", "round", "loss", "examples", "down", "up", "test_loss", "train", "teachers", "evaluate", "round_seconds",
+    "checkpoint", "server",
+}  # fmt: skip
 KINDS = {"seed": int, "rounds": int, "options": dict, "test_total": list, "versions": list}  # in a trial's description
 
 
@@ -39,7 +43,7 @@ class Run:
         """Return the recipe as a table; empty where it is missing or is no TOML."""
         try:
             return tomllib.loads(self.recipe)
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             return {}
 
     @property
@@ -78,7 +82,8 @@ def read_run(path: str | Path) -> Run:
     if not (root / "run.json").is_file():
         raise RunError(_not_a_run(path))
     info = _read_json(root / "run.json")
-    recipe = read_bytes(root / "recipe.toml").decode() if (root / "recipe.toml").is_file() else ""
+    # Tables need the order of methods only, and take it from what can be read.
+    recipe = read_bytes(root / "recipe.toml").decode(errors="replace") if (root / "recipe.toml").is_file() else ""
     held = root / TRIALS
     folders = sorted(held.iterdir(), key=lambda folder: folder.name) if held.is_dir() else []
     trials = [_read_trial(folder, path / TRIALS / folder.name) for folder in folders if (folder / TRIAL_FILE).is_file()]
@@ -191,10 +196,32 @@ def _read_lines(path: Traversable) -> list[dict[str, Any]]:
                 f"{path}, line {number} is damaged: expected one JSON object a line; only the last may be cut. "
                 "Restore the file, or repeat the run from its recipe.toml."
             ) from None
-        if not isinstance(row, dict) or type(row.get("round")) is not int:
-            raise RunError(f"{path}, line {number}: expected an object with a 'round', an integer.")
+        if not isinstance(row, dict) or type(row.get("round")) is not int or type(row.get("task", 1)) is not int:
+            raise RunError(f"{path}, line {number}: expected an object with a 'round' and a 'task', two integers.")
+        wrong = next((name for name, value in row.items() if not _fits(name, value)), None)
+        if wrong is not None:
+            raise RunError(
+                f"{path}, line {number}: {wrong!r} is of another kind than a run writes. Restore the file, or repeat "
+                "the run from its recipe.toml."
+            )
         rows.append(row)
     return rows
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Tell whether a value in a round's record is of the kind that a run writes under this name."""
+    if name in ("lost", "log", "served"):
+        return isinstance(value, dict)
+    if name in ("cohort", "correct", "refused"):
+        return isinstance(value, list) and (name != "correct" or all(map(_is_number, value)))
+    if name in NUMBERS or name.startswith("step "):
+        return value is None or _is_number(value)
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    # Of larger integers there is no float.
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _by_round(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

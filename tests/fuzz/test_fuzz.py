@@ -1,0 +1,39 @@
+"""A few hundred odd inputs of each kind, always the same ones; `make fuzz` tries others for an hour."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+sys.path.append(str(Path(__file__).parents[1] / "reporting"))
+
+pytest.importorskip("pyarrow")
+
+from targets import TARGETS
+
+EXAMPLES = {"recipes": 40, "command lines": 25, "data files": 40, "messages": 250, "run folders": 50}
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_odd_input_is_accepted_or_refused_with_a_clear_error(name: str) -> None:
+    drawn, check = TARGETS[name]
+    outcomes = set()
+
+    @settings(
+        max_examples=EXAMPLES[name],
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drawn)
+    def try_one(given_input: Any) -> None:
+        outcomes.add(check(given_input))
+
+    try_one()
+    assert "accepted" in outcomes, "inputs are so odd that nothing behind the first check is reached"
