@@ -51,19 +51,24 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.sequential.sfedkd import SFedKD
     from fedkeep.api import resume, run
     from fedkeep.data import load
+    from fedkeep.data.partition import IID, ByColumn
     from fedkeep.errors import FedKeepError
     from fedkeep.experiment.recipe import Recipe
     from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
     from fedkeep.experiment.runtime import Machine
     from fedkeep.export.files import export_model
     from fedkeep.export.prediction import load_model, predict
+    from fedkeep.interface import Training
     from fedkeep.interface.algorithm import get_algorithm
     from fedkeep.models.custom import custom
-    from fedkeep.reporting.run_folder import read_run
+    from fedkeep.results import read_run
     from fedkeep.simulation.callbacks import Callback
     from fedkeep.tuning.tune import tune
 
 _MODULES = {
+    "Training": "fedkeep.interface",
+    "ByColumn": "fedkeep.data.partition",
+    "IID": "fedkeep.data.partition",
     "ASD": "fedkeep.algorithms.parallel.asd",
     "AVER": "fedkeep.algorithms.sequential.aver",
     "CAMKD": "fedkeep.algorithms.sequential.aver",
@@ -117,7 +122,7 @@ _MODULES = {
     "load_model": "fedkeep.export.prediction",
     "load_recipe": "fedkeep.experiment.recipe_loader",
     "predict": "fedkeep.export.prediction",
-    "read_run": "fedkeep.reporting.run_folder",
+    "read_run": "fedkeep.results",
     "recipe_names": "fedkeep.experiment.recipe_loader",
     "resume": "fedkeep.api",
     "run": "fedkeep.api",
@@ -134,10 +139,12 @@ __all__ = [
     "EBKD",
     "EWCKD",
     "FTKD",
+    "IID",
     "LANDER",
     "MOON",
     "SCAFFOLD",
     "TARGET",
+    "ByColumn",
     "Callback",
     "FLwF2T",
     "FedADKD",
@@ -172,6 +179,7 @@ __all__ = [
     "Recipe",
     "SFedKD",
     "SeqKeep",
+    "Training",
     "custom",
     "export_model",
     "get_algorithm",

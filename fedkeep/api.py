@@ -1,50 +1,86 @@
-"""FedKeep's Python functions: run a recipe, and resume a run."""
+"""FedKeep's Python functions: run a recipe or what is given in Python, and resume a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import multiprocessing
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkeep.errors import ConfigError
+from torch import nn
+
+from fedkeep.data import DataSet
+from fedkeep.data.partition import Scheme
+from fedkeep.errors import RunError
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.overrides import SECTIONS
-from fedkeep.experiment.recipe import Recipe, with_methods
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.python_recipe import architecture_of, examples_of, for_workers, make_recipe, own_classes
+from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.run import open_run, prepare_run, retry_command
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.experiment.trial_runner import run_trials
-from fedkeep.interface import Algorithm
+from fedkeep.interface import Algorithm, Training
+from fedkeep.models import Architecture
+from fedkeep.models.custom import Custom, Factory
+from fedkeep.notebook import NotebookProgress, in_notebook
 from fedkeep.reporting.outputs import write_all
-from fedkeep.reporting.run_folder import Run
+from fedkeep.results import RunResult, result_of
 from fedkeep.simulation.callbacks import Callback
+
+Method = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
+Examples = str | Path | DataSet | tuple[Any, ...]
+Rows = Mapping[str, Any] | Sequence[Any]
 
 
 def run(
-    recipe: str | Recipe = "demo",
+    recipe: str | Path | Recipe | None = None,
     *,
-    methods: Iterable[Algorithm[Any, Any]] | None = None,
-    seeds: Sequence[int] | None = None,
+    data: Examples | None = None,
+    partition: str | Scheme | Rows | None = None,
+    model: str | Architecture | nn.Module | Factory | type[nn.Module] | None = None,
+    training: Training | None = None,
+    methods: Method | Iterable[Method] | None = None,
     rounds: int | None = None,
+    cohort: int | None = None,
+    seeds: int | Sequence[int] | None = None,
+    title: str | None = None,
     settings: Sequence[str] = (),
     out: str | Path | None = None,
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Run:
-    """Run a recipe and write its report beside its records.
+) -> RunResult:
+    """Run a recipe, or what is given here, and write its report beside its records.
+
+    What is given takes the place of the recipe's. With ``data`` and no recipe, ``model`` and ``partition`` are needed
+    too, and everything else has default values.
 
     Parameters
     ----------
-    recipe : str or Recipe
-        A recipe's name, a path to a .toml file, or a `Recipe`.
-    methods : Iterable[Algorithm], optional
-        Methods to run instead of the recipe's, such as ``[FedSeq(), SFedKD(teachers=3)]``.
-    seeds : Sequence[int], optional
-        Seeds to run instead of the recipe's.
+    recipe : str or Path or Recipe, optional
+        A recipe's name, a path to a .toml file, or a `Recipe`; default: ``demo``, if there are no ``data``.
+    data : str or Path or DataSet or tuple, optional
+        ``(x, y, x_test, y_test)`` as tensors or arrays, or ``(x, y)``, of which a fifth is held out for the test; a
+        `DataSet`; or the name of a data set or its path. x are uint8 images ``[n, channels, height, width]``,
+        floating-point numbers ``[n, ...]`` or token ids, int64 ``[n, length]``; y are integers or names ``[n]``.
+    partition : Scheme or Mapping[str, Sequence[int]] or Sequence[Sequence[int]] or str, optional
+        A scheme, such as ``Dirichlet(0.1, num_clients=20)``; the training rows of each client, by its name or in the
+        clients' order; or a column of the data, of which each value is a client.
+    model : str or Architecture or nn.Module or type or Callable, optional
+        A name such as ``"lenet5"``; a class or function without arguments or of (shape, classes), which is called for
+        each network; or a network, whose weights every seed begins with.
+    training : Training, optional
+        The settings of local training.
+    methods : Iterable[Algorithm or str], optional
+        The methods, such as ``[FedSeq(), SFedKD(teachers=3)]``, or their names, such as ``["fedseq"]``.
     rounds : int, optional
-        Rounds to run instead of the recipe's.
+        Communication rounds.
+    cohort : int, optional
+        Clients in a round.
+    seeds : int or Sequence[int], optional
+        How many seeds, of 0, 1, 2, ..., or which.
+    title : str, optional
+        The title of tables and report.
     settings : Sequence[str]
         Changes to a recipe given by name, written as ``"training.lr=0.05"``.
     out : str or Path, optional
@@ -52,14 +88,14 @@ def run(
     machine : Machine, optional
         Device, threads and workers; default: this process, one thread, on the CPU.
     on_progress : Callable[[Progress], None], optional
-        Called after every round.
+        Called after every round; default: in a notebook, a line under the cell.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process (see `fedkeep.simulation.callbacks`). Workers then
         share cohorts instead of trials.
 
     Returns
     -------
-    Run
+    RunResult
         The finished run.
 
     Raises
@@ -67,67 +103,106 @@ def run(
     FedKeepError
         For anything that cannot be run, before any training starts; the message says what to do.
     """
-    if isinstance(recipe, str):
-        recipe = load_recipe(recipe, settings=settings, seeds=seeds, rounds=rounds)
-    elif settings:
-        raise ConfigError("settings change a recipe given by name; change a Recipe with dataclasses.replace.")
-    else:
-        recipe = replace(
-            recipe,
-            seeds=recipe.seeds if seeds is None else tuple(seeds),
-            run=recipe.run if rounds is None else replace(recipe.run, rounds=rounds),
-        )
-    method_settings = [setting for setting in settings if setting.partition(".")[0].strip() not in SECTIONS]
-    if methods is not None and method_settings:
-        raise ConfigError(f"settings {method_settings} change methods, and methods are given. Set their options there.")
-    if methods is not None:
-        recipe = with_methods(recipe, methods)
-    experiment = Experiment(recipe, machine or Machine())
-    folder = prepare_run(experiment, out, ["fedkeep.run", recipe.name])
-    retry = retry_command(folder, experiment.machine)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=_only_after_rounds(on_progress), callbacks=callbacks)
-    return write_all(folder)
+    _refuse_workers("run")
+    given = make_recipe(
+        recipe,
+        data=data,
+        partition=partition,
+        model=model,
+        training=training,
+        methods=methods,
+        rounds=rounds,
+        cohort=cohort,
+        seeds=seeds,
+        title=title,
+        settings=settings,
+        machine=machine,
+    )
+    machine = machine or Machine()
+    experiment = Experiment(given, for_workers(given, machine))
+    folder = prepare_run(experiment, out, ["fedkeep.run", given.name])
+    retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks)
+    return _read(folder, experiment.recipe)
 
 
 def resume(
     folder: str | Path,
     *,
+    data: Examples | None = None,
+    partition: Rows | None = None,
+    model: nn.Module | Factory | type[nn.Module] | None = None,
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Run:
+) -> RunResult:
     """Continue a run that was stopped. The results are the same as without the stop.
 
     Parameters
     ----------
     folder : str or Path
         The run folder.
+    data : DataSet or tuple, optional
+        The examples, if they were given in Python and are no longer in the cache folder.
+    partition : Mapping or Sequence, optional
+        The clients' rows, if these were given in Python too.
+    model : nn.Module or type or Callable, optional
+        The network, if it was given in Python and cannot be imported: that of a notebook, for one.
     machine : Machine, optional
         Workers and folders; device, threads and stack are those with which the run began.
     on_progress : Callable[[Progress], None], optional
-        Called after every round.
+        Called after every round; default: in a notebook, a line under the cell.
     callbacks : Sequence[Callback]
         Called around the rounds of every trial, in this process.
 
     Returns
     -------
-    Run
+    RunResult
         The finished run.
 
     Raises
     ------
     FedKeepError
-        If the folder is not a run folder, or the run cannot be continued.
+        If the folder is not a run folder, or the run cannot be continued, such as with other data or another network.
     """
-    folder = Path(folder)
-    experiment = open_run(folder, machine or Machine())
-    retry = retry_command(folder, experiment.machine)
-    run_trials(experiment.trials(folder), retry=retry, on_progress=_only_after_rounds(on_progress), callbacks=callbacks)
-    return write_all(folder)
+    _refuse_workers("resume")
+    folder, machine = Path(folder), machine or Machine()
+    experiment = open_run(folder, machine, None if model is None else architecture_of(model))
+    if data is not None:
+        found = examples_of(data, partition, machine.data_dir)
+        if found != experiment.recipe.data:
+            raise RunError(
+                f"{folder} was begun with {experiment.recipe.data}, and these data are {found}. Give the former."
+            )
+    experiment = Experiment(experiment.recipe, for_workers(experiment.recipe, experiment.machine))
+    retry, report = _retry(folder, experiment.recipe, machine), _only_after_rounds(on_progress)
+    run_trials(experiment.trials(folder), retry=retry, on_progress=report, callbacks=callbacks)
+    return _read(folder, experiment.recipe)
+
+
+def _retry(folder: Path, recipe: Recipe, machine: Machine) -> str:
+    """Return what continues a run after a failure."""
+    in_python = f"fedkeep.resume({str(folder)!r}) in Python"
+    return in_python if own_classes(recipe) else retry_command(folder, machine)
+
+
+def _read(folder: Path, recipe: Recipe) -> RunResult:
+    """Write the report of a run, and return the run."""
+    return result_of(write_all(folder), recipe.model if isinstance(recipe.model, Custom) else None)
+
+
+def _refuse_workers(name: str) -> None:
+    """End a worker process that runs its parent's program from the top, and say what the program lacks."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(
+            f"worker processes import this program, which must not call fedkeep.{name} then: put the call under "
+            'if __name__ == "__main__":'
+        )
 
 
 def _only_after_rounds(on_progress: OnProgress | None) -> OnProgress:
     """Return a function that leaves out reports within a round, so that there is one call for each round."""
+    on_progress = NotebookProgress() if on_progress is None and in_notebook() else on_progress
 
     def report(progress: Progress) -> None:
         if on_progress is not None and not progress.activity:

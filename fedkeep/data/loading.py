@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedkeep.data import cache
+from fedkeep.data import cache, given
 from fedkeep.data.arrays import from_arrays, read_npz
 from fedkeep.data.assemble import assemble
 from fedkeep.data.catalog import CATALOG, CatalogEntry, data_folder
@@ -73,6 +73,8 @@ def load(name: str, *, data_dir: str | Path | None = None, options: DataOptions 
         raise DataError(f"The columns and sizes of {name!r} are known. Leave all but its name out of [data].")
     if name == "digits":
         return _load_digits()
+    if name.startswith(given.PREFIX):
+        return given.find(name)
     if name in _FEMNIST_SUBSETS:
         return _FEMNIST_SUBSETS[name](load("femnist", data_dir=data_dir))
     by_hub_id = {entry.hub: entry for entry in reversed([*CATALOG.values()]) if entry.hub}  # the first of several

@@ -23,6 +23,7 @@ from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.paths import is_finished, trial_folder, trial_name
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
+from fedkeep.models.custom import describe_network
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_runner import check_batch_size
 
@@ -96,6 +97,17 @@ class Experiment:
         for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
             network = check_network(model, federation, data_dir)
             check_batch_size(network, recipe.training)
+
+    def describe_network(self) -> dict[str, Any]:
+        """Describe a user's network, so that a resumed run notices another one.
+
+        Returns
+        -------
+        dict
+            Its digest, and shape and number of classes for which it was built; empty for FedKeep's architectures.
+        """
+        federation = self.federation(self.recipe.seeds[0])
+        return describe_network(self.recipe.model, federation.dataset.shape, federation.cumulative_classes[0])
 
     def simulation(self, method: Method, seed: int) -> Simulation:
         """Return the simulation of a trial, before its first round.

@@ -7,8 +7,12 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from fedkeep.errors import ConfigError
+
+_PREFIX = "fedkeep_used_"
+"""What the names of modules begin with that were imported from files."""
 
 
 def import_user_code(names: Iterable[str]) -> None:
@@ -41,10 +45,58 @@ def import_user_code(names: Iterable[str]) -> None:
                 ) from error
 
 
+def why_not_importable(value: Any) -> str | None:
+    """Return why another process cannot import a class or function by its name; None if it can.
+
+    Parameters
+    ----------
+    value : Any
+        A class or function.
+
+    Returns
+    -------
+    str or None
+        Such as ``Net is defined in a notebook``.
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module is None or name is None:
+        return f"{value!r:.60} is an object, not a class or function of a file"
+    if "<lambda>" in name:
+        return "a lambda has no name"
+    if "<" in name:
+        return f"{name.rpartition('.')[2]} is defined inside a function"
+    if module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        return f"{name} is defined in a notebook or an interactive session"
+    return None
+
+
+def modules_of(values: Iterable[Any]) -> list[str]:
+    """Return what `import_user_code` has to import so that classes of the user's exist in another process.
+
+    Parameters
+    ----------
+    values : Iterable[Any]
+        Classes, which `why_not_importable` passes.
+
+    Returns
+    -------
+    list[str]
+        Modules and files, without the main program, which Python imports itself.
+    """
+    found: dict[str, None] = {}
+    for value in values:
+        module = sys.modules.get(value.__module__)
+        if module is None or value.__module__ == "__main__":
+            continue
+        imported_from = str(module.__file__) if value.__module__.startswith(_PREFIX) else value.__module__
+        found[imported_from] = None
+    return list(found)
+
+
 def _import_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"--use {path}: there is no such file.")
-    name = f"fedkeep_used_{path.stem}"
+    name = f"{_PREFIX}{path.stem}"
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(path.resolve()):
         return

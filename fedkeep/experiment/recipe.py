@@ -17,7 +17,7 @@ from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import ClientModel, check_clients, model_to_table
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
-from fedkeep.interface import Algorithm, Training, algorithms
+from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
 from fedkeep.simulation.defense import Defense
@@ -214,36 +214,53 @@ class Recipe:
         return {"name": self.data} | ({"validation": self.validation} if self.validation else {}) | options
 
 
-def with_methods(recipe: Recipe, instances: Iterable[Algorithm[Any, Any]]) -> Recipe:
-    """Return a recipe with other methods.
+def select_methods(
+    recipe: Recipe, methods: Iterable[Algorithm[Any, Any] | type[Algorithm[Any, Any]] | str]
+) -> tuple[Method, ...]:
+    """Return the methods that a recipe shall run instead of its own.
 
     Parameters
     ----------
     recipe : Recipe
         The recipe.
-    instances : Iterable[Algorithm]
-        The methods, with their options.
+    methods : Iterable[Algorithm or type[Algorithm] or str]
+        The methods: with their options; as classes, with default options; or by name or label, with the options that
+        the recipe gives them.
 
     Returns
     -------
-    Recipe
-        The recipe that runs these methods instead of its own.
+    tuple[Method, ...]
+        The methods with their labels.
 
     Raises
     ------
     ConfigError
-        For an object that is not a method, or a method that lacks something in the recipe.
+        For an object that is not a method.
     """
-    instances = list(instances)
-    for instance in instances:
-        if not isinstance(instance, Algorithm):
-            raise ConfigError(f"methods must be method objects, such as [fedkeep.FedSeq()], not {instance!r}.")
-    methods: list[Method] = []
-    for instance in instances:
-        label = type(instance).title or type(instance).__name__
-        taken = sum(m.label == label or m.label.startswith(f"{label} ") for m in methods)
-        methods.append(Method(f"{label} {taken + 1}" if taken else label, instance))
-    return replace(recipe, methods=tuple(methods))
+    chosen: list[Method] = []
+    for wanted in methods:
+        for found in _find_methods(recipe, wanted):
+            taken = sum(m.label == found.label or m.label.startswith(f"{found.label} ") for m in chosen)
+            chosen.append(replace(found, label=f"{found.label} {taken + 1}") if taken else found)
+    return tuple(chosen)
+
+
+def _find_methods(recipe: Recipe, wanted: Any) -> list[Method]:
+    if isinstance(wanted, str):
+        listed = [m for m in recipe.methods if wanted.lower() in (m.label.lower(), m.algorithm.name())]
+        if listed:
+            return listed
+        wanted = get_algorithm(wanted)
+    if isinstance(wanted, type) and issubclass(wanted, Algorithm):
+        if missing := sorted(getattr(wanted, "__abstractmethods__", ())):
+            raise ConfigError(f"{wanted.__name__} is no method yet: it does not define {', '.join(missing)}.")
+        wanted = wanted()
+    if not isinstance(wanted, Algorithm):
+        raise ConfigError(
+            f"methods must be methods such as [fedkeep.FedSeq(), fedkeep.SFedKD(teachers=3)] or their names, such as "
+            f"['fedseq'], not {wanted!r:.80}."
+        )
+    return [Method(type(wanted).title or type(wanted).__name__, wanted)]
 
 
 def _validate(recipe: Recipe) -> None:

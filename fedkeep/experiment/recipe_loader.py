@@ -20,6 +20,7 @@ from fedkeep.experiment.overrides import SECTIONS, add_grids, apply_overrides, e
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithms, get_algorithm
+from fedkeep.models import Architecture
 from fedkeep.options import Options, build
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.schedule import Schedule
@@ -117,6 +118,7 @@ def load_recipe(
     rounds: int | None = None,
     allow_code: bool = False,
     grid: bool | Sequence[str] | None = None,
+    model: Architecture | None = None,
 ) -> Recipe:
     """Read a recipe by name or path, apply changes, and check all of it.
 
@@ -139,6 +141,8 @@ def load_recipe(
         Run a method once for every combination of the options in its ``grid``. A sequence adds to the grids, such as
         ``["sfedkd.tau=1,2,4"]``. By default the grids of a recipe are run, except in a recipe with a paper's numbers,
         whose grids say what the paper tuned; False leaves all out.
+    model : Architecture, optional
+        The model of a recipe whose own cannot be imported, since it was given in Python.
 
     Returns
     -------
@@ -164,10 +168,10 @@ def load_recipe(
         title = table.get("title", name) if name.endswith(".toml") else name
         table["title"] = f"{title} (changed: {', '.join(settings)})"
     table["methods"] = expand_grids(_method_tables(table, where), expand, where)
-    return _build(name, table, where, allow_code)
+    return _build(name, table, where, allow_code, model)
 
 
-def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
+def parse_recipe(text: str, where: str, *, allow_code: bool = False, model: Architecture | None = None) -> Recipe:
     """Read a recipe that `Recipe.to_toml` wrote, and check all of it.
 
     Parameters
@@ -178,6 +182,8 @@ def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
         What error messages call it.
     allow_code : bool
         Let the recipe name a model as ``package.module:function``, which is then imported.
+    model : Architecture, optional
+        The model of a recipe whose own cannot be imported, since it was given in Python.
 
     Returns
     -------
@@ -190,7 +196,7 @@ def parse_recipe(text: str, where: str, *, allow_code: bool = False) -> Recipe:
         For anything that cannot be run as written, with the nearest valid name.
     """
     table = _parse(text, where)
-    return _build(where, table, where, allow_code)
+    return _build(where, table, where, allow_code, model)
 
 
 def read_paper_section(name: str) -> Mapping[str, Any]:
@@ -271,7 +277,7 @@ def _select_methods(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list
     return selected
 
 
-def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Recipe:
+def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model: Architecture | None = None) -> Recipe:
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"{where}: unknown key {key!r}.{did_you_mean(key, KEYS)}")
@@ -286,7 +292,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool) -> Re
         raise ConfigError(f"{where}: there is no partition scheme {scheme!r}.{did_you_mean(str(scheme), schemes())}")
     partition = build(schemes()[scheme], sections["partition"], f"{where}, [partition]")
     parts: dict[str, Any] = {
-        "model": read_model(sections["model"], f"{where}, [model]", allow_code),
+        "model": model or read_model(sections["model"], f"{where}, [model]", allow_code),
         "methods": _methods(_method_tables(table, where), where),
         "seeds": table.get("seeds", [0]),
         "client_models": read_client_models(table.get("client_models", []), where, allow_code),

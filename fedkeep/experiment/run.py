@@ -7,11 +7,12 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import ConfigError, RunError
@@ -20,6 +21,8 @@ from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
+from fedkeep.models import Architecture
+from fedkeep.models.custom import describe_network
 
 
 def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequence[str] = ()) -> Path:
@@ -47,10 +50,16 @@ def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequenc
         If the experiment cannot be run.
     """
     experiment.check()
-    return create_run_folder(experiment.recipe, out, experiment.machine, command)
+    return create_run_folder(experiment.recipe, out, experiment.machine, command, network=experiment.describe_network())
 
 
-def create_run_folder(recipe: Recipe, out: str | Path | None, machine: Machine, command: Sequence[str] = ()) -> Path:
+def create_run_folder(
+    recipe: Recipe,
+    out: str | Path | None,
+    machine: Machine,
+    command: Sequence[str] = (),
+    network: Mapping[str, Any] | None = None,
+) -> Path:
     """Create a run folder for a recipe that was checked before.
 
     Parameters
@@ -63,6 +72,8 @@ def create_run_folder(recipe: Recipe, out: str | Path | None, machine: Machine, 
         The machine, of which device, threads and stack are recorded.
     command : Sequence[str]
         The command line, which is recorded.
+    network : Mapping[str, object], optional
+        What is recorded of a user's network (see `Experiment.describe_network`).
 
     Returns
     -------
@@ -93,6 +104,8 @@ def create_run_folder(recipe: Recipe, out: str | Path | None, machine: Machine, 
         "recipe": recipe.name,
         "git": revision(),
     }
+    if network:
+        info["network"] = dict(network)
     atomic_write(folder / "recipe.toml", recipe.to_toml())
     atomic_write(folder / "run.json", json.dumps(info, indent=2))
     return folder
@@ -105,7 +118,7 @@ def _content(folder: Path) -> list[Path]:
     return content if begun else [path for path in content if path.name != "recipe.toml" and path.suffix != ".tmp"]
 
 
-def open_run(folder: Path, machine: Machine) -> Experiment:
+def open_run(folder: Path, machine: Machine, model: Architecture | None = None) -> Experiment:
     """Return the experiment of a run folder, to continue it.
 
     Parameters
@@ -115,6 +128,8 @@ def open_run(folder: Path, machine: Machine) -> Experiment:
     machine : Machine
         The machine. Its device, threads and stack are replaced by those with which the run began, since results
         depend on them.
+    model : Architecture, optional
+        The user's network, if it was given in Python and cannot be imported.
 
     Returns
     -------
@@ -124,13 +139,33 @@ def open_run(folder: Path, machine: Machine) -> Experiment:
     Raises
     ------
     RunError
-        If the folder is not a run folder.
+        If the folder is not a run folder, or the run began with another network.
     """
     for name in ("run.json", "recipe.toml"):
         if not (folder / name).is_file():
             raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
-    recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code)
+    recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code, model=model)
+    begun = _recorded_network(folder)
+    if model is not None and begun is None:
+        raise RunError(f"{folder} was begun with a network of its recipe. Leave model= out to continue it.")
+    if begun is not None and begun != describe_network(recipe.model, tuple(begun["shape"]), begun["classes"]):
+        raise RunError(
+            f"{folder} was begun with another network than {recipe.model.name} is now, so that its rounds would not "
+            "belong together. Restore the former network, or begin a new run."
+        )
     return Experiment(recipe, recorded_machine(folder, machine))
+
+
+def _recorded_network(folder: Path) -> Mapping[str, Any] | None:
+    """Return what a run folder records of a user's network; None for a network of FedKeep."""
+    try:
+        found = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("network")
+        if found is not None and not {"shape", "classes", "digest"} <= found.keys():
+            raise ValueError("its 'network' is incomplete")
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error
+    network: Mapping[str, Any] | None = found
+    return network
 
 
 def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:

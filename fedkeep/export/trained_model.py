@@ -14,7 +14,7 @@ from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.interface import Algorithm, get_algorithm
-from fedkeep.models import Weights
+from fedkeep.models import Architecture, Weights
 from fedkeep.models.predictor import Predictor, build_predictor
 from fedkeep.reporting.run_folder import SERVED, Run, method_of
 from fedkeep.reporting.trial import TrialResult
@@ -65,7 +65,13 @@ class TrainedModel:
 
 
 def trained_model(
-    run: Run, *, method: str | None = None, seed: int | None = None, average: bool = False, allow_code: bool = False
+    run: Run,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    average: bool = False,
+    allow_code: bool = False,
+    model: Architecture | None = None,
 ) -> TrainedModel:
     """Read a trained model from a run folder.
 
@@ -81,6 +87,8 @@ def trained_model(
         Read an average of models (``run.served``) instead of the first evaluation model.
     allow_code : bool
         Let the recipe import its network.
+    model : Architecture, optional
+        The network, if it was given in Python and cannot be imported.
 
     Returns
     -------
@@ -109,7 +117,7 @@ def trained_model(
     trial = next(
         other for other in run.trials if (other.label, other.seed) == (method_of(label) + SERVED[which], trial.seed)
     )
-    recipe = parse_recipe(run.recipe, f"{run.path / 'recipe.toml'}", allow_code=allow_code)
+    recipe = parse_recipe(run.recipe, f"{run.path / 'recipe.toml'}", allow_code=allow_code, model=model)
     weights = _read_weights(trial, "model.safetensors" if which == served[0] else f"model-{which}.safetensors")
     if "input" not in trial.info:
         raise RunError(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+import hashlib
 import importlib
 import inspect
 import re
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.models.base import Architecture, Network, Shape
+from fedkeep.models.weights import tensor_hash
 
 Factory: TypeAlias = Callable[[Shape, int], nn.Module]
 FeatureFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -36,6 +42,13 @@ class Custom(Architecture):
 
     name: str  # type: ignore[misc]  # of the instance, not of the class
     factory: Factory = field(repr=False)
+
+    @property
+    def origin(self) -> Any:
+        """The function or class that was given; the network, if one was given."""
+        if isinstance(self.factory, _Plain):
+            return self.factory.factory
+        return self.factory.network if isinstance(self.factory, _Copies) else self.factory
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         """Build the network, and try it with a batch of blank images.
@@ -62,7 +75,7 @@ class Custom(Architecture):
         if not isinstance(network, nn.Module):
             raise ConfigError(f"{self.name} returned {_kind(network)} instead of a torch.nn.Module.")
         # Comes first, since it gives lazy layers their shapes.
-        self._check_logits(network, shape, classes)
+        blank = self._check_logits(network, shape, classes)
         if next(network.parameters(), None) is None:
             raise ConfigError(f"{self.name} returned a {type(network).__name__} without parameters: nothing to train.")
         for name, tensor in network.state_dict().items():
@@ -71,9 +84,10 @@ class Custom(Architecture):
                     f"{self.name} returned a network whose {name!r} is {str(tensor.dtype).removeprefix('torch.')}. "
                     "Weights are float32 and other buffers integers here; call .float() on the network."
                 )
-        return network
+        return _split_at_last_linear(network, blank)
 
-    def _check_logits(self, network: nn.Module, shape: Shape, classes: int) -> None:
+    def _check_logits(self, network: nn.Module, shape: Shape, classes: int) -> Tensor:
+        """Return two blank inputs for which the network gives logits; raise `ConfigError` if it does not."""
         device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
         size = "x".join(map(str, shape))
         blank = torch.zeros(2, *shape, device=device)
@@ -83,7 +97,8 @@ class Custom(Architecture):
             except Exception:
                 if len(shape) != 1:
                     raise
-                logits = _evaluated(network, blank.long())  # a network that reads token ids
+                blank = blank.long()  # a network that reads token ids
+                logits = _evaluated(network, blank)
         except Exception as error:
             raise ConfigError(f"the network of {self.name} fails on inputs of {size}: {error}") from error
         if not isinstance(logits, Tensor):
@@ -93,19 +108,22 @@ class Custom(Architecture):
                 f"the network of {self.name} gives outputs of shape {list(logits.shape)} for 2 inputs of {size} and "
                 f"{classes} classes. Expected [2, {classes}]: one logit a class."
             )
+        return blank
 
 
-def custom(factory: Factory, name: str | None = None) -> Architecture:
+def custom(factory: Factory | Callable[[], nn.Module] | nn.Module, name: str | None = None) -> Architecture:
     """Return an architecture that builds its network with a user's function.
 
-    Any network can be trained. For methods that read features, it must have the two parts that `split_classifier`
-    needs.
+    Any network can be trained. Methods that read features, and classes that arrive in tasks, need its two parts: it has
+    them itself (see `split_classifier`), or it ends in a `torch.nn.Linear` that gives the logits.
 
     Parameters
     ----------
-    factory : Callable[[Shape, int], nn.Module]
-        A function or class, called with the shape (channels, height, width) and the number of classes. It is called
-        several times in a run, and must return a new network of the same form each time.
+    factory : Callable[[Shape, int], nn.Module] or Callable[[], nn.Module] or nn.Module
+        A function or class, called with the shape of an input, such as (channels, height, width), and the number of
+        classes; one that needs no arguments, and has none with these names, is called without. It is called several
+        times in a run, and must return a new network of the same form each time. A network is copied, and every seed
+        begins with its weights.
     name : str, optional
         The name for reports and recipes; by default ``package.module:function``, as `from_path` expects it.
 
@@ -117,25 +135,95 @@ def custom(factory: Factory, name: str | None = None) -> Architecture:
     Raises
     ------
     ConfigError
-        If the function cannot be called with these arguments.
+        If the function cannot be called like this.
     """
     if isinstance(factory, nn.Module):
-        raise ConfigError(
-            f"expected a function that makes a network, not a network (a {type(factory).__name__}): every party builds "
-            "its own. Give the function or the class, called with shape and classes."
-        )
+        name = name or f"{_name(type(factory))}()"
+        return Custom(name, _Copies(factory))
     name = name or _name(factory)
     if not callable(factory):
         raise ConfigError(f"expected a function (shape, classes) -> torch.nn.Module, not {_kind(factory)}.")
     try:
-        inspect.signature(factory).bind((1, 28, 28), 10)
+        signature = inspect.signature(factory)
+    except ValueError:  # some functions that are not written in Python have no signature
+        return Custom(name, cast(Factory, factory))
+    try:
+        signature.bind()
+        if not {"shape", "classes"} & signature.parameters.keys():
+            return Custom(name, _Plain(cast(Callable[[], nn.Module], factory)))
+    except TypeError:
+        pass
+    try:
+        signature.bind((1, 28, 28), 10)
     except TypeError as error:
         raise ConfigError(
-            f"{name} cannot be called as function(shape, classes), with shape (channels, height, width): {error}."
+            f"{name} cannot be called as function(shape, classes), with the shape of an input such as (channels, "
+            f"height, width), nor without arguments: {error}. Give such a function or class, or wrap yours, as in "
+            "lambda: Net(width=64)."
         ) from None
-    except ValueError:  # some functions that are not written in Python have no signature
-        return Custom(name, factory)
-    return Custom(name, factory)
+    return Custom(name, cast(Factory, factory))
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """Calls a function or class that takes no arguments, such as a `torch.nn.Module` of fixed layers."""
+
+    factory: Callable[[], nn.Module]
+
+    def __call__(self, shape: Shape, classes: int) -> nn.Module:
+        return self.factory()
+
+
+@dataclass(frozen=True, eq=False)
+class _Copies:
+    """Makes copies of a network, which all begin with its weights, whatever the seed."""
+
+    network: nn.Module
+
+    def __call__(self, shape: Shape, classes: int) -> nn.Module:
+        return copy.deepcopy(self.network)
+
+
+def describe_network(model: Architecture, shape: Shape, classes: int) -> dict[str, Any]:
+    """Describe a user's network, so that a resumed run notices another one.
+
+    Its digest depends on the layers, the names and shapes of the tensors, the source code of the user's classes as far
+    as Python knows it (not on comments and layout), and the weights of a network that was given as an object.
+
+    Parameters
+    ----------
+    model : Architecture
+        The architecture.
+    shape : tuple[int, ...]
+        Shape of an input.
+    classes : int
+        Number of classes.
+
+    Returns
+    -------
+    dict
+        Shape, number of classes, and the digest; empty for an architecture of FedKeep.
+    """
+    if not isinstance(model, Custom):
+        return {}
+    with torch.random.fork_rng(devices=[]):
+        network = model.build(shape, classes)
+    tensors = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in network.state_dict().items()]
+    own = {type(module) for module in network.modules()} - {SplitNetwork}
+    sources = sorted(_source(cls) for cls in own if not cls.__module__.startswith(("torch.", "fedkeep.")))
+    hashed = hashlib.sha256(repr((repr(network), tensors, sources)).encode())
+    if isinstance(model.factory, _Copies):
+        for tensor in network.state_dict().values():
+            hashed.update(tensor_hash(tensor).encode())
+    return {"shape": list(shape), "classes": classes, "digest": hashed.hexdigest()[:16]}
+
+
+def _source(cls: type) -> str:
+    """Return the code of a class without comments and layout; empty where Python does not know it."""
+    try:
+        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(cls))))
+    except (OSError, TypeError, SyntaxError):
+        return ""
 
 
 def from_path(path: str, allow_code: bool) -> Architecture:
@@ -161,13 +249,16 @@ def from_path(path: str, allow_code: bool) -> Architecture:
     match = _PATH.fullmatch(path)
     if match is None:
         raise ConfigError(
-            f"cannot import a model by {path!r}: write package.module:function. What is defined inside a function, and "
-            "a lambda, has no such name."
+            f"cannot import a model by {path!r}: write package.module:function. What is defined inside a function, a "
+            f"lambda and a network itself have no such name. {_GIVEN_HINT}"
         )
+    if match["module"] == "__main__" and not hasattr(sys.modules["__main__"], match["attribute"].partition(".")[0]):
+        raise ConfigError(f"the model {path!r} is one of another program, and cannot be imported. {_GIVEN_HINT}")
     if not allow_code:
         raise ConfigError(
             f"this recipe wants to import and run code of its own, {path!r}, for its model. If you trust it, allow it: "
-            "--allow-code on the command line, machine=Machine(allow_code=True) in Python."
+            "--allow-code on the command line, machine=Machine(allow_code=True) in Python. Or give the model itself in "
+            "Python: fedkeep.resume(RUN, model=...)."
         )
     value: Any = _imported(match["module"], path)
     for part in match["attribute"].split("."):
@@ -229,9 +320,96 @@ def split_classifier(network: nn.Module) -> tuple[FeatureFunction, nn.Linear]:
     return checked, classifier
 
 
+class SplitNetwork(nn.Module):
+    """A user's network whose last layer, a `torch.nn.Linear`, stands beside the rest.
+
+    Parameters
+    ----------
+    body : nn.Module
+        The user's network, with `torch.nn.Identity` in the place of that layer.
+    classifier : nn.Linear
+        The layer.
+    """
+
+    def __init__(self, body: nn.Module, classifier: nn.Linear) -> None:
+        super().__init__()
+        self.body = body
+        self.classifier = classifier
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Compute the input of the classifier.
+
+        Parameters
+        ----------
+        inputs : Tensor
+            Inputs, [b, ...].
+
+        Returns
+        -------
+        Tensor
+            Features, [b, width].
+        """
+        features: Tensor = self.body(inputs)
+        return features
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute the logits.
+
+        Parameters
+        ----------
+        inputs : Tensor
+            Inputs, [b, ...].
+
+        Returns
+        -------
+        Tensor
+            Logits, [b, classes].
+        """
+        logits: Tensor = self.classifier(self.features(inputs))
+        return logits
+
+
+def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
+    """Return a network with features and a classifier; the network itself if it has them, or cannot be split.
+
+    It can be if its logits are the output of one linear layer, which is used once and shares its weights with no other.
+    """
+    if callable(getattr(network, "features", None)) and isinstance(getattr(network, "classifier", None), nn.Linear):
+        return network
+    calls: list[tuple[str, Tensor]] = []
+    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+    hooks = [
+        layer.register_forward_hook(lambda layer, given, output, name=name: calls.append((name, output)))
+        for name, layer in layers.items()
+    ]
+    try:
+        logits = _evaluated(network, blank)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    names = [name for name, output in calls if output is logits]
+    if names in ([], [""]) or [name for name, _ in calls].count(names[0]) > 1:
+        return network
+    parent, _, attribute = names[0].rpartition(".")
+    classifier = layers[names[0]]
+    holder = network.get_submodule(parent)
+    setattr(holder, attribute, nn.Identity())
+    split = SplitNetwork(network, classifier)
+    try:
+        shared = {id(weight) for weight in network.parameters()} & {id(weight) for weight in classifier.parameters()}
+        if not shared and torch.equal(_evaluated(split, blank), logits):
+            return split
+    except Exception:  # the network reads its last layer in another way than by calling it
+        pass
+    setattr(holder, attribute, classifier)
+    return network
+
+
+_GIVEN_HINT = "The model of a run that was begun in Python is given again: fedkeep.resume(RUN, model=...)."
 _SPLIT_HINT = (
-    "Give the module a method features(images) that returns [batch, width] and a classifier, torch.nn.Linear(width, "
-    "classes), with forward(images) = classifier(features(images))."
+    "End the network in a torch.nn.Linear whose output is the logits, and it is split there; or give the module a "
+    "method features(images) that returns [batch, width] and a classifier, torch.nn.Linear(width, classes), with "
+    "forward(images) = classifier(features(images))."
 )
 
 

@@ -19,6 +19,11 @@ from fedkeep.reporting.record import CostMetrics, Floats, TaskMetrics, mean_of
 class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
     """All that can be said of a record; here, of its accuracies over rounds."""
 
+    def __repr__(self) -> str:
+        """Return what it is, without the numbers of every round."""
+        state = "finished" if self.finished else "unfinished"
+        return f"<{type(self).__name__} {self.label}, seed {self.seed}: {self.rounds_done} rounds, {state}>"
+
     @cached_property
     def evaluated(self) -> NDArray[np.int64]:
         """Return the rounds that were evaluated, int64 [T]."""
@@ -88,6 +93,13 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
     def window_forgetting(self) -> float:
         """Return the mean class-wise forgetting over the window."""
         return mean_of(self.window_forgettings.values())
+
+    @property
+    def class_accuracy(self) -> dict[str, float]:
+        """Return the accuracy of each class at the last evaluation, by its name; NaN for a class without test data."""
+        values = self.class_history[-1] if len(self.evaluated) else []
+        names = self.info.get("label_names") or range(len(self.test_total))
+        return {str(name): float(value) for name, value in zip(names, values, strict=False)}
 
     @property
     def balanced(self) -> float:

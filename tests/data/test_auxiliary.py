@@ -20,7 +20,7 @@ from fedkeep.data import DataSet
 from fedkeep.data.server_data import Auxiliary
 from fedkeep.errors import ConfigError, DataError
 from fedkeep.experiment.build import build_federation, build_simulation
-from fedkeep.experiment.recipe import Recipe, with_methods
+from fedkeep.experiment.recipe import Recipe, select_methods
 from fedkeep.experiment.recipe_loader import load_recipe
 
 SOURCES = ("train_holdout", "train_shared", "test_subset")
@@ -184,7 +184,8 @@ def test_a_test_subset_does_not_count_for_accuracy(tmp_path: Path) -> None:
 
 def test_only_who_asks_for_the_set_learns_of_it(tmp_path: Path) -> None:
     """FedCAD's trust follows the set; with it in the recipe, other methods keep their cohorts and initial weights."""
-    recipe = with_methods(recipe_with(tmp_path), [FedCAD(low=0.0, high=1.0), FedAvg()])
+    recipe = recipe_with(tmp_path)
+    recipe = replace(recipe, methods=select_methods(recipe, [FedCAD(low=0.0, high=1.0), FedAvg()]))
     ends = {}
     for seed in (0, 1):
         federation = build_federation(recipe, 0)

@@ -22,7 +22,7 @@ from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.model_config import ClientModel, client_architectures, select_client
 from fedkeep.experiment.overrides import parse_value
-from fedkeep.experiment.recipe import Method, Recipe, with_methods
+from fedkeep.experiment.recipe import Method, Recipe, select_methods
 from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.mlp import MLP
@@ -136,9 +136,9 @@ def test_methods_seeds_and_rounds(load: Any) -> None:
 
 
 def test_methods_from_python(load: Any) -> None:
-    recipe = with_methods(load(), [SFedKD(), SFedKD(teachers=1), FedSeq()])
-    assert [m.label for m in recipe.methods] == ["SFedKD", "SFedKD 2", "FedSeq"]
-    assert [m.slug for m in recipe.methods] == ["sfedkd", "sfedkd-2", "fedseq"]
+    methods = select_methods(load(), [SFedKD(), SFedKD(teachers=1), FedSeq()])
+    assert [m.label for m in methods] == ["SFedKD", "SFedKD 2", "FedSeq"]
+    assert [m.slug for m in methods] == ["sfedkd", "sfedkd-2", "fedseq"]
 
 
 @pytest.mark.parametrize("seeds", [(), ("a",), (0.5,), (-1,), (True,), (2, 2), 3])
@@ -150,11 +150,11 @@ def test_seeds_from_python_are_checked_as_those_of_files(seeds: Any, load: Any) 
 def test_a_recipe_changed_in_python_is_checked_as_one_that_was_read(load: Any) -> None:
     recipe = load()
     with pytest.raises(ConfigError, match="there is no method to run"):
-        with_methods(recipe, [])
+        replace(recipe, methods=())
     with pytest.raises(ConfigError, match=r"a cohort of 200 cannot be drawn from \d+ clients"):
         replace(recipe, run=replace(recipe.run, cohort=200))
     with pytest.raises(ConfigError, match="FedCAD needs an auxiliary set"):
-        with_methods(recipe, [FedCAD()])
+        replace(recipe, methods=select_methods(recipe, [FedCAD()]))
     with pytest.raises(ConfigError, match=r"methods of a recipe have labels, which FedSeq\(.*has not"):
         replace(recipe, methods=[FedSeq()])
     with pytest.raises(ConfigError, match="gives client '1' two networks"):

@@ -80,9 +80,8 @@ def test_custom_networks_are_not_architectures_of_the_list() -> None:
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (nn.Linear(2, 2), "not a network"),
         ("package.module:function", "not a str"),
-        (lambda: nn.Identity(), "cannot be called as function"),
+        (lambda shape: nn.Identity(), "cannot be called as function"),
         (lambda shape, classes, extra: nn.Identity(), "cannot be called as function.*'extra'"),
     ],
 )
@@ -131,7 +130,8 @@ def test_integer_buffers_and_frozen_layers_pass_and_modes_stay() -> None:
         frozen = nn.BatchNorm2d(1).eval()
         return nn.Sequential(frozen, nn.BatchNorm2d(1), linear(shape, classes))
 
-    network: Any = custom(factory).build(SHAPE, 3)
+    built: Any = custom(factory).build(SHAPE, 3)
+    network = built.body
     assert [module.training for module in network] == [False, True, True]
     assert network[1].num_batches_tracked == 0  # the check has left no trace in the statistics
     assert network[1].running_var.item() == 1.0
@@ -140,7 +140,65 @@ def test_integer_buffers_and_frozen_layers_pass_and_modes_stay() -> None:
 def test_lazy_layers_have_their_shape_when_built() -> None:
     architecture = custom(lambda shape, classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(classes)))
     network: Any = architecture.build(SHAPE, 3)
-    assert network[1].weight.shape == (3, 16)
+    assert network.classifier.weight.shape == (3, 16)
+
+
+class Fixed(nn.Module):
+    """As most people write a network: no arguments, and a last layer of any name."""
+
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(16, width)
+        self.fc = nn.Linear(width, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.hidden(images.flatten(1)).relu())
+        return logits
+
+
+def test_a_class_without_arguments_and_a_network_build_networks_too() -> None:
+    for given in (Fixed, lambda: Fixed(7), partial(Fixed, width=2)):
+        assert custom(given).build(SHAPE, 3)(torch.ones(2, *SHAPE)).shape == (2, 3)
+    trained = Fixed()
+    first, second = (custom(trained).build(SHAPE, 3) for _ in range(2))
+    images = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(first(images), trained(images))
+    with torch.no_grad():
+        next(first.parameters()).zero_()
+    assert torch.equal(second(images), trained(images)), "copies, which do not share their weights"
+    assert custom(trained).name == f"{__name__}:Fixed()"
+
+
+def test_a_network_is_split_at_the_linear_layer_that_gives_its_logits() -> None:
+    plain = Fixed()
+    split = custom(plain).build(SHAPE, 3)
+    features, classifier = split_classifier(split)
+    images = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(features(images), plain.hidden(images.flatten(1)).relu())
+    assert torch.equal(classifier.weight, plain.fc.weight)
+    assert torch.equal(split(images), plain(images))
+    assert {"classifier.weight", "classifier.bias"} <= split.state_dict().keys()
+
+
+class Reads(Fixed):
+    """Uses the weights of its last layer for something else too."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.hidden(images.flatten(1)) * self.fc.weight.abs().sum())
+
+
+class Scaled(Fixed):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) / 2
+
+
+@pytest.mark.parametrize("kind", [Reads, Scaled])
+def test_a_network_that_cannot_be_split_stays_as_it_is(kind: type[Fixed]) -> None:
+    network = custom(kind).build(SHAPE, 3)
+    assert type(network) is kind
+    assert isinstance(network.fc, nn.Linear)
+    with pytest.raises(ConfigError, match=r"End the network in a torch\.nn\.Linear whose output is the logits"):
+        split_classifier(network)
 
 
 def test_split_of_a_module_that_offers_both_parts() -> None:

@@ -1,0 +1,351 @@
+"""A recipe from what a user gives in Python: arrays, a module, clients' rows, names of methods."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from fedkeep.data import DataSet, from_arrays, given
+from fedkeep.data.data_options import DataOptions
+from fedkeep.data.partition import IID, ByColumn, Scheme, schemes
+from fedkeep.data.schema import CLIENT
+from fedkeep.errors import ConfigError, DataError, PartitionError, did_you_mean
+from fedkeep.experiment.build import load_data
+from fedkeep.experiment.overrides import SECTIONS
+from fedkeep.experiment.plugins import modules_of, why_not_importable
+from fedkeep.experiment.recipe import Method, Recipe, select_methods
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.runtime import Machine
+from fedkeep.interface import Training, get_algorithm
+from fedkeep.models import MLP, Architecture, architectures, get_architecture
+from fedkeep.models.custom import Custom, custom
+from fedkeep.simulation.schedule import Schedule
+
+log = logging.getLogger(__name__)
+FROM_PYTHON = "python"
+"""The name of a recipe that was made in Python alone."""
+DEFAULT_METHODS = ("fedavg", "fedseq", "sfedkd")
+"""The methods of a run whose data are given, and no methods."""
+
+
+def make_recipe(
+    recipe: str | Path | Recipe | None,
+    *,
+    data: Any = None,
+    partition: Any = None,
+    model: Any = None,
+    training: Any = None,
+    methods: Any = None,
+    rounds: int | None = None,
+    cohort: int | None = None,
+    seeds: Any = None,
+    title: str | None = None,
+    settings: Sequence[str] = (),
+    machine: Machine | None = None,
+) -> Recipe:
+    """Return a recipe with what was given in Python in the place of its own; see `fedkeep.run`.
+
+    Parameters
+    ----------
+    recipe : str or Recipe, optional
+        The recipe; default: ``demo``, or none if ``data`` is given.
+    data, partition, model, training, methods, rounds, cohort, seeds, title, settings
+        See `fedkeep.run`.
+    machine : Machine, optional
+        The folder of local data sets, and whether a recipe may import its model.
+
+    Returns
+    -------
+    Recipe
+        The recipe.
+
+    Raises
+    ------
+    FedKeepError
+        For anything that cannot be run; the message says what to do.
+    """
+    machine = machine or Machine()
+    data_dir = machine.data_dir
+    if recipe is None and data is not None:
+        base = _defaults(model, partition, settings)
+        methods = DEFAULT_METHODS if methods is None else methods
+    else:
+        base, methods = _named(recipe, settings, methods, machine.allow_code)
+    changes = _data_and_partition(base, data, partition, data_dir)
+    if model is not None:
+        changes["model"] = architecture_of(model)
+    if training is not None:
+        if not isinstance(training, Training):
+            raise ConfigError(f"training must be such as fedkeep.Training(lr=0.05, epochs=2), not {training!r:.80}.")
+        changes["training"] = training
+    changes["run"] = base.run if rounds is None else replace(base.run, rounds=rounds)
+    if cohort is not None:
+        changes["run"] = replace(changes["run"], cohort=cohort)
+    elif base.name == FROM_PYTHON:
+        num_clients = _num_clients(changes["partition"], changes["data"], data_dir)
+        changes["run"] = replace(changes["run"], cohort=min(base.run.cohort, num_clients))
+    if seeds is not None:
+        changes["seeds"] = seeds_of(seeds)
+    if title is not None or base.name == FROM_PYTHON:
+        network, source = changes["model"].name.rpartition(":")[2], changes["data"].partition(":")[0]
+        changes["title"] = title or f"{network} on {source}"
+    if methods is not None:
+        changes["methods"] = select_methods(base, _listed(methods))
+    return replace(base, **changes)
+
+
+def _defaults(model: Any, partition: Any, settings: Sequence[str]) -> Recipe:
+    """Return a recipe of default values; its data, model and partition are replaced."""
+    if settings:
+        raise ConfigError("settings change a recipe given by name; give training=, rounds= and cohort= instead.")
+    for name, value, examples in (
+        ("model", model, f"a torch.nn.Module, its class, or one of {', '.join(architectures())}"),
+        ("partition", partition, "a scheme such as Dirichlet(0.1, num_clients=20), {'a': [0, 4], ...}, or a column"),
+    ):
+        if value is None:
+            raise ConfigError(f"data are given without a {name}. Give {name}= too: {examples}.")
+    methods = (Method("FedAvg", get_algorithm("fedavg")()),)
+    return Recipe(FROM_PYTHON, "", "", IID(), MLP(), Training(), Schedule(), methods)
+
+
+def _named(recipe: Any, settings: Sequence[str], methods: Any, allow_code: bool) -> tuple[Recipe, Any]:
+    """Return a recipe by name, or as it is; and the methods that remain to be chosen."""
+    if isinstance(recipe, Recipe):
+        if settings:
+            raise ConfigError("settings change a recipe given by name; change a Recipe with dataclasses.replace.")
+        return recipe, methods
+    if recipe is not None and not isinstance(recipe, str | Path):
+        raise ConfigError(
+            f"a recipe is a name such as 'demo', a path to a .toml file or a Recipe, not a {type(recipe).__name__}. "
+            "Tensors, models and partitions have arguments of their own: "
+            "fedkeep.run(data=..., model=..., partition=...)."
+        )
+    name = "demo" if recipe is None else str(recipe)
+    settings = [settings] if isinstance(settings, str) else settings
+    if methods is not None and all(isinstance(method, str) for method in _listed(methods)):
+        return load_recipe(name, settings=settings, methods=_listed(methods), allow_code=allow_code), None
+    method_settings = [setting for setting in settings if setting.partition(".")[0].strip() not in SECTIONS]
+    if methods is not None and method_settings:
+        raise ConfigError(f"settings {method_settings} change methods, and methods are given. Set their options there.")
+    return load_recipe(name, settings=settings, allow_code=allow_code), methods
+
+
+def seeds_of(seeds: Any) -> tuple[int, ...]:
+    """Return seeds: a number of seeds stands for 0, 1, ...
+
+    Parameters
+    ----------
+    seeds : int or Sequence[int]
+        How many, or which.
+
+    Returns
+    -------
+    tuple[int, ...]
+        The seeds.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or they are no integers.
+    """
+    expected = "seeds=3 runs the seeds 0, 1 and 2, and seeds=[0] only the seed 0"
+    try:
+        if isinstance(seeds, bool | str):
+            raise TypeError
+        if isinstance(seeds, Iterable):
+            return tuple(operator.index(seed) for seed in seeds)
+        count = operator.index(seeds)
+    except TypeError:
+        raise ConfigError(
+            f"seeds must be a number of seeds or a list of integers, not {seeds!r}: {expected}."
+        ) from None
+    if count < 1:
+        raise ConfigError(f"seeds={count} is no seed at all: {expected}.")
+    return tuple(range(count))
+
+
+def architecture_of(model: Any) -> Architecture:
+    """Return the architecture of a model that was given in Python.
+
+    Parameters
+    ----------
+    model : str or Architecture or nn.Module or Callable
+        A name such as ``"lenet5"``, an architecture with options, or what `fedkeep.custom` takes.
+
+    Returns
+    -------
+    Architecture
+        The architecture.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these.
+    """
+    if isinstance(model, Architecture):
+        return model
+    if isinstance(model, str):
+        return get_architecture(model)()
+    if isinstance(model, type) and issubclass(model, Architecture):
+        return model()
+    if isinstance(model, nn.Module) or callable(model):
+        return custom(model)
+    raise ConfigError(
+        f"model must be a torch.nn.Module, its class, a function (shape, classes) -> module, or one of "
+        f"{', '.join(architectures())}, not {model!r:.80}."
+    )
+
+
+def _listed(methods: Any) -> list[Any]:
+    if isinstance(methods, Iterable) and not isinstance(methods, str | Mapping):
+        return list(methods)
+    return [methods]
+
+
+def _data_and_partition(base: Recipe, data: Any, partition: Any, data_dir: str | Path | None) -> dict[str, Any]:
+    """Return the recipe's data and partition, as far as they were given."""
+    changes: dict[str, Any] = {}
+    by_rows = isinstance(partition, Mapping) or (isinstance(partition, Sequence) and not isinstance(partition, str))
+    if data is None and by_rows:
+        data = load_data(base.data, data_dir, options=base.data_options)
+    if data is not None:
+        changes["data"] = examples_of(data, partition if by_rows else None, data_dir)
+        changes["data_options"] = DataOptions()
+    if by_rows:
+        changes["partition"] = ByColumn(clients=0, column=CLIENT)
+    elif isinstance(partition, Scheme):
+        changes["partition"] = partition
+    elif isinstance(partition, type) and issubclass(partition, Scheme):
+        changes["partition"] = partition()
+    elif isinstance(partition, str):
+        options = changes.get("data_options", base.data_options)
+        loaded = load_data(changes.get("data", base.data), data_dir, options=options)
+        columns = loaded.train.keys() - {"input", "label"}
+        if partition not in columns and partition not in schemes():
+            raise PartitionError(
+                f"partition={partition!r} is neither a column of the data, which have "
+                f"{', '.join(sorted(columns)) or 'none'}, nor a scheme.{did_you_mean(partition, schemes())}"
+            )
+        is_column = partition in columns
+        changes["partition"] = ByColumn(clients=0, column=partition) if is_column else schemes()[partition]()
+    elif partition is not None:
+        raise PartitionError(
+            "partition must be a scheme such as Dirichlet(0.1, num_clients=20), the rows of each client, "
+            f"{{'a': [0, 4], 'b': [1]}}, or the name of a column, not {partition!r:.80}."
+        )
+    return changes
+
+
+def examples_of(data: Any, rows: Any = None, data_dir: str | Path | None = None) -> str:
+    """Keep examples that were given in Python, and return the name by which they are found.
+
+    Parameters
+    ----------
+    data : str or Path or DataSet or tuple
+        The examples (see `fedkeep.run`).
+    rows : Mapping[str, Sequence[int]] or Sequence[Sequence[int]], optional
+        The training rows of each client.
+    data_dir : str or Path, optional
+        The folder of local data sets.
+
+    Returns
+    -------
+    str
+        The name, for a recipe.
+    """
+    if rows is None and isinstance(data, str | Path):
+        return str(data)
+    dataset = load_data(str(data), data_dir) if isinstance(data, str | Path) else dataset_of(data)
+    if rows is not None and isinstance(data, tuple | list) and len(data) == 2:
+        raise DataError(
+            "the clients' rows count the training examples, and of (x, y) some would be held out for the test. Give "
+            "(x, y, x_test, y_test)."
+        )
+    return given.keep(dataset if rows is None else given.assign_clients(dataset, rows))
+
+
+def dataset_of(data: Any) -> DataSet:
+    """Return the data set of examples that were given in Python.
+
+    Parameters
+    ----------
+    data : DataSet or tuple
+        A data set, ``(x, y, x_test, y_test)`` or ``(x, y)``; see `fedkeep.data.from_arrays`.
+
+    Returns
+    -------
+    DataSet
+        The data set.
+
+    Raises
+    ------
+    DataError
+        If it is none of these.
+    """
+    if isinstance(data, DataSet):
+        return data
+    if isinstance(data, tuple | list) and len(data) in (2, 4) and all(hasattr(part, "__len__") for part in data):
+        return from_arrays(*data)
+    what = f"{len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
+    raise DataError(
+        f"data must be (x, y, x_test, y_test), (x, y), a DataSet, the name of a data set or a path, not {what}. Of a "
+        "torch.utils.data.Dataset, stack the examples: x = torch.stack([image for image, _ in dataset])."
+    )
+
+
+def _num_clients(partition: Scheme, data: str, data_dir: str | Path | None) -> int:
+    """Return the number of clients; 0 if a partition by a column says it only later."""
+    if partition.clients or not isinstance(partition, ByColumn):
+        return partition.clients
+    column: Tensor | None = load_data(data, data_dir).train.get(partition.column)
+    return partition.groups or (0 if column is None else len(np.unique(column.numpy())))
+
+
+def own_classes(recipe: Recipe) -> list[Any]:
+    """Return the classes and functions in a recipe that are not FedKeep's.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+
+    Returns
+    -------
+    list[Any]
+        Methods, the partition's scheme and the model.
+    """
+    model = recipe.model.origin if isinstance(recipe.model, Custom) else type(recipe.model)
+    classes = [*(type(method.algorithm) for method in recipe.methods), type(recipe.partition), model]
+    return [value for value in classes if not str(getattr(value, "__module__", "")).startswith("fedkeep.")]
+
+
+def for_workers(recipe: Recipe, machine: Machine) -> Machine:
+    """Return a machine whose worker processes find the user's classes; with one process if they cannot.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    machine : Machine
+        The machine.
+
+    Returns
+    -------
+    Machine
+        The machine. If it has fewer processes, a warning says why.
+    """
+    classes = own_classes(recipe)
+    reason = next(filter(None, map(why_not_importable, classes)), None)
+    if reason is None:
+        use = tuple(dict.fromkeys([*machine.use, *modules_of(classes)]))
+        return replace(machine, use=use, allow_code=machine.allow_code or isinstance(recipe.model, Custom))
+    if machine.workers != 1:
+        log.warning("One process runs everything, since %s; worker processes import code from files.", reason)
+    return replace(machine, workers=1)

@@ -1,0 +1,287 @@
+"""Own tensors, an own module and an own partition, given to `fedkeep.run` in Python."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nets import Net
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import fedkeep
+from fedkeep.errors import ConfigError, DataError, FedKeepError, PartitionError, RunError
+from fedkeep.experiment.python_recipe import for_workers, make_recipe
+from fedkeep.results import RunResult
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+HERE = Path(__file__).parent
+X, Y = load_digits(return_X_y=True)
+DATA = (X[:1400], Y[:1400], X[1400:], Y[1400:])
+ROWS = {"north": range(0, 500), "south": np.arange(500, 900), "west": [*range(900, 1390)]}
+GIVEN: dict[str, Any] = {"data": DATA, "model": Net, "partition": ROWS, "methods": ["fedavg"], "rounds": 2}
+
+
+class Local(Net):
+    """In a module that is imported, but whose instances are not."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    out = tmp_path_factory.mktemp("python") / "run"
+    methods = ["fedavg", fedkeep.MOON(mu=0.5)]
+    training = fedkeep.Training(lr=0.3, epochs=2)
+    return fedkeep.run(**GIVEN | {"methods": methods, "rounds": 4}, training=training, seeds=2, title="Mine", out=out)
+
+
+def test_tensors_a_module_and_rows_become_a_run(run: RunResult) -> None:
+    assert run.labels == ("FedAvg", "MOON")
+    assert {trial.seed for trial in run.trials} == {0, 1}
+    trial = run["fedavg", 1]
+    assert trial.last > 0.5
+    assert (trial.info["clients"], trial.info["cohort"]) == (3, 3), "all clients, where there are fewer than ten"
+    assert [sum(client) for client in trial.partition["counts"]] == [500, 400, 490]
+    assert "10 of 1400 training rows belong to no client" in trial.info["dataset_note"]
+    assert trial.options != run["moon", 1].options == {"mu": 0.5, "tau": 0.5, "aggregation": "num_examples"}
+    assert run.title == "Mine"
+
+
+def test_a_run_is_short_in_a_console_and_whole_in_a_notebook(run: RunResult) -> None:
+    assert repr(run) == f"<Run {str(run.path)!r}: FedAvg, MOON; 2 seeds>"
+    assert repr(run["moon", 0]) == "<TrainedTrial MOON, seed 0: 4 rounds, finished>"
+    page = run._repr_html_()
+    assert page.count("<tr>") == 3
+    assert page.count("<svg") == 2
+    assert "Mine" in page
+
+
+def test_a_trial_and_its_model(run: RunResult) -> None:
+    trial = run["MOON", 1]
+    assert list(trial.class_accuracy) == [str(digit) for digit in range(10)]
+    model = trial.model()
+    assert isinstance(model, nn.Module)
+    predicted = model(torch.tensor(DATA[2], dtype=torch.float32)).argmax(-1).numpy()
+    assert np.mean(predicted == DATA[3]) == pytest.approx(trial.last)
+    with pytest.raises(RunError, match=r"run with the seeds 0, 1. Name one of them, as in run\['FedAvg', 0\]"):
+        run["fedavg"]
+    with pytest.raises(RunError, match=r"no method 'fedav'\. Did you mean 'FedAvg'"):
+        run["fedav", 0]
+
+
+def test_a_run_that_is_read_again_needs_the_network_that_it_cannot_import(run: RunResult) -> None:
+    trial = fedkeep.read_run(run.path)["fedavg", 0]
+    with pytest.raises(ConfigError, match="allow"):
+        trial.model()
+    inputs = torch.tensor(DATA[2], dtype=torch.float32)
+    assert torch.equal(trial.model(Net)(inputs), run["fedavg", 0].model()(inputs))
+
+
+def test_a_table_and_a_comparison(run: RunResult) -> None:
+    table = run.table()
+    assert list(table.index) == ["FedAvg", "MOON"]
+    assert table.loc["MOON", "last"] == pytest.approx(np.mean([run["MOON", seed].last for seed in (0, 1)]))
+    gain = run.compare("moon", "FedAvg")
+    assert gain.seeds == (0, 1)
+    assert gain.interval.low <= gain.interval.mean <= gain.interval.high
+    expected = [run["MOON", seed].window_forgetting - run["FedAvg", seed].window_forgetting for seed in (0, 1)]
+    assert run.compare("MOON", "FedAvg", "forgetting").values == pytest.approx(expected)
+    with pytest.raises(RunError, match="no finished method 'sfedkd'"):
+        run.compare("sfedkd", "FedAvg")
+    with pytest.raises(RunError, match="There are no curves of 'los'"):
+        run.plot("los")  # type: ignore[arg-type]
+
+
+def copied(run: RunResult, folder: Path) -> Path:
+    """Return the run without the second half of a trial, as after a kill before the first checkpoint."""
+    for path in run.path.rglob("*"):
+        target = folder / path.relative_to(run.path)
+        if path.is_file() and "moon-seed1" not in path.parts:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    return folder
+
+
+def test_it_is_resumed_with_the_same_network_only(run: RunResult, tmp_path: Path) -> None:
+    folder = copied(run, tmp_path / "run")
+
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            logits: Tensor = self.layers(inputs / 8)
+            return logits
+
+    with pytest.raises(ConfigError, match=r"fedkeep\.resume\(RUN, model=\.\.\.\)"):
+        fedkeep.resume(folder)
+    with pytest.raises(RunError, match="begun with another network"):
+        fedkeep.resume(folder, model=Other)
+    with pytest.raises(RunError, match=r"begun with arrays:.*these data are arrays:"):
+        fedkeep.resume(folder, model=Net, data=(X, Y))
+    again = fedkeep.resume(folder, model=Net, data=DATA, partition=ROWS)
+    assert again["moon", 1].rounds == run["moon", 1].rounds
+
+
+def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = copied(run, tmp_path / "run")
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
+    from fedkeep.experiment import build
+
+    build._load.cache_clear()
+    with pytest.raises(DataError, match=r"given in Python, and are no longer in .*fedkeep\.resume\(RUN, data=\.\.\.\)"):
+        fedkeep.resume(folder, model=Net)
+    monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "file" / "cache"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="Set FEDKEEP_CACHE"):
+        fedkeep.run(**GIVEN, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"data": X}, DataError, r"must be \(x, y, x_test, y_test\).*not a ndarray"),
+        ({"data": (X, Y[:5])}, DataError, "y must be one integer or text for each of the 1797"),
+        ({"data": (X, Y, X, Y[:5])}, DataError, "y_test must be one integer or text"),
+        ({"data": (X, Y, X[:, :60], Y)}, DataError, "inputs of train are numbers of 64, but those of test"),
+        ({"data": (X.astype(int)[:, 0], Y, X, Y)}, DataError, "token ids"),
+        ({"data": (X, np.eye(10)[Y], X, Y)}, DataError, "y must be one integer or text"),
+        ({"data": ([["a"], ["b"]], [0, 1], X, Y)}, DataError, "x must hold numbers, not text"),
+        ({"data": (X * np.nan, Y, X, Y)}, DataError, "NaN or infinite"),
+        ({"data": (X, Y)}, DataError, "Give \\(x, y, x_test, y_test\\)"),
+        ({"data": "digitz"}, DataError, "no data set 'digitz'"),
+        ({"model": 3}, ConfigError, "model must be a torch.nn.Module, its class"),
+        ({"model": "lenet"}, ConfigError, "no model 'lenet'"),
+        ({"model": lambda: nn.Linear(5, 5)}, ConfigError, "fails on inputs of 64"),
+        ({"model": None}, ConfigError, "given without a model. Give model= too: a torch.nn.Module"),
+        ({"partition": None}, ConfigError, "given without a partition"),
+        ({"partition": 3}, PartitionError, "partition must be a scheme"),
+        ({"partition": "writer"}, PartitionError, "'writer' is neither a column of the data, which have none"),
+        ({"partition": {"a": [0, 0]}}, PartitionError, "client 'a' holds a row twice"),
+        ({"partition": {"a": [0, 1], "b": [1]}}, PartitionError, "row 1 is held by client 'a' and by client 'b'"),
+        ({"partition": {"a": [0, 9999]}}, PartitionError, "there are 1400 training rows"),
+        ({"partition": {"a": []}}, PartitionError, "client 'a' must hold a list of row numbers"),
+        ({"partition": {}}, PartitionError, "names no client"),
+        ({"methods": ["fedavgg"]}, ConfigError, "there is no method 'fedavgg'. Did you mean"),
+        ({"methods": [3]}, ConfigError, r"methods must be methods such as .* or their names.*, not 3"),
+        ({"methods": []}, ConfigError, "no method to run"),
+        ({"methods": [fedkeep.get_algorithm]}, ConfigError, "methods must be methods"),
+        ({"seeds": 0}, ConfigError, "seeds=0 is no seed at all: seeds=3 runs the seeds 0, 1 and 2, and seeds=.0. only"),
+        ({"seeds": [0.5]}, ConfigError, "seeds must be a number of seeds or a list"),
+        ({"seeds": "0,1"}, ConfigError, "seeds must be a number of seeds or a list"),
+        ({"rounds": 2.5}, ConfigError, "rounds must be an integer"),
+        ({"training": {"lr": 0.1}}, ConfigError, "training must be such as"),
+        ({"cohort": 9}, ConfigError, "a cohort of 9 cannot be drawn from 3 clients"),
+        ({"settings": ["run.rounds=3"]}, ConfigError, "settings change a recipe given by name"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is_written(
+    given: dict[str, Any], error: type[FedKeepError], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        fedkeep.run(**GIVEN | given, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_are_no_recipe() -> None:
+    with pytest.raises(ConfigError, match=r"Tensors, models and partitions have arguments of their own"):
+        fedkeep.run((X, Y))  # type: ignore[arg-type]
+
+
+def test_everything_may_be_given_beside_a_recipe() -> None:
+    recipe = make_recipe("demo", model="mlp", partition="iid", seeds=np.int64(2), methods=fedkeep.FedAvg, rounds=5)
+    assert (recipe.model.name, recipe.partition.name, recipe.seeds, recipe.rounds) == ("mlp", "iid", (0, 1), 5)
+    assert [method.label for method in recipe.methods] == ["FedAvg"]
+    (sfedkd,) = make_recipe("demo", methods=["sfedkd"], settings=["sfedkd.teachers=2"]).methods
+    assert sfedkd.algorithm.teachers == 2  # type: ignore[attr-defined]
+    assert make_recipe(None).name == "demo"
+
+
+def test_workers_import_what_is_in_files(caplog: pytest.LogCaptureFixture) -> None:
+    machine = fedkeep.Machine(workers=2)
+    ready = for_workers(make_recipe(None, **GIVEN), machine)
+    assert (ready.workers, ready.use, ready.allow_code) == (2, ("nets",), True)
+    assert for_workers(make_recipe("demo"), machine) == machine
+    for model, why in (
+        (Net(), "is an object, not a class or function of a file"),
+        (lambda: Net(), "a lambda has no name"),
+        (type("Cell", (Net,), {"__module__": "__main__", "__qualname__": "run.<locals>.Cell"}), "inside a function"),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            alone = for_workers(make_recipe(None, **GIVEN | {"model": model}), machine)
+        assert alone.workers == 1
+        (record,) = caplog.records
+        assert why in record.getMessage()
+
+
+SCRIPT = """
+import fedkeep, torch
+from torch import nn
+
+class Mine(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+given = dict(data=(x, (x[:, 0] > 0).long()), model=Mine, partition=fedkeep.IID(2), rounds=1, seeds=2)
+"""
+CALL = 'run = fedkeep.run(**given, methods=["fedavg"], machine=fedkeep.Machine(workers=2), out="run")\n'
+
+
+@pytest.mark.parametrize("guarded", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_program_with_workers(guarded: bool, tmp_path: Path) -> None:
+    guard = 'if __name__ == "__main__":\n    ' if guarded else ""
+    (tmp_path / "program.py").write_text(SCRIPT + guard + CALL)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    if guarded:
+        assert done.returncode == 0, done.stderr
+        assert len(fedkeep.read_run(tmp_path / "run").trials) == 2
+    else:
+        assert 'put the call under if __name__ == "__main__":' in done.stderr
+        assert "RunError: a worker process died" in done.stderr
+        assert "bootstrapping" not in done.stderr
+
+
+def test_progress_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            shown.append(data)
+
+    class Module:
+        @staticmethod
+        def get_ipython() -> Any:
+            return type("Shell", (), {"kernel": None})()
+
+        @staticmethod
+        def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+            shown.append(data)
+            return Handle()
+
+    monkeypatch.setitem(sys.modules, "IPython", Module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython.display", Module)  # type: ignore[arg-type]
+    fedkeep.run(**GIVEN, out=tmp_path / "run")
+    assert [data["text/plain"].partition("  accuracy")[0] for data in shown] == [
+        "fedavg-seed0  round 1/2", "fedavg-seed0  round 2/2",
+    ]  # fmt: skip
+    assert shown[0]["text/html"].startswith("<pre>fedavg-seed0")
+
+
+def test_the_digest_says_what_a_run_learned_from(run: RunResult) -> None:
+    recipe = (run.path / "recipe.toml").read_text()
+    assert 'name = "arrays:' in recipe
+    assert json.loads((run.path / "run.json").read_text())["network"]["shape"] == [64]
+    assert run["fedavg", 0].info["dataset"] == "arrays"
