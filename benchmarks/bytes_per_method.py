@@ -25,7 +25,7 @@ from fedkeep.models.weights import state_dict_copy
 
 COHORT = 10
 IMAGES = {"lander", "target"}  # send images that the server makes, as many as an option says
-SETTINGS = (f"run.cohort={COHORT}", "training.epochs=1")
+SETTINGS = (f"run.cohort_size={COHORT}", "training.epochs=1")
 WAYS = ("down", "up")
 
 
@@ -36,18 +36,18 @@ def row(name: str) -> str:
 
 def _without_tasks(name: str) -> str:
     public = "public" in get_algorithm(name).needs
-    settings = (*SETTINGS, "public.name=digits" if public else "auxiliary.per_class=2", "run.evaluate_every=4")
+    settings = (*SETTINGS, "public.name=digits" if public else "auxiliary.images_per_class=2", "run.evaluate_every=4")
     recipe = load_recipe("demo", settings=settings, methods=[name], seeds=[0], rounds=4)
     cell, model = _played(recipe)
     return _row(cell, (cell.rounds[place][way] / COHORT / model for place in (-1, 0) for way in WAYS))
 
 
 def _with_tasks(name: str) -> str:
-    settings = (*SETTINGS, "tasks.tasks=2", "run.evaluate_every=3")
+    settings = (*SETTINGS, "tasks.num_tasks=2", "run.evaluate_every=3")
     recipe = load_recipe("demo", settings=settings, methods=[name], seeds=[0], rounds=3)
     cell, model = _played(recipe)
     *_, within, last = cell.rounds
-    ends = ((last[way] - within[way]) / recipe.partition.clients / model for way in WAYS)
+    ends = ((last[way] - within[way]) / recipe.partition.num_clients / model for way in WAYS)
     return _row(cell, (*(within[way] / COHORT / model for way in WAYS), *ends))
 
 

@@ -1,10 +1,10 @@
-"""Which average of a sequence is best served? Many of them at once, of one and the same FedSeq run.
+"""Which average of a sequence is best evaluated? Many of them at once, of one and the same FedSeq run.
 
     python benchmarks/which_average.py [--recipe R] [--rounds N] [--seed S] [--every E] [--data-dir DIR]
 
 Averages change nothing that is trained, so one run tells about all: the round's mean, all alike or by examples, moving
-averages of it with several decays, and moving averages over visits instead of rounds. The seed is not one of those that
-docs/averaged-sequences.md reports. Writes which_average.md beside this file.
+averages of it with several decays, and moving averages over local trainings instead of rounds. The seed is not one of
+those that docs/averaged-sequences.md reports. Writes which_average.md beside this file.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def write(options: argparse.Namespace, title: str, scores: Mapping[str, Mapping[
     command = "python benchmarks/which_average.py"
     command += f" --recipe {options.recipe} --rounds {options.rounds} --seed {options.seed}"
     lines = [
-        "# Which average of a sequence is best served?",
+        "# Which average of a sequence is best evaluated?",
         "",
         f"`{command}`,",
         f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores.",
         f"{title}, FedSeq, one seed. Accuracy in %, mean over the evaluated rounds {early[0]} to {early[-1]} and",
         f"{late[0]} to {late[-1]}; swing: standard deviation over the latter.",
         "",
-        "| served | early | late | swing |",
+        "| evaluated | early | late | swing |",
         "|:--|--:|--:|--:|",
     ]
     for name, values in scores.items():

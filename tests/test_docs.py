@@ -198,20 +198,20 @@ def test_every_public_name_is_there() -> None:
 def test_the_tasks_of_the_guide_can_be_read() -> None:
     (written,) = blocks("docs/class-incremental.md", "toml")
     everything = re.sub(r"^# (\w+ = )", r"\1", written, flags=re.M)
-    assert tomllib.loads(written) == {"tasks": {"tasks": 5}}
+    assert tomllib.loads(written) == {"tasks": {"num_tasks": 5}}
     options = tomllib.loads(everything)["tasks"]
     assert set(options) == set(options_of(Tasks)) - {"reseed_each_task"}
     for name, value in options.items():
-        build(Tasks, {name: value} | ({"tasks": 4} if name == "sizes" else {}), "the guide")
+        build(Tasks, {name: value} | ({"num_tasks": 4} if name == "classes_per_task" else {}), "the guide")
 
 
 def test_the_tables_of_the_page_on_networks_are_a_recipe(tmp_path: Path) -> None:
     models, public, frozen = (tomllib.loads(text) for text in blocks("docs/model-heterogeneity.md", "toml"))
     table = tomllib.loads((ROOT / "fedkeep" / "recipes" / "fedkeep" / "different-networks.toml").read_text())
     path = tmp_path / "recipe.toml"
-    path.write_text(tomli_w.dumps(table | models | public | {"partition": table["partition"] | {"clients": 8}}))
+    path.write_text(tomli_w.dumps(table | models | public | {"partition": table["partition"] | {"num_clients": 8}}))
     recipe = load_recipe(str(path))
-    assert recipe.public.images == 2000
+    assert recipe.public.num_images == 2000
     assert set(client_architectures(recipe.client_models, list("01234567"))) == {"0", "1", "2", "7"}
     with pytest.raises(ConfigError, match="exchanges weights"):
         load_recipe(str(path), methods=["fedavg"])

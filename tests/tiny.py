@@ -62,8 +62,8 @@ name = "digits"
 
 [partition]
 scheme = "exdir"
-clients = 8
-classes = 2
+num_clients = 8
+classes_per_client = 2
 alpha = 0.5
 
 [model]
@@ -77,7 +77,7 @@ lr = 0.05
 
 [run]
 rounds = 2
-cohort = 2
+cohort_size = 2
 
 [[methods]]
 algorithm = "fedavg"
@@ -90,15 +90,25 @@ algorithm = "sfedkd"
 teachers = 2
 """
 
-INVERSION = {"nums": 6, "synthesis_batch_size": 4, "g_steps": 2, "warmup": 1, "ngf": 2, "kd_steps": 2}
-PROTOTYPES = {"proto_rounds": 2, "proto_steps": 2, "proto_batch": 4, "sampler_steps": 2}
-REPLAY = {"cur": 2, "pre": 2, **PROTOTYPES}
+INVERSION = {
+    "num_images": 6,
+    "synthesis_batch_size": 4,
+    "generator_steps": 2,
+    "warmup": 1,
+    "generator_channels": 2,
+    "student_steps": 2,
+}
+PROTOTYPES = {"prototype_rounds": 2, "prototype_steps": 2, "prototype_batch_size": 4, "sampler_steps": 2}
+REPLAY = {"images_per_new_class": 2, "images_per_old_class": 2, **PROTOTYPES}
 TOYS: dict[str, dict[str, Any]] = {
     "target": INVERSION,
-    "feddcl": {**REPLAY, "server_cur": 3, "server_pre": 2},
+    "feddcl": {**REPLAY, "server_images_per_new_class": 3, "server_images_per_old_class": 2},
     "dddr": REPLAY,
-    **{f"{name}-kd-on-generated-images": {**PROTOTYPES, "server_cur": 3} for name in ("ft", "ewc", "lwf")},
-    "lander": {**INVERSION, "anchors": str(Path(__file__).parent / "anchors.csv"), "syn_batch_size": 3},
+    **{
+        f"{name}-kd-on-generated-images": {**PROTOTYPES, "server_images_per_new_class": 3}
+        for name in ("ft", "ewc", "lwf")
+    },
+    "lander": {**INVERSION, "anchors": str(Path(__file__).parent / "anchors.csv"), "synthetic_batch_size": 3},
 }
 """Options without which a method cannot run here: as it comes it is too large, or lacks a file."""
 

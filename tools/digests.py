@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 FIELDS = {  # what is digested by itself of a record, and what it is called there
-    **{"cohort": "cohort", "lost clients": "lost", "round undone": "undone", "training loss": "loss"},
+    **{"cohort": "cohort", "lost clients": "lost", "round undone": "rolled_back", "training loss": "loss"},
     **{"examples": "examples", "bytes sent to clients": "down", "bytes sent by clients": "up"},
     **{"correct counts": "correct", "test loss": "test_loss"},
 }

@@ -80,41 +80,47 @@ WAYS: dict[str, dict[str, Any]] = {
     "workers2": {"workers": 2},
     "stack-workers2": {"stack": 2, "workers": 2},
     "codec": {"through_codec": True},
-    "dropout": {"dropout": 0.3},
+    "dropout": {"client_dropout": 0.3},
     "lost": {
         "min_clients": 2,
         "fault_injector": lambda number, client, step: "gone" if number == 2 or client == "4" else None,
     },
-    "averages": {"served": ("last", "round", "moving"), "decay": 0.7},
-    "resumed": {"killed": 2, "served": ("moving", "last")},
+    "averages": {"evaluation_models": ("last", "round", "moving"), "ema_decay": 0.7},
+    "resumed": {"killed": 2, "evaluation_models": ("moving", "last")},
 }
 FOR_FEW = ("codec", "dropout", "lost", "averages", "resumed")
 FEW = "fedavg fedadam fedseq sfedkd scaffold moon fedweit fedskf feddcl target ft-kd"
 
-HELD = {"auxiliary": ["auxiliary.per_class=2"], "public": ["public.name=digits", "public.images=20"]}
+HELD = {"auxiliary": ["auxiliary.images_per_class=2"], "public": ["public.name=digits", "public.num_images=20"]}
 DEMO = "fedavg fedseq sfedkd"
 WHOLE: dict[str, tuple[str, Sequence[str]]] = {  # methods and settings of short runs
-    "averages": (DEMO, ["run.evaluate_local_models=true", 'run.served=["moving","round","last"]']),
-    "tasks": ("fedavg fedlwf fedskf", ["tasks.tasks=2", "tasks.absent=1", "partition.classes=3"]),
+    "averages": (DEMO, ["run.evaluate_local_models=true", 'run.evaluation_models=["moving","round","last"]']),
+    "tasks": (
+        "fedavg fedlwf fedskf",
+        ["tasks.num_tasks=2", "tasks.absent_clients=1", "partition.classes_per_client=3"],
+    ),
     "auxiliary": ("fedcad", HELD["auxiliary"]),
     "public": ("feddf", HELD["public"]),
-    "dropout": ("scaffold", ["run.dropout=0.3", "run.evaluate_every=2"]),
-    "crop-flip-cutout": ("moon", ["augmentation.crop=1", "augmentation.flip=true", "augmentation.cutout=2"]),
+    "dropout": ("scaffold", ["run.client_dropout=0.3", "run.evaluate_every=2"]),
+    "crop-flip-cutout": (
+        "moon",
+        ["augmentation.crop_padding=1", "augmentation.horizontal_flip=true", "augmentation.cutout=2"],
+    ),
     "rotation-brightness": ("moon", ["augmentation.rotation=9.0", "augmentation.brightness=0.2"]),
     "bfloat16": ("fedprox", ["training.precision=bfloat16"]),
     "batch-norm": ("fedavg", ["model.name=resnet32"]),
     "dirichlet": ("fedavg", ["partition.scheme=dirichlet"]),
     "dirichlet-per-client": ("fedavg", ["partition.scheme=dirichlet-per-client"]),
-    "hybrid": ("fedavg", ["partition.scheme=hybrid", "partition.iid=2"]),
+    "hybrid": ("fedavg", ["partition.scheme=hybrid", "partition.iid_parts=2"]),
     "iid": ("fedavg", ["partition.scheme=iid"]),
-    "shards": ("fedavg", ["partition.scheme=shards", "partition.shards=5"]),
+    "shards": ("fedavg", ["partition.scheme=shards", "partition.shards_per_client=5"]),
 }
 MODELS = "alexnet8 alexnet8-usfc cnn-ll cnn4 lenet5 mean-cnn mlp resnet18 resnet32 resnet34 resnet50 simple-cnn vgg16"
 
 
 def built(key: str, situation: str, **changes: Any) -> Any:
     """Return an engine at round 0."""
-    settings: dict[str, Any] = {"cohort": 4, "training": tiny.SHORT, **changes}
+    settings: dict[str, Any] = {"cohort_size": 4, "training": tiny.SHORT, **changes}
     tasks = "tasks" in situation
     if "networks" in situation:
         wide, classes = get_architecture("mlp")(hidden=(11, 5)), 1 if tasks else tiny.CLASSES  # type: ignore[call-arg]
@@ -171,7 +177,7 @@ def in_engine(key: str, situation: str, way: str) -> Digests:
         records = tiny.played(engine)
         if pool is not None:
             pool.stop()
-    for what in changes.get("served", ()):
+    for what in changes.get("evaluation_models", ()):
         found |= of_model(engine.evaluation_model(what), f"{what} weights")
     found |= {"server's state": digest(engine.server.state), "clients' states": digest(engine.client_states)}
     return of_model(engine.server.model) | of_records(records) | found
@@ -186,8 +192,8 @@ def toy() -> str:
 def at_sites(key: str, tasks: bool) -> Digests:
     method = VARIANTS[RENAMED.get(key, key)]
     draws = "generator" in method.needs
-    settings = ["run.cohort=3", *(setting for need in method.needs for setting in HELD.get(need, ()))]
-    settings += ["tasks.tasks=2", "tasks.absent=1"] if tasks and not draws else []
+    settings = ["run.cohort_size=3", *(setting for need in method.needs for setting in HELD.get(need, ()))]
+    settings += ["tasks.num_tasks=2", "tasks.absent_clients=1"] if tasks and not draws else []
     table = tomllib.loads(Path(toy()).read_text() if draws else tiny.RECIPE)
     if method.networks == "one":
         table.pop("client_models", None)
@@ -248,7 +254,7 @@ def jobs() -> Iterator[tuple[str, Callable[[], Digests]]]:
     for workers in (1, 2):
         machine = {"workers": workers, "stack": 2 * workers - 1}
         yield f"run/demo/workers{workers}", partial(whole, DEMO, [], machine, rounds=3, seeds=[0, 1])
-    short = ["training.epochs=1", "partition.clients=6", "run.cohort=4"]
+    short = ["training.epochs=1", "partition.num_clients=6", "run.cohort_size=4"]
     for key, (methods, settings) in WHOLE.items():
         yield f"run/{key}", partial(whole, methods, [*short, *settings], {"stack": 1}, rounds=2, seeds=[0])
     yield from ((f"model/{name}", partial(initial, name)) for name in MODELS.split())

@@ -88,7 +88,7 @@ def _about(recipe: Recipe, federation: Federation) -> dict[str, object]:
         "network": recipe.model.name,
         "classes": federation.dataset.num_classes,
         "clients": len(federation.clients),
-        "cohort": recipe.run.cohort,
+        "cohort": recipe.run.cohort_size,
         "epochs": training.epochs,
         "batch_size": training.batch_size,
         "lr": training.lr,

@@ -307,7 +307,9 @@ def _add_export(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", metavar="RUN", help="a run folder")
     command.add_argument("--method", metavar="LABEL", help="whose model, where a run has several methods")
     command.add_argument("--seed", type=natural, help="the trial's seed (default: the first)")
-    command.add_argument("--average", action="store_true", help="an average of models, if run.served names one")
+    command.add_argument(
+        "--average", action="store_true", help="an average of models, if run.evaluation_models names one"
+    )
     command.add_argument("--out", metavar="DIR", help="where to write (default: in the run folder, under export/)")
     _add_code(command)
     command.set_defaults(command=_lazily("export", "export"))

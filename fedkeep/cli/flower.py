@@ -33,7 +33,7 @@ def new(options: Namespace, console: Console) -> int:
 
     recipe = recipe_of(options)
     folder = create_app(Path(options.folder), recipe, options.sites)
-    nodes = options.sites or recipe.partition.clients or 2
+    nodes = options.sites or recipe.partition.num_clients or 2
     command = f"flwr run {folder} --stream --federation-config 'num-supernodes={nodes} client-resources-num-cpus=1'"
     lines = (
         f"wrote {folder}/: pyproject.toml, recipe.toml, fedkeep_app.py",

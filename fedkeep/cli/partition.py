@@ -44,7 +44,7 @@ def partition(options: Namespace, console: Console) -> int:
             raise ConfigError(f"cannot read {setting!r}: write option=value, such as alpha=0.5.")
         table[name] = parse_value(value)
     if options.clients:
-        table["clients"] = options.clients
+        table["num_clients"] = options.clients
     scheme = build(schemes()[options.scheme], table, f"scheme {options.scheme}")
     dataset = load(options.dataset, data_dir=options.data_dir)
     split = scheme.split(dataset.train, dataset.num_classes, options.seed)

@@ -38,7 +38,7 @@ def run(options: Namespace, console: Console) -> int:
         raise ConfigError(f"there is no network {options.network!r} here.{did_you_mean(options.network, FORMS)}")
     device = check_device(options.device)
     sections = {"network": FORMS[options.network], "training": Pretraining, "augmentation": Augmentation}
-    given = read_settings(options.settings, sections, {"augmentation": {"crop": 4, "flip": True}})
+    given = read_settings(options.settings, sections, {"augmentation": {"crop_padding": 4, "horizontal_flip": True}})
     settings = cast(Pretraining, given["training"])
     dataset = load(options.data, data_dir=options.data_dir)
     _print(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.num_classes} classes")

@@ -165,8 +165,8 @@ def _describe(recipe: Recipe) -> str:
     methods = ", ".join(method.label for method in recipe.methods)
     schedule = recipe.run
     return (
-        f"{methods} on {recipe.data}, {recipe.partition.clients} clients ({recipe.partition.name}), "
-        f"{schedule.cohort} a round, {schedule.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
+        f"{methods} on {recipe.data}, {recipe.partition.num_clients} clients ({recipe.partition.name}), "
+        f"{schedule.cohort_size} a round, {schedule.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
     )
 
 

@@ -28,16 +28,16 @@ class Augmentation(Options):
     3: the square's centre is uniform over the pixels, and the square is clipped where it leaves the image.
     """
 
-    crop: int = option(0, "Pixels of padding on each side before a crop of the original size; 0 is off.", low=0)
-    crop_mode: Literal["zero", "reflect"] = option("zero", "What the padding of the crop holds.")
-    flip: bool = option(False, "Mirror left and right with probability one half.")
+    crop_padding: int = option(0, "Pixels of padding on each side before a crop of the original size; 0 is off.", low=0)
+    padding_mode: Literal["zero", "reflect"] = option("zero", "What the padding of the crop holds.")
+    horizontal_flip: bool = option(False, "Mirror left and right with probability one half.")
     rotation: float = option(0.0, "Rotate by up to this many degrees either way; 0 is off.", low=0, high=180)
     brightness: float = option(0.0, "Multiply pixels by 1 plus up to this much either way; 0 is off.", low=0, high=1)
     cutout: int = option(0, "Side of the square that is cleared, in pixels; 0 is off.", low=0)
 
     def __bool__(self) -> bool:
         """Whether any augmentation is on. If so, a frozen model's outputs on an image cannot be cached."""
-        return bool(self.crop or self.flip or self.rotation or self.brightness or self.cutout)
+        return bool(self.crop_padding or self.horizontal_flip or self.rotation or self.brightness or self.cutout)
 
     def __call__(
         self,
@@ -78,7 +78,7 @@ class Augmentation(Options):
                 "Augmentation takes uint8 images [b, channels, height, width] before normalisation, not "
                 f"{images.dtype} {list(images.shape)}."
             )
-        if self.crop or self.flip or self.rotation:
+        if self.crop_padding or self.horizontal_flip or self.rotation:
             images = self.move_pixels(images, generator)
         if self.brightness:
             images = self._change_brightness(images, generator, generated)
@@ -102,14 +102,18 @@ class Augmentation(Options):
         """
         # Each pixel is looked up where it was before rotation, flip and crop, from the last to the first.
         batch, _, height, width = images.shape
-        if self.crop_mode == "reflect":
+        if self.padding_mode == "reflect":
             self.check_image_size(height, width)
         device = images.device
         y = torch.arange(height, device=device).view(1, height, 1)
         x = torch.arange(width, device=device).view(1, 1, width)
         inside = torch.ones((), dtype=torch.bool, device=device)
-        crops = _random_integers(2 * self.crop + 1, (2, batch, 1, 1), generator, device) if self.crop else None
-        flips = _random_integers(2, (batch, 1, 1), generator, device).bool() if self.flip else None
+        crops = (
+            _random_integers(2 * self.crop_padding + 1, (2, batch, 1, 1), generator, device)
+            if self.crop_padding
+            else None
+        )
+        flips = _random_integers(2, (batch, 1, 1), generator, device).bool() if self.horizontal_flip else None
         if self.rotation:
             share = _random_shares((batch, 1, 1), generator, device)
             y, x = rotation_source(y, x, (2 * share - 1) * self.rotation, height, width)
@@ -118,8 +122,8 @@ class Augmentation(Options):
         if flips is not None:
             x = torch.where(flips, width - 1 - x, x)
         if crops is not None:
-            y, x = y + crops[0] - self.crop, x + crops[1] - self.crop
-            if self.crop_mode == "reflect":
+            y, x = y + crops[0] - self.crop_padding, x + crops[1] - self.crop_padding
+            if self.padding_mode == "reflect":
                 y, x = _reflect(y, height), _reflect(x, width)
             else:
                 inside = inside & _is_inside(y, x, height, width)
@@ -132,9 +136,10 @@ class Augmentation(Options):
 
         Some crops would hold nothing but padding, and an image cannot be reflected by its whole size.
         """
-        if self.crop >= min(height, width):
+        if self.crop_padding >= min(height, width):
             raise ConfigError(
-                f"augmentation.crop = {self.crop} needs images larger than that, not {height} x {width} pixels. "
+                f"augmentation.crop_padding = {self.crop_padding} needs images larger than that, not {height} x "
+                f"{width} pixels. "
                 "Lower crop."
             )
 

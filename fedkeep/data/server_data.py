@@ -24,7 +24,7 @@ class Auxiliary(Options):
     images, which then do not count for accuracy.
     """
 
-    per_class: int = option(0, "images of each class; 0: the server has no such set", low=0)
+    images_per_class: int = option(0, "images of each class; 0: the server has no such set", low=0)
     source: Literal["train_holdout", "train_shared", "test_subset"] = option(
         "train_holdout", "training images taken from the clients, or left with them too, or test images"
     )
@@ -51,7 +51,7 @@ class Auxiliary(Options):
         DataError
             If a class has too few images.
         """
-        if not self.per_class:
+        if not self.images_per_class:
             return dataset, {}
         name: Literal["train", "test"] = "test" if self.source == "test_subset" else "train"
         columns = dataset.test if name == "test" else dataset.train
@@ -68,11 +68,12 @@ class Auxiliary(Options):
         return dataset, _select_rows(columns, taken)
 
     def _first_of_class(self, labels: Tensor, c: int, dataset: DataSet) -> Tensor:
-        found = (labels == c).nonzero().flatten()[: self.per_class]
-        if len(found) < self.per_class:
+        found = (labels == c).nonzero().flatten()[: self.images_per_class]
+        if len(found) < self.images_per_class:
             raise DataError(
-                f"[auxiliary] asks for {self.per_class} images of each class, and {dataset.name} has only {len(found)} "
-                f"of {dataset.label_names[c]!r} to draw from. Lower auxiliary.per_class."
+                f"[auxiliary] asks for {self.images_per_class} images of each class, and {dataset.name} has only "
+                f"{len(found)} "
+                f"of {dataset.label_names[c]!r} to draw from. Lower auxiliary.images_per_class."
             )
         return found
 
@@ -86,12 +87,12 @@ class Public(Options):
     """Training images of another data set, without their labels, on which clients and server exchange predictions."""
 
     name: str = option("", "data set, Hub id or path, as in [data]; empty: there is no public set")
-    images: int = option(0, "how many, drawn at random once for a seed; 0: all", low=0)
+    num_images: int = option(0, "how many, drawn at random once for a seed; 0: all", low=0)
     classes: tuple[str, ...] = option((), "only images of these classes, by name; empty: of all")
 
     def check(self) -> None:
         """Raise `ConfigError` if the data set is not named."""
-        if not self.name and (self.images or self.classes):
+        if not self.name and (self.num_images or self.classes):
             raise ConfigError("[public] says how many images or which classes, but not of what. Give it a name.")
 
     def draw(self, source: DataSet, target: DataSet, seed: int) -> Data:
@@ -129,12 +130,13 @@ class Public(Options):
         labels = source.train["label"].cpu()
         wanted = torch.tensor([source.label_names.index(name) for name in self.classes], dtype=labels.dtype)
         rows = (torch.isin(labels, wanted) if self.classes else torch.ones_like(labels).bool()).nonzero().flatten()
-        if len(rows) < max(self.images, 1):
+        if len(rows) < max(self.num_images, 1):
             raise DataError(
-                f"[public] asks for {self.images or 'some'} images, and {source.name} has only {len(rows)} of these "
-                "classes. Lower public.images or name more classes."
+                f"[public] asks for {self.num_images or 'some'} images, and {source.name} has only {len(rows)} of "
+                "these "
+                "classes. Lower public.num_images or name more classes."
             )
-        if self.images:
-            chosen = torch.randperm(len(rows), generator=seeds.generator(seed, "public set"))[: self.images]
+        if self.num_images:
+            chosen = torch.randperm(len(rows), generator=seeds.generator(seed, "public set"))[: self.num_images]
             rows = rows[chosen]
         return {"input": source.train["input"][rows], "label": torch.zeros(len(rows), dtype=torch.int64)}

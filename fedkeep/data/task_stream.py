@@ -93,27 +93,30 @@ class Tasks(Options):
     """How the classes of a data set arrive, as in TARGET (Zhang et al., 2023) and the papers that follow its protocol.
 
     Classes are put in an order and cut into tasks of equal size, and each task's examples are partitioned separately.
-    Those papers' concentration b is ``dirichlet`` with alpha = b and min_size = 1, whose soft cap is their rule that a
-    client with its equal part gets no further class; their 0 is ``iid``.
+    Those papers' concentration b is ``dirichlet`` with alpha = b and min_size = 1, whose self-balancing is their rule
+    that a client with its equal part gets no further class; their 0 is ``iid``.
     """
 
-    tasks: int = option(1, "number of tasks", low=1)
+    num_tasks: int = option(1, "number of tasks", low=1)
     class_order: Literal["shuffled", "source"] | tuple[int, ...] = option(
         "shuffled", "order in which classes arrive: shuffled by the seed, the data set's own, or a list of labels"
     )
-    classes: int = option(0, "take only the first so many classes of the data set, before shuffling; 0: all", low=0)
-    sizes: tuple[int, ...] = option((), "number of classes in each task, where they are not equal", low=1)
-    reseed_each_task: bool = option(
+    num_classes: int = option(0, "take only the first so many classes of the data set, before shuffling; 0: all", low=0)
+    classes_per_task: tuple[int, ...] = option((), "number of classes in each task, where they are not equal", low=1)
+    same_seed_each_task: bool = option(
         True, "partition every task with the run's own seed, so that clients' shares repeat, or with one of the task"
     )
-    absent: int = option(0, "clients, drawn anew for each task, that hold nothing of it", low=0)
+    absent_clients: int = option(0, "clients, drawn anew for each task, that hold nothing of it", low=0)
 
     def check(self) -> None:
         """Raise `ConfigError` if options contradict each other."""
-        if self.sizes and len(self.sizes) != self.tasks:
-            raise ConfigError(f"Tasks.sizes gives {len(self.sizes)} sizes for {self.tasks} tasks: give one for each.")
-        if self.classes and not isinstance(self.class_order, str):
-            raise ConfigError("Tasks.class_order lists the classes already: leave Tasks.classes out.")
+        if self.classes_per_task and len(self.classes_per_task) != self.num_tasks:
+            raise ConfigError(
+                f"tasks.classes_per_task gives {len(self.classes_per_task)} sizes for {self.num_tasks} tasks: give "
+                "one for each."
+            )
+        if self.num_classes and not isinstance(self.class_order, str):
+            raise ConfigError("tasks.class_order lists the classes already: leave tasks.num_classes out.")
 
     def stream(self, dataset: DataSet, scheme: Scheme, seed: int) -> TaskStream:
         """Return the tasks of a data set.
@@ -176,55 +179,57 @@ class Tasks(Options):
             given = self.class_order
             if len(set(given)) < len(given) or not all(0 <= c < have for c in given) or not given:
                 raise ConfigError(
-                    f"Tasks.class_order must list labels of {dataset.name}, each once, from 0 to {have - 1}: "
+                    f"tasks.class_order must list labels of {dataset.name}, each once, from 0 to {have - 1}: "
                     f"not {list(given)}."
                 )
             return given
-        count = self.classes or have
+        count = self.num_classes or have
         if count > have:
-            raise ConfigError(f"Tasks.classes asks for {count} classes, and {dataset.name} has {have}.")
+            raise ConfigError(f"tasks.num_classes asks for {count} classes, and {dataset.name} has {have}.")
         if self.class_order == "source":
             return tuple(range(count))
         return tuple(torch.randperm(count, generator=seeds.generator(seed, "class order")).tolist())
 
     def _task_sizes(self, classes: int) -> tuple[int, ...]:
         """Return the number of classes of each task."""
-        if self.tasks > classes:
-            raise ConfigError(f"{classes} classes cannot arrive in {self.tasks} tasks: use at most {classes}.")
-        if self.sizes:
-            if sum(self.sizes) != classes:
+        if self.num_tasks > classes:
+            raise ConfigError(f"{classes} classes cannot arrive in {self.num_tasks} tasks: use at most {classes}.")
+        if self.classes_per_task:
+            if sum(self.classes_per_task) != classes:
                 raise ConfigError(
-                    f"Tasks.sizes has {sum(self.sizes)} classes in all, and {classes} arrive. Change sizes, or set "
-                    f"classes to {sum(self.sizes)}."
+                    f"tasks.classes_per_task has {sum(self.classes_per_task)} classes in all, and {classes} arrive. "
+                    "Change it, or set "
+                    f"num_classes to {sum(self.classes_per_task)}."
                 )
-            return self.sizes
-        size, left = divmod(classes, self.tasks)
+            return self.classes_per_task
+        size, left = divmod(classes, self.num_tasks)
         if left:
-            nearly = [size + (task < left) for task in range(self.tasks)]
+            nearly = [size + (task < left) for task in range(self.num_tasks)]
             raise ConfigError(
-                f"{classes} classes cannot be cut into {self.tasks} tasks of equal size. Set sizes, such as {nearly}, "
-                f"or classes to {size * self.tasks}."
+                f"{classes} classes cannot be cut into {self.num_tasks} tasks of equal size. Set classes_per_task, "
+                f"such as {nearly}, "
+                f"or num_classes to {size * self.num_tasks}."
             )
-        return (size,) * self.tasks
+        return (size,) * self.num_tasks
 
     def _partition(self, dataset: DataSet, scheme: Scheme, task: Task, seed: int) -> Partition:
         """Return the partition of one task, in row numbers of the whole training set and over all clients."""
         if isinstance(scheme, ByColumn):
             raise PartitionError("tasks cannot be partitioned by column: a value's client would change with the task.")
-        if self.absent >= scheme.clients:
-            raise PartitionError(f"{self.absent} of {scheme.clients} clients are absent: nobody is left.")
+        if self.absent_clients >= scheme.num_clients:
+            raise PartitionError(f"{self.absent_clients} of {scheme.num_clients} clients are absent: nobody is left.")
         rows = task.new_class_rows(dataset.train["label"])
         train = {name: c.cpu()[rows] for name, c in dataset.train.items() if name != "input"}
         train["label"] = train["label"] - task.num_old_classes
-        own = seed if self.reseed_each_task else seeds.derive(seed, "task partition", task=task.number)
+        own = seed if self.same_seed_each_task else seeds.derive(seed, "task partition", task=task.number)
         try:
-            present_clients = replace(scheme, clients=scheme.clients - self.absent)
+            present_clients = replace(scheme, num_clients=scheme.num_clients - self.absent_clients)
             found = present_clients.split(train, task.num_classes - task.num_old_classes, own)
         except PartitionError as error:
-            raise PartitionError(f"task {task.number} of {self.tasks}: {error}") from None
-        who = torch.randperm(scheme.clients, generator=seeds.generator(seed, "absent clients", task=task.number))
+            raise PartitionError(f"task {task.number} of {self.num_tasks}: {error}") from None
+        who = torch.randperm(scheme.num_clients, generator=seeds.generator(seed, "absent clients", task=task.number))
         present = who[: len(found)].sort().values
-        sizes = torch.zeros(scheme.clients, dtype=torch.int64).index_copy(0, present, found.sizes)
+        sizes = torch.zeros(scheme.num_clients, dtype=torch.int64).index_copy(0, present, found.sizes)
         offsets = torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)))
         return replace(found, rows=rows[found.rows], offsets=offsets)
 
@@ -244,5 +249,5 @@ def _check_examples(dataset: DataSet, classes: int) -> None:
     if empty:
         raise DataError(
             f"{dataset.name} has no training example of {', '.join(map(repr, empty))}, which should arrive. Leave such "
-            "classes out with class_order or classes."
+            "classes out with class_order or num_classes."
         )

@@ -317,10 +317,10 @@ def check_cohort(recipe: Recipe, federation: Federation) -> None:
     ConfigError
         If a cohort has more clients than the federation.
     """
-    if recipe.run.cohort > len(federation.clients):
+    if recipe.run.cohort_size > len(federation.clients):
         raise ConfigError(
-            f"a cohort of {recipe.run.cohort} cannot be drawn from {len(federation.clients)} clients. "
-            "Change run.cohort."
+            f"a cohort of {recipe.run.cohort_size} cannot be drawn from {len(federation.clients)} clients. "
+            "Change run.cohort_size."
         )
 
 

@@ -80,21 +80,21 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     federation = build_federation(recipe, recipe.seeds[0], machine.data_dir)
     tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
     per_client = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
-    per_round = recipe.run.cohort * per_client  # examples of a cohort
-    small = _subset_federation(federation, recipe.training.batch_size, min(recipe.run.cohort, 5))
+    per_round = recipe.run.cohort_size * per_client  # examples of a cohort
+    small = _subset_federation(federation, recipe.training.batch_size, min(recipe.run.cohort_size, 5))
     measured = sum(map(small.num_examples, small.clients)) or 1
     scale = per_round * recipe.training.epochs / measured  # examples of a whole round per example of a small one
     if recipe.public.name and scale:
-        share = recipe.run.cohort / (len(small.clients) * scale)
+        share = recipe.run.cohort_size / (len(small.clients) * scale)
         small = replace(small, server=_subset(small.server, share))
     schedule = replace(
         recipe.run,
         rounds=3,
-        cohort=len(small.clients),
+        cohort_size=len(small.clients),
         min_clients=1,
         evaluate_every=3,
         evaluate_local_models=False,
-        served=("last",),
+        evaluation_models=("last",),
     )
     one_epoch = replace(recipe.training, epochs=1)
     # Methods with a generator are not estimated, and by_task generators need tasks: so leave the generator out.
@@ -107,9 +107,9 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     training = result.timings["train"] * scale
     teachers = result.timings["teachers"] / measured * per_round
     images = sum(len(task.dataset.test["label"]) for task in tasks) / len(tasks)
-    evaluations = len(recipe.run.served) / recipe.run.evaluate_every
+    evaluations = len(recipe.run.evaluation_models) / recipe.run.evaluate_every
     if recipe.run.evaluate_local_models:
-        evaluations += recipe.run.cohort / recipe.run.evaluate_every
+        evaluations += recipe.run.cohort_size / recipe.run.evaluate_every
     evaluation = _evaluation_time(simulation, min(int(images), 256)) * images * evaluations
     return Estimate(recipe.rounds * (training + teachers + evaluation), _memory(simulation, federation, recipe))
 
@@ -129,11 +129,11 @@ def _memory(simulation: Simulation, federation: Federation, recipe: Recipe) -> f
     )
     model = sum(tensor.nbytes for tensor in simulation.server.model.values())
     client_state = max((num_bytes(state) for state in simulation.client_states.values()), default=0)
-    clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort)
+    clients = min(len(federation.clients), recipe.rounds * recipe.run.cohort_size)
     return (
         PROCESS_MEMORY
         + data
-        + model * (6 + recipe.run.cohort)
+        + model * (6 + recipe.run.cohort_size)
         + num_bytes(simulation.server.state)
         + client_state * clients
     )

@@ -169,7 +169,7 @@ def _grid_points(entry: dict[str, Any], values: dict[str, list[Any]], where: str
             error = reason
             continue
         unused -= {(name, repr(value)) for name, value in options.items()}
-        points.append(common | options | {"label": grid_label(label, options), "point_of": label})
+        points.append(common | options | {"label": grid_label(label, options), "grid_of": label})
     if unused and error:
         raise error
     return points

@@ -90,7 +90,7 @@ def make_recipe(
         changes["run"] = replace(changes["run"], cohort=cohort)
     elif base.name == FROM_PYTHON:
         num_clients = _num_clients(changes["partition"], changes["data"], data_dir)
-        changes["run"] = replace(changes["run"], cohort=min(base.run.cohort, num_clients))
+        changes["run"] = replace(changes["run"], cohort=min(base.run.cohort_size, num_clients))
     if seeds is not None:
         changes["seeds"] = seeds_of(seeds)
     if title is not None or base.name == FROM_PYTHON:
@@ -219,7 +219,7 @@ def _data_and_partition(base: Recipe, data: Any, partition: Any, data_dir: str |
         changes["data"] = examples_of(data, partition if by_rows else None, data_dir)
         changes["data_options"] = DataOptions()
     if by_rows:
-        changes["partition"] = ByColumn(clients=0, column=CLIENT)
+        changes["partition"] = ByColumn(num_clients=0, column=CLIENT)
     elif isinstance(partition, Scheme):
         changes["partition"] = partition
     elif isinstance(partition, type) and issubclass(partition, Scheme):
@@ -234,7 +234,7 @@ def _data_and_partition(base: Recipe, data: Any, partition: Any, data_dir: str |
                 f"{', '.join(sorted(columns)) or 'none'}, nor a scheme.{did_you_mean(partition, schemes())}"
             )
         is_column = partition in columns
-        changes["partition"] = ByColumn(clients=0, column=partition) if is_column else schemes()[partition]()
+        changes["partition"] = ByColumn(num_clients=0, column=partition) if is_column else schemes()[partition]()
     elif partition is not None:
         raise PartitionError(
             "partition must be a scheme such as Dirichlet(0.1, num_clients=20), the rows of each client, "
@@ -302,10 +302,10 @@ def dataset_of(data: Any) -> DataSet:
 
 def _num_clients(partition: Scheme, data: str, data_dir: str | Path | None) -> int:
     """Return the number of clients; 0 if a partition by a column says it only later."""
-    if partition.clients or not isinstance(partition, ByColumn):
-        return partition.clients
+    if partition.num_clients or not isinstance(partition, ByColumn):
+        return partition.num_clients
     column: Tensor | None = load_data(data, data_dir).train.get(partition.column)
-    return partition.groups or (0 if column is None else len(np.unique(column.numpy())))
+    return partition.num_groups or (0 if column is None else len(np.unique(column.numpy())))
 
 
 def own_classes(recipe: Recipe) -> list[Any]:

@@ -26,7 +26,7 @@ from fedkeep.simulation.schedule import Schedule
 MAX_SLUG_LENGTH = 200
 """The longest folder name of a label, in characters: file systems allow 255 bytes, and the seed is appended."""
 
-PAPER_METRICS = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")
+PAPER_METRICS = ("accuracy", "forgetting", "local_accuracy", "rounds_to", "speedup")
 """The metrics of which a recipe may contain a paper's numbers."""
 
 
@@ -40,13 +40,13 @@ class Method:
         Its name in tables.
     algorithm : Algorithm
         The method with its options.
-    point_of : str
+    grid_of : str
         For a point of a grid of options, the label of the method whose grid it is; otherwise empty.
     """
 
     label: str
     algorithm: Algorithm[Any, Any]
-    point_of: str = ""
+    grid_of: str = ""
 
     @property
     def slug(self) -> str:
@@ -144,7 +144,7 @@ class Recipe:
     @property
     def rounds(self) -> int:
         """The number of rounds, over all tasks."""
-        return self.run.rounds * self.tasks.tasks
+        return self.run.rounds * self.tasks.num_tasks
 
     def method(self, label: str) -> Method:
         """Return the method with a label.
@@ -194,7 +194,7 @@ class Recipe:
             "defense": as_table(self.defense),
             "methods": [
                 {"label": m.label, "algorithm": m.algorithm.name()}
-                | ({"point_of": m.point_of} if m.point_of else {})
+                | ({"grid_of": m.grid_of} if m.grid_of else {})
                 | as_table(m.algorithm)
                 for m in self.methods
             ],
@@ -307,26 +307,29 @@ def _check_methods(methods: tuple[Method, ...]) -> None:
 
 
 def _check_sizes(recipe: Recipe) -> None:
-    clients, schedule = recipe.partition.clients, recipe.run
-    if clients and schedule.cohort > clients:
-        raise ConfigError(f"a cohort of {schedule.cohort} cannot be drawn from {clients} clients. Change run.cohort.")
-    if schedule.min_clients > schedule.cohort:
-        raise ConfigError(f"run.min_clients {schedule.min_clients} exceeds run.cohort {schedule.cohort}.")
-    generators = recipe.generator.by_task
-    if generators and len(generators) != recipe.tasks.tasks:
+    clients, schedule = recipe.partition.num_clients, recipe.run
+    if clients and schedule.cohort_size > clients:
         raise ConfigError(
-            f"generator.by_task names {len(generators)} generators for {recipe.tasks.tasks} tasks. Name one for each "
+            f"a cohort of {schedule.cohort_size} cannot be drawn from {clients} clients. Change run.cohort_size."
+        )
+    if schedule.min_clients > schedule.cohort_size:
+        raise ConfigError(f"run.min_clients {schedule.min_clients} exceeds run.cohort_size {schedule.cohort_size}.")
+    generators = recipe.generator.by_task
+    if generators and len(generators) != recipe.tasks.num_tasks:
+        raise ConfigError(
+            f"generator.by_task names {len(generators)} generators for {recipe.tasks.num_tasks} tasks. Name one for "
+            "each "
             "task."
         )
 
 
 def _check_server(recipe: Recipe) -> None:
     """Check the examples that the server holds."""
-    if recipe.has_tasks and recipe.auxiliary.per_class:
+    if recipe.has_tasks and recipe.auxiliary.images_per_class:
         raise ConfigError(
             "an auxiliary set would show the server classes before they arrive. Leave out [auxiliary] or [tasks]."
         )
-    if recipe.auxiliary.per_class and recipe.public.name:
+    if recipe.auxiliary.images_per_class and recipe.public.name:
         raise ConfigError("the server has one set of its own. Leave out [auxiliary] or [public].")
 
 
@@ -354,10 +357,10 @@ def _check_needs(recipe: Recipe, method: Method) -> None:
     unknown = [need for need in needs if need not in ("auxiliary", "generator", "images", "public")]
     if unknown:
         raise ConfigError(f"{method.label} needs {', '.join(unknown)}, which no recipe can give.")
-    if "auxiliary" in needs and not recipe.auxiliary.per_class:
+    if "auxiliary" in needs and not recipe.auxiliary.images_per_class:
         raise ConfigError(
             f"{method.label} needs an auxiliary set on the server, and there is none. Give it one: "
-            "auxiliary.per_class=32."
+            "auxiliary.images_per_class=32."
         )
     if "public" in needs and not recipe.public.name:
         raise ConfigError(

@@ -334,10 +334,10 @@ def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
     for entry in entries:
         options = dict(entry)
         name, label = options.pop("algorithm", None), options.pop("label", None)
-        point_of = str(options.pop("point_of", ""))
+        grid_of = str(options.pop("grid_of", ""))
         if not isinstance(name, str):
             raise ConfigError(f"{where}: each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
         cls = get_algorithm(name)
         built = build(cls, options, f"{where}, method {name}")
-        methods.append(Method(str(label or cls.title or cls.__name__), built, point_of))
+        methods.append(Method(str(label or cls.title or cls.__name__), built, grid_of))
     return tuple(methods)

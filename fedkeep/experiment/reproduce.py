@@ -206,7 +206,7 @@ def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
         before, now = options.get(method.label, {}), as_table(method.algorithm)
         changed = [f"{name}={value}" for name, value in now.items() if before.get(name) != value]
         label = method.label + (f", changed: {', '.join(changed)}" if changed else "")
-        methods.append(replace(method, label=label, point_of="" if changed else method.point_of))
+        methods.append(replace(method, label=label, grid_of="" if changed else method.grid_of))
     return replace(recipe, methods=tuple(methods))
 
 
@@ -215,9 +215,9 @@ def _select_methods(recipe: Recipe, names: Iterable[str]) -> tuple[Method, ...]:
     chosen: list[Method] = []
     for name in names:
         wanted = name.lower()
-        found = [m for m in recipe.methods if wanted in (m.label.lower(), m.point_of.lower(), m.algorithm.name())]
+        found = [m for m in recipe.methods if wanted in (m.label.lower(), m.grid_of.lower(), m.algorithm.name())]
         if not found:
-            known = sorted({word for m in recipe.methods for word in (m.point_of or m.label, m.algorithm.name())})
+            known = sorted({word for m in recipe.methods for word in (m.grid_of or m.label, m.algorithm.name())})
             raise ConfigError(f"recipe {recipe.name!r} has no method {name!r}.{did_you_mean(name, known)}")
         chosen += [method for method in found if method not in chosen]
     return tuple(chosen)

@@ -100,7 +100,7 @@ def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, 
     """Return a trial's simulation and its callbacks; up to ``spare`` processes may share its cohorts."""
     experiment = trial.experiment
     simulation = experiment.simulation(trial.method, trial.seed)
-    cohort, on_cpu = experiment.recipe.run.cohort, experiment.machine.device == "cpu"
+    cohort, on_cpu = experiment.recipe.run.cohort_size, experiment.machine.device == "cpu"
     count = useful_workers(trial.method.algorithm, cohort, spare if on_cpu else 0)
     description = experiment.describe(trial.method, trial.seed)
     return simulation, [

@@ -55,7 +55,7 @@ def export_model(
     seed : int, optional
         The trial's seed; default: the first.
     average : bool
-        Export an average of models (``run.served``) instead of the first evaluation model.
+        Export an average of models (``run.evaluation_models``) instead of the first evaluation model.
     onnx : bool, optional
         Whether to write ``model.onnx``; default: if the packages for it are installed.
     allow_code : bool

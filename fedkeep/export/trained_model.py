@@ -84,7 +84,7 @@ def trained_model(
     seed : int, optional
         The trial's seed; default: the first.
     average : bool
-        Read an average of models (``run.served``) instead of the first evaluation model.
+        Read an average of models (``run.evaluation_models``) instead of the first evaluation model.
     allow_code : bool
         Let the recipe import its network.
     model : Architecture, optional
@@ -112,7 +112,7 @@ def trained_model(
             f"Finish it first: fedkeep resume {run.path}"
         )
     _check_predicts(trial)
-    served = [str(which) for which in trial.info.get("served") or ["last"]]
+    served = [str(which) for which in trial.info.get("evaluation_models") or ["last"]]
     which = _average(served, run) if average else served[0]
     trial = next(
         other for other in run.trials if (other.label, other.seed) == (method_of(label) + SERVED[which], trial.seed)
@@ -162,7 +162,7 @@ def _average(served: Sequence[str], run: Run) -> str:
             return which
     raise RunError(
         f"{run.path} kept no average of models. Run its recipe again with: "
-        """--set 'run.served=["last", "moving"]'"""
+        """--set 'run.evaluation_models=["last", "moving"]'"""
     )
 
 

@@ -63,12 +63,14 @@ def create_app(folder: Path, recipe: Recipe, sites: int) -> Path:
 
 
 def _with_sites(recipe: Recipe, sites: int) -> Recipe:
-    if "clients" not in type(recipe.partition).__dataclass_fields__:
+    if "num_clients" not in type(recipe.partition).__dataclass_fields__:
         raise ConfigError(
             f"the partition {recipe.partition.name!r} cannot be made for {sites} sites. Leave --sites out."
         )
-    run = replace(recipe.run, cohort=min(recipe.run.cohort, sites), min_clients=min(recipe.run.min_clients, sites))
-    return replace(recipe, partition=replace(recipe.partition, clients=sites), run=run)
+    run = replace(
+        recipe.run, cohort_size=min(recipe.run.cohort_size, sites), min_clients=min(recipe.run.min_clients, sites)
+    )
+    return replace(recipe, partition=replace(recipe.partition, num_clients=sites), run=run)
 
 
 def _project(name: str, title: str, sites: int) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def _build(text: str, data_description: str, config: NodeConfig) -> Simulation:
             f"site {config.site} would need a copy of the pre-trained extractor {recipe.model.source!r}, which sites "
             "cannot name yet. Give the site a network of its own in [[client_models]]."
         )
-    run = replace(recipe.run, cohort=1, min_clients=1)
+    run = replace(recipe.run, cohort_size=1, min_clients=1)
     recipe = replace(recipe, run=run, client_models=own_models, generator=_generator(recipe, config))
     method, seed, data_dir = recipe.methods[0], recipe.seeds[0], config.data_dir or None
     federation = _load_view(recipe, seed, json.loads(data_description), config)
@@ -208,6 +208,6 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
     if config.num_partitions not in (0, clients):
         raise ConfigError(
             f"the recipe splits its data over {clients} clients, and there are {config.num_partitions} nodes. Start as "
-            f"many, or set partition.clients={config.num_partitions}."
+            f"many, or set partition.num_clients={config.num_partitions}."
         )
     return client_view(federation, str(config.partition_id), config.site)

@@ -61,7 +61,7 @@ class RunConfig(Options):
     methods: str = option("", "methods to run instead of the recipe's, such as fedavg,sfedkd")
     seeds: str = option("", "seeds to run instead of the recipe's, such as 0,1")
     rounds: int = option(0, "rounds to run instead of the recipe's; 0: the recipe's", low=0)
-    settings: str = option("", "changes to the recipe, such as training.lr=0.05 run.cohort=3")
+    settings: str = option("", "changes to the recipe, such as training.lr=0.05 run.cohort_size=3")
     sites: int = option(0, "sites that take part; 0: as many as the recipe's partition has clients", low=0)
     min_clients: int = option(0, "a round with fewer replies is rolled back; 0: the recipe's minimum", low=0)
     deadline: float = option(3600.0, "seconds that a site has for one call before it is lost for the round", low=0.1)

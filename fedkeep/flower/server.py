@@ -107,11 +107,11 @@ def _run_trial(
     data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
     introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
-    saved = _read_sites(sites_file, recipe.tasks.tasks) if sites_file.exists() else None
+    saved = _read_sites(sites_file, recipe.tasks.num_tasks) if sites_file.exists() else None
     nodes = saved["nodes"] if saved else None
-    sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.tasks, nodes, config.max_examples)
+    sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.num_tasks, nodes, config.max_examples)
     if saved is None:
-        count = config.sites or recipe.partition.clients
+        count = config.sites or recipe.partition.num_clients
         if not count:
             raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
         examples = sites.wait_for_all(count, recipe.run.min_clients)
@@ -119,8 +119,8 @@ def _run_trial(
         atomic_write(sites_file, json.dumps(saved))
     else:
         sites.wait_for(saved["examples"].keys(), recipe.run.min_clients, grace=min(RECONNECT_SECONDS, config.wait))
-    if len(saved["examples"]) < recipe.run.cohort:  # the run began without sites that were rejected
-        recipe = replace(recipe, run=replace(recipe.run, cohort=len(saved["examples"])))
+    if len(saved["examples"]) < recipe.run.cohort_size:  # the run began without sites that were rejected
+        recipe = replace(recipe, run=replace(recipe.run, cohort_size=len(saved["examples"])))
     federation = server_view(recipe, seed, dataset, server_data, saved["examples"])
     simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
     simulation.client_state = state_ref_type(simulation.client_state)
@@ -138,7 +138,7 @@ def _run_trial(
 
     def check(state: SimulationState, result: RoundResult) -> None:
         log_round(result)
-        if result.record["undone"]:
+        if result.record["rolled_back"]:
             _check_progress(folder, recipe)
 
     try:
@@ -183,7 +183,7 @@ def _all_rolled_back(folder: Path) -> int:
     """Return a trial's number of rounds if all of them were rolled back; otherwise 0."""
     file = folder / "rounds.jsonl"
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # the last line may be incomplete
-    return len(lines) if all(json.loads(line)["undone"] for line in lines) else 0
+    return len(lines) if all(json.loads(line)["rolled_back"] for line in lines) else 0
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def _round_logger(trial: str, rounds: int, test_total: Sequence[int]) -> Callabl
             correct = record["correct"]  # of the classes that have arrived so far
             accuracy = f", accuracy {sum(correct) / sum(test_total[: len(correct)]):.4f}"
         lost = "".join(f"; lost {site}: {reason}" for site, reason in record["lost"].items())
-        rolled_back = "; rolled back, since too few answered" if record["undone"] else ""
+        rolled_back = "; rolled back, since too few answered" if record["rolled_back"] else ""
         log.info("%s: round %d of %d%s%s%s", trial, record["round"], rounds, accuracy, lost, rolled_back)
 
     return log_round

@@ -34,7 +34,7 @@ class Training(Options):
     lr_decay: float = option(1.0, "factor on the learning rate after every round", low=0.0, high=1.0)
     momentum: float = option(0.0, "momentum of SGD; starts at zero in every local training", low=0.0, high=1.0)
     weight_decay: float = option(0.0, "weight decay of SGD (an L2 penalty), on all parameters", low=0.0)
-    clip: float | None = option(None, "largest norm of the gradient; none: no clipping", low=1e-12)
+    max_grad_norm: float | None = option(None, "largest norm of the gradient; none: no clipping", low=1e-12)
     precision: Precision = option(
         "float32",
         "of the layers in a training step; bfloat16 is faster for convolutions, and less exact; weights stay float32",

@@ -140,12 +140,12 @@ class MeanCNN(Architecture):
 
     name: ClassVar[str] = "mean-cnn"
 
-    maps: tuple[int, ...] = option((32, 64, 128, 128), "output channels of each convolution", low=1)
+    channels: tuple[int, ...] = option((32, 64, 128, 128), "output channels of each convolution", low=1)
     pool_every: int = option(2, "number of convolutions after which 2x2 max-pooling follows", low=1)
 
     def check(self) -> None:
         """Refuse a network without convolutions."""
-        if not self.maps:
+        if not self.channels:
             raise ConfigError(f"{self.name} needs at least one convolution: give maps, such as [16, 32].")
 
     def build(self, shape: Shape, classes: int) -> Network:
@@ -169,7 +169,7 @@ class MeanCNN(Architecture):
             If the images are too small.
         """
         channels, height, width = image_shape(self.name, shape)
-        smallest = 2 ** (len(self.maps) // self.pool_every)
+        smallest = 2 ** (len(self.channels) // self.pool_every)
         if min(height, width) < smallest:
             raise ConfigError(
                 f"{self.name} needs images of at least {smallest}x{smallest} pixels, and these are {height}x{width}. "
@@ -177,12 +177,12 @@ class MeanCNN(Architecture):
             )
         layers = [
             Convolution(maps, 3, padding=1, pool=(2, 2) if number % self.pool_every == 0 else None, norm=True)
-            for number, maps in enumerate(self.maps, start=1)
+            for number, maps in enumerate(self.channels, start=1)
         ]
         body = convolutional_body(channels, layers)
         body.add_module("mean", nn.AdaptiveAvgPool2d(1))
         body.add_module("flatten", nn.Flatten())
-        return Network(body, self.maps[-1], classes)
+        return Network(body, self.channels[-1], classes)
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class VGG16(Architecture):
 
     name: ClassVar[str] = "vgg16"
 
-    vgg_bn: bool = option(False, "batch norm after every convolution")
+    batch_norm: bool = option(False, "batch norm after every convolution")
     dropout: float = option(0.5, "probability of dropping an output of a hidden layer, in training", low=0, high=1)
 
     def build(self, shape: Shape, classes: int) -> Network:
@@ -311,7 +311,7 @@ class VGG16(Architecture):
             If the images are too small.
         """
         layers = [
-            Convolution(maps, 3, padding=1, pool=(2, 2) if number == count else None, norm=self.vgg_bn)
+            Convolution(maps, 3, padding=1, pool=(2, 2) if number == count else None, norm=self.batch_norm)
             for maps, count in STAGES
             for number in range(1, count + 1)
         ]

@@ -86,7 +86,7 @@ class ColumnResult:
         """Return what the paper and we have for a method; of one that was run on a grid the best, as in papers."""
         paper = spread_of(self.paper.get("accuracy", {}), label)
         methods = self.run.settings.get("methods", [])
-        points = {str(method["label"]) for method in methods if method.get("point_of") == label}
+        points = {str(method["label"]) for method in methods if method.get("grid_of") == label}
         rows = [row for row in self.rows if row.label == label or row.label in points]
         done = [row for row in rows if row.finished]
         if len(done) > 1:  # on seeds that all of them have, if there are such
@@ -220,7 +220,7 @@ class ColumnResult:
 
     @cached_property
     def has_averages(self) -> bool:
-        """Tell whether averages were served of models for which the paper prints an accuracy."""
+        """Tell whether averages were evaluated of models for which the paper prints an accuracy."""
         printed = self.paper.get("accuracy", {})
         averaged = any(row.label not in printed and method_of(row.label) in printed for row in self.rows)
         return averaged and not self.has_tasks

@@ -93,15 +93,15 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     info = run.trials[0].info
     scheme = run.trials[0].partition.get("scheme")
     settings = run.trials[0].partition.get("settings") or {}
-    split = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "clients")
-    cohorts = {trial.info.get("cohort") for trial in run.trials}
+    split = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "num_clients")
+    cohorts = {trial.info.get("cohort_size") for trial in run.trials}
     seeds = list(dict.fromkeys(str(trial.seed) for trial in run.trials))
     rounds = sorted({trial.rounds_planned for trial in run.trials})
     facts = [
         ("data", " ".join(str(info[key]) for key in ("dataset", "dataset_note") if info.get(key))),
         ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),
         ("pre-trained extractor", next((trial.extractor for trial in run.trials if trial.extractor), "")),
-        ("clients", f"{info['clients']}" + (f", {info['cohort']} a round" if len(cohorts) == 1 else "")),
+        ("clients", f"{info['num_clients']}" + (f", {info['cohort_size']} a round" if len(cohorts) == 1 else "")),
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
         ("rounds", ", ".join(map(str, rounds))),
         (SEEDS[len(seeds) > 1], ", ".join(seeds)),
@@ -248,7 +248,7 @@ def _costs(rows: Sequence[Row]) -> list[dict[str, str]]:
     for row in rows:
         trials = row.trials
         if not any(id(trial) in played for trial in trials):
-            continue  # an average that was served costs nothing
+            continue  # an average costs nothing
 
         def seconds(part: str, trials: tuple[TrialResult, ...] = trials) -> str:
             return show(Spread.of(trial.seconds(part) for trial in trials), "s")

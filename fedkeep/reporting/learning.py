@@ -132,10 +132,12 @@ def _named(trials: Sequence[Record]) -> str:
 def _calm(settings: Mapping[str, Any]) -> str:
     """Say how to keep local training finite."""
     training = settings.get("training", {})
-    rate, clip = training.get("lr"), training.get("clip")
+    rate, clip = training.get("lr"), training.get("max_grad_norm")
     lower = (
         f"--set training.lr={rate / 10:g} (it is {rate:g})" if isinstance(rate, int | float) else "--set training.lr"
     )
     known = isinstance(clip, int | float)
-    clipped = f"--set training.clip={clip / 10:g} (it is {clip:g})" if known else "--set training.clip=1"
+    clipped = (
+        f"--set training.max_grad_norm={clip / 10:g} (it is {clip:g})" if known else "--set training.max_grad_norm=1"
+    )
     return f"Lower the learning rate, {lower}, or clip gradients, {clipped}."

@@ -24,7 +24,7 @@ class LocalModelMetrics(Record):
     @cached_property
     def local_models(self) -> list[dict[str, Any]]:
         """Return what was recorded of every client's model as it came back, with its round; empty unless asked for."""
-        return [model | {"round": row["round"]} for row in self.rounds for model in row.get("visits") or []]
+        return [model | {"round": row["round"]} for row in self.rounds for model in row.get("local_models") or []]
 
     @cached_property
     def chain(self) -> list[dict[str, Any]]:

@@ -48,7 +48,8 @@ def local_training(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _comparable(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return one trial a method: parallel, without tasks, of few classes and one seed; of served averages the first."""
+    """Return one trial a method: parallel, without tasks, of few classes and one seed; of several evaluation "
+    "models the first."""
     found = [
         trial
         for trial in trials
@@ -76,6 +77,6 @@ def _lines(trials: Sequence[TrialResult], number: int, client: str) -> list[dict
 
 def _received(trial: TrialResult, number: int) -> list[float] | None:
     """Return what the model knew that travelled in a round, which the round before left; None if it is not known."""
-    travels = (trial.info.get("served") or ["last"])[0] == "last"
+    travels = (trial.info.get("evaluation_models") or ["last"])[0] == "last"
     before = [values for round, values in zip(trial.evaluated, trial.class_history, strict=True) if round == number - 1]
     return (100 * before[0]).tolist() if before and travels else None

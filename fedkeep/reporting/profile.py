@@ -39,7 +39,7 @@ def profile_table(run: Run) -> Table:
     from rich.table import Table
 
     totals: dict[str, dict[str, float]] = {}
-    for trial in {trial.path: trial for trial in reversed(run.trials)}.values():  # averages that were served took none
+    for trial in {trial.path: trial for trial in reversed(run.trials)}.values():  # averages took none
         sums = totals.setdefault(trial.label, {})
         for name, seconds in shares(trial).items():
             sums[name] = sums.get(name, 0.0) + seconds

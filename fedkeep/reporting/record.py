@@ -112,7 +112,7 @@ class Record:
 
     @property
     def generator(self) -> str:
-        """Return which generator made images for it, and what that had seen; empty without one."""
+        """Return which generator of images it used, and what that had seen; empty without one."""
         return str(self.info.get("generator", ""))
 
     @property
@@ -145,7 +145,7 @@ class Record:
     @property
     def rolled_back(self) -> list[int]:
         """Return the rounds that were rolled back because too few clients answered."""
-        return [int(row["round"]) for row in self.rounds if row.get("undone")]
+        return [int(row["round"]) for row in self.rounds if row.get("rolled_back")]
 
     def accuracy_by_class(self, row: Mapping[str, Any]) -> Floats:
         """Return the class-wise accuracy of an evaluated round or local model, float64 [C]."""

@@ -156,7 +156,7 @@ def further_heads(column: ColumnResult) -> list[str]:
     titles = []
     if "forgetting" in column.paper:
         titles += ["forgetting, paper", "forgetting, ours"]
-    if "clients" in column.paper:
+    if "local_accuracy" in column.paper:
         titles += ["clients' models, paper", "clients' models, ours"]
     if column.forgets:
         titles.append("forgetting")
@@ -170,7 +170,7 @@ def further_heads(column: ColumnResult) -> list[str]:
 def further_texts(column: ColumnResult, line: MethodResult) -> list[str]:
     """Return what stands under `further_heads`."""
     texts = []
-    for name in ("forgetting", "clients"):
+    for name in ("forgetting", "local_accuracy"):
         if name in column.paper:
             metric = column.measured[1] if name == "forgetting" else "local_last"
             ours = NOTHING if line.row is None else show(line.row.value(metric), "%")

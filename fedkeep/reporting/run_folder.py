@@ -88,7 +88,7 @@ def read_run(path: str | Path) -> Run:
     folders = sorted(held.iterdir(), key=lambda folder: folder.name) if held.is_dir() else []
     trials = [_read_trial(folder, path / TRIALS / folder.name) for folder in folders if (folder / TRIAL_FILE).is_file()]
     run = Run(path, info, recipe, ())
-    trials = [served for trial in _with_window(trials, run.settings) for served in _served(trial)]
+    trials = [result for trial in _with_window(trials, run.settings) for result in _by_evaluation_model(trial)]
     named = [text.casefold() for text in _texts(run.settings)]
 
     def rank(trial: TrialResult) -> tuple[int, str, int]:
@@ -107,18 +107,18 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
     """
     known = algorithms()
     turns = [
-        int(trial.info["cohort"])
+        int(trial.info["cohort_size"])
         for trial in trials
         if trial.algorithm in known
         and known[trial.algorithm].takes_turns
-        and trial.info.get("cohort")
+        and trial.info.get("cohort_size")
         # Of a cohort that is drawn anew in each round, no client has its turn after so many rounds.
-        and trial.info["cohort"] == trial.info.get("clients")
+        and trial.info["cohort_size"] == trial.info.get("num_clients")
     ]
     section = settings.get("run")
-    given = section.get("window") if isinstance(section, Mapping) else None
+    given = section.get("evaluation_window") if isinstance(section, Mapping) else None
     window = (
-        float(given) if isinstance(given, int | float) and given > 0 else Schedule().window
+        float(given) if isinstance(given, int | float) and given > 0 else Schedule().evaluation_window
     )  # old recipes name none
     return [replace(trial, window=window, turn=max(turns, default=1)) for trial in trials]
 
@@ -155,15 +155,15 @@ def _read_trial(folder: Traversable, path: Path) -> TrialResult:
     )
 
 
-def _served(trial: TrialResult) -> Iterator[TrialResult]:
+def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
     """Yield a trial as it stands, and once more for every other model that was evaluated beside the first."""
-    first, *others = trial.info.get("served") or ["last"]
+    first, *others = trial.info.get("evaluation_models") or ["last"]
     for name in (first, *others):
         rounds = []
         for row in trial.rounds:
-            plain = {key: value for key, value in row.items() if key != "served"}
+            plain = {key: value for key, value in row.items() if key != "evaluation_models"}
             if name != first and "correct" in row:
-                plain |= row["served"][name]
+                plain |= row["evaluation_models"][name]
             rounds.append(plain)
         yield replace(trial, label=trial.label + SERVED[name], rounds=rounds)
 

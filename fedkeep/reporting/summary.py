@@ -19,7 +19,9 @@ from fedkeep.reporting.trial import TrialResult
 
 # What of a recipe says nothing about a method's result, or is already in the trial itself.
 NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "data"})
-NO_EFFECT = frozenset({"recipe.run.evaluate_local_models", "recipe.run.served", "recipe.run.window"})
+NO_EFFECT = frozenset(
+    {"recipe.run.evaluate_local_models", "recipe.run.evaluation_models", "recipe.run.evaluation_window"}
+)
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,9 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
     """Return what a result depends on, apart from the seed, as flat texts."""
     partition = {key: trial.partition.get(key) for key in ("scheme", "settings") if key in trial.partition}
     covered = f"{'-'.join(map(str, trial.window_rounds))}"
-    of_trial = {key: trial.info[key] for key in ("rounds", "dataset", "clients", "cohort") if key in trial.info}
+    of_trial = {
+        key: trial.info[key] for key in ("rounds", "dataset", "num_clients", "cohort_size") if key in trial.info
+    }
     recipe = {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
     own = {"algorithm": trial.algorithm, "schedule": trial.schedule, "window": covered} | of_trial | _options(trial)
     flat = _flat(own) | _flat({"partition": partition})

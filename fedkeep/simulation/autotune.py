@@ -39,7 +39,7 @@ def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
     schedule, federation = state.schedule, state.federation
     if state.algorithm.schedule != "parallel" or state.client_factories or not state.context.runner.stackable:
         return 1
-    if state.rounds * schedule.cohort < LONG:
+    if state.rounds * schedule.cohort_size < LONG:
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
     if state.device.type == "cuda":

@@ -71,11 +71,11 @@ class Evaluation(Callback):
         began = time.perf_counter()
         _, round = state.schedule.position(result.record["round"])
         if state.schedule.is_due(round):
-            models = [(which, state.evaluation_model(which)) for which in state.schedule.served]
+            models = [(which, state.evaluation_model(which)) for which in state.schedule.evaluation_models]
             (_, first), *others = [(which, self._evaluate(state, model)) for which, model in models]
             result.record |= first
             if others:
-                result.record["served"] = dict(others)
+                result.record["evaluation_models"] = dict(others)
         result.timings["evaluate"] = result.timings.get("evaluate", 0.0) + time.perf_counter() - began
 
     def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:

@@ -83,18 +83,19 @@ class Checkpoint:
         server, model = f"server-{state.finished}.safetensors", f"model-{state.finished}.safetensors"
         atomic_write(self.folder / server, encode(state.server.state))
         atomic_write(self.folder / model, encode(state.server.model))
-        served = f"served-{state.finished}.safetensors"
-        averages = set(state.schedule.served) != {"last"} or bool(state.server.eval_model)
+        averages_file = f"averages-{state.finished}.safetensors"
+        averages = set(state.schedule.evaluation_models) != {"last"} or bool(state.server.eval_model)
         if averages:
             atomic_write(
-                self.folder / served, encode((state.round_average, state.moving_average, state.server.eval_model))
+                self.folder / averages_file,
+                encode((state.round_average, state.moving_average, state.server.eval_model)),
             )
         manifest = {
             "format": FORMAT,
             "round": state.finished,
             "server": server,
             "model": model,
-            "served": served if averages else None,
+            "averages": averages_file if averages else None,
             "clients": clients,
             "positions": positions,
             "replies": state.history.to_table(),
@@ -102,7 +103,7 @@ class Checkpoint:
         atomic_write(self.manifest, json.dumps(manifest))
         state.client_states = {client: state.client_states[client] for client in clients}
         state.changed.clear()
-        listed = {self.manifest.name, server, model, manifest["served"], *clients.values()}
+        listed = {self.manifest.name, server, model, manifest["averages"], *clients.values()}
         for file in self.folder.iterdir():  # older files, and those that a kill left incomplete
             if file.name not in listed:
                 file.unlink()
@@ -143,8 +144,8 @@ class Checkpoint:
         }
         state.changed.clear()
         state.round_average = model
-        if manifest["served"] is not None:
-            models = self._load(manifest["served"], tuple[Weights, Weights, Weights], state)
+        if manifest["averages"] is not None:
+            models = self._load(manifest["averages"], tuple[Weights, Weights, Weights], state)
             state.round_average, state.moving_average, state.server.eval_model = models
         state.history = ReplyHistory(**manifest["replies"])
         state.finished = manifest["round"]
@@ -172,7 +173,7 @@ class Checkpoint:
             "round",
             "server",
             "model",
-            "served",
+            "averages",
             "clients",
             "positions",
             "replies",

@@ -241,7 +241,7 @@ class RoundState:
         }
         if self.refused:
             record["refused"] = list(self.refused)
-        return record | ({"visits": self.local_models} if self._evaluates_local_models else {})
+        return record | ({"local_models": self.local_models} if self._evaluates_local_models else {})
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -389,7 +389,7 @@ class RoundState:
         progress.report(step, done, len(self.cohort) if self.counts_losses and done < len(self.cohort) else None)
 
     def _injected_fault(self, client: str, step: str) -> str | None:
-        dropout, state = self.state.schedule.dropout, self.state
+        dropout, state = self.state.schedule.client_dropout, self.state
         if dropout:
             number = torch.rand((), generator=seeds.generator(state.seed, "dropout", round=self.number, client=client))
             if number < dropout:

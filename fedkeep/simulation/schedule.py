@@ -14,11 +14,11 @@ class Schedule(Options):
     """Rounds, cohorts and evaluation: the section ``[run]`` of a recipe."""
 
     rounds: int = option(100, "communication rounds; with tasks, of each", low=1)
-    cohort: int = option(10, "clients sampled for each round, without replacement", low=1)
+    cohort_size: int = option(10, "clients sampled for each round, without replacement", low=1)
     min_clients: int = option(1, "a round with fewer replying clients is rolled back", low=1)
-    dropout: float = option(0.0, "share of clients that are lost in a round, at random", low=0.0, high=1.0)
+    client_dropout: float = option(0.0, "share of clients that are lost in a round, at random", low=0.0, high=1.0)
     evaluate_every: int = option(1, "rounds between evaluations; the last round is always evaluated", low=1)
-    window: float = option(
+    evaluation_window: float = option(
         0.5,
         "rounds at the end, of each task, over which tables average: a share of them (below 1) or a number",
         low=0.01,
@@ -26,15 +26,19 @@ class Schedule(Options):
     evaluate_local_models: bool = option(
         False, "in evaluated rounds, also evaluate the model that each client returns (slow)"
     )
-    served: tuple[EvaluationModel, ...] = option(
+    evaluation_models: tuple[EvaluationModel, ...] = option(
         ("last",), "models that are evaluated, each in its own row; the first is exported"
     )
-    decay: float = option(0.8, "weight of the old value in the moving average of models, each round", low=0.0, high=1.0)
+    ema_decay: float = option(
+        0.8, "weight of the old value in the moving average of models, each round", low=0.0, high=1.0
+    )
 
     def check(self) -> None:
         """Refuse an empty list of evaluation models, and one with duplicates."""
-        if not self.served or len(set(self.served)) < len(self.served):
-            raise ConfigError(f"run.served must name last, round or moving, each once, not {list(self.served)}.")
+        if not self.evaluation_models or len(set(self.evaluation_models)) < len(self.evaluation_models):
+            raise ConfigError(
+                f"run.evaluation_models must name last, round or moving, each once, not {list(self.evaluation_models)}."
+            )
 
     def position(self, number: int) -> tuple[int, int]:
         """Return the task and its round.

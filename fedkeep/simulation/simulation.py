@@ -94,7 +94,7 @@ class Simulation(SimulationState):
         timings["server"] = server_seconds
         timings |= {f"step {name}": seconds for name, seconds in round.step_seconds.items()}
         timings["evaluate"] = round.evaluation_seconds
-        result = RoundResult(round.record() | {"undone": rolled_back, "log": self.server.logged}, timings)
+        result = RoundResult(round.record() | {"rolled_back": rolled_back, "log": self.server.logged}, timings)
         for callback in self.callbacks:
             callback.on_round_end(self, result)
         self._keep_history(round, result.record)
@@ -129,8 +129,8 @@ class Simulation(SimulationState):
 
     def _average(self, round: RoundState) -> None:
         """Add the model of a finished round to the averages that are evaluated."""
-        if set(self.schedule.served) != {"last"}:
+        if set(self.schedule.evaluation_models) != {"last"}:
             sequential = self.algorithm.schedule == "sequential"
             self.round_average = round_mean(self.server.model, round.ordered_fits(), sequential)
-        if "moving" in self.schedule.served:
-            self.moving_average = ema(self.moving_average, self.round_average, self.schedule.decay)
+        if "moving" in self.schedule.evaluation_models:
+            self.moving_average = ema(self.moving_average, self.round_average, self.schedule.ema_decay)

@@ -209,7 +209,7 @@ class SimulationState:
             The ids of the clients, in order.
         """
         population = len(self.federation.clients)
-        size = min(self.schedule.cohort, population)
+        size = min(self.schedule.cohort_size, population)
         generator = seeds.generator(self.seed, "cohort", round=round)
         if population <= MAX_PERMUTED:
             chosen = torch.randperm(population, generator=generator)[:size].tolist()

@@ -89,7 +89,7 @@ def _stop_if_useless(simulation: Simulation) -> None:
 
 def _export(simulation: Simulation, folder: Path) -> None:
     """Write the results of a finished trial."""
-    first, *others = simulation.schedule.served
+    first, *others = simulation.schedule.evaluation_models
     for which in (first, *others):
         weights = simulation.evaluation_model(which)
         model = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}

@@ -83,7 +83,7 @@ def check_evaluating_local_models_changes_nothing(algorithm: Method) -> None:
     """Check that results do not depend on whether clients' models are evaluated."""
     watched = tiny.simulation(algorithm, evaluate_local_models=True)
     records = tiny.run_rounds(watched)
-    evaluated = [record.pop("visits") for record in records]
+    evaluated = [record.pop("local_models") for record in records]
     expect_same_run(undisturbed(algorithm), records, watched, "with `evaluate_local_models`")
     for record, each in zip(records, evaluated, strict=True):
         strangers = {one["client"] for one in each} - set(record["cohort"])
@@ -101,19 +101,19 @@ def check_codec_changes_nothing(algorithm: Method) -> None:
 
 def check_order_of_work_changes_nothing(algorithm: Method) -> None:
     """Check that results do not depend on which client is quicker."""
-    forward = undisturbed(algorithm, cohort=6, training=tiny.SHORT)
-    backward = tiny.simulation(algorithm, cohort=6, training=tiny.SHORT)
+    forward = undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
+    backward = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT)
     backward.executor = BackwardExecutor(backward.serial)
     records = tiny.run_rounds(backward)
-    expect_same_run(forward, records, backward, "when clients are served in another order")
+    expect_same_run(forward, records, backward, "when clients are asked in another order")
     same = encode(forward.server) == encode(backward.server.state)
     expect(same, algorithm, "the server's state should be the same bytes")
 
 
 def check_stacked_training(algorithm: Method) -> None:
     """Check that clients trained as one stacked model learn the same, up to rounding."""
-    looped = undisturbed(algorithm, cohort=6, training=tiny.SHORT)
-    stacked = tiny.simulation(algorithm, cohort=6, training=tiny.SHORT, stack=4)
+    looped = undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
+    stacked = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT, stack=4)
     expect_close_run(looped.records, looped.model, tiny.run_rounds(stacked), stacked)
 
 

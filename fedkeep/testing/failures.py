@@ -119,7 +119,7 @@ def check_lost_clients(algorithm: Method) -> None:
                 wanted = {lost[number]: "lost it"} if number in lost else {}
                 why = f"in round {number} only client {lost.get(number)} should be lost, in {step!r}"
                 expect_equal(record["lost"], wanted, algorithm, why)
-                expect(not record["undone"], algorithm, f"round {number} should go on without the lost client")
+                expect(not record["rolled_back"], algorithm, f"round {number} should go on without the lost client")
             expect_finite(algorithm, simulation.server.model)
 
 
@@ -128,7 +128,7 @@ def check_bad_replies(algorithm: Method) -> None:
     only_fits = set() if replies_with(algorithm, Fit) else {"loss", "name"}  # faults that other replies cannot have
     for faults in (("nan", "shape", "name"), ("inf", "type", "loss")):
         bad = {client: fault for client, fault in zip("435", faults, strict=True) if fault not in only_fits}
-        simulation = tiny.simulation(algorithm, cohort=6, rounds=3, training=tiny.SHORT)
+        simulation = tiny.simulation(algorithm, cohort_size=6, rounds=3, training=tiny.SHORT)
         break_replies(simulation, 2, bad)
         records = tiny.run_rounds(simulation)
         for record, wanted in zip(records, [set(), set(bad), set()], strict=True):
@@ -137,16 +137,16 @@ def check_bad_replies(algorithm: Method) -> None:
         for client, fault in bad.items():
             reason = records[1]["lost"][client]
             expect(FAULTS[fault] in reason, algorithm, f"a refusal should name {FAULTS[fault]!r}, not be {reason!r}")
-        expect(not records[1]["undone"], algorithm, "a round should go on without those whose reply was refused")
+        expect(not records[1]["rolled_back"], algorithm, "a round should go on without those whose reply was refused")
         expect_finite(algorithm, simulation.server.model)
 
 
 def check_diverged_client(algorithm: Method) -> None:
     """Check that a client whose training diverged changes nothing anywhere, exactly as one that never came back."""
     injector = _failing({2: "4"}, last_fit(algorithm))
-    lost = tiny.simulation(algorithm, fault_injector=injector, cohort=6, training=tiny.SHORT)
+    lost = tiny.simulation(algorithm, fault_injector=injector, cohort_size=6, training=tiny.SHORT)
     tiny.run_rounds(lost)
-    refused = tiny.simulation(algorithm, cohort=6, training=tiny.SHORT)
+    refused = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT)
     let_diverge(refused, 2, "4")
     names = [list(record["lost"]) for record in tiny.run_rounds(refused)]
     expect_equal(names, [[], ["4"], [], []], algorithm, "a client whose training diverged should be refused")
@@ -164,12 +164,12 @@ def check_too_few_clients(algorithm: Method) -> None:
         tiny.run_rounds(simulation, 1)
         before = condition(simulation)
         (record,) = tiny.run_rounds(simulation, 1)
-        expect(record["undone"] is True, algorithm, "a round with fewer than `min_clients` should be rolled back")
+        expect(record["rolled_back"] is True, algorithm, "a round with fewer than `min_clients` should be rolled back")
         expect(bool(record["lost"]), algorithm, "who was lost should be in the record")
         same = condition(simulation) == before | {"finished": 2}
         expect(same, algorithm, "a round that is rolled back should change nothing; never change a state in place")
         if injector is at_once:
-            later = [record["undone"] for record in tiny.run_rounds(simulation)]
+            later = [record["rolled_back"] for record in tiny.run_rounds(simulation)]
             expect_equal(later, [False, False], algorithm, "later rounds should go on")
 
 

@@ -62,7 +62,7 @@ def federation(sizes: Sequence[int] = SIZES) -> Federation:
 
 def stream(sizes: Sequence[int] = (1, 1, 1), clients: int = 5, absent: int = 2) -> TaskStream:
     """Return tasks with these numbers of new classes, in each of which some clients hold nothing."""
-    tasks = Tasks(tasks=len(sizes), sizes=tuple(sizes), absent=absent)
+    tasks = Tasks(num_tasks=len(sizes), classes_per_task=tuple(sizes), absent_clients=absent)
     return tasks.stream(dataset(), ClasswiseDirichlet(clients, alpha=0.5, min_size=1), 0)
 
 
@@ -106,19 +106,19 @@ class ToyGenerator(Generator):
         return "toy"
 
 
-def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort: int = 3, **changes: Any) -> Simulation:
+def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort_size: int = 3, **changes: Any) -> Simulation:
     """Return a simulation at round 0 on the tiny federation.
 
     Parameters
     ----------
     algorithm : Algorithm
         The method.
-    rounds, cohort : int
+    rounds, cohort_size : int
         How many rounds, and how many clients in each.
     **changes
         Other arguments of `fedkeep.simulation.simulation.Simulation`, or fields of its schedule.
     """
-    schedule = Schedule(rounds=rounds, cohort=cohort)
+    schedule = Schedule(rounds=rounds, cohort_size=cohort_size)
     of_schedule = {field.name for field in fields(schedule)}
     named = {name: changes.pop(name) for name in list(changes) if name in of_schedule}
     settings: dict[str, Any] = {"federation": federation(), "factory": network, "training": TRAINING}
@@ -127,7 +127,12 @@ def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort: int =
 
 
 def simulation_with_tasks(
-    algorithm: Algorithm[Any, Any], tasks: TaskStream | None = None, *, rounds: int = 2, cohort: int = 3, **changes: Any
+    algorithm: Algorithm[Any, Any],
+    tasks: TaskStream | None = None,
+    *,
+    rounds: int = 2,
+    cohort_size: int = 3,
+    **changes: Any,
 ) -> Simulation:
     """Return a simulation at round 0 in which classes arrive in tasks.
 
@@ -137,7 +142,7 @@ def simulation_with_tasks(
         The method.
     tasks : TaskStream, optional
         By default three of one class each.
-    rounds, cohort : int
+    rounds, cohort_size : int
         How many rounds in each task, and how many clients in each round.
     **changes
         As those of `simulation`.
@@ -145,7 +150,7 @@ def simulation_with_tasks(
     first = Federation.from_stream(tasks or stream(), 1, dataset(6, seed=3).train)
     hidden = get_architecture("mlp")(hidden=(8,))  # type: ignore[call-arg]
     settings = {"federation": first, "factory": lambda: hidden.build(SHAPE, first.cumulative_classes[0])} | changes
-    return simulation(algorithm, rounds=rounds, cohort=cohort, **settings)
+    return simulation(algorithm, rounds=rounds, cohort_size=cohort_size, **settings)
 
 
 def run_rounds(simulation: Simulation, rounds: int | None = None) -> list[dict[str, Any]]:

@@ -26,31 +26,31 @@ from fedkeep.testing.runs import (
 
 def check_cohort_of_one(algorithm: Method) -> None:
     """Check rounds with one client each."""
-    run_settled(tiny.simulation(algorithm, cohort=1, rounds=8, training=tiny.SHORT))
+    run_settled(tiny.simulation(algorithm, cohort_size=1, rounds=8, training=tiny.SHORT))
 
 
 def check_more_rounds_than_clients(algorithm: Method) -> None:
     """Check a federation of two clients that return."""
     two = tiny.federation((8, 9))
-    run_settled(tiny.simulation(algorithm, federation=two, cohort=1, rounds=7, training=tiny.SHORT))
+    run_settled(tiny.simulation(algorithm, federation=two, cohort_size=1, rounds=7, training=tiny.SHORT))
 
 
 def check_cohort_of_everybody(algorithm: Method) -> None:
     """Check rounds with all clients."""
-    everybody = undisturbed(algorithm, cohort=6, training=tiny.SHORT)
+    everybody = undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
     expect_settled(algorithm, everybody.records, everybody.model)
 
 
 def check_client_with_one_example(algorithm: Method) -> None:
     """Check clients that hold a single example."""
-    run_settled(tiny.simulation(algorithm, federation=tiny.federation((1, 6, 1)), cohort=3))
+    run_settled(tiny.simulation(algorithm, federation=tiny.federation((1, 6, 1)), cohort_size=3))
 
 
 def check_clients_with_one_class(algorithm: Method) -> None:
     """Check clients that hold one class each."""
     data = tiny.dataset(30)
     clients = [torch.nonzero(data.train["label"] == c).flatten().tolist() for c in range(tiny.CLASSES)]
-    run_settled(tiny.simulation(algorithm, federation=tiny.by_hand(data, clients), cohort=3))
+    run_settled(tiny.simulation(algorithm, federation=tiny.by_hand(data, clients), cohort_size=3))
 
 
 def check_clients_without_examples(algorithm: Method) -> None:
@@ -61,7 +61,7 @@ def check_clients_without_examples(algorithm: Method) -> None:
             tiny.simulation(
                 algorithm,
                 federation=clients,
-                cohort=3,
+                cohort_size=3,
                 evaluate_local_models=True,
                 through_codec=through_codec,
                 rounds=6,
@@ -72,7 +72,7 @@ def check_clients_without_examples(algorithm: Method) -> None:
 
 def check_nobody_with_examples(algorithm: Method) -> None:
     """Check a federation in which nobody holds anything."""
-    simulation = tiny.simulation(algorithm, federation=tiny.by_hand(tiny.dataset(9), [[], []]), cohort=2)
+    simulation = tiny.simulation(algorithm, federation=tiny.by_hand(tiny.dataset(9), [[], []]), cohort_size=2)
     if "generator" in algorithm.needs:  # what nobody has cannot be described
         expect_data_error(simulation)
         return
@@ -89,7 +89,7 @@ def check_batch_norm(algorithm: Method) -> None:
     clients = tiny.federation((9, 1, 6, 0, 7, 23))
     # One round more than is run: at its end a task may leave the model of an earlier round.
     simulation = tiny.simulation(
-        algorithm, factory=_normed, federation=clients, cohort=4, rounds=ROUNDS + 1, training=tiny.SHORT
+        algorithm, factory=_normed, federation=clients, cohort_size=4, rounds=ROUNDS + 1, training=tiny.SHORT
     )
     fits = record_fits(simulation)
     for _ in range(ROUNDS):
@@ -110,7 +110,9 @@ def check_batch_norm(algorithm: Method) -> None:
 
 def check_dropout(algorithm: Method) -> None:
     """Check that clients may drop out at random, the same ones in every run."""
-    first, again = (tiny.simulation(algorithm, cohort=4, rounds=8, dropout=0.4, training=tiny.SHORT) for _ in range(2))
+    first, again = (
+        tiny.simulation(algorithm, cohort_size=4, rounds=8, client_dropout=0.4, training=tiny.SHORT) for _ in range(2)
+    )
     records = tiny.run_rounds(first)
     lost = sum(len(record["lost"]) for record in records)
     expect(4 <= lost <= 24, algorithm, f"about 13 of 32 clients should drop out, not {lost}")
@@ -128,7 +130,7 @@ def check_memory(algorithm: Method) -> None:
     gc.freeze()  # what was there before is left out: to count it takes longer than the rounds
     try:
         simulation = tiny.simulation(
-            algorithm, cohort=2, rounds=31, evaluate_every=10, federation=clients, training=tiny.SHORT
+            algorithm, cohort_size=2, rounds=31, evaluate_every=10, federation=clients, training=tiny.SHORT
         )
         tiny.run_rounds(simulation, 10)
         before = _living()

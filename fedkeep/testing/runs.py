@@ -198,7 +198,7 @@ def expect_settled(algorithm: Method, records: list[dict[str, Any]], model: Weig
     """Check that no client was lost, no round rolled back, and that the model is finite."""
     for record in records:
         expect_equal(record["lost"], {}, algorithm, f"no client should be lost in round {record['round']}")
-        expect(not record["undone"], algorithm, f"round {record['round']} should not be rolled back")
+        expect(not record["rolled_back"], algorithm, f"round {record['round']} should not be rolled back")
     expect_finite(algorithm, model)
 
 

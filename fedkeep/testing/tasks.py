@@ -57,17 +57,17 @@ def check_tasks_through_codec(algorithm: Method) -> None:
 
 def check_tasks_order_of_work(algorithm: Method) -> None:
     """Check that results do not depend on which client is quicker."""
-    forward = undisturbed(algorithm, tiny.simulation_with_tasks, cohort=5, training=tiny.SHORT)
-    backward = tiny.simulation_with_tasks(algorithm, cohort=5, training=tiny.SHORT)
+    forward = undisturbed(algorithm, tiny.simulation_with_tasks, cohort_size=5, training=tiny.SHORT)
+    backward = tiny.simulation_with_tasks(algorithm, cohort_size=5, training=tiny.SHORT)
     backward.executor = BackwardExecutor(backward.serial)
     records = tiny.run_rounds(backward)
-    expect_same_run(forward, records, backward, "when clients are served in another order, with tasks")
+    expect_same_run(forward, records, backward, "when clients are asked in another order, with tasks")
 
 
 def check_tasks_stacked_training(algorithm: Method) -> None:
     """Check that clients trained as one stacked model learn the same, up to rounding."""
     tasks = tiny.stream((2, 1), clients=6, absent=1)
-    looped, stacked = (tiny.simulation_with_tasks(algorithm, tasks, cohort=6, stack=stack) for stack in (1, 4))
+    looped, stacked = (tiny.simulation_with_tasks(algorithm, tasks, cohort_size=6, stack=stack) for stack in (1, 4))
     records = tiny.run_rounds(looped)
     expect_close_run(records, looped.server.model, tiny.run_rounds(stacked), stacked)
 

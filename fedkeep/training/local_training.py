@@ -308,8 +308,8 @@ class SGDStepper:
                 parameter.grad = gradient
             step_callback(self.weights)
         with torch.no_grad():
-            if training.clip is not None:
-                gradients = _clipped(gradients, training.clip)
+            if training.max_grad_norm is not None:
+                gradients = _clipped(gradients, training.max_grad_norm)
             sgd(
                 parameters,
                 gradients,

@@ -229,8 +229,8 @@ class ModelStack:
         weights = [self.weights[name][rows] for name in gradients]
         steps = list(gradients.values())
         # Not in place: autograd may give one tensor as the gradient of two weights.
-        if training.clip is not None:
-            steps = _clipped(steps, training.clip)
+        if training.max_grad_norm is not None:
+            steps = _clipped(steps, training.max_grad_norm)
         if training.weight_decay:
             steps = list(torch._foreach_add(steps, weights, alpha=training.weight_decay))
         if training.momentum:

@@ -100,7 +100,7 @@ def test_a_permuted_copy_of_resnet18_at_full_width_is_laid_back_exactly() -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("vgg_bn", [False, True])
 def test_a_permuted_copy_of_vgg16_is_laid_back_exactly(vgg_bn: bool) -> None:
-    network = VGG16(vgg_bn=vgg_bn).build((3, 64, 64), 200)
+    network = VGG16(batch_norm=vgg_bn).build((3, 64, 64), 200)
     base, layers = lively(network, torch.Generator().manual_seed(1)), channel_groups(network)
     copy = permuted(base, layers, torch.Generator().manual_seed(2))
     assert tiny.equal(ALIGNED.project(copy, base, layers).model, base)

@@ -309,7 +309,7 @@ def objective_at(method: Any, client: str, round: int, **changes: Any) -> tuple[
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalParty, "fit", spy)
-        played(method, round, cohort=6, **changes)
+        played(method, round, cohort_size=6, **changes)
     objective, model = seen[round, client]
     return objective, doubled(model)
 

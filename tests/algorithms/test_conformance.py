@@ -27,7 +27,7 @@ VARIANTS["cwc-si"] = METHODS["cwc"](importance="si")  # type: ignore[call-arg]
 VARIANTS["fedicarl-memory-global-random"] = METHODS["fedicarl"](memory=9, scope="global", selection="random")  # type: ignore[call-arg]
 VARIANTS["fedicarl-nearest_mean"] = METHODS["fedicarl"](classify="nearest_mean")  # type: ignore[call-arg]
 VARIANTS["target-repo"] = METHODS["target"](**tiny.INVERSION, compat="repo")
-VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_slice="all", ce_slice="all", per_class=2)  # type: ignore[call-arg]
+VARIANTS["flwf-2t-all"] = METHODS["flwf-2t"](server_classes="all", ce_classes="all", per_class=2)  # type: ignore[call-arg]
 VARIANTS["fedicarl-glfc"] = METHODS["fedicarl"](loss="glfc")  # type: ignore[call-arg]
 VARIANTS["fedskf-icarl"] = METHODS["fedskf"](level="icarl", tsd="glfc", pit_turn="random")  # type: ignore[call-arg]
 VARIANTS["fedskf-pass"] = METHODS["fedskf"](level="pass", tsd="glfc", pit="aligned")  # type: ignore[call-arg]

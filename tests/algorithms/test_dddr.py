@@ -27,7 +27,7 @@ def method(**options: Any) -> DDDR:
 
 def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[Simulation, dict[str, Tensor]]:
     """Return an engine after the first round of the second task, and the model that the first task left."""
-    engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort=5, **changes)
+    engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort_size=5, **changes)
     tiny.played(engine, 1)
     last = dict(engine.server.model)
     tiny.played(engine, 1)
@@ -51,14 +51,14 @@ def assigned(engine: Simulation, client: str) -> TrainJob:
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
 def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None:
-    fed = method(pre=3)
+    fed = method(images_per_old_class=3)
     engine, last = in_second_task(fed, sizes)
     old, tau = sizes[0], fed.tau
     assignment = assigned(engine, "2")
     examples = engine.federation.data("2")
     mixed, replayed = assignment.streams
-    assert len(mixed.data["label"]) == len(examples["label"]) + fed.cur * sizes[1]
-    assert replayed.data["label"].tolist() == [c for c in range(old) for _ in range(fed.pre)]
+    assert len(mixed.data["label"]) == len(examples["label"]) + fed.images_per_new_class * sizes[1]
+    assert replayed.data["label"].tolist() == [c for c in range(old) for _ in range(fed.images_per_old_class)]
     batches = [mixed.first(len(mixed.data["label"])), replayed.first(len(replayed.data["label"]))]
 
     def answers(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,8 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
 def test_without_made_images_and_contrast_the_first_task_is_fedavg() -> None:
     stream = tiny.stream((3,), absent=0)
     mine, theirs = (
-        tiny.engine_with_tasks(fed, stream, rounds=2, cohort=5) for fed in (method(cur=0, w_scl=0.0), Finetune())
+        tiny.engine_with_tasks(fed, stream, rounds=2, cohort_size=5)
+        for fed in (method(images_per_new_class=0, w_scl=0.0), Finetune())
     )
     tiny.played(mine), tiny.played(theirs)
     assert tiny.equal(mine.server.model, theirs.server.model)
@@ -101,14 +102,14 @@ def test_without_made_images_and_contrast_the_first_task_is_fedavg() -> None:
 
 def test_images_are_shown_once_a_task_beside_the_model() -> None:
     fed = method()
-    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
     records = tiny.played(engine)
     sizes = [sum(t.nbytes for t in engine.context.runner.initial.values()) - 4 * 9 * (1 - task) for task in (0, 1)]
-    searched = [5 * fed.proto_rounds * n * 16 * 4 for n in (2, 1)]
+    searched = [5 * fed.prototype_rounds * n * 16 * 4 for n in (2, 1)]
     image = 16 + 8
     downs = [records[2 * task]["down"] - searched[task] - 5 * sizes[task] for task in (0, 1)]
-    assert downs[0] == 5 * max(fed.cur, fed.pre) * 2 * image
-    assert downs[1] > 5 * max(fed.cur, fed.pre) * 1 * image, (
+    assert downs[0] == 5 * max(fed.images_per_new_class, fed.images_per_old_class) * 2 * image
+    assert downs[1] > 5 * max(fed.images_per_new_class, fed.images_per_old_class) * 1 * image, (
         "the new class's images and what the old model said of the old ones'"
     )
     assert [records[2 * task + 1]["down"] for task in (0, 1)] == [5 * size for size in sizes]
@@ -119,7 +120,7 @@ def test_images_are_shown_once_a_task_beside_the_model() -> None:
 def test_the_old_model_itself_teaches_what_is_augmented_at_random() -> None:
     from fedkeep.data import Augmentation
 
-    engine, last = in_second_task(method(), (2, 1), augmentation=Augmentation(flip=True))
+    engine, last = in_second_task(method(), (2, 1), augmentation=Augmentation(horizontal_flip=True))
     teachers = [leaf for leaf in vars(assigned(engine, "2").loss)["terms"] if "ClassSubset" in type(leaf).__name__]
     assert any(tiny.equal(getattr(term.term, "teachers", ({},))[0], last) for term in teachers)
 

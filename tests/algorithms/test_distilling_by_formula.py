@@ -209,7 +209,7 @@ def test_teachers_asked_in_every_batch_teach_the_same(method: Any, monkeypatch: 
     """Under an augmentation that happens to change nothing teachers are not settled."""
     settled = byhand.played(method, 2).server.model
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
-    asked = byhand.played(method, 2, augmentation=Augmentation(flip=True), through_codec=True).server.model
+    asked = byhand.played(method, 2, augmentation=Augmentation(horizontal_flip=True), through_codec=True).server.model
     byhand.assert_same(asked, settled, rtol=1e-5, atol=3e-6)
 
 

@@ -85,7 +85,7 @@ def test_first_rounds(method: Method) -> None:
         "fedadkd": FedADKD(phi="off"),
         "moon": MOON(),
     }
-    one, two = tiny.engine(method, cohort=6), tiny.engine(plain[method.name()], cohort=6)
+    one, two = tiny.engine(method, cohort_size=6), tiny.engine(plain[method.name()], cohort_size=6)
     tiny.played(one, 1)
     tiny.played(two, 1)
     assert tiny.equal(one.server.model, two.server.model)
@@ -97,8 +97,8 @@ def test_first_rounds(method: Method) -> None:
 
 def test_in_scaffolds_first_round_control_variates_are_found_but_change_nothing() -> None:
     one, two = (
-        tiny.engine(SCAFFOLD(aggregation="uniform"), cohort=6),
-        tiny.engine(FedAvg(aggregation="uniform"), cohort=6),
+        tiny.engine(SCAFFOLD(aggregation="uniform"), cohort_size=6),
+        tiny.engine(FedAvg(aggregation="uniform"), cohort_size=6),
     )
     tiny.played(one, 1)
     tiny.played(two, 1)
@@ -175,7 +175,7 @@ def test_clients_without_a_known_impurity_count_as_balanced() -> None:
 
 
 def test_fedadkds_clients_send_how_balanced_they_are() -> None:
-    engine = tiny.engine(FedADKD(), cohort=6)
+    engine = tiny.engine(FedADKD(), cohort_size=6)
     tiny.played(engine, 1)
     assert len(engine.server.state.gini) == 6
     for client, gini in engine.server.state.gini.items():
@@ -244,7 +244,7 @@ def test_fednova_averages_batch_norms_statistics_as_fedavg_does() -> None:
     uneven = tiny.federation((3, 40, 3, 60))
     training = replace(tiny.TRAINING, epochs=10)
     nova, plain = (
-        final(method, rounds=1, factory=small, federation=uneven, cohort=4, training=training)
+        final(method, rounds=1, factory=small, federation=uneven, cohort_size=4, training=training)
         for method in (FedNova(), FedAvg())
     )
     assert 0 < nova["2.running_var"].min() < 0.4
@@ -260,7 +260,7 @@ def test_fednova_averages_batch_norms_statistics_as_fedavg_does() -> None:
 def test_control_variates_are_the_papers(momentum: float) -> None:
     """Two rounds by formula, in float64, from the models that clients left."""
     training = replace(tiny.TRAINING, momentum=momentum, lr_decay=0.5)
-    engine = tiny.engine(SCAFFOLD(), cohort=4, training=training)
+    engine = tiny.engine(SCAFFOLD(), cohort_size=4, training=training)
     own: dict[str, dict[str, Tensor]] = {}
     c = {name: torch.zeros_like(w).double() for name, w in engine.server.model.items()}
     left: dict[tuple[int, str], Fit] = {}
@@ -349,7 +349,7 @@ class Tied(WeightRule):
 
 
 def uniform_sfedkd(**options: Any) -> SFedKD:
-    return SFedKD(g="uniform", h="uniform", w_target=1.0, w_nontarget=1.0, **options)
+    return SFedKD(nontarget_weighting="uniform", target_weighting="uniform", w_target=1.0, w_nontarget=1.0, **options)
 
 
 def test_uniform_sfedkd_tied_to_q_is_averaging() -> None:
@@ -391,6 +391,6 @@ def test_teachers_asked_in_every_batch_teach_the_same(method: Method, monkeypatc
         ask = getattr(NetworkView, name)
         monkeypatch.setattr(NetworkView, name, lambda *a, ask=ask, name=name: asked.append(name) or ask(*a))
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
-    unsettled = final(method, rounds=2, augmentation=Augmentation(flip=True), through_codec=True)
+    unsettled = final(method, rounds=2, augmentation=Augmentation(horizontal_flip=True), through_codec=True)
     assert asked
     assert distance(settled, unsettled) < 1e-5

@@ -284,7 +284,7 @@ def test_readings_with_teachers_asked_in_every_batch(options: dict[str, Any], mo
     """Under an augmentation that happens to change nothing teachers are not settled."""
     settled = byhand.played(FedADKD(**options), 2).server.model
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
-    changes: dict[str, Any] = {"augmentation": Augmentation(flip=True), "through_codec": True}
+    changes: dict[str, Any] = {"augmentation": Augmentation(horizontal_flip=True), "through_codec": True}
     byhand.assert_same(byhand.played(FedADKD(**options), 2, **changes).server.model, settled, rtol=1e-5, atol=3e-6)
 
 

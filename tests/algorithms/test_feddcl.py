@@ -37,7 +37,12 @@ def method(**options: Any) -> FedDCL:
 
 def images_per_class(fed: FedDCL) -> int:
     """Return how many images of each class the pool has."""
-    return max(fed.cur, fed.pre, fed.server_cur, fed.server_pre)
+    return max(
+        fed.images_per_new_class,
+        fed.images_per_old_class,
+        fed.server_images_per_new_class,
+        fed.server_images_per_old_class,
+    )
 
 
 def batches(data: Set, rng: torch.Generator, size: int, epochs: int | None) -> Iterator[Tensor]:
@@ -82,17 +87,17 @@ def among(logits: Tensor, start: int, stop: int, p: Tensor, fed: FedDCL) -> Tens
     "options",
     [
         {},
-        {"server_cur": 2, "server_pre": 5},
+        {"server_images_per_new_class": 2, "server_images_per_old_class": 5},
         {"w_kd": 3.0, "tau": 1.0},
         {"kd_scale": "tau2"},
         {"head": "joint", "w_kd": 3.0},
-        {"head": "joint", "kd_scale": "tau2", "server_cur": 2, "server_pre": 5},
+        {"head": "joint", "kd_scale": "tau2", "server_images_per_new_class": 2, "server_images_per_old_class": 5},
     ],
     ids=str,
 )
 def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, Any]) -> None:
     fed = method(**options)
-    engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort=5)
+    engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort_size=5)
     tiny.played(engine, 1)
     before, server_before = copy_containers(engine.client_states), copy_containers(engine.server.model)
     tiny.played(engine, 1)
@@ -118,13 +123,16 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
             padded["classifier.bias"] = torch.cat((whole["classifier.bias"], torch.zeros(old + new - short)))
         return functional_call(network, padded, (data[0],)).detach()[:, :short]
 
-    current, earlier = made(old, old + new, fed.server_cur), made(0, old, fed.server_pre)
+    current, earlier = (
+        made(old, old + new, fed.server_images_per_new_class),
+        made(0, old, fed.server_images_per_old_class),
+    )
     own, told = {}, []
     for client in engine.federation.clients:
         examples, fresh, replay = (
             images(engine.federation.data(client)),
-            made(old, old + new, fed.cur),
-            made(0, old, fed.pre),
+            made(old, old + new, fed.images_per_new_class),
+            made(0, old, fed.images_per_old_class),
         )
         mixed = torch.cat((examples[0], fresh[0])), torch.cat((examples[1], fresh[1]))
         teacher = softmax(said(before[client].model, replay) / tau, -1)
@@ -165,7 +173,7 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
 @pytest.mark.parametrize("options", [{}, {"server_loss": "labels"}], ids=str)
 def test_the_heads_part_with_the_second_task(options: dict[str, Any]) -> None:
     joint, sliced = (
-        tiny.engine_with_tasks(method(head=head, **options), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+        tiny.engine_with_tasks(method(head=head, **options), tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
         for head in ("joint", "sliced")
     )
     tiny.played(joint, 2), tiny.played(sliced, 2)
@@ -179,13 +187,13 @@ def test_the_heads_part_with_the_second_task(options: dict[str, Any]) -> None:
 
 
 def test_prototypes_are_the_clients_mean_round_after_round() -> None:
-    fed = method(proto_agg="count")
-    engine = tiny.engine_with_tasks(fed, tiny.stream((3,), absent=0), rounds=1, cohort=5)
+    fed = method(prototype_aggregation="count")
+    engine = tiny.engine_with_tasks(fed, tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
     federation = engine.federation
     tiny.played(engine, 1)
     rows = engine.context.load_generator(1).initial_prototypes(3)
-    settings = PrototypeSearch(fed.proto_steps, fed.proto_batch, "adamw")
-    for use in range(fed.proto_rounds):
+    settings = PrototypeSearch(fed.prototype_steps, fed.prototype_batch_size, "adamw")
+    for use in range(fed.prototype_rounds):
         found = []
         for client in federation.clients:
             data = federation.data(client)
@@ -199,19 +207,19 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
 
 def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
     fed = method()
-    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
     records = tiny.played(engine)
     image = 16 + 8
-    logits = [4 * (fed.server_cur * n) * n for n in (2, 1)]
+    logits = [4 * (fed.server_images_per_new_class * n) * n for n in (2, 1)]
     prototype = 16 * 4
-    searched = [5 * fed.proto_rounds * n * prototype for n in (2, 1)]
+    searched = [5 * fed.prototype_rounds * n * prototype for n in (2, 1)]
     assert [r["up"] for r in records] == [
-        searched[0] + 5 * fed.proto_rounds * (2 * 8 + 3) + 5 * logits[0],
+        searched[0] + 5 * fed.prototype_rounds * (2 * 8 + 3) + 5 * logits[0],
         5 * logits[0],
-        searched[1] + 5 * fed.proto_rounds * (1 * 8 + 3) + 5 * logits[1],
+        searched[1] + 5 * fed.prototype_rounds * (1 * 8 + 3) + 5 * logits[1],
         5 * logits[1],
     ]
-    answers = 4 * (fed.server_pre * 2) * 2
+    answers = 4 * (fed.server_images_per_old_class * 2) * 2
     assert [r["down"] for r in records] == [
         searched[0] + 5 * (images_per_class(fed) * 2 * image) + 5 * logits[0],
         5 * logits[0],
@@ -228,7 +236,7 @@ def different(algorithm: FedDCL, **changes: Any) -> Simulation:
         return lambda: get_architecture("mlp")(hidden=hidden).build(tiny.SHAPE, 2)  # type: ignore[call-arg]
 
     own = {"1": network(5), "3": network(6, 4)}
-    return tiny.engine_with_tasks(algorithm, tasks, rounds=2, cohort=5, own=own, **changes)
+    return tiny.engine_with_tasks(algorithm, tasks, rounds=2, cohort_size=5, own=own, **changes)
 
 
 def test_the_mean_of_what_clients_say_is_one_of_probabilities() -> None:
@@ -242,7 +250,10 @@ def test_the_mean_of_what_clients_say_is_one_of_probabilities() -> None:
 
 def test_an_epoch_is_as_long_as_the_larger_set(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny.engine_with_tasks(
-        method(server_cur=12, server_pre=8), tiny.stream((1, 2), absent=0), rounds=1, cohort=5
+        method(server_images_per_new_class=12, server_images_per_old_class=8),
+        tiny.stream((1, 2), absent=0),
+        rounds=1,
+        cohort_size=5,
     )
     tiny.played(engine, 1)
     fit, taken = LocalParty.fit, []
@@ -261,7 +272,9 @@ def test_an_epoch_is_as_long_as_the_larger_set(monkeypatch: pytest.MonkeyPatch) 
 def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     fed = method()
     brightening = Augmentation(brightness=1.0)
-    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=1, cohort=5, augmentation=brightening)
+    engine = tiny.engine_with_tasks(
+        fed, tiny.stream((2, 1), absent=0), rounds=1, cohort_size=5, augmentation=brightening
+    )
     tiny.played(engine, 1)
     data, state = engine.federation.data("0"), engine.client_states["0"]
     client = LocalClient(engine.context, "0", data, state, task=1, round=9, uses={})
@@ -274,7 +287,7 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     client.train = noted
     fed.train(client)
     engine.server.train = noted
-    fed.distill_into(engine.server, engine.server.model, torch.zeros(2 * fed.server_cur, 2), 1)
+    fed.distill_into(engine.server, engine.server.model, torch.zeros(2 * fed.server_images_per_new_class, 2), 1)
     for assignment, own in zip(asked, (len(client.data["label"]), 0), strict=True):
         (source,) = assignment.streams
         plain = engine.context.normalise(source.data["input"])
@@ -289,7 +302,7 @@ def test_a_client_that_comes_late_is_shown_all_that_it_missed() -> None:
         method(),
         tiny.stream((1, 2), absent=0),
         rounds=1,
-        cohort=5,
+        cohort_size=5,
         fault_injector=lambda number, client, step: "away" if (number, client) == (1, "3") else None,
     )
     tiny.played(engine)
@@ -300,12 +313,12 @@ def test_a_client_that_comes_late_is_shown_all_that_it_missed() -> None:
 
 
 def test_the_control_learns_the_labels_of_made_images_alone() -> None:
-    engine = tiny.engine_with_tasks(method(server_loss="labels"), tiny.stream((3,), absent=0), rounds=1, cohort=5)
+    engine = tiny.engine_with_tasks(method(server_loss="labels"), tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
     other = tiny.engine_with_tasks(
         method(server_loss="labels"),
         tiny.stream((3,), absent=0),
         rounds=1,
-        cohort=5,
+        cohort_size=5,
         fault_injector=lambda number, client, step: "away" if (client, step) == ("2", "train") else None,
     )
     tiny.played(engine), tiny.played(other)
@@ -313,7 +326,7 @@ def test_the_control_learns_the_labels_of_made_images_alone() -> None:
 
 
 def test_replies_that_cannot_be_lose_their_client() -> None:
-    engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort=5)
+    engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
     tiny.played(engine)
     rows, counts = torch.zeros(3, *tiny.SHAPE), torch.tensor([2, 0, 5])
 
@@ -339,7 +352,7 @@ def test_logits_of_any_size_leave_models_finite(monkeypatch: pytest.MonkeyPatch)
         return LogitReply(torch.full_like(said.logits, 3e38)) if client.id in "12" else said
 
     monkeypatch.setattr(FedDCL, "train", train)
-    engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort=5)
+    engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
     (record,) = tiny.played(engine)
     assert not record["lost"]
     for model in (engine.server.model, *(engine.client_states[client].model for client in engine.federation.clients)):
@@ -351,7 +364,7 @@ def test_nobody_with_a_prototype_stops_the_run() -> None:
         method(),
         tiny.stream((3,), absent=0),
         rounds=1,
-        cohort=5,
+        cohort_size=5,
         fault_injector=lambda number, client, step: "away" if step == "search" else None,
     )
     with pytest.raises(RunError, match="no client found a prototype"):
@@ -364,7 +377,7 @@ def test_a_class_whose_only_holder_is_away_keeps_its_first_row() -> None:
     engine = tiny.engine(
         method(),
         federation=tiny.by_hand(data, rows),
-        cohort=2,
+        cohort_size=2,
         rounds=1,
         fault_injector=lambda number, client, step: "away" if (client, step) == ("1", "search") else None,
     )
@@ -377,7 +390,7 @@ def test_a_class_that_nobody_holds_is_named() -> None:
     data = tiny.dataset(30)
     federation = tiny.by_hand(data, [torch.nonzero(data.train["label"] < 2).flatten().tolist()])
     with pytest.raises(DataError, match="no client holds an example of 'c'"):
-        tiny.played(tiny.engine(method(), federation=federation, cohort=1))
+        tiny.played(tiny.engine(method(), federation=federation, cohort_size=1))
 
 
 def test_a_recipe_must_name_a_generator(tmp_path: Any) -> None:

@@ -102,7 +102,7 @@ def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.M
 def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = tiny.stream((2, 1), clients=4, absent=1)
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(FedPASS(), stream, cohort=4)
+    engine = tiny.engine_with_tasks(FedPASS(), stream, cohort_size=4)
     (absent,) = (client for client in "0123" if not engine.federation.num_examples(client))
     tiny.played(engine)
     assert engine.federation.num_examples(absent), "it has something to learn in the second task"
@@ -119,21 +119,21 @@ def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch
         return replace(told, classes=told.classes + 1) if told is not None and client.id == "1" else told
 
     monkeypatch.setattr(FedPASS, "report_prototypes", report_prototypes)
-    engine = tiny.engine_with_tasks(FedPASS(scope="global"), TWO_ONE, cohort=4)
+    engine = tiny.engine_with_tasks(FedPASS(scope="global"), TWO_ONE, cohort_size=4)
     record = tiny.played(engine, 2)[-1]
     assert list(record["lost"]) == ["1"]
     assert "[2], which are no classes of this task" in record["lost"]["1"]
 
 
 def test_what_is_evaluated_is_the_first_row_of_each_class() -> None:
-    engine = tiny.engine_with_tasks(FedPASS(), TWO_ONE, cohort=4, evaluate_local_models=True)
+    engine = tiny.engine_with_tasks(FedPASS(), TWO_ONE, cohort_size=4, evaluate_local_models=True)
     records = tiny.played(engine)
     test = engine.federation.dataset.test
     said = logits(engine, engine.server.model, engine.context.normalise(test["input"]))
     assert said.shape == (len(test["label"]), 12)
     hits = said[:, [0, 4, 8]].argmax(1) == test["label"]
     assert sum(records[-1]["correct"]) == int(hits.sum())
-    assert len(records[-1]["visits"][0]["correct"]) == 3
+    assert len(records[-1]["local_models"][0]["correct"]) == 3
     assert engine.evaluate(engine.server.model).correct == records[-1]["correct"]
 
 
@@ -162,7 +162,7 @@ def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_task_of_fedskf_with_pass_is_fedpasss() -> None:
     models = []
     for method in (FedPASS(), FedSKF(level="pass", pit="off", sync=False)):
-        engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4)
+        engine = tiny.engine_with_tasks(method, TWO_ONE, cohort_size=4)
         tiny.played(engine, 2)
         models.append(engine.server.model)
     assert tiny.equal(*models)

@@ -59,7 +59,7 @@ def gated(body: Tensor, masks: Tensor) -> Tensor:
 def played(monkeypatch: pytest.MonkeyPatch, method: FedWeIT = LOUD, tasks: TaskStream = THREE) -> Played:
     """Play tasks of two rounds with four clients, of whom all take part."""
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(method, tasks, cohort=4)
+    engine = tiny.engine_with_tasks(method, tasks, cohort_size=4)
     tiny.played(engine)
     return engine, seen
 
@@ -177,7 +177,7 @@ def test_parts_begin_anew_in_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_unit_is_the_mean_over_those_who_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4)
+    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=4)
     for task, round in ((1, 1), (1, 2), (2, 1)):
         before = engine.server.model
         tiny.played(engine, 1)
@@ -197,7 +197,7 @@ def test_each_unit_is_the_mean_over_those_who_sent_it(monkeypatch: pytest.Monkey
 
 
 def test_a_unit_that_nobody_sent_stays() -> None:
-    engine = tiny.engine_with_tasks(FedWeIT(sparsity=0.9), THREE, cohort=1, rounds=1)
+    engine = tiny.engine_with_tasks(FedWeIT(sparsity=0.9), THREE, cohort_size=1, rounds=1)
     before = engine.server.model[LAYER]
     tiny.played(engine, 1)
     moved = (engine.server.model[LAYER] != before).any(1)
@@ -206,7 +206,7 @@ def test_a_unit_that_nobody_sent_stays() -> None:
 
 def test_what_travels_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4)
+    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=4)
     records = tiny.played(engine)
     shares = 4 * (6 * 16 + 8 + 8 + 8 + 1)  # B's rows of 6 units in 8, masks, biases, and a row with its bias
     for record in records:
@@ -258,7 +258,7 @@ def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_missed_what_others_told_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
     lose = lambda number, client, step: "lost it" if (client, step, number) == ("1", "receive", 3) else None  # noqa: E731
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4, fault_injector=lose)
+    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=4, fault_injector=lose)
     records = tiny.played(engine, 4)
     assert [record["lost"] for record in records] == [{}, {}, {"1": "lost it"}, {}]
     assert len(attention(seen.fits[2, 1, "1"].model)) == 0
@@ -279,13 +279,13 @@ def test_a_network_needs_a_layer_before_its_classifier() -> None:
 
 def test_a_network_whose_classifier_is_not_known_is_decomposed_whole() -> None:
     plain = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731
-    engine = tiny.engine(FedWeIT(), factory=plain, cohort=6)
+    engine = tiny.engine(FedWeIT(), factory=plain, cohort_size=6)
     assert not any(record["lost"] for record in tiny.played(engine))
     assert set(engine.server.state.tasks[0].added) == {"1.weight", "3.weight"}
 
 
 def test_who_was_never_asked_in_a_task_tells_nothing() -> None:
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort=1, rounds=1)
+    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=1, rounds=1)
     tiny.played(engine, 1)
     assert len(engine.server.state.adaptive) == 1
 
@@ -311,7 +311,7 @@ def test_parts_of_another_form_are_refused(said: str, monkeypatch: pytest.Monkey
         return REFUSED[said](told) if (client.task, client.id) == (2, "1") else told
 
     monkeypatch.setattr(FedWeIT, "report", report)
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort=4)
+    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=4)
     records = tiny.played(engine)
     assert [list(record["lost"]) for record in records] == [[], [], [], ["1"], [], []]
     assert said in records[3]["lost"]["1"]
@@ -326,6 +326,6 @@ def test_rows_that_do_not_belong_to_the_masks_are_refused(monkeypatch: pytest.Mo
         return replace(share, body=share.body[1:]) if client.id == "1" else share
 
     monkeypatch.setattr(FedWeIT, "train", train)
-    (record,) = tiny.played(tiny.engine_with_tasks(LOUD, THREE, cohort=4), 1)
+    (record,) = tiny.played(tiny.engine_with_tasks(LOUD, THREE, cohort_size=4), 1)
     assert list(record["lost"]) == ["1"]
     assert "[95] instead of [96]" in record["lost"]["1"]

@@ -43,7 +43,7 @@ BY_TASK = [(FedDCL, {}), (DDDR, {}), (LwFKDOnGeneratedImages, {})]
 def test_each_task_is_drawn_by_its_own_generator(cls: type[Any], options: dict[str, Any]) -> None:
     fed = cls(**{**tiny.TOYS[cls.name()], **options})
     sent: list[tuple[int, PrototypeReply]] = []
-    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort=5, load_generator=Painter)
+    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5, load_generator=Painter)
     fault = fed.validate_reply
 
     def noted(server: Any, reply: Any, examples: int) -> str | None:

@@ -35,7 +35,7 @@ from fedkeep.training.model_runner import ModelRunner
 
 
 def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
-    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4, **changes)
+    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort_size=4, **changes)
     tiny.played(engine, rounds)
     return engine.server.model
 
@@ -52,7 +52,7 @@ def test_the_first_task_is_fedavgs_and_the_second_is_not(method: Method) -> None
 
 
 EQUAL = [
-    (Finetune(ce_slice="all"), UNIFORM),
+    (Finetune(ce_classes="all"), UNIFORM),
     (FedLwF(w_old=0.0), Finetune()),
     (FedProxLwF(mu=0.0), FedLwF()),
     (FLwF2T(w_old=0.0, w_server=0.0), Finetune()),
@@ -83,7 +83,7 @@ def test_fedlwf_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flwf2t_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, _ = second_task(FLwF2T(server_slice="all"), monkeypatch)
+    engine, seen, _ = second_task(FLwF2T(server_classes="all"), monkeypatch)
     own = seen.results[1, 2, "1"].model
     for round, known in ((1, 2), (2, 3)):
         given, model = seen.fits[2, round, "1"], seen.results[2, round, "1"].model
@@ -95,7 +95,7 @@ def test_flwf2t_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, _ = second_task(FLwF2T(per_class=2, ce_slice="all"), monkeypatch)
+    engine, seen, _ = second_task(FLwF2T(exemplars_per_class=2, ce_classes="all"), monkeypatch)
     own, given, model = seen.results[1, 2, "1"].model, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     held = torch.bincount(engine.federation.for_task(1).data("1")["label"], minlength=2)
     labels = given.streams[0].data["label"]
@@ -105,8 +105,8 @@ def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> No
     student = logits(engine, model, images)
     expected = cross_entropy(student, batch) + 3 * distilled(student, logits(engine, own, images), 2)
     torch.testing.assert_close(value, expected + distilled(student, logits(engine, given.model, images), 2))
-    with pytest.raises(ConfigError, match=r"set FLwF2T\.ce_slice=all too"):
-        FLwF2T(per_class=2)
+    with pytest.raises(ConfigError, match=r"set FLwF2T\.ce_classes=all too"):
+        FLwF2T(exemplars_per_class=2)
 
 
 def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_fedewc_pulls_what_is_trained(compat: Any, pulls: bool, monkeypatch: pyt
 
 
 def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FediCaRL(per_class=2), monkeypatch)
+    engine, seen, old = second_task(FediCaRL(exemplars_per_class=2), monkeypatch)
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     labels = given.streams[0].data["label"]
     held = engine.federation.for_task(1).data("1")["label"]
@@ -157,7 +157,7 @@ def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPa
 
 
 def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FediCaRL(loss="glfc", per_class=2), monkeypatch)
+    engine, seen, old = second_task(FediCaRL(loss="glfc", exemplars_per_class=2), monkeypatch)
     for place, known in (((1, 2, "1"), 0), ((2, 2, "1"), 2)):
         engine.set_task(place[0])
         given, model = seen.fits[place], seen.results[place].model
@@ -180,14 +180,14 @@ def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("method", "most"),
     [
-        (FediCaRL(per_class=4), 4),
-        (FediCaRL(per_class=4, scope="global"), 1),
-        (FedSKF(level="icarl", per_class=4), 4),
+        (FediCaRL(exemplars_per_class=4), 4),
+        (FediCaRL(exemplars_per_class=4, scope="global"), 1),
+        (FedSKF(level="icarl", exemplars_per_class=4), 4),
     ],
     ids=repr,
 )
 def test_what_each_client_keeps_or_all_together(method: Method, most: int) -> None:
-    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT)
+    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=1, cohort_size=4, training=tiny.SHORT)
     tiny.played(engine)
     for client in "0123":
         labels = [engine.federation.for_task(task).data(client)["label"] for task in (1, 2)]
@@ -199,7 +199,7 @@ def test_what_each_client_keeps_or_all_together(method: Method, most: int) -> No
 def test_exemplars_are_herded_or_drawn() -> None:
     def kept(selection: Any) -> torch.Tensor:
         engine = tiny.engine_with_tasks(
-            FediCaRL(per_class=2, selection=selection), TWO_ONE, rounds=1, cohort=4, training=tiny.SHORT
+            FediCaRL(exemplars_per_class=2, selection=selection), TWO_ONE, rounds=1, cohort_size=4, training=tiny.SHORT
         )
         tiny.played(engine, 1)
         return torch.cat([state.memory["input"] for state in engine.client_states.values()])
@@ -209,13 +209,13 @@ def test_exemplars_are_herded_or_drawn() -> None:
 
 
 def test_a_full_memory() -> None:
-    small = tiny.engine_with_tasks(FediCaRL(memory=3), TWO_ONE, cohort=4)
+    small = tiny.engine_with_tasks(FediCaRL(max_exemplars=3), TWO_ONE, cohort_size=4)
     tiny.played(small)
     assert all(len(state.memory["label"]) <= 3 for state in small.client_states.values())
 
 
 def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
-    engine = tiny.engine_with_tasks(FediCaRL(classify="nearest_mean", per_class=3), TWO_ONE, cohort=4)
+    engine = tiny.engine_with_tasks(FediCaRL(classify="nearest_mean", exemplars_per_class=3), TWO_ONE, cohort_size=4)
     tiny.played(engine, 3)
     held = [concat(engine.federation.data(c), engine.client_states[c].memory) for c in "0123"]
     data = {name: torch.cat([one[name] for one in held]) for name in ("input", "label")}
@@ -228,14 +228,14 @@ def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
     record = engine.run_round().record
     hits = engine.algorithm.predict(engine.server, engine.server.model, test["input"]).argmax(-1) == test["label"]
     assert sum(record["correct"]) == int(hits.sum())
-    linear = tiny.engine_with_tasks(FediCaRL(per_class=3), TWO_ONE, cohort=4)
+    linear = tiny.engine_with_tasks(FediCaRL(exemplars_per_class=3), TWO_ONE, cohort_size=4)
     tiny.played(linear)
     assert tiny.equal(linear.server.model, engine.server.model), "another look at the same model"
 
 
 @pytest.mark.parametrize(("level", "start"), [("lwf", 2), ("icarl", 0)])
 def test_fedskf_by_formula(level: Any, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = FedSKF(level=level, per_class=2)
+    method = FedSKF(level=level, exemplars_per_class=2)
     engine, seen, old = second_task(method, monkeypatch)
     own = seen.results[1, 2, "1"].model
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
@@ -265,7 +265,7 @@ def test_fedskf_with_each_reading_of_tsd(reading: Any, monkeypatch: pytest.Monke
 
 def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=4, cohort=4)
+    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=4, cohort_size=4)
     sent: dict[tuple[int, int], Weights] = {}
     while engine.finished < engine.rounds:
         before = engine.server.model
@@ -290,7 +290,7 @@ def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
     def spread(w_pull: float) -> float:
         training = replace(tiny.TRAINING, epochs=30, lr=0.01, momentum=0.0)
         engine = tiny.engine_with_tasks(
-            FedSKF(w_pull=w_pull, pit="off"), TWO_ONE, rounds=3, cohort=4, training=training
+            FedSKF(w_pull=w_pull, pit="off"), TWO_ONE, rounds=3, cohort_size=4, training=training
         )
         tiny.played(engine, 3)
         states: list[FedSKFClientState] = list(engine.client_states.values())
@@ -309,7 +309,7 @@ def test_the_bases_turn_goes_round() -> None:
 
 
 def test_the_bases_turn_goes_on_from_task_to_task() -> None:
-    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort=4, training=tiny.SHORT)
+    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort_size=4, training=tiny.SHORT)
     turns = []
     while engine.finished < engine.rounds:
         engine.run_round()
@@ -318,7 +318,7 @@ def test_the_bases_turn_goes_on_from_task_to_task() -> None:
 
 
 def test_by_lot_each_client_is_the_base_once_a_turn_and_no_round_is_somebodys() -> None:
-    engine = tiny.engine_with_tasks(FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort=4, training=tiny.SHORT)
+    engine = tiny.engine_with_tasks(FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort_size=4, training=tiny.SHORT)
     turns = []
     while engine.finished < engine.rounds:
         engine.run_round()
@@ -344,7 +344,7 @@ def test_by_lot_those_who_had_no_turn_come_first() -> None:
 def test_lots_are_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     def turns(seed: int) -> list[str]:
         engine = tiny.engine_with_tasks(
-            FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort=4, training=tiny.SHORT, seed=seed
+            FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort_size=4, training=tiny.SHORT, seed=seed
         )
         return [engine.run_round() and engine.server.state.base for _ in range(16)]  # type: ignore[func-returns-value]
 
@@ -354,7 +354,7 @@ def test_lots_are_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fedskfs_projection_is_its_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no neuron moves, fused with eta 1/2 is the mean of the mean and the base."""
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, cohort=4)
+    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, cohort_size=4)
     record = engine.run_round().record
     assert set(record["log"]["diagonal"]) == {1.0}, "as after any first round from one start"
     models = [seen.results[1, 1, client].model for client in record["cohort"]]
@@ -398,7 +398,7 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
     noting.__annotations__ = train.__annotations__
     monkeypatch.setattr(ModelRunner, "logits", spy)
     monkeypatch.setattr(FedSKF, "train", noting)
-    tiny.played(tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort=4))
+    tiny.played(tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort_size=4))
     assert asked == [(2, 1)] * 8, "of four clients each the own old model, for two terms, and the global one"
 
 
@@ -408,7 +408,7 @@ def test_nothing_is_taught_without_a_model_or_without_weight() -> None:
 
 
 def test_memories_are_shortened_and_joined() -> None:
-    engine = tiny.engine_with_tasks(FediCaRL(), TWO_ONE, cohort=4)
+    engine = tiny.engine_with_tasks(FediCaRL(), TWO_ONE, cohort_size=4)
     tiny.played(engine, 2)
     state = engine.client_states["0"]
     first = state.memory

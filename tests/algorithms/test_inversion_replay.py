@@ -27,7 +27,7 @@ from fedkeep.training.local_training import NetworkView, TrainJob
 from fedkeep.training.model_runner import ModelRunner
 
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
-TOY = {**tiny.INVERSION, "nums": 11}
+TOY = {**tiny.INVERSION, "num_images": 11}
 ANCHORS = tiny.TOYS["lander"]["anchors"]
 
 
@@ -36,13 +36,13 @@ def target(**changes: Any) -> TARGET:
 
 
 def lander(**changes: Any) -> LANDER:
-    return LANDER(**(TOY | {"anchors": ANCHORS, "syn_batch_size": 3} | changes))
+    return LANDER(**(TOY | {"anchors": ANCHORS, "synthetic_batch_size": 3} | changes))
 
 
 def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Simulation, Seen, Weights]:
     """Play two tasks of two rounds; return the engine, what was trained, and the last model of the first task."""
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(method, TWO_ONE, **{"cohort": 4, **changes})
+    engine = tiny.engine_with_tasks(method, TWO_ONE, **{"cohort_size": 4, **changes})
     tiny.played(engine, 2)
     old = engine.server.model
     tiny.played(engine)
@@ -92,7 +92,7 @@ def test_a_pass_ends_with_the_shorter_and_batches_fit_an_average_client(monkeypa
 
 
 def test_the_released_code_makes_ten_batches_within_its_warm_up() -> None:
-    engine = tiny.engine_with_tasks(target(compat="repo", nums=1000, warmup=20), TWO_ONE, cohort=4)
+    engine = tiny.engine_with_tasks(target(compat="repo", num_images=1000, warmup=20), TWO_ONE, cohort_size=4)
     tiny.played(engine, 2)
     steps = ceil(engine.server.state.examples / tiny.TRAINING.batch_size)
     tiny.played(engine, 1)
@@ -103,7 +103,7 @@ def test_the_released_code_makes_ten_batches_within_its_warm_up() -> None:
 
 @pytest.mark.parametrize("method", [target(), lander()], ids=["target", "lander"])
 def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any) -> None:
-    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=6, cohort=2)
+    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=6, cohort_size=2)
     tiny.played(engine, 6)
     assert not engine.server.state.replay.images, "there is nothing old"
     holders: list[str] = []
@@ -128,7 +128,7 @@ def test_a_client_that_missed_its_images_gets_them_with_its_next_visit() -> None
     def lose(number: int, client: str, step: str) -> str | None:
         return "no answer" if (number, client, step) == (3, "1", "receive") else None
 
-    engine = tiny.engine_with_tasks(target(), TWO_ONE, cohort=4, fault_injector=lose)
+    engine = tiny.engine_with_tasks(target(), TWO_ONE, cohort_size=4, fault_injector=lose)
     records = tiny.played(engine, 3)
     assert records[-1]["lost"] == {"1": "no answer"}
     assert sorted(engine.server.state.holders) == ["0", "2", "3"]
@@ -144,7 +144,7 @@ def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest
         asked.append(len(images))
         return logits(self, model, images)
 
-    engine = tiny.engine_with_tasks(target(), TWO_ONE, rounds=4, cohort=4, evaluate_every=4)
+    engine = tiny.engine_with_tasks(target(), TWO_ONE, rounds=4, cohort_size=4, evaluate_every=4)
     tiny.played(engine, 4)
     monkeypatch.setattr(ModelRunner, "logits", spy)
     tiny.played(engine, 3)
@@ -154,7 +154,7 @@ def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest
 
 
 def test_with_augmentation_the_old_model_travels_and_answers_in_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(target(), monkeypatch, augmentation=Augmentation(flip=True))
+    engine, seen, old = second_task(target(), monkeypatch, augmentation=Augmentation(horizontal_flip=True))
     loss = engine.server.state.replay.loss
     assert isinstance(loss, ClassSubset)
     assert tiny.equal(loss.term.teachers[0], old)  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ def test_lander_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_after_first_task(method: Any) -> Weights:
-    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4)
+    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort_size=4)
     tiny.played(engine, 2)
     return engine.server.model
 
@@ -198,7 +198,7 @@ def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_lander_goes_back_to_its_best_model(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
     training = replace(tiny.TRAINING, lr=1.5)  # so that it gets worse again
-    engine = tiny.engine_with_tasks(lander(), TWO_ONE, rounds=6, cohort=4, training=training)
+    engine = tiny.engine_with_tasks(lander(), TWO_ONE, rounds=6, cohort_size=4, training=training)
     sent = []
     for _ in range(6):
         sent.append(engine.server.model)

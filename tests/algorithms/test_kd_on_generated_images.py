@@ -21,13 +21,13 @@ from fedkeep.algorithms.incremental.generated_replay import select_images
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
 
-SMALL: dict[str, Any] = {**tiny.PROTOTYPES, "server_cur": 3}
+SMALL: dict[str, Any] = {**tiny.PROTOTYPES, "server_images_per_new_class": 3}
 
 
 def test_the_images_are_feddcls_of_the_task() -> None:
     stream = tiny.stream((2, 1), absent=0)
     mine, theirs = (
-        tiny.engine_with_tasks(fed, stream, rounds=1, cohort=5)
+        tiny.engine_with_tasks(fed, stream, rounds=1, cohort_size=5)
         for fed in (FTKDOnGeneratedImages(**SMALL), FedDCL(**tiny.TOYS["feddcl"]))
     )
     for old, classes in ((0, 2), (2, 3)):
@@ -46,8 +46,8 @@ def test_the_images_are_feddcls_of_the_task() -> None:
 )
 def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_generated: Any, plain: Any) -> None:
     stream = tiny.stream((2, 1), absent=0)
-    mine = tiny.engine_with_tasks(on_generated(**SMALL), stream, rounds=2, cohort=5)
-    theirs = tiny.engine_with_tasks(plain(), stream, rounds=2, cohort=5)
+    mine = tiny.engine_with_tasks(on_generated(**SMALL), stream, rounds=2, cohort_size=5)
+    theirs = tiny.engine_with_tasks(plain(), stream, rounds=2, cohort_size=5)
     for _ in range(2):
         tiny.played(mine, 2)
         theirs.server.data, theirs.server.state.holders = mine.server.state.generated, []
@@ -58,7 +58,9 @@ def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_generated:
 
 
 def test_images_are_sent_once_a_task_and_weights_never() -> None:
-    engine = tiny.engine_with_tasks(FTKDOnGeneratedImages(**SMALL), tiny.stream((2, 1), absent=0), rounds=2, cohort=5)
+    engine = tiny.engine_with_tasks(
+        FTKDOnGeneratedImages(**SMALL), tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5
+    )
     records = tiny.played(engine)
     for task, (new, seen) in enumerate(((2, 2), (1, 3))):
         searched, found = 2 * new * 16 * 4, 2 * (new * 16 * 4 + new * 8 + 3)

@@ -131,8 +131,8 @@ def test_fedcurv_without_penalty_and_in_its_first_round_is_fedavg() -> None:
 def test_fedcurvs_first_visit_of_a_lone_client_has_no_penalty_and_nor_has_any_other() -> None:
     """P and Q are over the others: with one client there are none."""
     alone = tiny.federation((9,))
-    curved = byhand.played(FedCurv(w_penalty=5.0), 3, federation=alone, cohort=1)
-    plain = byhand.played(FedAvg(), 3, federation=alone, cohort=1)
+    curved = byhand.played(FedCurv(w_penalty=5.0), 3, federation=alone, cohort_size=1)
+    plain = byhand.played(FedAvg(), 3, federation=alone, cohort_size=1)
     byhand.assert_same(curved.server.model, plain.server.model, rtol=1e-5, atol=1e-6)
 
 
@@ -143,7 +143,7 @@ def test_curvature_is_of_about_500_examples(method: Any, rows: int, size: int, m
     """The first in a random order of this client and round; in batches, as many as just exceed 500."""
     large = tiny.federation((530, 20))
     training = replace(tiny.TRAINING, epochs=1, batch_size=32)
-    hand = hand_of(federation=large, cohort=2, training=training)
+    hand = hand_of(federation=large, cohort_size=2, training=training)
     answers: dict[str, tuple[Weights, Weights]] = {}
     fisher = LocalParty.fisher
 
@@ -153,7 +153,7 @@ def test_curvature_is_of_about_500_examples(method: Any, rows: int, size: int, m
         return answer
 
     monkeypatch.setattr(LocalParty, "fisher", spy)
-    byhand.played(method, 1, federation=large, cohort=2, training=training)
+    byhand.played(method, 1, federation=large, cohort_size=2, training=training)
     at, got = answers["0"]
     order = torch.randperm(530, generator=seeds.generator(0, "fisher", task=1, round=1, client="0"))[:rows]
     images, labels = hand.data("0")
@@ -321,7 +321,7 @@ def test_cwc_without_penalty_is_fedseq(options: dict[str, Any]) -> None:
 def test_cwcs_first_visit_ever_is_fedseqs() -> None:
     """Importance begins at zero; the second client of the first round is held already."""
     for cohort, equal in ((1, True), (2, False)):
-        one, two = (byhand.played(m, 1, cohort=cohort).server.model for m in (CWC(), FedSeq()))
+        one, two = (byhand.played(m, 1, cohort_size=cohort).server.model for m in (CWC(), FedSeq()))
         assert tiny.equal(one, two) is equal
 
 

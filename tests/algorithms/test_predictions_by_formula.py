@@ -126,7 +126,7 @@ def test_without_passes_feddf_is_fedavg() -> None:
 
 
 def test_weights_never_leave_and_public_images_are_sent_once() -> None:
-    engine = tiny.engine(FTKD(), cohort=6, rounds=3)
+    engine = tiny.engine(FTKD(), cohort_size=6, rounds=3)
     records = tiny.played(engine)
     rows = len(engine.federation.server["label"])
     logits = rows * tiny.CLASSES * 4
@@ -145,8 +145,10 @@ def test_a_client_that_says_too_little_is_lost_by_name() -> None:
 def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
     engine = tiny.engine(FTKD(), rounds=2, evaluate_local_models=True)
     records = tiny.played(engine)
-    assert [[visit["client"] for visit in record["visits"]] for record in records] == [r["cohort"] for r in records]
-    last = records[-1]["visits"][0]
+    assert [[visit["client"] for visit in record["local_models"]] for record in records] == [
+        r["cohort"] for r in records
+    ]
+    last = records[-1]["local_models"][0]
     model = engine.client_states[last["client"]].model
     assert last["correct"] == engine.evaluate(model, last["client"]).correct
     assert last["previous"] is None
@@ -156,7 +158,7 @@ def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
 def test_the_head_says_with_which_classes_labels_compete(cls: type[FTKD], monkeypatch: pytest.MonkeyPatch) -> None:
     assert [cls(head=head).head for head in ("joint", "sliced")] == ["joint", "sliced"]  # type: ignore[arg-type]
     engines = [
-        tiny.engine_with_tasks(cls(head=head), tiny.stream((2, 1), absent=0), rounds=1, cohort=5)  # type: ignore[arg-type]
+        tiny.engine_with_tasks(cls(head=head), tiny.stream((2, 1), absent=0), rounds=1, cohort_size=5)  # type: ignore[arg-type]
         for head in ("joint", "sliced")
     ]
     fit, losses = LocalParty.fit, list[Any]()

@@ -84,7 +84,7 @@ def test_its_first_round_is_fedseqs_first_round() -> None:
 
 def test_teachers_are_the_last_rounds_graduates_throughout_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
-    engine = tiny.engine(SFedKD(teachers=2), rounds=5, cohort=4)
+    engine = tiny.engine(SFedKD(teachers=2), rounds=5, cohort_size=4)
     cohorts = [record["cohort"] for record in tiny.played(engine)]
     assert all(spy.teachers[1, client] == [] for client in cohorts[0])
     for number, cohort in enumerate(cohorts[1:], start=2):
@@ -96,7 +96,7 @@ def test_teachers_are_the_last_rounds_graduates_throughout_the_round(monkeypatch
 
 def test_a_graduate_is_caught_right_after_its_client_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
-    engine = tiny.engine(SFedKD(teachers=9), cohort=4)
+    engine = tiny.engine(SFedKD(teachers=9), cohort_size=4)
     (record,) = tiny.played(engine, 1)
     state: PreviousRound = engine.server.state
     assert list(state.models) == record["cohort"]
@@ -111,9 +111,9 @@ def test_a_graduate_is_caught_right_after_its_client_trained(monkeypatch: pytest
 
 def test_lost_clients_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
-    victim = tiny.engine(SFedKD(), cohort=4).sample_cohort(1)[1]
+    victim = tiny.engine(SFedKD(), cohort_size=4).sample_cohort(1)[1]
     lose = lambda number, client, step: "gone" if (number, client, step) == (1, victim, "train") else None  # noqa: E731
-    engine = tiny.engine(SFedKD(teachers=9), cohort=4, fault_injector=lose)
+    engine = tiny.engine(SFedKD(teachers=9), cohort_size=4, fault_injector=lose)
     tiny.played(engine, 2)
     taught = names_of(spy.teachers[2, engine.sample_cohort(2)[0]], spy.left, 1)
     assert len(taught) == 3
@@ -121,7 +121,7 @@ def test_lost_clients_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_clients_without_examples_do_not_teach() -> None:
-    engine = tiny.engine(SFedKD(), federation=tiny.federation((6, 0, 9)), cohort=3)
+    engine = tiny.engine(SFedKD(), federation=tiny.federation((6, 0, 9)), cohort_size=3)
     tiny.played(engine)
     assert set(engine.server.state.models) == {"0", "2"}
 
@@ -130,7 +130,7 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
     """CE + tau^2 (sum_k g_k NT_k + 3 sum_k h_k TC_k), teachers asked in every batch, nothing folded, plainly."""
     spy = Spy(monkeypatch)
     method = SFedKD(teachers=2, tau=2.0)
-    engine = tiny.engine(method, cohort=4)
+    engine = tiny.engine(method, cohort_size=4)
     tiny.played(engine, 2)
     student = engine.sample_cohort(2)[0]
     teachers, (target, nontarget) = spy.teachers[2, student], spy.weights[2, student]
@@ -190,20 +190,24 @@ def logits_of(engine: Any, spy: Spy, student: str) -> Tensor:
 @pytest.mark.parametrize(
     ("changes", "target", "nontarget"),
     [
-        ({"g": "uniform"}, None, 0.5),
-        ({"h": "uniform"}, 1.5, None),
-        ({"g": "uniform", "h": "uniform", "w_target": 4.0, "w_nontarget": 2.0}, 2.0, 1.0),
+        ({"nontarget_weighting": "uniform"}, None, 0.5),
+        ({"target_weighting": "uniform"}, 1.5, None),
+        (
+            {"nontarget_weighting": "uniform", "target_weighting": "uniform", "w_target": 4.0, "w_nontarget": 2.0},
+            2.0,
+            1.0,
+        ),
     ],
 )
 def test_uniform_ablations(
     changes: dict[str, Any], target: float | None, nontarget: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spy = Spy(monkeypatch)
-    reference = tiny.engine(SFedKD(teachers=2), cohort=4)
+    reference = tiny.engine(SFedKD(teachers=2), cohort_size=4)
     tiny.played(reference, 2)
     student = reference.sample_cohort(2)[0]
     default = spy.weights[2, student]
-    changed = tiny.engine(SFedKD(teachers=2, **changes), cohort=4)
+    changed = tiny.engine(SFedKD(teachers=2, **changes), cohort_size=4)
     tiny.played(changed, 2)
     for got, wanted, before in zip(spy.weights[2, student], (target, nontarget), default, strict=True):
         assert not torch.allclose(before, before.mean()), "the two teachers differ in distance"
@@ -213,7 +217,12 @@ def test_uniform_ablations(
 
 def test_one_teacher_weighs_the_same_in_every_ablation() -> None:
     models = []
-    for changes in ({}, {"g": "uniform"}, {"h": "uniform"}, {"g": "uniform", "h": "uniform"}):
+    for changes in (
+        {},
+        {"nontarget_weighting": "uniform"},
+        {"target_weighting": "uniform"},
+        {"nontarget_weighting": "uniform", "target_weighting": "uniform"},
+    ):
         engine = tiny.engine(SFedKD(teachers=1, **changes))
         tiny.played(engine)
         models.append(engine.server.model)
@@ -225,7 +234,7 @@ def test_random_selection_differs_and_is_reproducible(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             spy = Spy(patch)
             seed = changes.pop("seed", 0)
-            engine = tiny.engine(SFedKD(teachers=2, **changes), cohort=5, rounds=7, seed=seed)
+            engine = tiny.engine(SFedKD(teachers=2, **changes), cohort_size=5, rounds=7, seed=seed)
             tiny.played(engine)
             return [names_of(spy.teachers[r, engine.sample_cohort(r)[0]], spy.left, r - 1) for r in range(2, 8)]
 
@@ -240,7 +249,7 @@ def test_random_selection_differs_and_is_reproducible(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("teachers", [1, 2, 5])
 def test_bytes_are_those_counted_by_hand(teachers: int) -> None:
     """Down: one model, K teachers and K weights for each part. Up: one model; label counts once in a client's life."""
-    engine = tiny.engine(SFedKD(teachers=teachers), cohort=4, rounds=5)
+    engine = tiny.engine(SFedKD(teachers=teachers), cohort_size=4, rounds=5)
     told: set[str] = set()
     for number, record in enumerate(tiny.played(engine), start=1):
         k = 0 if number == 1 else min(teachers, 4)
@@ -266,7 +275,7 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
     asked: list[int] = []
     frozen = NetworkView.teacher_logits
     monkeypatch.setattr(NetworkView, "teacher_logits", lambda *arguments: asked.append(1) or frozen(*arguments))
-    unsettled = tiny.engine(SFedKD(teachers=2), augmentation=Augmentation(flip=True))
+    unsettled = tiny.engine(SFedKD(teachers=2), augmentation=Augmentation(horizontal_flip=True))
     tiny.played(unsettled, 2)
     assert asked, "the teachers answered in every batch"
     for name, tensor in settled.server.model.items():
@@ -275,7 +284,7 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
 
 def test_with_augmentation_runs_are_reproducible_and_differ_from_those_without() -> None:
     engines = [
-        tiny.engine(SFedKD(), augmentation=Augmentation(flip=on, crop=int(on)), through_codec=c)
+        tiny.engine(SFedKD(), augmentation=Augmentation(horizontal_flip=on, crop_padding=int(on)), through_codec=c)
         for on, c in ((True, False), (True, True), (False, False))
     ]
     records = [tiny.played(engine) for engine in engines]

@@ -63,7 +63,7 @@ def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) ->
 def second_task(method: Method, monkeypatch: pytest.MonkeyPatch, rounds: int = 4) -> tuple[Any, Seen, Weights]:
     """Play some rounds, two a task; return the engine, what was trained, and the last model of the first task."""
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort=4)
+    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort_size=4)
     tiny.played(engine, 2)
     old = engine.server.model
     tiny.played(engine, rounds - 2)

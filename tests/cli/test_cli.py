@@ -100,7 +100,7 @@ def test_a_run_that_learns_nothing_says_so_and_what_to_change(cli: Any, tmp_path
     assert "local trainings not finite: lower training.lr" in told.out
     assert "FedAvg\n  at chance" in "\n".join(line[:11].rstrip() for line in told.out.splitlines()), "in the table"
     assert "warning: FedAvg (seed 0), FedSeq (seed 0), SFedKD (seed 0) did not learn" in told.out
-    assert "--set training.lr=1e+29 (it is 1e+30), or clip gradients, --set training.clip=1." in told.out
+    assert "--set training.lr=1e+29 (it is 1e+30), or clip gradients, --set training.max_grad_norm=1." in told.out
     assert "did not learn" in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -270,7 +270,7 @@ ERRORS = [
     (["run", "demo", "--set", "training.lr"], "write section.option=value"),
     (["run", "demo", "--device", "gpu"], "cannot use device 'gpu'"),
     (["run", "demo", "--set", "data.name=digts"], "Did you mean 'digits'?"),
-    (["run", "demo", "--set", "partition.clients=1500"], "1500 clients"),
+    (["run", "demo", "--set", "partition.num_clients=1500"], "1500 clients"),
     (["run", "demo", "--use", "nowhere.py"], "no such file"),
     (["run", "demo", "--use", "no_such_module_here"], "no such module"),
     (["run", "demo", "--set", "model.name=os:system"], "--allow-code"),

@@ -83,13 +83,13 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
     assert len(gate["shown"]) == 30
 
     options = [f"feddcl.{change}" for change in (*FEW, *DRAWN)]
-    options += [f"generator.name={folder}", "public.name=mnist", "public.images=10", "training.batch_size=32"]
+    options += [f"generator.name={folder}", "public.name=mnist", "public.num_images=10", "training.batch_size=32"]
     settings = [word for change in options for word in ("--set", change)]
     words = ["--methods", "feddcl", "--rounds", 1, "--seeds", 0, "--workers", 1, "--out", out, *settings]
     told = call("run", "feddcl/table1-heterogeneous/gray-0.5", *words)
     assert "(same_classes): trained on a part of each" in " ".join(told.split())
     run = read_run(out)
-    assert [trial.label for trial in run.trials] == ["FedDCL", "Labels of made images"]
+    assert [trial.label for trial in run.trials] == ["FedDCL", "Labels of generated images"]
     for trial in run.trials:
         assert trial.finished
         assert trial.task_sizes == [10, 10, 10]

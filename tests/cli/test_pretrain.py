@@ -13,7 +13,9 @@ from fedkeep.cli import main
 from fedkeep.models.extractor import CARD
 
 TINY = [f"network.{name}" for name in ("side=8", "patch=4", "width=8", "layers=1", "heads=2", "hidden=8")]
-SET = [word for setting in (*TINY, "training.steps=3", "augmentation.flip=false") for word in ("--set", setting)]
+SET = [
+    word for setting in (*TINY, "training.steps=3", "augmentation.horizontal_flip=false") for word in ("--set", setting)
+]
 
 
 @pytest.fixture
@@ -36,8 +38,8 @@ def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -
     assert "3/3 steps  loss" in told
     assert "vit, 0.00 M parameters, frozen; pre-trained on digits, " in told
     card = json.loads((folder / CARD).read_text())
-    assert card["augmentation"]["crop"] == 4
-    assert not card["augmentation"]["flip"]
+    assert card["augmentation"]["crop_padding"] == 4
+    assert not card["augmentation"]["horizontal_flip"]
 
     recipe = tiny.write_recipe(tmp_path)
     model = ["--set", "model.name=pretrained", "--set", "model.source=extractors/mine"]

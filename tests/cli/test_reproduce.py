@@ -232,7 +232,7 @@ def test_what_tasks_cost_is_shown_though_no_paper_prints_it(table: str, tmp_path
     base = Path(table) / "_table.toml"
     text = base.read_text().replace("target = 20", 'measured = ["task_accuracy", "forgetting_chaudhry"]')
     start, end = text.index("[paper.accuracy]"), text.index("[[methods]]")
-    base.write_text(text[:start] + "[tasks]\ntasks = 2\n\n" + text[end:])
+    base.write_text(text[:start] + "[tasks]\nnum_tasks = 2\n\n" + text[end:])
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg") == 0
     (column,) = read_reproduction(tmp_path / "toy").columns
     (line,) = column.lines
@@ -244,7 +244,7 @@ def test_what_tasks_cost_is_shown_though_no_paper_prints_it(table: str, tmp_path
 def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) -> None:
     base = Path(table) / "_table.toml"
     text = base.read_text().replace("[paper.forgetting]", "[paper.clients]\nFedAvg = [7.0, 0.5]\n\n[paper.forgetting]")
-    base.write_text(text.replace("cohort = 2\n", "cohort = 2\nevaluate_local_models = true\n"))
+    base.write_text(text.replace("cohort_size = 2\n", "cohort_size = 2\nevaluate_local_models = true\n"))
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg,fedseq") == 0
     (column,) = read_reproduction(tmp_path / "toy").columns
     at = further_heads(column).index("clients' models, paper")
@@ -260,7 +260,7 @@ def test_averages_say_when_they_reach_what_the_paper_has_for_their_method(table:
     assert run(table, tmp_path / "plain", *words) == 0
     (plain,) = read_reproduction(tmp_path / "plain" / "toy").columns
     assert "rounds to the paper's" not in further_heads(plain), "where nothing is averaged there is nothing to add"
-    assert run(table, tmp_path, *words, "--set", 'run.served=["last", "moving"]') == 0
+    assert run(table, tmp_path, *words, "--set", 'run.evaluation_models=["last", "moving"]') == 0
     (column,) = read_reproduction(tmp_path / "toy").columns
     at = further_heads(column).index("rounds to the paper's")
     shown = {line.label: further_texts(column, line)[at] for line in column.lines}
@@ -345,7 +345,7 @@ def test_changed_options_never_stand_beside_the_papers_number(table: str, tmp_pa
 
 def test_averages_that_were_served_are_no_points_of_a_grid(table: str, tmp_path: Path) -> None:
     words = ["--columns", "first", "--seeds", "0", "--grid", "--methods", "prox"]
-    assert run(table, tmp_path, *words, "--set", 'run.served=["last", "moving"]') == 0
+    assert run(table, tmp_path, *words, "--set", 'run.evaluation_models=["last", "moving"]') == 0
     beside = [line["method"] for line in lines(tmp_path / "toy") if line["paper"] == "12.0"]
     assert beside in (["Prox (mu 0.1)"], ["Prox (mu 1)"])
 

@@ -36,7 +36,7 @@ def test_off_by_default_draws_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"crop": 1}, {"flip": True}, {"rotation": 5.0}, {"brightness": 0.1}, {"cutout": 2}]
+    "options", [{"crop_padding": 1}, {"horizontal_flip": True}, {"rotation": 5.0}, {"brightness": 0.1}, {"cutout": 2}]
 )
 def test_on(options: dict[str, Any]) -> None:
     assert Augmentation(**options)
@@ -45,9 +45,9 @@ def test_on(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"crop": 3},
-        {"crop": 3, "crop_mode": "reflect"},
-        {"flip": True},
+        {"crop_padding": 3},
+        {"crop_padding": 3, "padding_mode": "reflect"},
+        {"horizontal_flip": True},
         {"rotation": 30.0},
         {"brightness": 0.3},
         {"cutout": 4},
@@ -68,7 +68,7 @@ def test_same_generator_same_batch_and_input_unchanged(options: dict[str, Any]) 
 @pytest.mark.parametrize(("mode", "padding"), [("zero", "constant"), ("reflect", "reflect")])
 def test_crop_is_a_window_of_the_padded_image(mode: Any, padding: str) -> None:
     images, pad = noise(200), 3
-    result = Augmentation(crop=pad, crop_mode=mode)(images, raw, seeded())
+    result = Augmentation(crop_padding=pad, padding_mode=mode)(images, raw, seeded())
     padded = torch.nn.functional.pad(images.float(), (pad,) * 4, mode=padding)
     seen = set()
     for image, around in zip(result, padded, strict=True):
@@ -83,7 +83,7 @@ def test_crop_is_a_window_of_the_padded_image(mode: Any, padding: str) -> None:
 
 def test_flip_mirrors_about_half() -> None:
     images = noise(400)
-    result = Augmentation(flip=True)(images, raw, seeded())
+    result = Augmentation(horizontal_flip=True)(images, raw, seeded())
     same = (result == images.float()).flatten(1).all(1)
     mirrored = (result == images.float().flip(3)).flatten(1).all(1)
     assert bool((same ^ mirrored).all())
@@ -92,7 +92,7 @@ def test_flip_mirrors_about_half() -> None:
 
 def test_crop_then_flip_is_one_window_mirrored() -> None:
     images = noise(20, 1, 6, 6)
-    result = Augmentation(crop=2, flip=True)(images, raw, seeded())
+    result = Augmentation(crop_padding=2, horizontal_flip=True)(images, raw, seeded())
     padded = torch.nn.functional.pad(images.float(), (2,) * 4)
     for image, around in zip(result, padded, strict=True):
         windows = [around[:, y : y + 6, x : x + 6] for y in range(5) for x in range(5)]
@@ -185,22 +185,22 @@ def test_normalise_sees_uint8() -> None:
         assert images.dtype == torch.uint8
         return images.float()
 
-    Augmentation(crop=2, flip=True, rotation=10.0, cutout=3)(noise(), check, seeded())
+    Augmentation(crop_padding=2, horizontal_flip=True, rotation=10.0, cutout=3)(noise(), check, seeded())
 
 
 def test_refusals() -> None:
     with pytest.raises(ValueRefused, match="uint8"):
-        Augmentation(flip=True)(noise().float(), raw, seeded())
+        Augmentation(horizontal_flip=True)(noise().float(), raw, seeded())
     with pytest.raises(ConfigError, match="Lower crop"):
-        Augmentation(crop=10, crop_mode="reflect")(noise(), raw, seeded())
-    with pytest.raises(ConfigError, match=r"Augmentation.crop must be at least 0"):
-        Augmentation(crop=-1)
+        Augmentation(crop_padding=10, padding_mode="reflect")(noise(), raw, seeded())
+    with pytest.raises(ConfigError, match=r"Augmentation.crop_padding must be at least 0"):
+        Augmentation(crop_padding=-1)
     with pytest.raises(ConfigError, match="reflect"):
-        Augmentation(crop_mode="reflected")  # type: ignore[arg-type]
+        Augmentation(padding_mode="reflected")  # type: ignore[arg-type]
 
 
 def test_pixels_of_any_type_are_moved_alike_and_pass_gradients_on() -> None:
-    augmentation = Augmentation(crop=2, flip=True)
+    augmentation = Augmentation(crop_padding=2, horizontal_flip=True)
     stored = torch.arange(2 * 3 * 6 * 6).view(2, 3, 6, 6).to(torch.uint8)
     pixels = stored.float().requires_grad_()
     moved = augmentation.move_pixels(pixels, torch.Generator().manual_seed(0))

@@ -59,7 +59,7 @@ def label_of(dataset: DataSet) -> dict[int, int]:
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_class_gives_so_many(source: Any, count: int, seed: int) -> None:
     dataset = numbered()
-    left, server = Auxiliary(per_class=count, source=source).split(dataset, seed)
+    left, server = Auxiliary(images_per_class=count, source=source).split(dataset, seed)
     assert server["label"].tolist() == [c for c in range(3) for _ in range(count)], "sorted by class"
     labels = label_of(dataset)
     assert [labels[row] for row in rows(server)] == server["label"].tolist()
@@ -83,18 +83,18 @@ def test_shared_images_are_the_first_of_each_class_in_file_order() -> None:
     labels = dataset.train["label"].tolist()
     first = [[row for row, label in enumerate(labels) if label == c][:5] for c in range(3)]
     for seed in (0, 1):
-        _, server = Auxiliary(per_class=5, source="train_shared").split(dataset, seed)
+        _, server = Auxiliary(images_per_class=5, source="train_shared").split(dataset, seed)
         assert rows(server) == [row for own in first for row in own]
 
 
 @pytest.mark.parametrize("source", DRAWN)
 def test_the_seed_alone_decides(source: Any) -> None:
-    auxiliary = Auxiliary(per_class=4, source=source)
+    auxiliary = Auxiliary(images_per_class=4, source=source)
     drawn = [rows(auxiliary.split(numbered(), seed)[1]) for seed in (0, 0, 1, 2)]
     torch.manual_seed(3)
     assert drawn[0] == drawn[1] == rows(auxiliary.split(numbered(), 0)[1])
     assert len({tuple(sorted(some)) for some in drawn}) == 3
-    _, first = Auxiliary(per_class=4, source="train_shared").split(numbered(), 0)
+    _, first = Auxiliary(images_per_class=4, source="train_shared").split(numbered(), 0)
     assert all(sorted(some) != sorted(rows(first)) for some in drawn), "drawn, not taken from the front"
 
 
@@ -106,8 +106,8 @@ def test_a_class_that_is_too_small_is_an_error(source: Any, short: int) -> None:
     other = (30, 30, 30)
     dataset = numbered(other, tuple(counts)) if source == "test_subset" else numbered(tuple(counts), other)
     with pytest.raises(DataError, match="abc"[short]):
-        Auxiliary(per_class=4, source=source).split(dataset, 0)
-    Auxiliary(per_class=2, source=source).split(dataset, 0)
+        Auxiliary(images_per_class=4, source=source).split(dataset, 0)
+    Auxiliary(images_per_class=2, source=source).split(dataset, 0)
 
 
 def test_none_by_default() -> None:
@@ -122,7 +122,7 @@ def test_none_by_default() -> None:
 def test_the_given_data_set_is_not_changed(source: Any) -> None:
     dataset = numbered()
     before = rows(dataset.train), rows(dataset.test)
-    Auxiliary(per_class=3, source=source).split(dataset, 0)
+    Auxiliary(images_per_class=3, source=source).split(dataset, 0)
     assert (rows(dataset.train), rows(dataset.test)) == before
 
 
@@ -130,7 +130,7 @@ def test_the_given_data_set_is_not_changed(source: Any) -> None:
 
 
 def recipe_with(tmp_path: Path, source: str = "train_holdout", per_class: int = 8, **changes: Any) -> Recipe:
-    text = tiny.RECIPE + f'\n[auxiliary]\nper_class = {per_class}\nsource = "{source}"\n'
+    text = tiny.RECIPE + f'\n[auxiliary]\nimages_per_class = {per_class}\nsource = "{source}"\n'
     return replace(load_recipe(tiny.write_recipe(tmp_path, text)), **changes)
 
 

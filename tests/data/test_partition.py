@@ -56,23 +56,23 @@ def requests(draw: st.DrawFn) -> tuple[Scheme, dict[str, Tensor], int]:
     alpha = draw(st.floats(0.3, 100.0))
     name = draw(st.sampled_from(sorted(schemes())))
     if name == "iid":
-        return IID(clients=clients), train, classes
+        return IID(num_clients=clients), train, classes
     if name == "exdir":
         own = draw(st.integers(min(classes, 2 + classes // clients), classes))
-        return ExDir(clients=clients, classes=own, alpha=alpha, min_size=1), train, classes
+        return ExDir(num_clients=clients, classes_per_client=own, alpha=alpha, min_size=1), train, classes
     if name == "dirichlet":
         cap = draw(st.booleans())
-        return ClasswiseDirichlet(clients=clients, alpha=alpha, min_size=3, soft_cap=cap), train, classes
+        return ClasswiseDirichlet(num_clients=clients, alpha=alpha, min_size=3, self_balancing=cap), train, classes
     if name == "dirichlet-per-client":
-        return ClientwiseDirichlet(clients=clients, alpha=draw(st.floats(1e-3, 10.0))), train, classes
+        return ClientwiseDirichlet(num_clients=clients, alpha=draw(st.floats(1e-3, 10.0))), train, classes
     if name == "shards":
-        scheme = Sharding(clients=classes * draw(st.integers(1, 4)), shards=clients)
-        return dataclasses.replace(scheme, distinct=clients <= classes and draw(st.booleans())), train, classes
+        scheme = Sharding(num_clients=classes * draw(st.integers(1, 4)), shards_per_client=clients)
+        return dataclasses.replace(scheme, distinct_classes=clients <= classes and draw(st.booleans())), train, classes
     if name == "hybrid":
         parts = draw(st.sampled_from([(1, 1), (1, 9), (0, 1), (1, 0), (3, 7)]))
-        scheme_ = Hybrid(clients=clients, iid=parts[0], non_iid=parts[1], alpha=alpha, min_size=1)
-        return dataclasses.replace(scheme_, per_client=draw(st.booleans())), train, classes
-    return ByColumn(clients=draw(st.integers(0, 41)), column="writer"), train, classes
+        scheme_ = Hybrid(num_clients=clients, iid_parts=parts[0], non_iid_parts=parts[1], alpha=alpha, min_size=1)
+        return dataclasses.replace(scheme_, dirichlet_per_client=draw(st.booleans())), train, classes
+    return ByColumn(num_clients=draw(st.integers(0, 41)), column="writer"), train, classes
 
 
 def check_cover(partition: Partition, examples: int) -> None:
@@ -89,7 +89,7 @@ def test_every_row_has_one_client(request_: tuple[Scheme, dict[str, Tensor], int
     scheme, train, classes = request_
     partition = scheme.split(train, classes, seed)
     check_cover(partition, len(train["label"]))
-    assert len(partition) == (scheme.clients or 41)
+    assert len(partition) == (scheme.num_clients or 41)
     assert int(partition.sizes.min()) >= getattr(scheme, "min_size", 1)
     counts = partition.counts(train["label"], classes)
     assert torch.equal(counts.sum(1), partition.sizes)
@@ -103,7 +103,7 @@ def test_the_seed_alone_decides(request_: tuple[Scheme, dict[str, Tensor], int],
     first, second = scheme.split(train, classes, seed), scheme.split(train, classes, seed)
     assert first.hash == second.hash
     assert first.attempts == second.attempts
-    if len(first) > 1 and not (isinstance(scheme, ByColumn) and scheme.clients == 0):
+    if len(first) > 1 and not (isinstance(scheme, ByColumn) and scheme.num_clients == 0):
         assert scheme.split(train, classes, seed + 1).hash != first.hash
 
 
@@ -112,7 +112,7 @@ def test_the_seed_alone_decides(request_: tuple[Scheme, dict[str, Tensor], int],
 def test_exdir_gives_at_most_its_classes(data: st.DataObject, seed: int) -> None:
     clients, own = data.draw(st.integers(5, 40)), data.draw(st.integers(2, 10))
     train = balanced(4000, 10)
-    partition = ExDir(clients=clients, classes=own, alpha=5.0).split(train, 10, seed)
+    partition = ExDir(num_clients=clients, classes_per_client=own, alpha=5.0).split(train, 10, seed)
     counts = partition.counts(train["label"], 10)
     assert int((counts > 0).sum(1).max()) <= own
     assert int(partition.sizes.min()) >= 10
@@ -123,7 +123,9 @@ def test_exdir_gives_at_most_its_classes(data: st.DataObject, seed: int) -> None
 def test_shards_are_near_equal(tens: int, shards: int, distinct: bool, seed: int) -> None:
     train = balanced(6007, 10)
     clients = 10 * tens
-    partition = Sharding(clients=clients, shards=shards, distinct=distinct).split(train, 10, seed)
+    partition = Sharding(num_clients=clients, shards_per_client=shards, distinct_classes=distinct).split(
+        train, 10, seed
+    )
     held = partition.counts(train["label"], 10)
     assert int((held > 0).sum(1).max()) <= shards
     if distinct:
@@ -138,7 +140,11 @@ def test_distinct_shards_are_uniform() -> None:
     train = balanced(16, 4)
     deals: dict[bytes, int] = {}
     for seed in range(720):
-        held = Sharding(clients=4, shards=2, distinct=True).split(train, 4, seed).counts(train["label"], 4)
+        held = (
+            Sharding(num_clients=4, shards_per_client=2, distinct_classes=True)
+            .split(train, 4, seed)
+            .counts(train["label"], 4)
+        )
         deals[(held > 0).numpy().tobytes()] = deals.get((held > 0).numpy().tobytes(), 0) + 1
     assert len(deals) == 90
     # Chi-square with 89 degrees of freedom: the 99.99 % point is 145.
@@ -215,21 +221,21 @@ def test_underflowing_shares_pick_one_owner_at_random() -> None:
 
 def test_many_attempts_are_fast_enough_to_wait_for() -> None:
     train = balanced(50_000, 10)
-    partition = ClasswiseDirichlet(clients=100, alpha=0.05).split(train, 10, seed=1)
+    partition = ClasswiseDirichlet(num_clients=100, alpha=0.05).split(train, 10, seed=1)
     assert partition.attempts > 10_000
     assert int(partition.sizes.min()) >= 10
 
 
 def test_a_million_clients() -> None:
     train = {"label": torch.zeros(2_000_000, dtype=torch.int64)}
-    partition = IID(clients=1_000_000).split(train, 1, 0)
+    partition = IID(num_clients=1_000_000).split(train, 1, 0)
     assert partition.manifest()["sizes"] == {"min": 2, "median": 2.0, "max": 2, "mean": 2.0, "std": 0.0}
     assert int(partition.counts(train["label"], 1).sum()) == 2_000_000
 
 
 def test_iid_is_array_split_of_a_permutation() -> None:
     train = balanced(103, 10)
-    partition = IID(clients=10).split(train, 10, 0)
+    partition = IID(num_clients=10).split(train, 10, 0)
     expected = np.array_split(numpy_generator(0, "partition").permutation(103), 10)
     for client, rows in enumerate(expected):
         assert partition[client].tolist() == rows.tolist()
@@ -237,7 +243,7 @@ def test_iid_is_array_split_of_a_permutation() -> None:
 
 def test_hybrid_mixes_like_and_unlike_clients() -> None:
     train = balanced(10_000, 10)
-    scheme = Hybrid(clients=40, iid=1, non_iid=3, alpha=0.05, per_client=True)
+    scheme = Hybrid(num_clients=40, iid_parts=1, non_iid_parts=3, alpha=0.05, dirichlet_per_client=True)
     counts = scheme.split(train, 10, 0).counts(train["label"], 10).double()
     assert scheme.iid_clients == 10
     gini = 1 - (counts / counts.sum(1, keepdim=True)).square().sum(1)
@@ -249,10 +255,10 @@ def test_hybrid_mixes_like_and_unlike_clients() -> None:
 
 def test_columns_keep_groups_together_and_count_what_they_drop() -> None:
     train = balanced(700, 10)
-    partition = ByColumn(clients=10, column="writer").split(train, 10, 0)
+    partition = ByColumn(num_clients=10, column="writer").split(train, 10, 0)
     groups = [set(train["writer"][rows].tolist()) for rows in partition]
     assert sum(map(len, groups)) == 100 == len(set.union(*groups))
-    part = ByColumn(column="writer", clients=10, groups=30).split(train, 10, 0)
+    part = ByColumn(column="writer", num_clients=10, num_groups=30).split(train, 10, 0)
     assert part.dropped == part.manifest()["dropped"] == 490
     assert len(part.rows.unique()) == len(part.rows) == 210
     alone = ByColumn(column="writer").split(train, 10, 5)
@@ -261,11 +267,17 @@ def test_columns_keep_groups_together_and_count_what_they_drop() -> None:
 
 def test_manifest_is_json_and_says_everything() -> None:
     train = balanced(1000, 10)
-    scheme = ExDir(clients=20, classes=2, alpha=1.0, min_size=5)
+    scheme = ExDir(num_clients=20, classes_per_client=2, alpha=1.0, min_size=5)
     partition = scheme.split(train, 10, 7)
     manifest = json.loads(json.dumps(partition.manifest()))
     assert manifest["scheme"] == "exdir"
-    assert manifest["settings"] == {"clients": 20, "classes": 2, "alpha": 1.0, "min_size": 5, "attempts": 100_000}
+    assert manifest["settings"] == {
+        "num_clients": 20,
+        "classes_per_client": 2,
+        "alpha": 1.0,
+        "min_size": 5,
+        "max_attempts": 100_000,
+    }
     assert (manifest["seed"], manifest["clients"], manifest["rows"]) == (7, 20, 1000)
     assert manifest["hash"] == partition.hash
     assert len(partition.hash) == 64
@@ -273,7 +285,7 @@ def test_manifest_is_json_and_says_everything() -> None:
 
 
 def test_clients_out_of_range() -> None:
-    partition = IID(clients=3).split(balanced(9, 3), 3, 0)
+    partition = IID(num_clients=3).split(balanced(9, 3), 3, 0)
     with pytest.raises(IndexError, match="no client 3"):
         partition[3]
     with pytest.raises(IndexError):
@@ -283,34 +295,37 @@ def test_clients_out_of_range() -> None:
 @pytest.mark.parametrize(
     ("scheme", "words"),
     [
-        (IID(clients=1001), "1001 clients cannot share 1000 examples"),
-        (ExDir(clients=20, classes=11), "Set classes to at most 10"),
-        (ExDir(clients=4, classes=2), "Set classes to at least 3"),
-        (ExDir(clients=20, min_size=51), "Lower min_size to at most 50"),
-        (ExDir(clients=10, classes=1, attempts=5), "out of 5 gave each of the 10 classes at least 1 owner"),
-        (ClasswiseDirichlet(clients=101), "Lower min_size to at most 9"),
-        (Hybrid(clients=101), "Lower min_size to at most 9"),
-        (Hybrid(clients=10, iid=0, non_iid=0), "both 0"),
-        (Sharding(clients=7, shards=3), "Make shards \\* clients a multiple of 10"),
-        (Sharding(clients=20, shards=11, distinct=True), "Set shards to at most 10"),
-        (Sharding(clients=600, shards=2), "has 100 examples, too few for 120 shards"),
+        (IID(num_clients=1001), "1001 clients cannot share 1000 examples"),
+        (ExDir(num_clients=20, classes_per_client=11), "Set classes_per_client to at most 10"),
+        (ExDir(num_clients=4, classes_per_client=2), "Set classes_per_client to at least 3"),
+        (ExDir(num_clients=20, min_size=51), "Lower min_size to at most 50"),
+        (
+            ExDir(num_clients=10, classes_per_client=1, max_attempts=5),
+            "out of 5 gave each of the 10 classes at least 1 owner",
+        ),
+        (ClasswiseDirichlet(num_clients=101), "Lower min_size to at most 9"),
+        (Hybrid(num_clients=101), "Lower min_size to at most 9"),
+        (Hybrid(num_clients=10, iid_parts=0, non_iid_parts=0), "both 0"),
+        (Sharding(num_clients=7, shards_per_client=3), "Make shards_per_client \\* num_clients a multiple of 10"),
+        (Sharding(num_clients=20, shards_per_client=11, distinct_classes=True), "Set shards_per_client to at most 10"),
+        (Sharding(num_clients=600, shards_per_client=2), "has 100 examples, too few for 120 shards"),
         (ByColumn(column="writter"), "no column 'writter'. Did you mean 'writer'"),
-        (ByColumn(column="writer", clients=10, groups=144), "has 143 groups, not 144"),
-        (ByColumn(column="writer", clients=144), "144 clients cannot share 143 groups"),
+        (ByColumn(column="writer", num_clients=10, num_groups=144), "has 143 groups, not 144"),
+        (ByColumn(column="writer", num_clients=144), "144 clients cannot share 143 groups"),
     ],
 )
 def test_impossible_requests_are_refused(scheme: Scheme, words: str) -> None:
     with pytest.raises(PartitionError, match=words) as caught:
         scheme.split(balanced(1000, 10), 10, 0)
-    assert str(caught.value).startswith(f"{scheme.name}(clients={scheme.clients}")
+    assert str(caught.value).startswith(f"{scheme.name}(num_clients={scheme.num_clients}")
 
 
 @pytest.mark.parametrize(
     "scheme",
     [
-        ExDir(clients=50, alpha=0.1, min_size=19, attempts=300),
-        ClasswiseDirichlet(clients=50, alpha=0.1, min_size=19, attempts=300),
-        Hybrid(clients=50, alpha=0.1, min_size=19, attempts=300),
+        ExDir(num_clients=50, alpha=0.1, min_size=19, max_attempts=300),
+        ClasswiseDirichlet(num_clients=50, alpha=0.1, min_size=19, max_attempts=300),
+        Hybrid(num_clients=50, alpha=0.1, min_size=19, max_attempts=300),
     ],
 )
 def test_attempts_are_bounded(scheme: Scheme) -> None:
@@ -325,17 +340,17 @@ def test_hopeless_requests_end_early() -> None:
     with pytest.raises(
         PartitionError, match=r"out of 1000 .* would not help\. Lower min_size, raise alpha, or use fewer clients\.$"
     ):
-        ClasswiseDirichlet(clients=1000, alpha=0.05).split(balanced(20_000, 10), 10, 0)
+        ClasswiseDirichlet(num_clients=1000, alpha=0.05).split(balanced(20_000, 10), 10, 0)
 
 
 def test_bad_labels_and_options() -> None:
     with pytest.raises(PartitionError, match=r"0\.\.2"):
-        IID(clients=2).split(balanced(40, 4), 3, 0)
+        IID(num_clients=2).split(balanced(40, 4), 3, 0)
     with pytest.raises(PartitionError, match="Did you mean 'labels'"):
-        IID(clients=2).split({"labels": torch.zeros(4, dtype=torch.int64)}, 3, 0)
+        IID(num_clients=2).split({"labels": torch.zeros(4, dtype=torch.int64)}, 3, 0)
     with pytest.raises(PartitionError, match="shape"):
-        IID(clients=2).split({"label": torch.zeros(4, 2, dtype=torch.int64)}, 3, 0)
-    for build in (lambda: ExDir(alpha=0.0), lambda: IID(clients=0), lambda: ClasswiseDirichlet(min_size=0)):
+        IID(num_clients=2).split({"label": torch.zeros(4, 2, dtype=torch.int64)}, 3, 0)
+    for build in (lambda: ExDir(alpha=0.0), lambda: IID(num_clients=0), lambda: ClasswiseDirichlet(min_size=0)):
         with pytest.raises(ConfigError, match="at least"):
             build()
 

@@ -54,7 +54,7 @@ def test_statistics_by_hand() -> None:
     ("alpha", "held", "spread"), [(0.5, 1.78, 435), (1.0, 1.85, 320), (10.0, 1.99, 125), (100.0, 2.0, 80)]
 )
 def test_exdir_on_cifar10(alpha: float, held: float, spread: float) -> None:
-    found = averages(ExDir(clients=100, classes=2, alpha=alpha), balanced(50_000, 10), 10, 20)
+    found = averages(ExDir(num_clients=100, classes_per_client=2, alpha=alpha), balanced(50_000, 10), 10, 20)
     assert found["classes_per_client"] == pytest.approx(held, abs=0.03)
     assert found["size_std"] == pytest.approx(spread, rel=0.15)
     if alpha == 0.5:
@@ -63,7 +63,7 @@ def test_exdir_on_cifar10(alpha: float, held: float, spread: float) -> None:
 
 
 def test_exdir_on_cifar100() -> None:
-    found = averages(ExDir(clients=100, classes=20, alpha=1.0), balanced(50_000, 100), 100, 5)
+    found = averages(ExDir(num_clients=100, classes_per_client=20, alpha=1.0), balanced(50_000, 100), 100, 5)
     assert found["classes_per_client"] == pytest.approx(18, abs=0.3)
     assert found["size_min"] == pytest.approx(290, abs=50)
     assert found["size_max"] == pytest.approx(750, abs=80)
@@ -74,10 +74,10 @@ HAM10000 = [262, 411, 879, 92, 890, 5364, 114]  # 80 % of the counts
 
 def test_exdir_on_few_unequal_classes() -> None:
     train = {"label": torch.repeat_interleave(torch.arange(7), torch.tensor(HAM10000))}
-    found = averages(ExDir(clients=100, classes=2, alpha=1.0, min_size=1), train, 7, 10)
+    found = averages(ExDir(num_clients=100, classes_per_client=2, alpha=1.0, min_size=1), train, 7, 10)
     assert found["attempts"] < 5
     with pytest.raises(ValueError, match=r"Lower min_size \(to [3-7] or less\)"):
-        ExDir(clients=100, classes=2, alpha=1.0, attempts=500).split(train, 7, 0)
+        ExDir(num_clients=100, classes_per_client=2, alpha=1.0, max_attempts=500).split(train, 7, 0)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_exdir_on_few_unequal_classes() -> None:
     [(0.05, 10, 2.9, 0.26, 3), (0.1, 10, 4.2, 0.39, 10), (0.5, 10, 8.1, 0.71, 10), (0.05, 100, 20, 0.81, 5)],
 )
 def test_classwise_dirichlet(alpha: float, classes: int, held: float, gini: float, seeds: int) -> None:
-    found = averages(ClasswiseDirichlet(clients=100, alpha=alpha), balanced(50_000, classes), classes, seeds)
+    found = averages(ClasswiseDirichlet(num_clients=100, alpha=alpha), balanced(50_000, classes), classes, seeds)
     assert found["classes_per_client"] == pytest.approx(held, rel=0.06)
     assert found["gini_impurity"] == pytest.approx(gini, abs=0.025)
     if alpha == 0.1:
@@ -94,17 +94,18 @@ def test_classwise_dirichlet(alpha: float, classes: int, held: float, gini: floa
 
 def test_sharding_on_cifar() -> None:
     train = balanced(50_000, 10)
-    counts = Sharding(clients=100, shards=2).split(train, 10, 0).counts(train["label"], 10)
+    counts = Sharding(num_clients=100, shards_per_client=2).split(train, 10, 0).counts(train["label"], 10)
     assert set(counts.unique().tolist()) <= {0, 250, 500}
     assert ((counts / 250).sum(0) == 20).all()
     pure = [
-        (Sharding(clients=100, shards=2).split(train, 10, seed).counts(train["label"], 10) > 0).sum(1) == 1
+        (Sharding(num_clients=100, shards_per_client=2).split(train, 10, seed).counts(train["label"], 10) > 0).sum(1)
+        == 1
         for seed in range(20)
     ]
     # The second of a client's shards is of the first one's class in 19 of the 199 that are left: about 10 %.
     assert torch.cat(pure).double().mean().item() == pytest.approx(19 / 199, abs=0.02)
     train = balanced(50_000, 100)
-    counts = Sharding(clients=100, shards=5).split(train, 100, 0).counts(train["label"], 100)
+    counts = Sharding(num_clients=100, shards_per_client=5).split(train, 100, 0).counts(train["label"], 100)
     assert ((counts / 100).sum(0) == 5).all()
     assert (counts % 100 == 0).all()
 
@@ -112,7 +113,7 @@ def test_sharding_on_cifar() -> None:
 @pytest.mark.parametrize(("parts", "attempts"), [((1, 1), 105), ((3, 7), 960)])
 def test_hybrid_attempts(parts: tuple[int, int], attempts: float) -> None:
     """70 skewed clients of 100 take about 960 attempts, and 50 about 105."""
-    scheme = Hybrid(clients=100, iid=parts[0], non_iid=parts[1], alpha=0.05)
+    scheme = Hybrid(num_clients=100, iid_parts=parts[0], non_iid_parts=parts[1], alpha=0.05)
     found = averages(scheme, balanced(50_000, 10), 10, 12)
     assert attempts / 3 < found["attempts"] < attempts * 4
 
@@ -142,14 +143,14 @@ def test_clientwise_dirichlet_is_the_published_loop_in_distribution() -> None:
     labels = torch.repeat_interleave(torch.arange(4), torch.tensor([20, 60, 100, 220]))
     names = ("classes_per_client", "gini_impurity", "label_entropy")
     theirs = [partition_statistics(clientwise_loop(labels, 4, 10, 2.0, seed)) for seed in range(60)]
-    ours = averages(ClientwiseDirichlet(clients=10, alpha=2.0), {"label": labels}, 4, 200)
+    ours = averages(ClientwiseDirichlet(num_clients=10, alpha=2.0), {"label": labels}, 4, 200)
     for name in names:
         values = np.array([row[name] for row in theirs])
         assert ours[name] == pytest.approx(values.mean(), abs=4 * values.std() / math.sqrt(60))
 
 
 def test_clientwise_dirichlet_is_not_classwise() -> None:
-    found = averages(ClientwiseDirichlet(clients=100, alpha=0.1), balanced(50_000, 10), 10, 3)
+    found = averages(ClientwiseDirichlet(num_clients=100, alpha=0.1), balanced(50_000, 10), 10, 3)
     assert found["size_min"] == found["size_max"] == 500
 
 
@@ -183,19 +184,19 @@ def compare(scheme: Scheme, partitioners: list[Any], tolerances: dict[str, float
 def test_iid_as_in_flower() -> None:
     partitioner = pytest.importorskip("flwr_datasets.partitioner")
     exact = dict.fromkeys(("size_min", "size_median", "size_max", "size_std"), 1e-9)
-    compare(IID(clients=30), [partitioner.IidPartitioner(num_partitions=30)], exact | {"classes_per_client": 0.001})
+    compare(IID(num_clients=30), [partitioner.IidPartitioner(num_partitions=30)], exact | {"classes_per_client": 0.001})
 
 
-@pytest.mark.parametrize("soft_cap", [True, False])
+@pytest.mark.parametrize("self_balancing", [True, False])
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
-def test_dirichlet_as_in_flower(soft_cap: bool, alpha: float) -> None:
+def test_dirichlet_as_in_flower(self_balancing: bool, alpha: float) -> None:
     """They cap above the equal part instead of at it, which is practically never different."""
     partitioner = pytest.importorskip("flwr_datasets.partitioner")
     compare(
-        ClasswiseDirichlet(clients=20, alpha=alpha, soft_cap=soft_cap),
+        ClasswiseDirichlet(num_clients=20, alpha=alpha, self_balancing=self_balancing),
         [
             partitioner.DirichletPartitioner(
-                num_partitions=20, partition_by="label", alpha=alpha, self_balancing=soft_cap, seed=seed
+                num_partitions=20, partition_by="label", alpha=alpha, self_balancing=self_balancing, seed=seed
             )
             for seed in range(6)
         ],
@@ -206,7 +207,7 @@ def test_dirichlet_as_in_flower(soft_cap: bool, alpha: float) -> None:
 def test_shards_as_in_flower() -> None:
     partitioner = pytest.importorskip("flwr_datasets.partitioner")
     compare(
-        Sharding(clients=50, shards=4),
+        Sharding(num_clients=50, shards_per_client=4),
         [
             partitioner.ShardPartitioner(
                 num_partitions=50, partition_by="label", num_shards_per_partition=4, shard_size=50, seed=seed
@@ -230,4 +231,6 @@ def test_distinct_shards_have_the_classes_of_flowers_pathological() -> None:
         )
         for seed in range(3)
     ]
-    compare(Sharding(clients=50, shards=2, distinct=True), pathological, {"classes_per_client": 1e-9})
+    compare(
+        Sharding(num_clients=50, shards_per_client=2, distinct_classes=True), pathological, {"classes_per_client": 1e-9}
+    )

@@ -20,7 +20,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 
 def test_images_of_some_classes_are_drawn_by_the_seed_and_lose_their_labels() -> None:
     source = tiny.dataset(30)
-    public = Public(name="x", images=7, classes=("a", "c"))
+    public = Public(name="x", num_images=7, classes=("a", "c"))
     drawn = [public.draw(source, tiny.dataset(), seed) for seed in (0, 0, 1)]
     allowed = {tuple(image.flatten().tolist()) for image in source.train["input"][source.train["label"] != 1]}
     for data in drawn:
@@ -41,7 +41,7 @@ def test_what_cannot_be_a_public_set() -> None:
     with pytest.raises(DataError, match=r"has no class 'z'. It has: a, b, c"):
         Public(name="x", classes=("z",)).draw(source, source, 0)
     with pytest.raises(DataError, match="asks for 13 images, and tiny has only 12"):
-        Public(name="x", images=13).draw(source, source, 0)
+        Public(name="x", num_images=13).draw(source, source, 0)
     halves = {
         split: {**data, "input": data["input"][..., :2]}
         for split, data in (("train", source.train), ("test", source.test))
@@ -50,27 +50,29 @@ def test_what_cannot_be_a_public_set() -> None:
     with pytest.raises(DataError, match="Choose a public set with images of that size"):
         Public(name="x").draw(small, source, 0)
     with pytest.raises(ConfigError, match="Give it a name"):
-        Public(images=3)
+        Public(num_images=3)
 
 
 def test_a_recipe_names_it_and_methods_ask_for_it(tmp_path: Path) -> None:
     text = tiny.RECIPE.replace('algorithm = "fedavg"', 'algorithm = "feddf"')
     with pytest.raises(ConfigError, match="FedDF needs a public set"):
         load_recipe(tiny.write_recipe(tmp_path, text))
-    path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nimages = 20\n')
+    path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nnum_images = 20\n')
     recipe = load_recipe(path, methods=["feddf"])
-    assert recipe.public == Public(name="digits", images=20)
+    assert recipe.public == Public(name="digits", num_images=20)
     assert isinstance(recipe.methods[0].algorithm, FedDF)
     federation = build_federation(recipe, 0)
     assert len(federation.server["label"]) == 20
     assert tiny.played(build_simulation(recipe, recipe.methods[0], 0, federation), 1)[0]["lost"] == {}
     with pytest.raises(ConfigError, match=r"Leave out \[auxiliary\] or \[public\]"):
-        load_recipe(path, methods=["feddf"], settings=["auxiliary.per_class=2"])
+        load_recipe(path, methods=["feddf"], settings=["auxiliary.images_per_class=2"])
 
 
 def test_with_tasks_the_server_has_it_in_each(tmp_path: Path) -> None:
-    text = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\n', 'scheme = "dirichlet"\nclients = 8\n')
-    path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nimages = 9\n[tasks]\ntasks = 2\n')
+    text = tiny.RECIPE.replace(
+        'scheme = "exdir"\nnum_clients = 8\nclasses_per_client = 2\n', 'scheme = "dirichlet"\nnum_clients = 8\n'
+    )
+    path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nnum_images = 9\n[tasks]\nnum_tasks = 2\n')
     federation = build_federation(load_recipe(path), 0)
     assert [len(federation.for_task(task).server["label"]) for task in (1, 2)] == [9, 9]
 

@@ -51,10 +51,12 @@ def cuts(stream: TaskStream) -> list[tuple[int, int, int]]:
 # Classes and rows
 
 
-@pytest.mark.parametrize("scheme", [IID(5), dirichlet(), ExDir(5, classes=2, alpha=1.0)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "scheme", [IID(5), dirichlet(), ExDir(5, classes_per_client=2, alpha=1.0)], ids=lambda s: s.name
+)
 @pytest.mark.parametrize("order", ["shuffled", "source"])
 def test_every_row_of_a_class_is_somebodys_in_its_task_and_only_then(scheme: Scheme, order: Any) -> None:
-    stream = Tasks(tasks=4, class_order=order).stream(dataset(), scheme, 3)
+    stream = Tasks(num_tasks=4, class_order=order).stream(dataset(), scheme, 3)
     assert cuts(stream) == [(1, 0, 3), (2, 3, 6), (3, 6, 9), (4, 9, 12)]
     for task in stream.tasks:
         held = counts(stream, task.number)
@@ -68,7 +70,7 @@ def test_every_row_of_a_class_is_somebodys_in_its_task_and_only_then(scheme: Sch
 
 def test_labels_are_numbered_by_arrival_and_images_are_the_same_tensors() -> None:
     data = dataset()
-    stream = Tasks(tasks=3).stream(data, IID(4), 0)
+    stream = Tasks(num_tasks=3).stream(data, IID(4), 0)
     assert sorted(stream.order) == list(range(CLASSES))
     assert stream.order != tuple(range(CLASSES))
     for before, after in ((data.train, stream.dataset.train), (data.test, stream.dataset.test)):
@@ -81,7 +83,7 @@ def test_labels_are_numbered_by_arrival_and_images_are_the_same_tensors() -> Non
 
 
 def test_the_test_set_is_that_of_all_classes_seen() -> None:
-    stream = Tasks(tasks=4).stream(dataset(), IID(4), 0)
+    stream = Tasks(num_tasks=4).stream(dataset(), IID(4), 0)
     labels = stream.dataset.test["label"]
     for task in stream.tasks:
         assert torch.equal(task.test, (labels < task.num_classes).nonzero().flatten())
@@ -93,10 +95,10 @@ def test_the_test_set_is_that_of_all_classes_seen() -> None:
 
 
 def test_the_class_schedule_depends_on_class_names_and_not_on_examples() -> None:
-    whole = Tasks(tasks=3).stream(dataset(), IID(2), 4)
+    whole = Tasks(num_tasks=3).stream(dataset(), IID(2), 4)
     few = dataset()
     few = replace(few, train={name: column[:1] for name, column in few.train.items()})
-    told = Tasks(tasks=3).class_schedule(few, 4)
+    told = Tasks(num_tasks=3).class_schedule(few, 4)
     assert told.order == whole.order
     assert cuts(told) == cuts(whole)
     assert all(torch.equal(one.test, other.test) for one, other in zip(told.tasks, whole.tasks, strict=True))
@@ -104,19 +106,19 @@ def test_the_class_schedule_depends_on_class_names_and_not_on_examples() -> None
 
 
 def test_a_given_order_and_the_first_classes_only() -> None:
-    given_ = Tasks(tasks=2, class_order=(7, 2, 9, 4)).stream(dataset(), IID(2), 0)
+    given_ = Tasks(num_tasks=2, class_order=(7, 2, 9, 4)).stream(dataset(), IID(2), 0)
     assert given_.order[:4] == (7, 2, 9, 4)
     assert given_.dataset.label_names[:4] == ("class 7", "class 2", "class 9", "class 4")
     assert sorted(given_.order[4:]) == [0, 1, 3, 5, 6, 8, 10, 11]
     assert sum(len(task.partition.rows) for task in given_.tasks) == 4 * EACH
     assert len(given_.tasks[-1].test) == 4 * 5
-    first = Tasks(tasks=3, classes=6).stream(dataset(), IID(2), 0)
+    first = Tasks(num_tasks=3, num_classes=6).stream(dataset(), IID(2), 0)
     assert sorted(first.order[:6]) == [0, 1, 2, 3, 4, 5]
     assert first.order[6:] == (6, 7, 8, 9, 10, 11)
 
 
 def test_tasks_of_different_sizes() -> None:
-    stream = Tasks(tasks=3, sizes=(6, 4, 2), class_order="source").stream(dataset(), dirichlet(), 0)
+    stream = Tasks(num_tasks=3, classes_per_task=(6, 4, 2), class_order="source").stream(dataset(), dirichlet(), 0)
     assert [(t.num_old_classes, t.num_classes) for t in stream.tasks] == [(0, 6), (6, 10), (10, 12)]
 
 
@@ -130,7 +132,7 @@ def test_one_task_is_the_plain_partition_of_the_whole_set() -> None:
 
 
 def test_iid_clients_differ_by_one_example_at_most() -> None:
-    stream = Tasks(tasks=4).stream(dataset((43,) * CLASSES), IID(5), 0)
+    stream = Tasks(num_tasks=4).stream(dataset((43,) * CLASSES), IID(5), 0)
     for task in stream.tasks:
         sizes = task.partition.sizes
         assert int(sizes.max() - sizes.min()) <= 1
@@ -140,7 +142,7 @@ def test_iid_clients_differ_by_one_example_at_most() -> None:
 @given(st.integers(0, 10_000), st.sampled_from([0.001, 0.1, 0.5, 5.0]), st.booleans())
 def test_who_has_an_equal_part_gets_no_further_class(seed: int, alpha: float, reseed: bool) -> None:
     """Also with a concentration so small that all shares underflow. Classes are dealt in the order of their labels."""
-    stream = Tasks(tasks=3, reseed_each_task=reseed).stream(dataset(), dirichlet(3, alpha), seed)
+    stream = Tasks(num_tasks=3, same_seed_each_task=reseed).stream(dataset(), dirichlet(3, alpha), seed)
     for task in stream.tasks:
         held = counts(stream, task.number)[:, task.num_old_classes : task.num_classes]
         assert int(held.sum(1).min()) >= 1
@@ -149,7 +151,7 @@ def test_who_has_an_equal_part_gets_no_further_class(seed: int, alpha: float, re
 
 
 def test_shares_repeat_unless_each_task_has_a_seed_of_its_own() -> None:
-    same, own = (Tasks(tasks=4, reseed_each_task=r).stream(dataset(), dirichlet(), 1) for r in (True, False))
+    same, own = (Tasks(num_tasks=4, same_seed_each_task=r).stream(dataset(), dirichlet(), 1) for r in (True, False))
 
     def shares(stream: TaskStream) -> list[Tensor]:
         return [counts(stream, t.number)[:, t.num_old_classes : t.num_classes] for t in stream.tasks]
@@ -159,7 +161,7 @@ def test_shares_repeat_unless_each_task_has_a_seed_of_its_own() -> None:
 
 
 def test_the_seed_alone_decides() -> None:
-    tasks = Tasks(tasks=4, absent=1)
+    tasks = Tasks(num_tasks=4, absent_clients=1)
     one, again, other = (tasks.stream(dataset(), dirichlet(), seed) for seed in (5, 5, 6))
     assert one.order == again.order != other.order
     assert [t.partition.hash for t in one.tasks] == [t.partition.hash for t in again.tasks]
@@ -167,7 +169,7 @@ def test_the_seed_alone_decides() -> None:
 
 
 def test_some_clients_hold_nothing_of_a_task() -> None:
-    stream = Tasks(tasks=4, absent=2).stream(dataset(), dirichlet(), 0)
+    stream = Tasks(num_tasks=4, absent_clients=2).stream(dataset(), dirichlet(), 0)
     idle = []
     for task in stream.tasks:
         sizes = task.partition.sizes
@@ -181,7 +183,7 @@ def test_some_clients_hold_nothing_of_a_task() -> None:
 
 
 def test_the_manifest_names_classes_and_partitions() -> None:
-    stream = Tasks(tasks=2, class_order="source").stream(dataset(), IID(3), 0)
+    stream = Tasks(num_tasks=2, class_order="source").stream(dataset(), IID(3), 0)
     manifest: list[Mapping[str, Any]] = json.loads(json.dumps(stream.manifest()))
     assert manifest[1]["classes"] == [f"class {c}" for c in range(6, 12)]
     assert manifest[1]["partition"]["hash"] == stream.tasks[1].partition.hash
@@ -195,18 +197,18 @@ def test_the_manifest_names_classes_and_partitions() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"tasks": 13}, "12 classes cannot arrive in 13 tasks: use at most 12"),
-        ({"tasks": 5}, r"12 classes cannot be cut into 5 tasks .* such as \[3, 3, 2, 2, 2\], or classes to 10"),
-        ({"tasks": 2, "sizes": [6, 4]}, "10 classes in all, and 12 arrive"),
-        ({"tasks": 2, "sizes": [6, 4, 2]}, "3 sizes for 2 tasks"),
-        ({"tasks": 2, "sizes": [12, 0]}, "sizes must be at least 1"),
-        ({"classes": 13}, "asks for 13 classes, and blocks has 12"),
+        ({"num_tasks": 13}, "12 classes cannot arrive in 13 tasks: use at most 12"),
+        ({"num_tasks": 5}, r"12 classes cannot be cut into 5 tasks .* such as \[3, 3, 2, 2, 2\], or num_classes to 10"),
+        ({"num_tasks": 2, "classes_per_task": [6, 4]}, "10 classes in all, and 12 arrive"),
+        ({"num_tasks": 2, "classes_per_task": [6, 4, 2]}, "3 sizes for 2 tasks"),
+        ({"num_tasks": 2, "classes_per_task": [12, 0]}, "classes_per_task must be at least 1"),
+        ({"num_classes": 13}, "asks for 13 classes, and blocks has 12"),
         ({"class_order": [0, 1, 1]}, r"each once, from 0 to 11: not \[0, 1, 1\]"),
         ({"class_order": [0, 12]}, "each once, from 0 to 11"),
         ({"class_order": []}, "must list labels"),
-        ({"class_order": [1, 2], "classes": 2}, "lists the classes already"),
+        ({"class_order": [1, 2], "num_classes": 2}, "lists the classes already"),
         ({"class_order": "random"}, "class_order"),
-        ({"tasks": 0}, "tasks must be at least 1"),
+        ({"num_tasks": 0}, "num_tasks must be at least 1"),
     ],
 )
 def test_errors_say_what_to_do(table: dict[str, Any], message: str) -> None:
@@ -217,22 +219,22 @@ def test_errors_say_what_to_do(table: dict[str, Any], message: str) -> None:
 def test_a_class_that_nobody_has_is_refused_unless_it_does_not_arrive() -> None:
     sizes = (EACH,) * 3 + (0,) + (EACH,) * 2
     with pytest.raises(DataError, match="no training example of 'class 3', which should arrive"):
-        Tasks(tasks=2).stream(dataset(sizes), IID(2), 0)
-    stream = Tasks(tasks=5, class_order=(0, 1, 2, 4, 5)).stream(dataset(sizes), IID(2), 0)
+        Tasks(num_tasks=2).stream(dataset(sizes), IID(2), 0)
+    stream = Tasks(num_tasks=5, class_order=(0, 1, 2, 4, 5)).stream(dataset(sizes), IID(2), 0)
     assert stream.order == (0, 1, 2, 4, 5, 3)
 
 
 def test_partitions_that_cannot_be_say_which_task() -> None:
     sizes = (EACH,) * 4 + (1, 1)
     with pytest.raises(PartitionError, match=r"task 3 of 3: iid\(clients=5\): 5 clients cannot share 2 examples"):
-        Tasks(tasks=3, class_order="source").stream(dataset(sizes), IID(5), 0)
+        Tasks(num_tasks=3, class_order="source").stream(dataset(sizes), IID(5), 0)
     with pytest.raises(PartitionError, match="5 of 5 clients are absent"):
-        Tasks(absent=5).stream(dataset(), IID(5), 0)
+        Tasks(absent_clients=5).stream(dataset(), IID(5), 0)
     with pytest.raises(PartitionError, match="cannot be partitioned by column"):
         Tasks().stream(dataset(), ByColumn(3, "writer"), 0)
 
 
 def test_options_go_into_a_recipe_and_back() -> None:
-    tasks = Tasks(tasks=2, class_order=(3, 1, 2, 0), sizes=(3, 1))
+    tasks = Tasks(num_tasks=2, class_order=(3, 1, 2, 0), classes_per_task=(3, 1))
     assert build(Tasks, as_table(tasks), "[tasks]") == tasks
     assert build(Tasks, as_table(Tasks()), "[tasks]") == Tasks()

@@ -43,9 +43,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recipe(folder: Path, *settings: str) -> Recipe:
-    text = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\nalpha = 0.5', "clients = 4")
-    text += '\n[[methods]]\nalgorithm = "ft-kd"\n\n[public]\nname = "digits"\nimages = 700\n'
-    changes = ("run.cohort=4", "training.batch_size=16", *settings)
+    text = tiny.RECIPE.replace(
+        'scheme = "exdir"\nnum_clients = 8\nclasses_per_client = 2\nalpha = 0.5', "num_clients = 4"
+    )
+    text += '\n[[methods]]\nalgorithm = "ft-kd"\n\n[public]\nname = "digits"\nnum_images = 700\n'
+    changes = ("run.cohort_size=4", "training.batch_size=16", *settings)
     return load_recipe(tiny.write_recipe(folder, text), settings=changes, rounds=3)
 
 
@@ -57,7 +59,9 @@ def taken(recipe: Recipe, method: Any) -> float:
 
 
 @pytest.mark.usefixtures("counted")
-@pytest.mark.parametrize("settings", [(), ("training.epochs=4",), ("tasks.tasks=2", "tasks.sizes=[8,2]")])
+@pytest.mark.parametrize(
+    "settings", [(), ("training.epochs=4",), ("tasks.num_tasks=2", "tasks.classes_per_task=[8,2]")]
+)
 @pytest.mark.parametrize("name", ["fedavg", "fedseq", "ft-kd"])
 def test_it_grows_with_the_clients_data_and_with_the_public_set(
     name: str, settings: tuple[str, ...], tmp_path: Path
@@ -71,8 +75,8 @@ def test_it_grows_with_the_clients_data_and_with_the_public_set(
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("fedavg", ["run.cohort=8", "run.min_clients=6"]),
-        ("finetune", ["tasks.tasks=2", 'generator.by_task=["a", "b"]']),
+        ("fedavg", ["run.cohort_size=8", "run.min_clients=6"]),
+        ("finetune", ["tasks.num_tasks=2", 'generator.by_task=["a", "b"]']),
     ],
 )
 def test_what_holds_of_a_whole_run_need_not_hold_of_the_trial(method: str, settings: list[str], tmp_path: Path) -> None:

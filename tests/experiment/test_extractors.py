@@ -55,7 +55,7 @@ def test_how_many_of_the_runs_classes_the_servers_has_learned(
 def test_only_classes_that_arrive_count(tmp_path: Path) -> None:
     source = small_extractor.save(tmp_path / "extractor")
     card(source, "3", "8")
-    tasks = ("tasks.tasks=2", "tasks.classes=4", "tasks.class_order=source")
+    tasks = ("tasks.num_tasks=2", "tasks.num_classes=4", "tasks.class_order=source")
     told = described(tmp_path, f'name = "pretrained"\nsource = "{source}"', settings=tasks)
     assert told["extractor"].endswith("it learned 1 of this run's 4 classes")
 

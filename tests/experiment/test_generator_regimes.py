@@ -46,7 +46,7 @@ def disjoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(generator: Path, *methods: str, settings: tuple[str, ...] = ()) -> Recipe:
-    changes = (f"generator.name={generator}", "partition.clients=6", "run.cohort=2", *settings)
+    changes = (f"generator.name={generator}", "partition.num_clients=6", "run.cohort_size=2", *settings)
     return load_recipe("demo", settings=changes, methods=methods or ["feddcl", "fedavg"], rounds=1, seeds=[0])
 
 
@@ -56,7 +56,7 @@ def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: 
     drawn = load_training_data("digits", "same_classes")
     assert torch.equal(seen, image_hashes(drawn.seen["input"]).unique())
     assert read_card(same_classes).held_out == HELD_OUT
-    for settings in ((), ("tasks.tasks=2",)):
+    for settings in ((), ("tasks.num_tasks=2",)):
         federation = build_federation(recipe(same_classes, settings=settings), 0)
         held = []
         for task in range(1, federation.num_tasks + 1):
@@ -176,5 +176,5 @@ def test_classes_that_never_arrive_may_be_known(disjoint: Path, tmp_path: Path) 
     card = json.loads((folder / CARD).read_text())
     card["label_names"] = list("56789")
     (folder / CARD).write_text(json.dumps(card))
-    first = recipe(folder, settings=("tasks.tasks=2", "tasks.classes=4"))
+    first = recipe(folder, settings=("tasks.num_tasks=2", "tasks.num_classes=4"))
     check_generator(first, build_federation(first, 0))

@@ -71,8 +71,8 @@ COLUMNS = {
     "feddcl/table3": 1,
 }
 MISSING = {"LANDER"}  # rows of methods that lack a file
-OURS = {"Labels of made images"}  # rows that no paper printed
-METRICS = ("accuracy", "forgetting", "clients", "rounds_to", "speedup")
+OURS = {"Labels of generated images"}  # rows that no paper printed
+METRICS = ("accuracy", "forgetting", "local_accuracy", "rounds_to", "speedup")
 TIMES = {"feddcl/table3/rgb"}  # prints no accuracy
 TABLES = list(paper_tables().values())
 COLUMN_NAMES = [name for table in TABLES if table.name in COLUMNS for name in table.columns]
@@ -138,7 +138,7 @@ def test_numbers_belong_to_methods_and_have_their_shape(name: str) -> None:
         expected = [label for label in expected if label not in OURS]
         assert rows == expected, "every row, in the paper's order"
         for values in numbers.values():
-            assert len(values) == (2 if name.startswith("sfedkd/table1/") or metric == "clients" else 1)
+            assert len(values) == (2 if name.startswith("sfedkd/table1/") or metric == "local_accuracy" else 1)
             if metric == "rounds_to":
                 assert type(values[0]) is int
                 assert 1 <= values[0] <= recipe.run.rounds
@@ -186,7 +186,7 @@ def test_numbers_belong_to_methods_and_have_their_shape(name: str) -> None:
         ("feddcl/table1-heterogeneous/gray-0.5", "accuracy", "FedDCL", [82.99]),
         ("feddcl/table1-heterogeneous/rgb-0.3", "accuracy", "FedDCL", [74.10]),
         ("feddcl/table1-heterogeneous/rgb-0.5", "forgetting", "EWC+KD", [79.45]),
-        ("feddcl/table2/rgb-0.5", "clients", "without S_pre", [21.23, 1.32]),
+        ("feddcl/table2/rgb-0.5", "local_accuracy", "without S_pre", [21.23, 1.32]),
     ],
 )
 def test_a_printed_number(name: str, metric: str, label: str, values: list[float]) -> None:
@@ -238,14 +238,14 @@ TRAINING = {
     **{f"fedcad/table4/epochs-{n}": replace(FEDCAD, epochs=n) for n in (1, 20, 50)},
 }
 RUN = {
-    **{f"sfedkd/figure5/cohort-{n}": Schedule(rounds=1000, cohort=n, evaluate_every=5) for n in (5, 15, 20)},
-    **{f"fedcad/table3/cohort-{n}": Schedule(rounds=100, cohort=n) for n in (10, 30, 50)},
+    **{f"sfedkd/figure5/cohort-{n}": Schedule(rounds=1000, cohort_size=n, evaluate_every=5) for n in (5, 15, 20)},
+    **{f"fedcad/table3/cohort-{n}": Schedule(rounds=100, cohort_size=n) for n in (10, 30, 50)},
     "fedcad/table1/femnist": Schedule(rounds=50),
     "sfedkd/figure1": Schedule(rounds=10, evaluate_local_models=True),
     "fedcad/figure1": Schedule(rounds=11, evaluate_local_models=True),
     "fedcad/figure4": Schedule(rounds=100, evaluate_local_models=True),
     "fedadkd/figure6": Schedule(rounds=200, evaluate_local_models=True),
-    "feddcl/table2": Schedule(rounds=40, cohort=5, evaluate_every=10, evaluate_local_models=True),
+    "feddcl/table2": Schedule(rounds=40, cohort_size=5, evaluate_every=10, evaluate_local_models=True),
 }
 
 
@@ -260,24 +260,24 @@ def test_training_rounds_and_seeds(name: str) -> None:
         "sfedkd": (SFEDKD, Schedule(rounds=1000, evaluate_every=5), 5),
         "fedcad": (FEDCAD, Schedule(rounds=100), 3),
         "fedadkd": (FEDADKD, Schedule(rounds=200), 3),
-        "fedskf": (FEDSKF, Schedule(rounds=100, cohort=5, evaluate_every=10), (2021, 2022, 2023)),
-        "feddcl": (replace(FEDSKF, lr=0.01), Schedule(rounds=40, cohort=5, evaluate_every=10), (2023, 2024, 2025)),
+        "fedskf": (FEDSKF, Schedule(rounds=100, cohort_size=5, evaluate_every=10), (2021, 2022, 2023)),
+        "feddcl": (replace(FEDSKF, lr=0.01), Schedule(rounds=40, cohort_size=5, evaluate_every=10), (2023, 2024, 2025)),
     }[paper]
     if name in TIMES:
         seeds = seeds[:1]
     if "gray" in name:
-        training, run = replace(training, epochs=1), Schedule(rounds=5, cohort=5, evaluate_every=5)
+        training, run = replace(training, epochs=1), Schedule(rounds=5, cohort_size=5, evaluate_every=5)
     assert recipe.training == TRAINING.get(name, training)
     assert recipe.run == RUN.get(name, RUN.get(f"{paper}/{table}", run))
     assert recipe.seeds == (tuple(range(seeds)) if isinstance(seeds, int) else seeds)
     assert recipe.auxiliary == Auxiliary(32 if paper == "fedcad" else 0, "train_holdout")
 
 
-CROPPED = Augmentation(crop=4, flip=True)
-REFLECTED = Augmentation(crop=4, crop_mode="reflect", flip=True)
-TURNED = Augmentation(crop=4, flip=True, rotation=15.0)
-CUT = Augmentation(crop=4, flip=True, cutout=16)
-JITTERED = Augmentation(crop=4, flip=True, brightness=0.247)
+CROPPED = Augmentation(crop_padding=4, horizontal_flip=True)
+REFLECTED = Augmentation(crop_padding=4, padding_mode="reflect", horizontal_flip=True)
+TURNED = Augmentation(crop_padding=4, horizontal_flip=True, rotation=15.0)
+CUT = Augmentation(crop_padding=4, horizontal_flip=True, cutout=16)
+JITTERED = Augmentation(crop_padding=4, horizontal_flip=True, brightness=0.247)
 
 
 @pytest.mark.parametrize(
@@ -320,17 +320,29 @@ def test_data_model_and_partition(name: str, data: str, model: str, partition: A
     )
 
 
-THIRTY = Tasks(tasks=5, classes=30)
+THIRTY = Tasks(num_tasks=5, num_classes=30)
 
 
 @pytest.mark.parametrize(
     ("name", "data", "model", "partition", "tasks"),
     [
-        ("fedskf/table1/iid-10x10", "cifar100", "resnet18", IID(5), Tasks(tasks=10)),
-        ("fedskf/table1/0.5-5x20", "cifar100", "resnet18", ClasswiseDirichlet(5, 0.5, min_size=1), Tasks(tasks=5)),
-        ("fedskf/tiny-imagenet/0.1-5x40", "tiny-imagenet", "vgg16", ClasswiseDirichlet(5, 0.1, 1), Tasks(tasks=5)),
-        ("feddcl/table1/rgb-0.3", "cifar100", "resnet18", ClasswiseDirichlet(5, 0.3, 1), Tasks(tasks=3, classes=30)),
-        ("feddcl/table3/rgb", "cifar100", "pretrained", ClasswiseDirichlet(5, 0.5, 1), Tasks(tasks=3, classes=30)),
+        ("fedskf/table1/iid-10x10", "cifar100", "resnet18", IID(5), Tasks(num_tasks=10)),
+        ("fedskf/table1/0.5-5x20", "cifar100", "resnet18", ClasswiseDirichlet(5, 0.5, min_size=1), Tasks(num_tasks=5)),
+        ("fedskf/tiny-imagenet/0.1-5x40", "tiny-imagenet", "vgg16", ClasswiseDirichlet(5, 0.1, 1), Tasks(num_tasks=5)),
+        (
+            "feddcl/table1/rgb-0.3",
+            "cifar100",
+            "resnet18",
+            ClasswiseDirichlet(5, 0.3, 1),
+            Tasks(num_tasks=3, num_classes=30),
+        ),
+        (
+            "feddcl/table3/rgb",
+            "cifar100",
+            "pretrained",
+            ClasswiseDirichlet(5, 0.5, 1),
+            Tasks(num_tasks=3, num_classes=30),
+        ),
         ("fedkeep/class-incremental/cifar100-30-5x6", "cifar100", "cnn4", ClasswiseDirichlet(5, 0.5, 1), THIRTY),
     ],
 )
@@ -348,7 +360,14 @@ def test_images_are_augmented_as_in_the_code_of_target() -> None:
     assert load_recipe("fedkeep/class-incremental/fashion-mnist-5x2").augmentation == Augmentation()
 
 
-RGB = {"cur": 200, "pre": 50, "server_cur": 200, "server_pre": 200, "server_epochs": 1, "guidance": 10.0}
+RGB = {
+    "images_per_new_class": 200,
+    "images_per_old_class": 50,
+    "server_images_per_new_class": 200,
+    "server_images_per_old_class": 200,
+    "server_epochs": 1,
+    "guidance_scale": 10.0,
+}
 
 
 @pytest.mark.parametrize("name", ["table1-heterogeneous/rgb-0.3", "table2/rgb-0.5", "table3/rgb"])
@@ -358,17 +377,17 @@ def test_feddcls_colour_benchmark(name: str) -> None:
     models = client_architectures(recipe.client_models, [str(client) for client in range(5)])
     assert [models[str(client)].name for client in range(5)] == ["resnet50", *["resnet34"] * 2, *["resnet18"] * 2]
     assert recipe.generator.name == "ldm"
-    assert options(recipe, "FedDCL") == FedDCL(**RGB, proto_rounds=10, proto_steps=50, proto_batch=12)
+    assert options(recipe, "FedDCL") == FedDCL(**RGB, prototype_rounds=10, prototype_steps=50, prototype_batch_size=12)
 
 
 def test_variants_of_feddcl() -> None:
     table = load_recipe("feddcl/table2/rgb-0.5")
     whole = options(table, "FedDCL")
-    assert options(table, "without S_cur") == replace(whole, cur=0)
-    assert options(table, "without S_pre") == replace(whole, pre=0)
+    assert options(table, "without S_cur") == replace(whole, images_per_new_class=0)
+    assert options(table, "without S_pre") == replace(whole, images_per_old_class=0)
     for name in ("feddcl/table1-heterogeneous/rgb-0.5", "feddcl/table1-heterogeneous/gray-0.5", "fedkeep/feddcl-rgb"):
         recipe = load_recipe(name)
-        control = options(recipe, "Labels of made images")
+        control = options(recipe, "Labels of generated images")
         assert control == replace(options(recipe, "FedDCL"), server_loss="labels")
 
 
@@ -405,9 +424,11 @@ def test_methods_of_sfedkd() -> None:
     grid = [f"SFedKD (tau {tau}, kd_scale {scale})" for tau in (1, 2, 4) for scale in ("none", "tau2")]
     assert labels(tuned)[-6:] == grid
     table2 = load_recipe("sfedkd/table2/cifar10-2-10")
-    assert options(table2, "SFedKD (g off, h on)") == replace(printed, g="uniform")
+    assert options(table2, "SFedKD (g off, h on)") == replace(printed, nontarget_weighting="uniform")
     assert options(table2, "SFedKD (g on, h on)") == printed
-    assert options(table2, "SFedKD (g off, h off)") == replace(printed, g="uniform", h="uniform")
+    assert options(table2, "SFedKD (g off, h off)") == replace(
+        printed, nontarget_weighting="uniform", target_weighting="uniform"
+    )
     assert options(table2, "FedSeq+AVER").teachers == 5
     table3 = load_recipe("sfedkd/table3/cifar10-2-1")
     assert options(table3, "SFedKD (K=6, random)") == replace(printed, teachers=6, selection="random")
@@ -539,14 +560,14 @@ def test_nothing_is_repeated_that_is_inherited(file: str) -> None:
 
 def test_redundant_settings_are_found() -> None:
     base = {
-        "partition": {"scheme": "exdir", "clients": 10, "alpha": 0.5},
+        "partition": {"scheme": "exdir", "num_clients": 10, "alpha": 0.5},
         "seeds": [0],
         "paper": {"table": "a", "x": 1},
     }
     assert redundant({"seeds": [0], "partition": {"alpha": 0.1}}, base) == [("seeds",)]
-    assert redundant({"partition": {"alpha": 0.5, "classes": 2}}, base) == [("partition", "alpha")]
-    again = {"partition": {"scheme": "hybrid", "alpha": 0.5, "clients": 10}}
-    assert redundant(again, base) == [("partition", "alpha"), ("partition", "clients")], "both schemes have them"
+    assert redundant({"partition": {"alpha": 0.5, "classes_per_client": 2}}, base) == [("partition", "alpha")]
+    again = {"partition": {"scheme": "hybrid", "alpha": 0.5, "num_clients": 10}}
+    assert redundant(again, base) == [("partition", "alpha"), ("partition", "num_clients")], "both schemes have them"
     fresh = {"partition": {"scheme": "shards", "shards": 2}}
     assert redundant(fresh, base) == [], "another scheme has options of its own"
     assert redundant({"paper": {"table": "b", "x": 1}}, base) == [], "another table too"

@@ -48,8 +48,8 @@ def small(recipe: Recipe) -> Recipe:
         partition=shrunk(recipe.partition),
         model=get_architecture("mlp")(hidden=(8,)),  # type: ignore[call-arg]
         training=replace(recipe.training, epochs=1, batch_size=16),
-        run=replace(recipe.run, rounds=2, cohort=5, evaluate_every=1),
-        auxiliary=replace(recipe.auxiliary, per_class=min(recipe.auxiliary.per_class, 5)),
+        run=replace(recipe.run, rounds=2, cohort_size=5, evaluate_every=1),
+        auxiliary=replace(recipe.auxiliary, images_per_class=min(recipe.auxiliary.images_per_class, 5)),
     )
 
 
@@ -57,7 +57,7 @@ def small_in_tasks(recipe: Recipe) -> Recipe:
     """Return the recipe with two tasks of five classes, and in each a round of two steps a client."""
     recipe = small(recipe)
     training, run = replace(recipe.training, batch_size=25), replace(recipe.run, rounds=1)
-    return replace(recipe, tasks=Tasks(tasks=2), training=training, run=run, augmentation=Augmentation())
+    return replace(recipe, tasks=Tasks(num_tasks=2), training=training, run=run, augmentation=Augmentation())
 
 
 def presets(paper: str) -> dict[str, tuple[Recipe, Method]]:

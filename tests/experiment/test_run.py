@@ -166,7 +166,12 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
         assert [timing["round"] for timing in timings] == [1, 2, 3]
         assert {"train", "teachers", "evaluate", "checkpoint", "round_seconds"} <= timings[0].keys()
         described = json.loads((trial / "trial.json").read_text())
-        assert (described["clients"], described["cohort"], described["rounds"], described["classes"]) == (8, 2, 3, 10)
+        assert (described["num_clients"], described["cohort_size"], described["rounds"], described["num_classes"]) == (
+            8,
+            2,
+            3,
+            10,
+        )
         assert sum(described["test_total"]) == 359
         partition = json.loads((trial / "partition.json").read_text())
         assert sum(map(sum, partition["counts"])) == 1438
@@ -223,7 +228,7 @@ def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     experiment = Experiment(recipe)
     folder = prepare_run(experiment, tmp_path / "run", ["test"])
     run_trials(experiment.trials(folder), retry="", on_progress=told.append)
-    many = recipe.run.cohort
+    many = recipe.run.cohort_size
     words = [*(f"train {n}/{many}" for n in range(many)), ""]
     assert [(step.done, step.activity) for step in told] == [
         (round + (not word), word) for round in (0, 1) for word in words
@@ -264,12 +269,12 @@ def test_an_empty_folder_is_fine_and_names_are_made_up_otherwise(
 def test_what_cannot_be_carried_out_shows_before_a_folder_is_made(tmp_path: Path) -> None:
     path = tiny.write_recipe(tmp_path)
     for settings, machine in (
-        (["partition.clients=2000"], ONE),
+        (["partition.num_clients=2000"], ONE),
         (["data.name=digts"], ONE),
         ([], Machine(device="gpu")),
-        (["partition.scheme=column", "partition.clients=0", "run.cohort=50"], ONE),
+        (["partition.scheme=column", "partition.num_clients=0", "run.cohort_size=50"], ONE),
         (["model.name=resnet18", "training.batch_size=1"], ONE),
-        (["augmentation.crop=8"], ONE),
+        (["augmentation.crop_padding=8"], ONE),
     ):
         with pytest.raises(FedKeepError):
             prepare_run(Experiment(load_recipe(path, settings=settings), machine), tmp_path / "run")
@@ -496,7 +501,9 @@ def test_a_crash_in_a_worker_is_reported_and_does_not_hang(method: str, said: st
 @pytest.mark.parametrize("asked", [0, 3])
 def test_a_resume_repeats_the_stacks_of_the_run(asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks change rounding, so what a user or a trial chose stays with the trial."""
-    recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.cohort=6", "run.rounds=4"])
+    recipe = load_recipe(
+        tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.cohort_size=6", "run.rounds=4"]
+    )
     monkeypatch.setattr(trial_runner, "choose_stack_size", lambda state, workers: 3)
     machine = Machine(workers=1, stack=asked)
     whole = fedkeep.run(recipe, out=tmp_path / "whole", machine=machine)

@@ -1,4 +1,4 @@
-"""What a recipe serves, from ``run.served`` to the rows of the result table and the exported model."""
+"""What a recipe serves, from ``run.evaluation_models`` to the rows of the result table and the exported model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recipe(folder: Path, *settings: str, rounds: int = 2, methods: Sequence[str]
 
 
 def serving(served: Sequence[str]) -> str:
-    return f"run.served={list(served)}"
+    return f"run.evaluation_models={list(served)}"
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_the_moving_average_from_outside(tmp_path: Path) -> None:
         return exported(made, "fedavg")
 
     one, two, three = (run(rounds) for rounds in (1, 2, 3))
-    for decay, settings in ((0.8, []), (0.3, ["run.decay=0.3"])):
+    for decay, settings in ((0.8, []), (0.3, ["run.ema_decay=0.3"])):
         for name, tensor in run(3, serving(["moving"]), *settings).items():
             first = decay * one[name].double() + (1 - decay) * two[name].double()
             expected = decay * first + (1 - decay) * three[name].double()
@@ -153,7 +153,9 @@ def test_the_mean_of_a_sequence_is_over_the_last_rounds_graduates(
         return result
 
     monkeypatch.setattr(LocalParty, "fit", spy)
-    run = fedkeep.run(recipe(tmp_path, serving(["round"]), "run.cohort=3", methods=["fedseq"]), out=tmp_path / "run")
+    run = fedkeep.run(
+        recipe(tmp_path, serving(["round"]), "run.cohort_size=3", methods=["fedseq"]), out=tmp_path / "run"
+    )
     graduates = [model for (number, _), model in left.items() if number == 2]
     assert len(graduates) == 3
     for name, tensor in exported(run, "fedseq").items():
@@ -162,7 +164,7 @@ def test_the_mean_of_a_sequence_is_over_the_last_rounds_graduates(
 
 
 def test_serving_changes_no_record_of_what_was_trained(runs: dict[tuple[str, ...], Run]) -> None:
-    kept = ("round", "cohort", "loss", "up", "down", "lost", "undone")
+    kept = ("round", "cohort", "loss", "up", "down", "lost", "rolled_back")
     plain = {trial.label: trial for trial in runs["last",].trials}
     for run in runs.values():
         for trial in run.trials:
@@ -202,5 +204,5 @@ def test_averages_stand_beside_their_methods_in_the_recipes_order(tmp_path: Path
 
 @pytest.mark.parametrize("served", [[], ["last", "last"], ["first"], ["round", "best"]])
 def test_what_cannot_be_served_is_refused(served: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="served"):
+    with pytest.raises(ConfigError, match="evaluation_models"):
         recipe(tmp_path, serving(served))

@@ -21,8 +21,10 @@ from fedkeep.experiment.runtime import Progress
 from fedkeep.reporting.formats import markdown, rows_csv
 from fedkeep.reporting.summary import summary
 
-RECIPE = tiny.RECIPE.replace('scheme = "exdir"\nclients = 8\nclasses = 2\nalpha = 0.5', 'scheme = "iid"\nclients = 4')
-RECIPE = RECIPE + "\n[tasks]\ntasks = 3\nclasses = 6\n"
+RECIPE = tiny.RECIPE.replace(
+    'scheme = "exdir"\nnum_clients = 8\nclasses_per_client = 2\nalpha = 0.5', 'scheme = "iid"\nnum_clients = 4'
+)
+RECIPE = RECIPE + "\n[tasks]\nnum_tasks = 3\nnum_classes = 6\n"
 
 
 def recipe(folder: Path, text: str = RECIPE) -> str:
@@ -82,22 +84,22 @@ def test_workers_and_resume_know_the_tasks(tmp_path: Path) -> None:
 
 def test_tasks_are_written_out_and_read_again(tmp_path: Path) -> None:
     one = load_recipe(recipe(tmp_path))
-    assert one.tasks == Tasks(tasks=3, classes=6)
+    assert one.tasks == Tasks(num_tasks=3, num_classes=6)
     assert one.rounds == 6
     again = load_recipe(tiny.write_recipe(tmp_path, one.to_toml(), "again.toml"))
     assert again.tasks == one.tasks
     assert "[tasks]" not in load_recipe("demo").to_toml()
-    assert load_recipe("demo", settings=["tasks.tasks=5"]).tasks.tasks == 5
+    assert load_recipe("demo", settings=["tasks.num_tasks=5"]).tasks.num_tasks == 5
 
 
 def test_an_auxiliary_set_would_know_the_future(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="before they arrive"):
-        load_recipe(recipe(tmp_path, RECIPE + "\n[auxiliary]\nper_class = 2\n"))
+        load_recipe(recipe(tmp_path, RECIPE + "\n[auxiliary]\nimages_per_class = 2\n"))
 
 
 def test_an_impossible_stream_is_refused_before_any_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be cut into 4 tasks"):
-        fedkeep.run(recipe(tmp_path, RECIPE.replace("tasks = 3", "tasks = 4")), out=tmp_path / "run")
+        fedkeep.run(recipe(tmp_path, RECIPE.replace("num_tasks = 3", "num_tasks = 4")), out=tmp_path / "run")
 
 
 def test_a_table_of_a_paper_is_compared_by_what_it_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
-    settings = ['run.served=["last", "moving"]']
+    settings = ['run.evaluation_models=["last", "moving"]']
     recipe = load_recipe(tiny.write_recipe(folder), settings=settings, methods=["fedavg", "fedseq"], seeds=[3, 4])
     fedkeep.run(recipe, out=folder / "run")
     return folder / "run"
@@ -139,7 +139,7 @@ def evaluated_on_are_predicted_from_the_command_line(
 
 
 def test_models_with_tasks_have_all_classes(tmp_path: Path) -> None:
-    settings = ["tasks.tasks=2", "run.rounds=1"]
+    settings = ["tasks.num_tasks=2", "run.rounds=1"]
     recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedpass"])
     model = trained_model(fedkeep.run(recipe, out=tmp_path / "run"))
     assert model.predictor(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 10)
@@ -160,7 +160,9 @@ def test_what_is_asked_for_must_be_there(run: Path, options: dict[str, object], 
 
 
 def test_models_that_do_not_predict_alone_are_refused(tmp_path: Path) -> None:
-    recipe = load_recipe(tiny.write_recipe(tmp_path), settings=["tasks.tasks=2", "run.rounds=1"], methods=["fedicarl"])
+    recipe = load_recipe(
+        tiny.write_recipe(tmp_path), settings=["tasks.num_tasks=2", "run.rounds=1"], methods=["fedicarl"]
+    )
     run = fedkeep.run(recipe, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="beside the model"):
         fedkeep.export_model(run)

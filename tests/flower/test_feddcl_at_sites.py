@@ -66,7 +66,7 @@ def test_sites_hold_no_image_that_the_generator_learned_from(tmp_path: Path) -> 
 
 
 def test_methods_that_draw_nothing_leave_the_same_images_out(tmp_path: Path) -> None:
-    public = '\n[public]\nname = "digits"\nimages = 20\n'
+    public = '\n[public]\nname = "digits"\nnum_images = 20\n'
     recipe = toy_recipe(tmp_path, ["ft-kd"], public, regime="same_classes")
     own = {"partition_id": -1, "num_partitions": 0, "data": "digits"}
     wanted = config(recipe, tmp_path / "real", (), methods="ft-kd", rounds=1)

@@ -196,13 +196,16 @@ def test_keys_are_of_the_kind_that_flower_reads_and_never_overwritten(tmp_path: 
 
 def new_app(folder: Path, methods: list[str]) -> Path:
     if methods == APART:
-        recipe = toy_recipe(folder / "toy", ("ft-kd",), '[public]\nname = "digits"\nimages = 20\n')
+        recipe = toy_recipe(folder / "toy", ("ft-kd",), '[public]\nname = "digits"\nnum_images = 20\n')
         assert main(["flower", "new", str(folder / "app"), "--recipe", recipe]) == 0
         return folder / "app"
-    rounds, changes = "3", ["partition.classes=6", "training.epochs=1"]
+    rounds, changes = "3", ["partition.classes_per_client=6", "training.epochs=1"]
     if methods == OVER_TASKS:  # five classes arrive with each
-        rounds, changes = "2", ["partition.classes=3", "training.epochs=1", "tasks.tasks=2", "fedskf.level=icarl"]
-    changes += ["auxiliary.per_class=2"] if "fedcad" in methods else []
+        rounds, changes = (
+            "2",
+            ["partition.classes_per_client=3", "training.epochs=1", "tasks.num_tasks=2", "fedskf.level=icarl"],
+        )
+    changes += ["auxiliary.images_per_class=2"] if "fedcad" in methods else []
     words = ["--sites", str(SITES), "--seeds", "0", "--rounds", rounds, "--methods", ",".join(methods)]
     sets = [word for change in changes for word in ("--set", change)]
     assert main(["flower", "new", str(folder / "app"), *words, *sets]) == 0
@@ -276,6 +279,6 @@ def test_a_new_app_is_whole_and_overwrites_nothing(tmp_path: Path, capsys: pytes
     app = new_app(tmp_path, QUICK)
     assert {path.name for path in app.iterdir()} == {"pyproject.toml", "recipe.toml", "fedkeep_app.py"}
     recipe = load_recipe(str(app / "recipe.toml"))
-    assert (recipe.partition.clients, recipe.run.cohort, recipe.run.rounds) == (SITES, SITES, 3)
+    assert (recipe.partition.num_clients, recipe.run.cohort_size, recipe.run.rounds) == (SITES, SITES, 3)
     assert main(["flower", "new", str(app)]) == 1
     assert "not empty" in capsys.readouterr().err

@@ -178,7 +178,7 @@ def test_a_bad_answer_loses_a_site_and_no_run(
         assert REASONS[how] in found[round - 1]["lost"][victims[round]], how
         (told,) = (text for text in log if f"round {round} of {len(cohorts)}" in text)
         assert f"; lost {victims[round]}: " in told, how
-    assert not any(record["undone"] for record in found)
+    assert not any(record["rolled_back"] for record in found)
     assert run.trials[0].finished
 
 
@@ -198,7 +198,7 @@ def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, cohorts: list[li
 def test_too_few_answers_undo_the_round(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
     line = LocalLine(places(tmp_path / "states"), spoiling({2: "error"}, {2: cohorts[1][1]}))
     serve(line, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=4))
-    assert [record["undone"] for record in records(tmp_path / "sites")] == [False, True, False]
+    assert [record["rolled_back"] for record in records(tmp_path / "sites")] == [False, True, False]
 
 
 def test_too_few_sites_stop_a_run_that_can_be_continued(recipe: str, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_no_site_stops_a_run_with_its_introduction(
         return None if answer is None else Envelope({**said.head, **answer})
 
     line = LocalLine(places(tmp_path / "states"), tamper)
-    settings = ("run.cohort=8", "auxiliary.per_class=2")
+    settings = ("run.cohort_size=8", "auxiliary.images_per_class=2")
     serve(line, config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1, wait=0.1))
     assert sorted(records(tmp_path / "run")[0]["cohort"]) == sorted(set("01234567") - {"3"})
     log = (tmp_path / "run" / "server.log").read_text()
@@ -420,7 +420,7 @@ def test_a_site_cannot_count_for_more_than_it_has(
     serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "sites", methods="fedavg"))
     found = records(tmp_path / "sites")
     assert reason in found[1]["lost"][victim]
-    assert not any(record["undone"] for record in found)
+    assert not any(record["rolled_back"] for record in found)
 
 
 def test_what_a_kill_left_half_written_in_the_reply_log_is_dropped(tmp_path: Path) -> None:
@@ -583,7 +583,7 @@ def test_a_run_whose_every_round_is_undone_stops_and_can_begin_anew(
 
     with pytest.raises(RunError, match=rf"too few sites: fewer than 4 answered in each of {played} rounds"):
         serve(LocalLine(places(tmp_path / "states"), tamper), begun)
-    assert [record["undone"] for record in records(tmp_path / "run")] == [True] * played
+    assert [record["rolled_back"] for record in records(tmp_path / "run")] == [True] * played
     run = serve(LocalLine(places(tmp_path / "states")), begun)
-    assert [record["undone"] for record in records(tmp_path / "run")] == [False] * rounds
+    assert [record["rolled_back"] for record in records(tmp_path / "run")] == [False] * rounds
     assert run.trials[0].finished

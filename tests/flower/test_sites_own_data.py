@@ -17,7 +17,7 @@ from fedkeep.flower.server import serve
 
 HELD = {"a": (3, 7, 1), "b": (0, 2), "c": (9, 8, 3, 5)}  # classes of each site
 IMAGES = 5  # of each class
-SETTINGS = ("run.cohort=3",)
+SETTINGS = ("run.cohort_size=3",)
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
@@ -53,7 +53,7 @@ def line_to(folder: Path, data: dict[str, str]) -> LocalLine:
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_a_folder_of_images_is_a_sites_data(tasks: int, recipe: str, tmp_path: Path) -> None:
     own = {site: str(write_images(tmp_path / site, classes)) for site, classes in HELD.items()}
-    settings = [*SETTINGS, f"tasks.tasks={tasks}", 'tasks.class_order="source"'] if tasks > 1 else list(SETTINGS)
+    settings = [*SETTINGS, f"tasks.num_tasks={tasks}", 'tasks.class_order="source"'] if tasks > 1 else list(SETTINGS)
     serve(line_to(tmp_path, own), config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1, sites=3))
     found = records(tmp_path / "run")
     assert [record["lost"] for record in found] == [{}] * tasks

@@ -24,12 +24,18 @@ from fedkeep.flower.transport import Envelope, MessageKind
 
 ROUNDS = 2  # of each task
 pytestmark = pytest.mark.usefixtures("undrawn")
-SETTINGS = ("tasks.tasks=2", "tasks.absent=1", "run.cohort=4", "public.name=digits", "public.images=20")
+SETTINGS = (
+    "tasks.num_tasks=2",
+    "tasks.absent_clients=1",
+    "run.cohort_size=4",
+    "public.name=digits",
+    "public.num_images=20",
+)
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    methods = '[[methods]]\nalgorithm = "fedskf"\nlevel = "icarl"\nper_class = 3\n'
+    methods = '[[methods]]\nalgorithm = "fedskf"\nlevel = "icarl"\nexemplars_per_class = 3\n'
     return tiny.write_recipe(tmp_path_factory.mktemp("recipe"), tiny.RECIPE + methods)
 
 
@@ -122,7 +128,7 @@ def test_a_site_that_is_away_as_a_task_ends_is_told_of_and_undoes_nothing(recipe
     at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), tamper), "fedskf")
     found = records(tmp_path / "sites")
     assert [list(record["lost"]) for record in found] == [[], ["5"], [], ["5"]]
-    assert not any(record["undone"] for record in found)
+    assert not any(record["rolled_back"] for record in found)
 
 
 def test_a_site_tells_its_examples_of_every_task(recipe: str, tmp_path: Path) -> None:

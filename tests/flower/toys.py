@@ -21,12 +21,12 @@ name = "{generator}"
 
 [partition]
 scheme = "dirichlet"
-clients = 3
+num_clients = 3
 min_size = 2
 
 [tasks]
-tasks = 2
-classes = 4
+num_tasks = 2
+num_classes = 4
 
 [model]
 name = "mlp"
@@ -49,17 +49,17 @@ lr = 0.05
 
 [run]
 rounds = 2
-cohort = 3
+cohort_size = 3
 
 [[methods]]
 algorithm = "feddcl"
-cur = 4
-pre = 4
-server_cur = 6
-server_pre = 4
-proto_rounds = 2
-proto_steps = 2
-proto_batch = 8
+images_per_new_class = 4
+images_per_old_class = 4
+server_images_per_new_class = 6
+server_images_per_old_class = 4
+prototype_rounds = 2
+prototype_steps = 2
+prototype_batch_size = 8
 sampler_steps = 2
 """
 QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "schedule.num_timesteps=20", "training.steps=4")

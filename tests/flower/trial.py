@@ -18,7 +18,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.transport import Envelope, MessageKind
 
-SETTINGS = ("auxiliary.per_class=2", "run.cohort=4")
+SETTINGS = ("auxiliary.images_per_class=2", "run.cohort_size=4")
 
 
 def config(recipe: str, out: Path, settings: Sequence[str] = SETTINGS, **changes: Any) -> RunConfig:

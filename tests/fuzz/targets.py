@@ -238,7 +238,7 @@ def recipe_tables(draw: st.DrawFn) -> dict[str, Any]:
                     entry[name] = draw(_fitting(method, name))
                 else:
                     entry |= draw(
-                        st.dictionaries(st.sampled_from(["label", "grid", "point_of"]) | ODD_TEXT, ODD, max_size=2)
+                        st.dictionaries(st.sampled_from(["label", "grid", "grid_of"]) | ODD_TEXT, ODD, max_size=2)
                     )
                 if isinstance(table.get("methods"), list):
                     table["methods"].append(entry)

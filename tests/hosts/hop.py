@@ -92,7 +92,7 @@ def measure(folder: Path) -> list[dict[str, float]]:
         made.make_keys(SITES)
         app, out = folder / "app", folder / "out"
         words = ("--sites", "2", "--methods", "fedseq", "--seeds", "0", "--rounds", str(ROUNDS))
-        made.link.run("fedkeep", "flower", "new", str(app), *words, "--set", "partition.classes=6")
+        made.link.run("fedkeep", "flower", "new", str(app), *words, "--set", "partition.classes_per_client=6")
         (app / "fedkeep_app.py").write_text(TIMED_APP)
         made.link.environment["TIMES"] = str(times)
         made.start_superlink()

@@ -205,7 +205,7 @@ def judge(trial: Trial) -> None:
     numbers = [record["round"] for record in records]
     log.check(f"rounds {numbers}, each once", numbers == list(range(1, ROUNDS + 1)))
     log.check("the run is finished", list(trial.out.glob("trials/*/result.json")))
-    log.check("no round was undone", not any(record["undone"] for record in records))
+    log.check("no round was undone", not any(record["rolled_back"] for record in records))
     nan, shape = (records[number - 1]["lost"].get("c", "") for number in (NAN_ROUND, SHAPE_ROUND))
     log.check(f"NaN refused: {nan}", "not finite" in nan and nan in text)
     log.check(f"wrong shape refused: {shape}", "shape" in shape and shape in text)

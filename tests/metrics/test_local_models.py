@@ -137,15 +137,15 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     skewed = {
         "exdir": [],
-        "dirichlet": ["partition.scheme=dirichlet", "partition.clients=8", "partition.alpha=0.7"],
+        "dirichlet": ["partition.scheme=dirichlet", "partition.num_clients=8", "partition.alpha=0.7"],
     }[request.param]
     recipe = load_recipe(
         tiny.write_recipe(folder),
         settings=[
             *skewed,
             "run.evaluate_local_models=true",
-            "run.window=3",
-            "run.cohort=4",
+            "run.evaluation_window=3",
+            "run.cohort_size=4",
             "training.lr=0.3",
             "training.epochs=3",
         ],
@@ -223,7 +223,7 @@ def test_both_definitions_are_columns_of_the_report(watched: tuple[TrialResult, 
 
 
 def test_a_cohort_of_one_does_not_differ(tmp_path: Path) -> None:
-    settings = ["run.evaluate_local_models=true", "run.cohort=1"]
+    settings = ["run.evaluate_local_models=true", "run.cohort_size=1"]
     recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedavg"], rounds=2)
     (trial,) = fedkeep.run(recipe, out=tmp_path / "run").trials
     assert all(map(math.isnan, trial.kold_spread()))

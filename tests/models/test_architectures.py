@@ -268,7 +268,7 @@ def pool_after(layers: list[str]) -> list[bool]:
 
 
 def test_vgg_with_batch_norm_has_one_behind_every_convolution() -> None:
-    plain, normed = (VGG16(vgg_bn=bn).build((1, 32, 32), 3) for bn in (False, True))
+    plain, normed = (VGG16(batch_norm=bn).build((1, 32, 32), 3) for bn in (False, True))
     norms = [m for m in normed.modules() if isinstance(m, nn.BatchNorm2d)]
     assert [m.num_features for m in norms] == [m.out_channels for m in plain.modules() if isinstance(m, nn.Conv2d)]
     assert parameter_count(normed) - parameter_count(plain) == 2 * 4224
@@ -278,7 +278,7 @@ def test_vgg_with_batch_norm_has_one_behind_every_convolution() -> None:
 
 @pytest.mark.parametrize("maps", [(32, 64, 128, 128), (32, 64), (16, 32)])
 def test_mean_cnn_pools_after_every_second_convolution_and_reads_the_mean(maps: tuple[int, ...]) -> None:
-    model = MeanCNN(maps=maps).build(GREY, 10).eval()
+    model = MeanCNN(channels=maps).build(GREY, 10).eval()
     layers = [type(layer).__name__ for layer in model.body]
     assert pool_after(layers) == [number % 2 == 0 for number in range(1, len(maps) + 1)]
     expected = sum(9 * a * b + b + 2 * b for a, b in pairwise([1, *maps])) + maps[-1] * 10 + 10
@@ -287,7 +287,7 @@ def test_mean_cnn_pools_after_every_second_convolution_and_reads_the_mean(maps: 
     with torch.no_grad():
         assert torch.allclose(model.features(x), model.body[:-2](x).mean((2, 3)), atol=1e-6)
     with pytest.raises(ConfigError, match="at least one convolution"):
-        MeanCNN(maps=())
+        MeanCNN(channels=())
 
 
 def test_mlp_takes_hidden_layers_and_any_shape() -> None:

@@ -25,9 +25,9 @@ def test_a_chain_reads_what_the_layer_before_writes() -> None:
 
 
 def test_a_batch_norm_belongs_to_the_layer_before_it() -> None:
-    layers = channel_groups(VGG16(vgg_bn=True).build((3, 32, 32), 4))
+    layers = channel_groups(VGG16(batch_norm=True).build((3, 32, 32), 4))
     assert [layer.norms for layer in layers] == [(f"body.norm{n}",) for n in range(1, 14)] + [(), (), ()]
-    assert [layer.norms for layer in channel_groups(MeanCNN(maps=(2, 3)).build((1, 4, 4), 2))] == [
+    assert [layer.norms for layer in channel_groups(MeanCNN(channels=(2, 3)).build((1, 4, 4), 2))] == [
         ("body.norm1",),
         ("body.norm2",),
         (),
@@ -92,8 +92,8 @@ GREY = (1, 8, 8)
     [
         (LeNet5().build((1, 28, 28), 5), (1, 28, 28)),
         (MLP(hidden=(7, 5)).build(GREY, 3), GREY),
-        (MeanCNN(maps=(6, 5)).build(GREY, 3), GREY),
-        (VGG16(vgg_bn=True).build((1, 32, 64), 3), (1, 32, 64)),
+        (MeanCNN(channels=(6, 5)).build(GREY, 3), GREY),
+        (VGG16(batch_norm=True).build((1, 32, 64), 3), (1, 32, 64)),
         (ResNet18().build(GREY, 3), GREY),
         (ResNet50().build(GREY, 3), GREY),
         (ResNet32(shortcut="projection").build(GREY, 3), GREY),

@@ -91,16 +91,16 @@ def write_trial(
     classes = len(total)
     trial = {
         "label": label, "algorithm": label.lower(), "options": {}, "seed": seed, "schedule": "parallel",
-        "rounds": planned or len(corrects), "paper": "", "clients": len(counts), "cohort": 2, "classes": classes,
-        "label_names": [str(i) for i in range(classes)], "dataset": "digits", "dataset_note": "",
-        "test_total": list(total),
+        "rounds": planned or len(corrects), "paper": "", "num_clients": len(counts), "cohort_size": 2, "num_classes":
+        classes, "label_names": [str(i) for i in range(classes)], "dataset": "digits", "dataset_note": "", "test_total":
+        list(total),
     }  # fmt: skip
     write_json(folder / "trial.json", trial | info)
     partition = {"scheme": "exdir", "settings": {"C": 2, "alpha": 0.5}, "seed": seed, "attempts": 1, "hash": f"h{seed}"}
     write_json(folder / "partition.json", partition | {"counts": [list(map(int, row)) for row in counts]})
     lines = []
     for number, correct in enumerate(corrects, start=1):
-        row: dict[str, Any] = {"task": 1, "round": number, "cohort": ["3", "7"], "lost": {}, "undone": False}
+        row: dict[str, Any] = {"task": 1, "round": number, "cohort": ["3", "7"], "lost": {}, "rolled_back": False}
         row |= {"loss": 1.0, "examples": 20, "down": 2000, "up": 1000, "log": {}}
         if correct is not None:
             row |= {"correct": [int(c) for c in correct], "test_loss": 1.0}
@@ -141,14 +141,14 @@ def write_demo(path: Path, *, classes: int = 10, rounds: int = 40, labels: Mappi
                 corrects.append([int(v) for v in np.clip(wave, 0, 1) * total] if evaluated else None)
             rows: dict[int, dict[str, Any]] = {5: {"lost": {"3": "dropped out"}, "up": 500}}
             if seed == 1:
-                rows[9] = {"lost": {"3": "too late", "7": "not finite: classifier.weight"}, "undone": True}
+                rows[9] = {"lost": {"3": "too late", "7": "not finite: classifier.weight"}, "rolled_back": True}
             seconds = 0.8 + 0.5 * (place == 2) + 0.05 * random.random()
             write_trial(
                 path, label, seed, corrects, total=total.tolist(), finished=stop == rounds, planned=rounds,
                 rows=rows if place else None, cut='{"task": 1, "rou' if stop < rounds else "", counts=counts,
                 timings=[{"round": r + 1, "train": seconds, "teachers": 0.3 * (place == 2), "evaluate": 0.02}
                          for r in range(stop)],
-                label_names=names, paper=papers.get(label, ""), cohort=10,
+                label_names=names, paper=papers.get(label, ""), cohort_size=10,
                 schedule="sequential" if place else "parallel",
                 options={"teachers": 5, "temperature": 4.0, "selection": "greedy"} if place == 2 else {},
             )  # fmt: skip

@@ -114,7 +114,7 @@ def test_a_report_says_that_nothing_is_separated(tmp_path: Path) -> None:
 
 def test_the_window_is_the_recipes(tmp_path: Path) -> None:
     for window, first in (("0.25", 4), ("3", 2), ("1", 4)):
-        recipe = RECIPE.replace("rounds = 4", f"rounds = 4\nwindow = {window}")
+        recipe = RECIPE.replace("rounds = 4", f"rounds = 4\nevaluation_window = {window}")
         run = write_run(tmp_path / window, recipe=recipe)
         write_trial(run, "FedAvg", 0, [[0, 0], [1, 1], [2, 2], [6, 6]])
         (trial,) = read_run(run).trials
@@ -154,7 +154,9 @@ def test_windows_of_different_lengths_go_by_no_common_name_and_are_not_compared(
 def test_runs_of_one_method_with_different_windows_stay_apart(tmp_path: Path) -> None:
     runs = []
     for name, window in (("a", 0.5), ("b", 0.25)):
-        run = write_run(tmp_path / name, recipe=RECIPE.replace("rounds = 4", f"rounds = 4\nwindow = {window}"))
+        run = write_run(
+            tmp_path / name, recipe=RECIPE.replace("rounds = 4", f"rounds = 4\nevaluation_window = {window}")
+        )
         write_trial(run, "FedAvg", len(runs), [[1, 1]] * 4)
         runs.append(read_run(run))
     assert [row.label for row in summary(runs)] == ["FedAvg (window=3-4)", "FedAvg (window=4-4)"]
@@ -165,12 +167,12 @@ def test_a_method_that_takes_turns_gives_all_methods_of_the_run_whole_turns(tmp_
     counts = [[8, 2], [0, 10], [5, 5]]
     run = write_run(tmp_path / "run")
     for label, algorithm in (("FedProx", "fedprox"), ("FedSKF", "fedskf")):
-        info = {"algorithm": algorithm, "cohort": 3}
+        info = {"algorithm": algorithm, "cohort_size": 3}
         write_trial(run, label, 0, [[r % 3, 0] for r in range(10)], counts=counts, **info)
     trials = read_run(run).trials
     assert [trial.window_rounds for trial in trials] == [(8, 10), (8, 10)]
     other = write_run(tmp_path / "other")
-    write_trial(other, "FedSKF", 0, [[1, 1]] * 10, counts=counts, algorithm="fedskf", cohort=2)
+    write_trial(other, "FedSKF", 0, [[1, 1]] * 10, counts=counts, algorithm="fedskf", cohort_size=2)
     assert read_run(other).trials[0].window_rounds == (6, 10), "of a cohort that is drawn there is no turn"
 
 

@@ -58,7 +58,7 @@ def test_warnings_name_trials_numbers_and_what_to_change(diverged: Run) -> None:
     )
     assert not_finite == "2 of 8 local trainings of FedSeq (seed 1) ended in numbers that are not finite."
     assert change.startswith("Local training diverges. Lower the learning rate, --set training.lr=0.01 (it is 0.1)")
-    assert "--set training.clip=1" in change
+    assert "--set training.max_grad_norm=1" in change
     page = " ".join(render(diverged).split())
     assert "did not learn" in page
     assert "--set training.lr=0.01" in page

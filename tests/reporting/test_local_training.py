@@ -16,7 +16,7 @@ from fedkeep.reporting.summary import summary
 
 def visits(*corrects: list[int]) -> dict[str, Any]:
     return {
-        "visits": [
+        "local_models": [
             {"client": str(number), "correct": correct, "own": [1, 2], "previous": None}
             for number, correct in enumerate(corrects)
         ]
@@ -73,12 +73,14 @@ def test_the_last_round_that_all_methods_have(tmp_path: Path) -> None:
 
 def test_an_average_that_was_served_is_no_second_training_and_was_not_received(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    averages = {n: {"served": {"moving": {"correct": [1, 1], "test_loss": 1.0}}} for n in (1, 2)}
+    averages = {n: {"evaluation_models": {"moving": {"correct": [1, 1], "test_loss": 1.0}}} for n in (1, 2)}
     rows = {1: visits([1, 1], [1, 1]) | averages[1], 2: visits([9, 0], [0, 10]) | averages[2]}
-    write_trial(run, "FedAvg", 0, [[5, 2], [6, 3]], rows=rows, served=["last", "moving"])
+    write_trial(run, "FedAvg", 0, [[5, 2], [6, 3]], rows=rows, evaluation_models=["last", "moving"])
     lines = local_training(summary(read_run(run)))["clients"][0]["lines"]
     assert [line["label"] for line in lines] == ["model received", "FedAvg"]
-    write_trial(run, "FedAvg", 0, [[5, 2], [6, 3]], rows={n: visits([9, 0]) for n in (1, 2)}, served=["moving"])
+    write_trial(
+        run, "FedAvg", 0, [[5, 2], [6, 3]], rows={n: visits([9, 0]) for n in (1, 2)}, evaluation_models=["moving"]
+    )
     lines = local_training(summary(read_run(run)))["clients"][0]["lines"]
     assert [line["label"] for line in lines] == ["FedAvg, moving average"]
 

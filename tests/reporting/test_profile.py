@@ -13,7 +13,7 @@ from fedkeep.reporting.profile import profile_table, shares, step_table
 
 
 def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
-    recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path), settings=['run.served=["last", "moving"]'])
+    recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path), settings=['run.evaluation_models=["last", "moving"]'])
     run = fedkeep.run(recipe, out=tmp_path / "run")
     for trial in run.trials:
         parts = shares(trial)
@@ -29,7 +29,7 @@ def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
 
 
 def test_steps_and_the_server_by_task(tmp_path: Path) -> None:
-    changes = ["tasks.tasks=3", "tasks.classes=9", "algorithm.ce_slice=all"]
+    changes = ["tasks.num_tasks=3", "tasks.num_classes=9", "algorithm.ce_classes=all"]
     text = tiny.RECIPE.replace('algorithm = "fedavg"', 'algorithm = "finetune"')
     recipe = fedkeep.load_recipe(tiny.write_recipe(tmp_path, text), methods=["finetune"], settings=changes)
     run = fedkeep.run(recipe, out=tmp_path / "run")

@@ -18,7 +18,7 @@ def test_numbers_of_a_cell_are_those_computed_by_hand(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     rows = {
         2: {"lost": {"7": "dropped out"}, "up": 500},
-        4: {"cohort": ["1", "2", "3"], "lost": {"1": "late", "2": "late"}, "undone": True, "down": 3000, "up": 0},
+        4: {"cohort": ["1", "2", "3"], "lost": {"1": "late", "2": "late"}, "rolled_back": True, "down": 3000, "up": 0},
     }
     write_trial(run, "FedAvg", 0, [[2, 8], None, [6, 4], [5, 5]], rows=rows)
     (trial,) = read_run(run).trials

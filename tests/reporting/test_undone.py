@@ -23,7 +23,7 @@ def undone(tmp_path: Path) -> Run:
     recipe = tmp_path / "tiny.toml"
     paper = '\n[paper]\ntable = "toy"\naccuracy = { FedAvg = [50.0], FedSeq = [60.0] }\n'
     recipe.write_text(tiny.RECIPE + paper)
-    settings = ["training.lr=1e30", 'run.served=["last", "moving"]']
+    settings = ["training.lr=1e30", 'run.evaluation_models=["last", "moving"]']
     return fedkeep.run(
         str(recipe), methods=[fedkeep.FedAvg(), fedkeep.FedSeq()], settings=settings, out=tmp_path / "run", rounds=3
     )

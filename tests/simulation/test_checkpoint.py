@@ -73,7 +73,7 @@ def states(engine: Any) -> dict[str, bytes]:
 
 
 def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, written = tiny.engine(Remembering(), cohort=2, rounds=9), []
+    engine, written = tiny.engine(Remembering(), cohort_size=2, rounds=9), []
     monkeypatch.setattr(
         module, "atomic_write", lambda path, content: written.append(path.name) or atomic_write(path, content)
     )
@@ -87,7 +87,7 @@ def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.
         named = json.loads((tmp_path / "manifest.json").read_text())
         on_disk = {path.name for path in tmp_path.iterdir()}
         assert on_disk == {"manifest.json", named["server"], named["model"], *named["clients"].values()}
-    fresh = tiny.engine(Remembering(), cohort=2, rounds=9)
+    fresh = tiny.engine(Remembering(), cohort_size=2, rounds=9)
     checkpoint.restore(fresh)
     assert states(fresh) == states(engine)
     assert fresh.finished == 5

@@ -63,7 +63,7 @@ class Careless(Algorithm):
 
 
 def engine(method: Algorithm[Any, Any] | None = None, **changes: Any) -> Any:
-    return tiny.engine(method or Alone(), cohort=6, client_factories=OWN, **changes)
+    return tiny.engine(method or Alone(), cohort_size=6, client_factories=OWN, **changes)
 
 
 def test_each_trains_its_own_network() -> None:
@@ -122,6 +122,6 @@ def test_a_model_is_held_to_its_own_clients_form(monkeypatch: pytest.MonkeyPatch
 def test_visits_are_evaluated_with_the_clients_network() -> None:
     played = engine(Careless(), rounds=1, evaluate_local_models=True)
     (record,) = tiny.played(played)
-    assert {visit["client"] for visit in record["visits"]} == set("012345")
-    assert all(len(visit["correct"]) == tiny.CLASSES for visit in record["visits"])
+    assert {visit["client"] for visit in record["local_models"]} == set("012345")
+    assert all(len(visit["correct"]) == tiny.CLASSES for visit in record["local_models"])
     assert torch.isfinite(torch.tensor(record["loss"]))

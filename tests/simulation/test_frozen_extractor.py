@@ -46,7 +46,7 @@ def feddcl(extractor: Extractor, method: Algorithm[Any, Any] | None = None, **ch
     own = dict.fromkeys(Federation.from_stream(tasks, 1).clients, partial(plain, 2))
     method = method or FedDCL(**tiny.TOYS["feddcl"])
     return tiny.engine_with_tasks(
-        method, tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2), client_factories=own, **changes
+        method, tasks, cohort_size=5, factory=partial(FrozenNetwork, extractor, 2), client_factories=own, **changes
     )
 
 
@@ -70,7 +70,7 @@ def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extract
     method = engine.algorithm
     assert isinstance(method, FedDCL)
     tests = [len(engine.federation.for_task(task).dataset.test["label"]) for task in (1, 2)]
-    made = (2 + 1) * method.server_cur + 2 * method.server_pre
+    made = (2 + 1) * method.server_images_per_new_class + 2 * method.server_images_per_old_class
     assert extractor.read == sum(tests) + made, "test images, and the server's made ones, in each task"
 
     forgetful = Extractor(extractor.network, extractor.reading, memory=0)
@@ -101,9 +101,9 @@ def test_clients_may_share_one_too_and_send_their_classifiers(extractor: Extract
 
 
 def test_it_reads_images_as_they_are_while_other_networks_augment_them(extractor: Extractor) -> None:
-    engine = feddcl(extractor, augmentation=Augmentation(flip=True))
+    engine = feddcl(extractor, augmentation=Augmentation(horizontal_flip=True))
     assert engine.context.augmentation == Augmentation()
-    assert {place.augmentation for place in engine.own_contexts.values()} == {Augmentation(flip=True)}
+    assert {place.augmentation for place in engine.own_contexts.values()} == {Augmentation(horizontal_flip=True)}
     assert all(context.timer is engine.context.timer for context in engine.own_contexts.values())
     tiny.played(engine)
     same = feddcl(extractor)
@@ -114,7 +114,7 @@ def test_it_reads_images_as_they_are_while_other_networks_augment_them(extractor
 
 def test_old_models_teach_about_features(extractor: Extractor) -> None:
     tasks = tiny.stream((2, 1), absent=0)
-    engine = tiny.engine_with_tasks(FedLwF(), tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2))
+    engine = tiny.engine_with_tasks(FedLwF(), tasks, cohort_size=5, factory=partial(FrozenNetwork, extractor, 2))
     tiny.played(engine)
     assert engine.server.model["classifier.weight"].shape == (3, 8)
 
@@ -135,7 +135,7 @@ def test_the_other_rows_of_its_table(extractor: Extractor, method: Algorithm[Any
 def test_methods_that_look_for_images_are_told(extractor: Extractor, name: str) -> None:
     tasks = tiny.stream((2, 1), absent=0)
     method = tiny.configured(get_algorithm(name))
-    engine = tiny.engine_with_tasks(method, tasks, cohort=5, factory=partial(FrozenNetwork, extractor, 2))
+    engine = tiny.engine_with_tasks(method, tasks, cohort_size=5, factory=partial(FrozenNetwork, extractor, 2))
     with pytest.raises(ConfigError):
         tiny.played(engine)
 

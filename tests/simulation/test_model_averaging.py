@@ -23,16 +23,16 @@ ALL = ("last", "round", "moving")
 
 @pytest.mark.parametrize("method", [FedSeq(), SFedKD(), FedAvg()], ids=repr)
 def test_serving_changes_nothing_that_is_trained(method: Any) -> None:
-    plain, served = tiny.engine(method), tiny.engine(method, served=ALL)
+    plain, served = tiny.engine(method), tiny.engine(method, evaluation_models=ALL)
     without, records = tiny.played(plain), tiny.played(served)
     assert tiny.equal(plain.server.model, served.server.model)
     for record in records:
-        assert record.pop("served").keys() == {"round", "moving"}
+        assert record.pop("evaluation_models").keys() == {"round", "moving"}
     assert without == records
 
 
 def test_the_averages_are_those_of_the_formulas() -> None:
-    engine = tiny.engine(FedSeq(), served=ALL, rounds=3, decay=0.7)
+    engine = tiny.engine(FedSeq(), evaluation_models=ALL, rounds=3, ema_decay=0.7)
     own: list[Weights] = []
     train = FedSeq.train
     moving: dict[str, torch.Tensor] = {}
@@ -58,25 +58,28 @@ def test_the_averages_are_those_of_the_formulas() -> None:
             got = engine.evaluation_model(what)  # type: ignore[arg-type]
             for name in expected:
                 torch.testing.assert_close(got[name].double(), expected[name], rtol=1e-5, atol=1e-6)
-            assert record["served"][what]["correct"] == engine.evaluate(got).correct
+            assert record["evaluation_models"][what]["correct"] == engine.evaluate(got).correct
         assert not tiny.equal(engine.evaluation_model("round"), engine.evaluation_model("last"))
 
 
 def test_the_mean_of_a_parallel_round_is_what_the_server_made() -> None:
-    engine = tiny.engine(FedAvg(), served=("round", "last"))
+    engine = tiny.engine(FedAvg(), evaluation_models=("round", "last"))
     for record in tiny.played(engine):
-        assert record["served"]["last"]["correct"] == record["correct"]
+        assert record["evaluation_models"]["last"]["correct"] == record["correct"]
     assert tiny.equal(engine.evaluation_model("round"), engine.server.model)
 
 
 def test_an_undone_round_leaves_the_averages() -> None:
     engine = tiny.engine(
-        FedSeq(), served=ALL, min_clients=3, fault_injector=lambda number, client, step: "gone" if number == 2 else None
+        FedSeq(),
+        evaluation_models=ALL,
+        min_clients=3,
+        fault_injector=lambda number, client, step: "gone" if number == 2 else None,
     )
     tiny.played(engine, 1)
     before = [engine.evaluation_model(what) for what in ("round", "moving")]  # type: ignore[arg-type]
     (record,) = tiny.played(engine, 1)
-    assert record["undone"]
+    assert record["rolled_back"]
     for what, model in zip(("round", "moving"), before, strict=True):
         assert tiny.equal(engine.evaluation_model(what), model)  # type: ignore[arg-type]
 
@@ -87,7 +90,7 @@ def test_it_resumes_to_the_same_bytes(at: int, tmp_path: Path) -> None:
         if result.record["round"] == at:
             raise KeyboardInterrupt
 
-    serving = {"served": ("moving", "last", "round")}
+    serving = {"evaluation_models": ("moving", "last", "round")}
     run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "cut", [OnRoundEnd(stop)])
@@ -96,7 +99,7 @@ def test_it_resumes_to_the_same_bytes(at: int, tmp_path: Path) -> None:
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-@pytest.mark.parametrize("served", [(), ("last", "last")])
+@pytest.mark.parametrize("evaluation_models", [(), ("last", "last")])
 def test_what_is_served_is_named_once(served: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError, match="each once"):
-        Schedule(served=served)
+        Schedule(evaluation_models=served)

@@ -95,9 +95,9 @@ def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], stack: in
 
 
 def test_two_processes_give_the_same_bits(hired: Any) -> None:
-    for executor in hired(FedAvg(), SFedKD(), MOON(), cohort=5):
+    for executor in hired(FedAvg(), SFedKD(), MOON(), cohort_size=5):
         pooled = executor.state
-        alone = tiny.engine(pooled.algorithm, cohort=5)
+        alone = tiny.engine(pooled.algorithm, cohort_size=5)
         assert tiny.played(pooled) == tiny.played(alone), pooled.algorithm
         assert tiny.equal(alone.server.model, pooled.server.model), pooled.algorithm
         assert all(executor.known.values()), "both have worked"
@@ -139,13 +139,13 @@ def test_lost_clients_and_undone_rounds_are_the_same() -> None:
     def lose(number: int, client: str, step: str) -> str | None:
         return "gone" if number == 2 or (number, client) == (3, "4") else None
 
-    changes = {"fault_injector": lose, "min_clients": 2, "cohort": 5}
+    changes = {"fault_injector": lose, "min_clients": 2, "cohort_size": 5}
     alone, pooled = tiny.engine(SFedKD(), **changes), tiny.engine(SFedKD(), **changes)
     executor = with_thread(pooled, tiny.engine(SFedKD(), **changes))
     records = tiny.played(pooled)
     executor.stop()
     assert records == tiny.played(alone)
-    assert [record["undone"] for record in records] == [False, True, False, False]
+    assert [record["rolled_back"] for record in records] == [False, True, False, False]
     assert tiny.equal(alone.server.model, pooled.server.model)
 
 
@@ -172,8 +172,8 @@ def failing(error: BaseException) -> Any:
 def test_an_error_in_a_step_is_told_with_its_place(
     error: BaseException, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, undisturbed = tiny.engine(FedAvg(), cohort=6), tiny.played(tiny.engine(FedAvg(), cohort=6))
-    with_thread(engine, tiny.engine(FedAvg(), cohort=6))
+    engine, undisturbed = tiny.engine(FedAvg(), cohort_size=6), tiny.played(tiny.engine(FedAvg(), cohort_size=6))
+    with_thread(engine, tiny.engine(FedAvg(), cohort_size=6))
     records = tiny.played(engine, 1)
     with monkeypatch.context() as patch:
         patch.setattr(FedAvg, "train", failing(error))
@@ -186,8 +186,8 @@ def test_an_error_in_a_step_is_told_with_its_place(
 
 
 def test_an_error_in_what_is_done_ahead_fails_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(SFedKD(), cohort=5)
-    with_thread(engine, tiny.engine(SFedKD(), cohort=5))
+    engine = tiny.engine(SFedKD(), cohort_size=5)
+    with_thread(engine, tiny.engine(SFedKD(), cohort_size=5))
     tiny.played(engine, 1)
     prepare = SFedKD.prepare
 
@@ -202,8 +202,8 @@ def test_an_error_in_what_is_done_ahead_fails_the_round(monkeypatch: pytest.Monk
 
 
 def test_no_more_than_a_few_clients_are_prepared_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(SFedKD(), cohort=6, rounds=2)
-    executor = with_thread(engine, tiny.engine(SFedKD(), cohort=6))
+    engine = tiny.engine(SFedKD(), cohort_size=6, rounds=2)
+    executor = with_thread(engine, tiny.engine(SFedKD(), cohort_size=6))
     under_way: list[int] = []
     look_ahead = RoundState._look_ahead
 
@@ -243,7 +243,7 @@ def test_an_answer_that_cannot_travel_is_told_with_its_place(said: Any, monkeypa
 
 
 def test_a_death_is_told_and_nothing_waits(hired: Any) -> None:
-    (executor,) = hired(FedSeq(), workers=1, cohort=5)
+    (executor,) = hired(FedSeq(), workers=1, cohort_size=5)
     engine = executor.state
     tiny.played(engine, 1)
     process = executor.workers[0].process
@@ -254,8 +254,8 @@ def test_a_death_is_told_and_nothing_waits(hired: Any) -> None:
 
 
 def test_a_model_travels_to_a_worker_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(FedAvg(), cohort=6, rounds=2)
-    executor = with_thread(engine, tiny.engine(FedAvg(), cohort=6))
+    engine = tiny.engine(FedAvg(), cohort_size=6, rounds=2)
+    executor = with_thread(engine, tiny.engine(FedAvg(), cohort_size=6))
     models: list[int] = []
     send = Worker.send
 
@@ -275,9 +275,9 @@ def test_a_model_travels_to_a_worker_once_a_round(monkeypatch: pytest.MonkeyPatc
 def test_an_exception_while_talking_to_a_worker_never_waits(
     error: BaseException, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = tiny.played(tiny.engine(FedAvg(), cohort=5))
-    engine = tiny.engine(FedAvg(), cohort=5)
-    with_thread(engine, tiny.engine(FedAvg(), cohort=5))
+    undisturbed = tiny.played(tiny.engine(FedAvg(), cohort_size=5))
+    engine = tiny.engine(FedAvg(), cohort_size=5)
+    with_thread(engine, tiny.engine(FedAvg(), cohort_size=5))
     records = tiny.played(engine, 1)
 
     def fail(*given: Any) -> None:

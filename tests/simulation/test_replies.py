@@ -58,7 +58,7 @@ def let_lie(simulation: Simulation, lie: Lie, client: str, rounds: range) -> Non
 @pytest.mark.parametrize("method", [FedAvg(), FedSeq()])
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_huge_update_is_refused_and_ruins_nothing(method: Any, first: int) -> None:
-    simulation = tiny.engine(method, cohort=6, rounds=3)
+    simulation = tiny.engine(method, cohort_size=6, rounds=3)
     client = simulation.sample_cohort(first)[0]
     let_lie(simulation, scaled(1e30), client, range(first, first + 1))
     records = tiny.played(simulation)
@@ -80,7 +80,7 @@ def test_buffers_are_compared_too() -> None:
         built.register_buffer("running", torch.ones(3))
         return built
 
-    simulation = tiny.engine(FedAvg(), cohort=6, rounds=1, factory=network)
+    simulation = tiny.engine(FedAvg(), cohort_size=6, rounds=1, factory=network)
     client = simulation.sample_cohort(1)[0]
     let_lie(simulation, lie, client, range(1, 2))
     assert "buffers with a change" in tiny.played(simulation)[0]["lost"][client]
@@ -98,7 +98,7 @@ def test_buffers_are_compared_too() -> None:
     ],
 )
 def test_numbers_that_cannot_be_are_refused(method: Any, lie: Lie, reason: str) -> None:
-    simulation = tiny.engine(method, cohort=4, rounds=2)
+    simulation = tiny.engine(method, cohort_size=4, rounds=2)
     client = simulation.sample_cohort(1)[0]
     let_lie(simulation, lie, client, range(1, 2))
     first, _ = tiny.played(simulation)
@@ -128,7 +128,7 @@ def test_a_replayed_model_is_refused_and_an_idle_client_is_not() -> None:
     def lie(fit: Fit, sent: Weights) -> Fit:
         return old.setdefault(0, fit)
 
-    simulation = tiny.engine(FedSeq(), cohort=len(tiny.SIZES), rounds=3)
+    simulation = tiny.engine(FedSeq(), cohort_size=len(tiny.SIZES), rounds=3)
     let_lie(simulation, lie, "1", range(1, 4))
     records = tiny.played(simulation)
     assert [list(record["lost"]) for record in records] == [[], ["1"], ["1"]]
@@ -136,7 +136,7 @@ def test_a_replayed_model_is_refused_and_an_idle_client_is_not() -> None:
 
 
 def test_a_client_refused_again_and_again_is_set_aside() -> None:
-    simulation = tiny.engine(FedAvg(), cohort=len(tiny.SIZES), rounds=4, defense=Defense(refusals=2))
+    simulation = tiny.engine(FedAvg(), cohort_size=len(tiny.SIZES), rounds=4, defense=Defense(refusals=2))
     let_lie(simulation, scaled(1e30), "2", range(1, 5))
     reasons = [record["lost"]["2"] for record in tiny.played(simulation)]
     assert ["set aside" in reason for reason in reasons] == [False, False, True, True]
@@ -174,12 +174,12 @@ def test_a_collapse_stops_the_run_only_after_it_was_far_above_chance() -> None:
 
 
 def test_what_is_known_of_replies_is_in_the_checkpoint(tmp_path: Path) -> None:
-    simulation = tiny.engine(FedSeq(), cohort=6, rounds=3)
+    simulation = tiny.engine(FedSeq(), cohort_size=6, rounds=3)
     client = simulation.sample_cohort(1)[1]
     let_lie(simulation, scaled(1e30), client, range(1, 2))
     tiny.played(simulation, 1)
     Checkpoint(tmp_path).save(simulation, {})
-    other = tiny.engine(FedSeq(), cohort=6, rounds=3)
+    other = tiny.engine(FedSeq(), cohort_size=6, rounds=3)
     Checkpoint(tmp_path).restore(other)
     assert other.history == simulation.history
     assert other.history.refused == {client: 1}

@@ -169,7 +169,7 @@ def test_a_call_that_waits_is_dropped_with_its_client() -> None:
 
     engine = probe(script, min_clients=1)
     (record,) = tiny.played(engine, 1)
-    assert record["undone"]
+    assert record["rolled_back"]
     assert diaries(engine) == {}
 
 
@@ -179,10 +179,10 @@ def test_an_undone_round_keeps_the_clients_states() -> None:
         if server.round == 2:
             cohort.ask(method.poison, "x")
 
-    engine = probe(script, cohort=6, min_clients=6)
+    engine = probe(script, cohort_size=6, min_clients=6)
     tiny.played(engine, 1)
     before = {client: list(entries) for client, entries in diaries(engine).items()}
-    assert tiny.played(engine, 1)[0]["undone"]
+    assert tiny.played(engine, 1)[0]["rolled_back"]
     assert diaries(engine) == before
     assert set(before) == set("012345")
 
@@ -191,7 +191,7 @@ def test_a_state_lives_from_round_to_round() -> None:
     def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
         cohort.ask(method.write, str(server.round))
 
-    engine = probe(script, cohort=2, rounds=6)
+    engine = probe(script, cohort_size=2, rounds=6)
     records = tiny.played(engine)
     for client in set().union(*(record["cohort"] for record in records)):
         assert diaries(engine)[client] == [str(r["round"]) for r in records if client in r["cohort"]]
@@ -242,7 +242,7 @@ def test_an_undone_first_round_does_not_undo_the_beginning_of_the_task() -> None
         train, fault_injector=lambda number, client, step: "gone" if (number, step) == (1, "train") else None
     )
     records = tiny.played(engine)
-    assert [record["undone"] for record in records] == [True, False, False, False]
+    assert [record["rolled_back"] for record in records] == [True, False, False, False]
     assert engine.server.state.began == 6
 
 
@@ -250,15 +250,17 @@ def test_an_undone_last_round_does_not_undo_the_end_of_the_task() -> None:
     engine = probe(
         train, fault_injector=lambda number, client, step: "gone" if (number, step) == (4, "train") else None
     )
-    assert [record["undone"] for record in tiny.played(engine)] == [False, False, False, True]
+    assert [record["rolled_back"] for record in tiny.played(engine)] == [False, False, False, True]
     assert engine.server.state.ended == 1
 
 
 def test_clients_outside_the_cohort_do_not_count_towards_its_minimum() -> None:
-    cohort = probe(train, cohort=2).sample_cohort(1)
-    engine = probe(train, cohort=2, fault_injector=lambda number, client, step: None if client in cohort else "asleep")
+    cohort = probe(train, cohort_size=2).sample_cohort(1)
+    engine = probe(
+        train, cohort_size=2, fault_injector=lambda number, client, step: None if client in cohort else "asleep"
+    )
     (record,) = tiny.played(engine, 1)
-    assert not record["undone"]
+    assert not record["rolled_back"]
     assert engine.server.state.began == 2
     assert not tiny.equal(engine.server.model, engine.context.runner.initial)
 
@@ -267,15 +269,15 @@ def test_clients_outside_the_cohort_do_not_count_towards_its_minimum() -> None:
 
 
 def test_cohorts_are_drawn_without_replacement_from_seed_and_round_alone() -> None:
-    engine = tiny.engine(FedAvg(), cohort=4, rounds=50)
+    engine = tiny.engine(FedAvg(), cohort_size=4, rounds=50)
     drawn = [engine.sample_cohort(number) for number in range(1, 51)]
     assert all(len(set(cohort)) == 4 for cohort in drawn)
-    assert drawn == [tiny.engine(FedSeq(), cohort=4).sample_cohort(number) for number in range(1, 51)]
+    assert drawn == [tiny.engine(FedSeq(), cohort_size=4).sample_cohort(number) for number in range(1, 51)]
     assert len({tuple(cohort) for cohort in drawn}) > 30
     counts = [sum(client in cohort for cohort in drawn) for client in engine.federation.clients]
     assert all(18 <= count <= 48 for count in counts), "33 expected, deviation 3.3"
-    assert drawn != [tiny.engine(FedAvg(), cohort=4, seed=1).sample_cohort(number) for number in range(1, 51)]
-    assert len(tiny.engine(FedAvg(), cohort=99).sample_cohort(1)) == 6
+    assert drawn != [tiny.engine(FedAvg(), cohort_size=4, seed=1).sample_cohort(number) for number in range(1, 51)]
+    assert len(tiny.engine(FedAvg(), cohort_size=99).sample_cohort(1)) == 6
 
 
 def test_a_cohort_of_millions_is_drawn_without_a_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +285,7 @@ def test_a_cohort_of_millions_is_drawn_without_a_permutation(monkeypatch: pytest
     federation = tiny.by_hand(data, [[0, 1, 2]])
     offsets = torch.cat([torch.tensor([0]), torch.full((3_000_000,), 3)])
     object.__setattr__(federation.partition, "offsets", offsets)
-    engine = tiny.engine(FedAvg(), federation=federation, cohort=50)
+    engine = tiny.engine(FedAvg(), federation=federation, cohort_size=50)
     monkeypatch.setattr(torch, "randperm", lambda *args, **kwargs: pytest.fail("a permutation"))
     drawn = engine.sample_cohort(1)
     assert len(set(drawn)) == 50
@@ -314,10 +316,10 @@ def test_visits_tell_what_each_client_left_and_what_became_of_the_one_before() -
     engine = tiny.engine(FedSeq(), evaluate_local_models=True, rounds=1)
     (record,) = tiny.played(engine)
     sizes = [engine.federation.num_examples(client) for client in record["cohort"]]
-    assert [visit["client"] for visit in record["visits"]] == record["cohort"]
-    assert record["visits"][-1]["correct"] == record["correct"]
-    assert [visit["own"][1] for visit in record["visits"]] == sizes
-    assert [visit["previous"] and visit["previous"][1] for visit in record["visits"]] == [None, *sizes[:-1]]
+    assert [visit["client"] for visit in record["local_models"]] == record["cohort"]
+    assert record["local_models"][-1]["correct"] == record["correct"]
+    assert [visit["own"][1] for visit in record["local_models"]] == sizes
+    assert [visit["previous"] and visit["previous"][1] for visit in record["local_models"]] == [None, *sizes[:-1]]
 
 
 def test_the_loss_of_a_round_weighs_clients_by_examples() -> None:
@@ -328,7 +330,7 @@ def test_the_loss_of_a_round_weighs_clients_by_examples() -> None:
         alone = tiny.by_hand(
             engine.federation.dataset, [[]] * int(client) + [engine.federation.partition[int(client)].tolist()]
         )
-        single = tiny.engine(FedAvg(), federation=alone, rounds=1, cohort=99)
+        single = tiny.engine(FedAvg(), federation=alone, rounds=1, cohort_size=99)
         losses[client] = tiny.played(single)[0]["loss"]
     weights = {client: engine.federation.num_examples(client) for client in losses}
     expected = sum(losses[c] * weights[c] for c in losses) / sum(weights.values())

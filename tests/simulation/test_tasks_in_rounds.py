@@ -94,7 +94,7 @@ def test_new_rows_are_the_same_everywhere_and_old_logits_stay() -> None:
 
 
 def test_rounds_and_classes_are_counted_by_task() -> None:
-    engine = tiny.engine_with_tasks(Watching(), tiny.stream((2, 1), absent=0), cohort=5)
+    engine = tiny.engine_with_tasks(Watching(), tiny.stream((2, 1), absent=0), cohort_size=5)
     assert engine.rounds == 4
     tiny.played(engine)
     for state in engine.client_states.values():
@@ -125,9 +125,9 @@ def test_workers_follow_from_task_to_task(method: Algorithm[Any, Any]) -> None:
 
 
 def test_served_averages_grow_too() -> None:
-    engine = tiny.engine_with_tasks(FedAvg(), served=("last", "moving", "round"))
+    engine = tiny.engine_with_tasks(FedAvg(), evaluation_models=("last", "moving", "round"))
     records = tiny.played(engine)
-    assert [len(record["served"]["moving"]["correct"]) for record in records] == [1, 1, 2, 2, 3, 3]
+    assert [len(record["evaluation_models"]["moving"]["correct"]) for record in records] == [1, 1, 2, 2, 3, 3]
 
 
 def test_one_task_is_the_run_without_tasks() -> None:

@@ -21,7 +21,7 @@ from fedkeep.models import Network
 from fedkeep.simulation.simulation import Simulation
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
-MOVING = Augmentation(crop=1, flip=True, rotation=10.0, brightness=0.2, cutout=2)
+MOVING = Augmentation(crop_padding=1, horizontal_flip=True, rotation=10.0, brightness=0.2, cutout=2)
 CASES: dict[str, dict[str, Any]] = {"plain": {}, "augmented": {"augmentation": MOVING}, "stacked": {"stack": 2}}
 
 
@@ -64,7 +64,7 @@ CONVOLVED: tuple[nn.Module, ...] = (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Re
 
 
 def test_convolutions_batch_norm_dropout_and_clipping_do_not_wait() -> None:
-    training = replace(tiny.SHORT, clip=0.5)
+    training = replace(tiny.SHORT, max_grad_norm=0.5)
     with pretended() as pretence:
         engine = tiny.engine(FedAvg(), factory=convolved, training=training, device=DEVICE, evaluate_local_models=True)
         (record,) = tiny.played(engine, 1)

@@ -26,7 +26,7 @@ def digits() -> DataSet:
 
 
 def trained(digits: DataSet, folder: Path, **changes: Any) -> Extractor:
-    given = {"form": SMALL, "settings": SETTINGS, "augmentation": Augmentation(crop=1)} | changes
+    given = {"form": SMALL, "settings": SETTINGS, "augmentation": Augmentation(crop_padding=1)} | changes
     return pretrain(given.pop("form"), digits, given.pop("settings"), given.pop("augmentation"), folder, **given)
 
 

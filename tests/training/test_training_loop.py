@@ -126,8 +126,8 @@ def by_hand(
             batch = rows[start : start + training.batch_size]
             optimiser.zero_grad()
             cross_entropy(network(data["input"][batch]), data["label"][batch]).backward()
-            if training.clip is not None:
-                nn.utils.clip_grad_norm_(network.parameters(), training.clip)
+            if training.max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(network.parameters(), training.max_grad_norm)
             optimiser.step()
     return network.state_dict()
 
@@ -140,9 +140,11 @@ SETTINGS = {
     "plain": Training(epochs=3, batch_size=4, lr=0.1),
     "momentum": Training(epochs=3, batch_size=4, lr=0.1, momentum=0.9),
     "weight decay": Training(epochs=3, batch_size=4, lr=0.1, weight_decay=0.1),
-    "clipping": Training(epochs=3, batch_size=4, lr=0.1, clip=0.2),
+    "clipping": Training(epochs=3, batch_size=4, lr=0.1, max_grad_norm=0.2),
     "decay by round": Training(epochs=3, batch_size=4, lr=0.1, lr_decay=0.5),
-    "everything": Training(epochs=3, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.1, clip=0.2, lr_decay=0.9),
+    "everything": Training(
+        epochs=3, batch_size=4, lr=0.1, momentum=0.9, weight_decay=0.1, max_grad_norm=0.2, lr_decay=0.9
+    ),
 }
 
 
@@ -177,8 +179,8 @@ def test_what_an_objective_does_not_use_stays_as_it_is_with_its_momentum(name: s
             features = network.features(data["input"][rows])
             loss = cross_entropy(network.classifier(features), data["label"][rows]) if used[-1] else None
             (features.square().mean() if loss is None else loss).backward()
-            if training.clip is not None:
-                nn.utils.clip_grad_norm_(network.parameters(), training.clip)
+            if training.max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(network.parameters(), training.max_grad_norm)
             optimiser.step()
     assert any(used)
     assert not all(used[used.index(True) :]), "a classifier with momentum is left out"
@@ -391,7 +393,9 @@ def test_dropout_differs_between_rounds_and_clients_but_not_between_runs() -> No
     assert tiny.played(tiny.engine(FedAvg(), factory=Forgetful, federation=federation, rounds=2)) == first
 
 
-@pytest.mark.parametrize("augmentation", [Augmentation(), Augmentation(flip=True, crop=1, cutout=1, rotation=5)])
+@pytest.mark.parametrize(
+    "augmentation", [Augmentation(), Augmentation(horizontal_flip=True, crop_padding=1, cutout=1, rotation=5)]
+)
 def test_a_whole_run_leaves_every_global_generator_alone(augmentation: Augmentation) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002

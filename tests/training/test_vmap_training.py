@@ -91,8 +91,8 @@ SETTINGS = {
     "plain": PLAIN,
     "momentum": replace(PLAIN, momentum=0.9),
     "weight decay": replace(PLAIN, weight_decay=0.1),
-    "clipping": replace(PLAIN, clip=0.2),
-    "everything": replace(PLAIN, momentum=0.9, weight_decay=0.1, clip=0.2, lr_decay=0.5),
+    "clipping": replace(PLAIN, max_grad_norm=0.2),
+    "everything": replace(PLAIN, momentum=0.9, weight_decay=0.1, max_grad_norm=0.2, lr_decay=0.5),
 }
 
 
@@ -120,7 +120,10 @@ def test_augmented_images_and_further_data_sets_are_stacked() -> None:
         for number, count in enumerate((9, 6, 6)):
             raw = {"input": (columns(count, number)["input"] * 40 + 120).clamp(0, 255).to(torch.uint8)}
             raw["label"] = columns(count, number)["label"]
-            sources = [source(raw, number, Augmentation(flip=True, crop=1)), source(columns(5, 50 + number), number)]
+            sources = [
+                source(raw, number, Augmentation(horizontal_flip=True, crop_padding=1)),
+                source(columns(5, 50 + number), number),
+            ]
             both.append(TrainJob(of.initial, CrossEntropy() + CrossEntropy(dataset=1), sources, 2, round=1, seed=0))
         return both
 
@@ -242,7 +245,11 @@ def test_no_model_holds_on_to_the_others() -> None:
 def test_groups_follow_from_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     """About equal groups, the largest clients first, whoever drops out."""
     engine = tiny.engine(
-        FedAvg(), cohort=6, stack=4, rounds=1, fault_injector=lambda round, client, step: "x" if client == "3" else None
+        FedAvg(),
+        cohort_size=6,
+        stack=4,
+        rounds=1,
+        fault_injector=lambda round, client, step: "x" if client == "3" else None,
     )
     groups: list[list[str]] = []
     submit = engine.serial.submit
@@ -266,7 +273,7 @@ def test_one_gradient_for_two_weights_is_not_changed_twice(clip: float | None) -
             return self.scale * (self.layer(images.flatten(1)) + self.one + self.other)
 
     of = networks(lambda: Network(Twice(), 8, tiny.CLASSES))
-    training = replace(PLAIN, weight_decay=0.1, clip=clip)
+    training = replace(PLAIN, weight_decay=0.1, max_grad_norm=clip)
     agree(ModelStack(of, training, group(of)).fit(), [fit(of, assignment, training) for assignment in group(of)])
 
 
@@ -315,7 +322,7 @@ class Stubborn(FedAvg):
 def test_an_error_in_a_group_says_whose_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stubborn, "where", where)
     with pytest.raises(ZeroDivisionError, match=where) as caught:
-        tiny.engine(Stubborn(), cohort=6, stack=3).run_round()
+        tiny.engine(Stubborn(), cohort_size=6, stack=3).run_round()
     assert "client 4, round 1" in caught.value.__notes__[-1]
 
 
@@ -331,7 +338,7 @@ class Forgiving(FedAvg):
 
 
 def test_a_step_may_catch_the_error_of_its_own_training() -> None:
-    looped, stacked = tiny.engine(Forgiving(), cohort=6), tiny.engine(Forgiving(), cohort=6, stack=3)
+    looped, stacked = tiny.engine(Forgiving(), cohort_size=6), tiny.engine(Forgiving(), cohort_size=6, stack=3)
     tiny.played(looped, 1)
     tiny.played(stacked, 1)
     for name, tensor in looped.server.model.items():
@@ -351,7 +358,7 @@ class Two(FedAvg):
 
 
 def test_calls_that_wait_change_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(Two(), cohort=6, stack=3, rounds=1)
+    engine = tiny.engine(Two(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
     submit = engine.serial.submit
     monkeypatch.setattr(engine.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r))
@@ -371,7 +378,7 @@ class OneFirst(Two):
 
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_waiting_for_one_client_changes_no_group(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(OneFirst(), cohort=6, stack=3, rounds=1)
+    engine = tiny.engine(OneFirst(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
     submit = engine.serial.submit
     monkeypatch.setattr(engine.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r))
@@ -390,16 +397,18 @@ def timed(monkeypatch: pytest.MonkeyPatch, alone: float, together: Callable[[int
     monkeypatch.setattr(choose, "_together", lambda engine, clients: together(len(clients)))
 
 
-def populous(cohort: int = 48, rounds: int = 1000, **changes: Any) -> Any:
-    return tiny.engine(FedAvg(), federation=tiny.federation((2,) * 60), cohort=cohort, rounds=rounds, **changes)
+def populous(cohort_size: int = 48, rounds: int = 1000, **changes: Any) -> Any:
+    return tiny.engine(
+        FedAvg(), federation=tiny.federation((2,) * 60), cohort_size=cohort_size, rounds=rounds, **changes
+    )
 
 
 def test_stacks_are_chosen_where_they_are_clearly_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     timed(monkeypatch, 1.0, lambda clients: 0.5 * clients + 1)
     assert choose_stack_size(populous()) == 32  # 24 s of training and 2 groups: 26 s; with stacks of 16: 27 s
     assert choose_stack_size(populous(), workers=3) == 16  # 3 groups of 16 side by side: 9 s; 2 of 24: 13 s
-    assert choose_stack_size(populous(cohort=4)) == 16  # one group of all four: 3 s instead of 4
-    assert choose_stack_size(populous(cohort=4), workers=2) == 1  # 2 s one by one on two workers, 3 s as one
+    assert choose_stack_size(populous(cohort_size=4)) == 16  # one group of all four: 3 s instead of 4
+    assert choose_stack_size(populous(cohort_size=4), workers=2) == 1  # 2 s one by one on two workers, 3 s as one
     timed(monkeypatch, 1.0, lambda clients: 0.9 * clients)
     assert choose_stack_size(populous()) == 1, "a tenth is not worth another rounding"
     timed(monkeypatch, 1.0, lambda clients: 1.5 * clients)
@@ -442,7 +451,7 @@ def test_distillation_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[int] = []
     whole = ModelStack.fit
     monkeypatch.setattr(ModelStack, "fit", lambda self: trained.append(len(self.group)) or whole(self))
-    tiny.played(tiny.engine(FedNTD(), cohort=6, stack=6))
+    tiny.played(tiny.engine(FedNTD(), cohort_size=6, stack=6))
     assert trained == [6, 6, 6, 6]
 
 

@@ -24,10 +24,10 @@ def main() -> None:
     dataset = synthetic(10 * clients)
     engine = Simulation(
         fedkeep.FedAvg(),
-        Federation(dataset, IID(clients=clients).split(dataset.train, dataset.num_classes, seed=0)),
+        Federation(dataset, IID(num_clients=clients).split(dataset.train, dataset.num_classes, seed=0)),
         lambda: MLP().build(dataset.shape, dataset.num_classes),
         Training(epochs=1, batch_size=10, lr=0.1),
-        Schedule(rounds=10**6, cohort=50, evaluate_every=10**6),
+        Schedule(rounds=10**6, cohort_size=50, evaluate_every=10**6),
     )
     engine.stack = choose_stack_size(engine)  # as a run does
     going = turns.begin("fedkeep", "torch")

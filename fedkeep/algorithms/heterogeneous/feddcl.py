@@ -89,8 +89,9 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     """Data-free continual learning (Algorithm 1, its slips corrected): examples stay with clients, and weights too.
 
     *When a task begins* (eqs. 4, 5) clients search for the prototype of each new class under a frozen diffusion model,
-    and the server averages them, ``proto_rounds`` times. The server then generates images of the new classes, once for
-    all rounds (section V-D), and sends them to the clients. The printed algorithm generates them anew in every update.
+    and the server averages them, ``prototype_rounds`` times. The server then generates images of the new classes, once
+    for all rounds (section V-D), and sends them to the clients. The printed algorithm generates them anew in every
+    update.
 
     *A round*: a client trains its own model by CE[new] on its examples and generated images, and, on generated images
     of old classes, by CE[old] + w_kd KD[old] from its own model of the task before (eqs. 6 to 8). It sends its logits
@@ -104,11 +105,11 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     first task is the same either way, and so are the control's labels at the server, which compete with all.
 
     The paper prints no temperature: 2 without tau squared (``kd_scale``), as in the code of DDDR, on which it builds,
-    whose w_kd is 10. Numbers of images are per class (DDDR has cur=50 and pre=200), inner "rounds" are epochs, and
-    local ones are the recipe's epochs. The paper's grey images are sampled by ddpm in 500 steps. One pool of images
-    serves all four sets, each the first of a class. Real and generated images are augmented alike, but for brightness.
-    One generator serves all tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass
-    a network one after the other, as in DDDR. docs/tried-readings-incremental.md lists other readings.
+    whose w_kd is 10. Numbers of images are per class (DDDR has 50 of new and 200 of old classes), inner "rounds" are
+    epochs, and local ones are the recipe's epochs. The paper's grey images are sampled by ddpm in 500 steps. One pool
+    of images serves all four sets, each the first of a class. Real and generated images are augmented alike, but for
+    brightness. One generator serves all tasks, or each has its own (``generator.by_task``). Examples and old classes'
+    images pass a network one after the other, as in DDDR. docs/tried-readings-incremental.md lists other readings.
     """
 
     title = "FedDCL"
@@ -120,19 +121,31 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     tau: float = option(2.0, "softmax temperature of all distillation", low=1e-3)
     kd_scale: Scale = option("none", "whether all distillation is multiplied by tau squared")
     w_kd: float = option(1.0, "weight of a client's distillation of old classes", low=0.0)
-    cur: int = option(200, "generated images of each new class in a client's training; 0: none", low=0)
-    pre: int = option(100, "generated images of each old class there; 0: none", low=0)
+    images_per_new_class: int = option(200, "generated images of each new class in a client's training; 0: none", low=0)
+    images_per_old_class: int = option(100, "generated images of each old class there; 0: none", low=0)
     server_loss: Literal["kd", "labels"] = option("kd", "the server learns clients' logits, or the images' labels")
     server_epochs: int = option(2, "of the server over generated images (Q k to s)", low=0)
     feedback_epochs: int = option(1, "of the clients over them afterwards (Q s to k)", low=0)
-    server_cur: int = option(500, "generated images of each new class for the server, and for feedback", low=1)
-    server_pre: int = option(500, "generated images of each old class there", low=1)
+    server_images_per_new_class: int = option(
+        500, "generated images of each new class for the server, and for feedback", low=1
+    )
+    server_images_per_old_class: int = option(500, "generated images of each old class there", low=1)
 
     def begin_task(self, server: Server[FedDCLServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
-        extend_pool(self, server, clients, max(self.cur, self.pre, self.server_cur, self.server_pre))
+        extend_pool(
+            self,
+            server,
+            clients,
+            max(
+                self.images_per_new_class,
+                self.images_per_old_class,
+                self.server_images_per_new_class,
+                self.server_images_per_old_class,
+            ),
+        )
         if server.num_old_classes:
-            replayed = select_images(server.state.pool, 0, server.num_old_classes, self.server_pre)
+            replayed = select_images(server.state.pool, 0, server.num_old_classes, self.server_images_per_old_class)
             server.state.old_logits = server.predict(server.state.old_model, replayed)[:, : server.num_old_classes]
 
     def round(self, server: Server[FedDCLServerState], cohort: Cohort) -> None:
@@ -146,7 +159,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         if self.server_loss == "kd":
             server.model = self.distill_into(server, server.model, consensus, self.server_epochs)  # eq. 11
         else:
-            images = mark_generated(select_images(state.pool, 0, server.num_classes, self.server_cur))
+            images = mark_generated(select_images(state.pool, 0, server.num_classes, self.server_images_per_new_class))
             server.model = server.fit(server.model, CrossEntropy(), images, epochs=self.server_epochs).model
         cohort.start(self.feedback, consensus)  # eq. 12
 
@@ -157,7 +170,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     def validate_reply(self, server: Server[FedDCLServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, LogitReply):
             num_new = server.num_classes - server.num_old_classes
-            return validate_logits(reply, num_new * self.server_cur, num_new)
+            return validate_logits(reply, num_new * self.server_images_per_new_class, num_new)
         return validate_prototypes(server, reply, examples) if isinstance(reply, PrototypeReply) else None
 
     def own_model(self, state: FedDCLClientState) -> Weights:
@@ -175,15 +188,17 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         """Train the client's own model (eqs. 6 to 8), and send its logits on the server's images of new classes."""
         state = client.state
         loss = label_loss(client, "all" if self.head == "joint" else "new")  # eq. 6
-        if client.num_old_classes and self.pre:
+        if client.num_old_classes and self.images_per_old_class:
             labels: Loss = CrossEntropy(dataset=1)
             loss = loss + (labels if self.head == "joint" else ClassSubset(labels, 0, client.num_old_classes))
             loss = loss + distill_old_classes(  # eq. 7
                 state.old_model, self.w_kd, self.tau, dataset=1, scale=self.kd_scale, head=self.head
             )
         start = client.expand_head(state.model) if state.model else client.initial_model
-        state.model = client.fit(start, loss, *replay_data(client, state.pool, self.cur, self.pre)).model
-        images = select_images(state.pool, client.num_old_classes, client.num_classes, self.server_cur)
+        state.model = client.fit(
+            start, loss, *replay_data(client, state.pool, self.images_per_new_class, self.images_per_old_class)
+        ).model
+        images = select_images(state.pool, client.num_old_classes, client.num_classes, self.server_images_per_new_class)
         return LogitReply(client.predict(state.model, images)[:, client.num_old_classes :])
 
     @on_client
@@ -212,9 +227,9 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
             Epochs over the larger of both sets of images.
         """
         pool, old = party.state.pool, party.num_old_classes
-        parts = [(old, select_images(pool, old, party.num_classes, self.server_cur), consensus)]
+        parts = [(old, select_images(pool, old, party.num_classes, self.server_images_per_new_class), consensus)]
         if old:
-            parts.append((0, select_images(pool, 0, old, self.server_pre), party.state.old_logits))
+            parts.append((0, select_images(pool, 0, old, self.server_images_per_old_class), party.state.old_logits))
         parts.sort(key=lambda part: len(part[2]), reverse=True)  # an epoch ends with data set 0
         loss, data = ZERO_LOSS, list[Data]()
         num_outputs = party.num_classes if self.head == "joint" else 0

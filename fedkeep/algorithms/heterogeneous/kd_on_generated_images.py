@@ -31,11 +31,13 @@ class FTKDOnGeneratedImages(PrototypeOptions, FTKD):
     title = "FT+KD on generated images"
     needs = ("generator",)
 
-    server_cur: int = option(500, "generated images of each new class, on which logits are exchanged", low=1)
+    server_images_per_new_class: int = option(
+        500, "generated images of each new class, on which logits are exchanged", low=1
+    )
 
     def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
-        generate_public_images(self, server, clients, self.server_cur)
+        generate_public_images(self, server, clients, self.server_images_per_new_class)
 
     def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, PrototypeReply):
@@ -50,11 +52,13 @@ class EWCKDOnGeneratedImages(PrototypeOptions, EWCKD):
     title = "EWC+KD on generated images"
     needs = ("generator",)
 
-    server_cur: int = option(500, "generated images of each new class, on which logits are exchanged", low=1)
+    server_images_per_new_class: int = option(
+        500, "generated images of each new class, on which logits are exchanged", low=1
+    )
 
     def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
-        generate_public_images(self, server, clients, self.server_cur)
+        generate_public_images(self, server, clients, self.server_images_per_new_class)
 
     def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, PrototypeReply):
@@ -69,11 +73,13 @@ class LwFKDOnGeneratedImages(PrototypeOptions, LwFKD):
     title = "LwF+KD on generated images"
     needs = ("generator",)
 
-    server_cur: int = option(500, "generated images of each new class, on which logits are exchanged", low=1)
+    server_images_per_new_class: int = option(
+        500, "generated images of each new class, on which logits are exchanged", low=1
+    )
 
     def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
-        generate_public_images(self, server, clients, self.server_cur)
+        generate_public_images(self, server, clients, self.server_images_per_new_class)
 
     def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, PrototypeReply):

@@ -23,7 +23,7 @@ from fedkeep.losses.prototypes import herd
 from fedkeep.models import Weights
 from fedkeep.models.heads import WEIGHT
 
-CESlice = Literal["new", "all"]
+CEClasses = Literal["new", "all"]
 """The classes among which labels compete: the task's, or all that were seen."""
 Selection = Literal["herding", "random"]
 """How exemplars are chosen."""
@@ -60,11 +60,11 @@ class OldModelState(CachedTaskLoss):
     teacher: Weights = field(default_factory=dict)
 
 
-def label_loss(client: Client[Any], ce_slice: CESlice) -> Loss:
+def label_loss(client: Client[Any], ce_classes: CEClasses) -> Loss:
     """Return the cross-entropy among the task's own classes, or among all seen; in the first task both are equal."""
     return (
         ClassSubset(CrossEntropy(), client.num_old_classes)
-        if ce_slice == "new" and client.num_old_classes
+        if ce_classes == "new" and client.num_old_classes
         else CrossEntropy()
     )
 

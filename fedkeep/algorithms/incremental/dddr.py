@@ -34,7 +34,8 @@ class DDDRClientState:
     pool : Data
         Generated images, equally many of each class, in order of classes.
     distillation : Objective
-        The distillation of the last global model of the task before, on the first ``pre`` images of each old class.
+        The distillation of the last global model of the task before, on the first ``images_per_old_class`` images of
+        each old class.
     """
 
     pool: Data = field(default_factory=dict)
@@ -58,7 +59,7 @@ class DDDRServerState(ImagePool):
 class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
     """Diffusion-driven data replay: FedAvg on the client's examples and on generated images of new and old classes.
 
-    The loss is CE[new] + w_scl SupCon on own examples and generated images of new classes, + w_ce_pre CE[old] + w_kd
+    The loss is CE[new] + w_scl SupCon on own examples and generated images of new classes, + w_ce_old CE[old] + w_kd
     KD[old] on generated images of old classes. KD is the cross-entropy with the probabilities of the last global model
     of the task before, at temperature 2 and without tau squared.
 
@@ -75,23 +76,23 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
 
     needs = ("generator",)
 
-    proto_rounds: int = option(10, "rounds of prototype search at a task's beginning", low=0)
-    proto_batch: int = option(12, "images a step", low=1)
+    prototype_rounds: int = option(10, "rounds of prototype search at a task's beginning", low=0)
+    prototype_batch_size: int = option(12, "images a step", low=1)
     tau: float = option(2.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
-    w_ce_pre: float = option(0.5, "weight of the labels of generated images of old classes", low=0.0)
+    w_ce_old: float = option(0.5, "weight of the labels of generated images of old classes", low=0.0)
     w_kd: float = option(10.0, "weight of the distillation on these images", low=0.0)
     w_scl: float = option(1.0, "weight of supervised contrast, on examples and images of new classes", low=0.0)
-    cur: int = option(50, "generated images of each new class in a client's training; 0: none", low=0)
-    pre: int = option(200, "generated images of each old class there; 0: none", low=0)
+    images_per_new_class: int = option(50, "generated images of each new class in a client's training; 0: none", low=0)
+    images_per_old_class: int = option(200, "generated images of each old class there; 0: none", low=0)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def begin_task(self, server: Server[DDDRServerState], clients: Cohort) -> None:
         state, teacher = server.state, server.model
         super().begin_task(server, clients)
-        extend_pool(self, server, clients, max(self.cur, self.pre))
-        if server.num_old_classes and self.pre:
+        extend_pool(self, server, clients, max(self.images_per_new_class, self.images_per_old_class))
+        if server.num_old_classes and self.images_per_old_class:
             distillation = distill_old_classes(teacher, self.w_kd, self.tau, dataset=1)
-            replayed = select_images(state.pool, 0, server.num_old_classes, self.pre)
+            replayed = select_images(state.pool, 0, server.num_old_classes, self.images_per_old_class)
             state.distillation = server.cache_teachers(distillation, {}, replayed)
 
     def round(self, server: Server[DDDRServerState], cohort: Cohort) -> None:
@@ -119,10 +120,12 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
         loss = label_loss(client, "new")
         if self.w_scl:
             loss = loss + Scaled(self.w_scl, SupCon())
-        if client.num_old_classes and self.pre:
+        if client.num_old_classes and self.images_per_old_class:
             loss = (
                 loss
-                + ClassSubset(Scaled(self.w_ce_pre, CrossEntropy(dataset=1)), 0, client.num_old_classes)
+                + ClassSubset(Scaled(self.w_ce_old, CrossEntropy(dataset=1)), 0, client.num_old_classes)
                 + state.distillation
             )
-        return client.fit(model, loss, *replay_data(client, state.pool, self.cur, self.pre))
+        return client.fit(
+            model, loss, *replay_data(client, state.pool, self.images_per_new_class, self.images_per_old_class)
+        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedkeep.aggregation import Aggregation, aggregate
-from fedkeep.algorithms.incremental.class_incremental import CESlice, label_loss
+from fedkeep.algorithms.incremental.class_incremental import CEClasses, label_loss
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, on_client
 from fedkeep.losses import ZERO_LOSS, Loss, QuadraticPenalty
 from fedkeep.losses.penalties import merge_fisher, pad_rows
@@ -35,7 +35,7 @@ class FedEWC(Algorithm[NoState, EWCState]):
     """Federated elastic weight consolidation: CE[new] + w_penalty / 2 * sum_j F_j (w_j - a_j)^2.
 
     a is the last global model of the task before. F is the mean over the client's batches of the squared gradient,
-    clipped at ``limit`` and merged over tasks by their share of the classes. Rows of new classes are free.
+    clipped at ``max_fisher`` and merged over tasks by their share of the classes. Rows of new classes are free.
 
     The code of TARGET, which others reused, computes the penalty of another network than the one that it trains: it has
     no gradient. ``compat=repo`` repeats that; what is published as EWC may be plain training without weight decay.
@@ -45,9 +45,9 @@ class FedEWC(Algorithm[NoState, EWCState]):
     paper = "Kirkpatrick et al., 2017: Overcoming catastrophic forgetting; federated as in the code of TARGET (2023)"
 
     w_penalty: float = option(1000.0, "weight of the penalty", low=0.0)
-    limit: float = option(1e-4, "largest Fisher information of a parameter", low=0.0)
+    max_fisher: float = option(1e-4, "largest Fisher information of a parameter", low=0.0)
     compat: Literal["correct", "repo"] = option("correct", "a penalty that works, or one without gradient")
-    ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
+    ce_classes: CEClasses = option("new", "labels among the task's classes, or among all that were seen")
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -60,12 +60,12 @@ class FedEWC(Algorithm[NoState, EWCState]):
     @on_client
     def train(self, client: Client[EWCState], model: Weights) -> Fit:
         """Train on the task's labels, with the penalty for old tasks."""
-        return client.fit(model, label_loss(client, self.ce_slice) + ewc_penalty(client.state, model, self.w_penalty))
+        return client.fit(model, label_loss(client, self.ce_classes) + ewc_penalty(client.state, model, self.w_penalty))
 
     @on_client
     def consolidate(self, client: Client[EWCState], model: Weights) -> None:
         """Compute the Fisher information of the task's last model on the client's data."""
-        client.state = consolidate(client, client.state, model, self.limit)
+        client.state = consolidate(client, client.state, model, self.max_fisher)
 
 
 def consolidate(client: Client[Any], before: EWCState, model: Weights, limit: float) -> EWCState:
@@ -79,7 +79,7 @@ def consolidate(client: Client[Any], before: EWCState, model: Weights, limit: fl
         What was kept so far. It stays if the client has no example of this task.
     model : Weights
         The task's last model.
-    limit : float
+    max_fisher : float
         The largest Fisher information of a parameter.
     """
     if not len(client.data["label"]):

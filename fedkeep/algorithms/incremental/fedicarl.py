@@ -74,12 +74,12 @@ class FeatureSums:
 class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
     """Federated iCaRL: CE[all] + w_old * KD[old] on the task's examples and the exemplars.
 
-    The teacher is the last global model of the task before. A client keeps ``per_class`` examples of each class that it
-    holds, chosen at the task's end by herding on the global model's features; with ``scope=global`` that is what all
-    clients together keep. ``memory`` limits all classes of a client together, as in iCaRL's paper: exemplar sets shrink
-    as classes arrive. Only models travel, and the linear classifier is evaluated. With ``classify=nearest_mean`` an
-    image gets the class of the nearest mean of features, as in iCaRL: then every client also receives the new model,
-    and reports the sums of its features by class, of exemplars and the task's examples.
+    The teacher is the last global model of the task before. A client keeps ``exemplars_per_class`` examples of each
+    class that it holds, chosen at the task's end by herding on the global model's features; with ``scope=global`` that
+    is what all clients together keep. ``max_exemplars`` limits all classes of a client together, as in iCaRL's paper:
+    exemplar sets shrink as classes arrive. Only models travel, and the linear classifier is evaluated. With
+    ``classify=nearest_mean`` an image gets the class of the nearest mean of features, as in iCaRL: then every client
+    also receives the new model, and reports the sums of its features by class, of exemplars and the task's examples.
 
     ``loss=glfc`` is the loss of GLFC's code (Dong et al., 2022) instead: binary cross-entropies of all classes. Half of
     it has the labels as targets, with weights that balance old and new classes, and half the old model's outputs for
@@ -93,8 +93,8 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
     w_old: float = option(1.0, "weight of the distillation of old classes", low=0.0)
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
-    per_class: int = option(20, "examples of each class that are kept", low=1)
-    memory: int = option(0, "examples of all classes that a client keeps at most; 0: no limit", low=0)
+    exemplars_per_class: int = option(20, "examples of each class that are kept", low=1)
+    max_exemplars: int = option(0, "examples of all classes that a client keeps at most; 0: no limit", low=0)
     scope: Scope = option("client", "whether each client keeps so many, or all together")
     selection: Selection = option("herding", "how they are chosen")
     classify: Literal["linear", "nearest_mean"] = option("linear", "what is evaluated: the classifier, or means")
@@ -115,9 +115,9 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
         return scores.clamp(min=-100)  # of a class without a mean; others are above -4, and a loss must be finite
 
     def end_task(self, server: Server[ClassMeans], clients: Cohort) -> None:
-        count = exemplars_per_client(self.per_class, self.scope, server.num_clients)
-        if self.memory:
-            count = min(count, max(1, self.memory // server.num_classes))
+        count = exemplars_per_client(self.exemplars_per_class, self.scope, server.num_clients)
+        if self.max_exemplars:
+            count = min(count, max(1, self.max_exemplars // server.num_classes))
         clients.ask(self.remember, server.model, count)
 
     @on_client

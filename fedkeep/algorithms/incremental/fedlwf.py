@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import (
-    CESlice,
+    CEClasses,
     OldModelState,
     cache_once_per_task,
     distill_old_classes,
@@ -32,7 +32,7 @@ class FedLwF(Algorithm[NoState, OldModelState]):
 
     w_old: float = option(3.0, "weight of the distillation of old classes", low=0.0)
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
-    ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
+    ce_classes: CEClasses = option("new", "labels among the task's classes, or among all that were seen")
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -45,7 +45,7 @@ class FedLwF(Algorithm[NoState, OldModelState]):
     def train(self, client: Client[OldModelState], model: Weights) -> Fit:
         """Train the global model on the task's labels and the old model's outputs."""
         distillation = distill_old_classes(client.state.teacher, self.w_old, self.tau)
-        loss = label_loss(client, self.ce_slice) + cache_once_per_task(client, distillation, client.data)
+        loss = label_loss(client, self.ce_classes) + cache_once_per_task(client, distillation, client.data)
         return client.fit(model, loss, client.data)
 
     @on_client
@@ -70,5 +70,5 @@ class FedProxLwF(FedLwF):
     def train(self, client: Client[OldModelState], model: Weights) -> Fit:
         """Train near the received model on the task's labels and the old model's outputs."""
         distillation = distill_old_classes(client.state.teacher, self.w_old, self.tau)
-        loss = label_loss(client, self.ce_slice) + cache_once_per_task(client, distillation, client.data)
+        loss = label_loss(client, self.ce_classes) + cache_once_per_task(client, distillation, client.data)
         return client.fit(model, loss + QuadraticPenalty(model, self.mu / 2), client.data)

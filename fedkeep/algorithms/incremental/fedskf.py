@@ -121,7 +121,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     sync: bool = option(True, "clients keep a classifier of their own; otherwise they take the global one every round")
     pit: Literal["fused", "aligned", "off"] = option("fused", "result of the projection; off: the plain mean")
     pit_turn: Literal["cyclic", "random"] = option("cyclic", "whose neurons are the base: in order, or at random")
-    per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
+    exemplars_per_class: int = option(20, "of icarl: exemplars of each class that a client keeps", low=1)
     scale: float = option(1.0, "of pass: factor on PASS's loss (see FedPASS)", low=0.0)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples in the mean, or all alike")
 
@@ -144,7 +144,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
         server.model, server.state.base = projection.model, base
 
     def end_task(self, server: Server[FedSKFServerState], clients: Cohort) -> None:
-        clients.ask(self.remember, server.model, self.per_class)
+        clients.ask(self.remember, server.model, self.exemplars_per_class)
 
     def next_base(self, server: Server[FedSKFServerState], clients: list[str]) -> str:
         """Return the client with whose neurons the mean is aligned, of those that replied in a round."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import (
-    CESlice,
+    CEClasses,
     OldModelState,
     cache_once_per_task,
     concat,
@@ -45,10 +45,10 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
 
     The first teacher is the client's own last model of the task before, the second the model that it received. The
     paper searches for its weights, and those who compare with it print none: 3 and 1 are ours. The received model
-    teaches the old classes; with ``server_slice=all`` it teaches all classes from a task's second round on, when its
+    teaches the old classes; with ``server_classes=all`` it teaches all classes from a task's second round on, when its
     new rows have been trained. The first task is FedAvg's, bit for bit. In the paper's experiments clients also keep a
-    few examples; those who compare with it mention none. So there are none by default. With ``per_class`` each client
-    herds so many of each class by its own model, and learns them again among all classes.
+    few examples; those who compare with it mention none. So there are none by default. With ``exemplars_per_class``
+    each client herds so many of each class by its own model, and learns them again among all classes.
     """
 
     title = "FLwF-2T"
@@ -56,17 +56,17 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
 
     w_old: float = option(3.0, "weight of the distillation from the client's own old model", low=0.0)
     tau: float = option(2.0, "softmax temperature; there is no tau squared", low=1e-3)
-    ce_slice: CESlice = option("new", "labels among the task's classes, or among all that were seen")
+    ce_classes: CEClasses = option("new", "labels among the task's classes, or among all that were seen")
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
     w_server: float = option(1.0, "weight of the distillation from the received model", low=0.0)
-    server_slice: Literal["old", "all"] = option("old", "classes that the received model teaches")
-    per_class: int = option(0, "examples of each class that a client keeps and learns again", low=0)
+    server_classes: Literal["old", "all"] = option("old", "classes that the received model teaches")
+    exemplars_per_class: int = option(0, "examples of each class that a client keeps and learns again", low=0)
 
     def check(self) -> None:
-        if self.per_class and self.ce_slice == "new":
+        if self.exemplars_per_class and self.ce_classes == "new":
             raise ConfigError(
-                "FLwF2T.per_class keeps examples of old classes, which have no label among the new ones: set "
-                "FLwF2T.ce_slice=all too."
+                "FLwF2T.exemplars_per_class keeps examples of old classes, which have no label among the new ones: set "
+                "FLwF2T.ce_classes=all too."
             )
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -81,7 +81,7 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
         state = client.state
         data = concat(client.data, state.memory)
         own_teacher = distill_old_classes(state.teacher, self.w_old, self.tau)
-        loss = label_loss(client, self.ce_slice) + cache_once_per_task(client, own_teacher, data)
+        loss = label_loss(client, self.ce_classes) + cache_once_per_task(client, own_teacher, data)
         fit = client.fit(model, loss + self.server_distillation(client, model), data)
         state.own_model = fit.model
         return fit
@@ -90,7 +90,7 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
         """Return w_server * KD from the received model; nothing in the first task."""
         if not client.num_old_classes:
             return ZERO_LOSS
-        teaches_all = self.server_slice == "all" and client.round > 1
+        teaches_all = self.server_classes == "all" and client.round > 1
         return distill_old_classes(
             model if teaches_all else truncate(model, client.num_old_classes), self.w_server, self.tau
         )
@@ -100,5 +100,5 @@ class FLwF2T(Algorithm[NoState, FLwF2TClientState]):
         """Keep the client's own last model, or the task's if it never trained; keep exemplars, if any are wanted."""
         state = client.state
         state.teacher = state.own_model or model
-        if self.per_class:
-            state.memory = update_memory(client, state.teacher, state.memory, self.per_class, "herding")
+        if self.exemplars_per_class:
+            state.memory = update_memory(client, state.teacher, state.memory, self.exemplars_per_class, "herding")

@@ -58,7 +58,7 @@ def select_images(pool: Data, start: int, stop: int, count: int) -> Data:
     return {name: column[rows] for name, column in pool.items()}
 
 
-def replay_data(client: Client[Any], pool: Data, cur: int, pre: int) -> list[Data]:
+def replay_data(client: Client[Any], pool: Data, per_new_class: int, per_old_class: int) -> list[Data]:
     """Return what a client trains on: data set 0, and data set 1 if old classes are replayed.
 
     Parameters
@@ -67,13 +67,13 @@ def replay_data(client: Client[Any], pool: Data, cur: int, pre: int) -> list[Dat
         The client.
     pool : Data
         The generated images that it has.
-    cur : int
+    per_new_class : int
         Generated images of each new class, which are added to the client's examples in data set 0.
-    pre : int
+    per_old_class : int
         Generated images of each old class, data set 1; 0, or no old class: there is none.
     """
-    generated = mark_generated(select_images(pool, client.num_old_classes, client.num_classes, cur))
+    generated = mark_generated(select_images(pool, client.num_old_classes, client.num_classes, per_new_class))
     data = [concat(mark_generated(client.data, False), generated)]
-    if client.num_old_classes and pre:
-        data.append(mark_generated(select_images(pool, 0, client.num_old_classes, pre)))
+    if client.num_old_classes and per_old_class:
+        data.append(mark_generated(select_images(pool, 0, client.num_old_classes, per_old_class)))
     return data

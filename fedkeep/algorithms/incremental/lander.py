@@ -46,14 +46,14 @@ class LANDERServerState(InversionServerState):
 
 @dataclass(frozen=True)
 class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
-    """Label-text anchors: A (CE[new] + ltc * bounding) on own examples + B (KD[old] + MSE of features) on synthetic.
+    """Label-text anchors: A (CE[new] + w_bounding * bounding) on own examples + B (KD[old] + MSE of features) on rest.
 
     An anchor is the embedding of a class's name by a language model, a vector as wide as the network's features (512
     in the paper). The bounding loss, max(0, MSE(features, anchor) - r), exerts no pull within that distance. The
     last global model of the task before teaches logits, at temperature 2 without tau squared, and features, and the
     server inverts it into images through the anchors (see `fedkeep.generation.inversion.TextInverter`). With n classes
-    of which n_old are old, a = log2(n / 2 + 1) and b = sqrt(n_old / n), A = cur (1 + 1 / a) / b and B = pre a b. In the
-    first task A is 1 and B is 0.
+    of which n_old are old, a = log2(n / 2 + 1) and b = sqrt(n_old / n), A = w_new (1 + 1 / a) / b and B = w_old a b. In
+    the first task A is 1 and B is 0.
 
     ``anchors`` names the file, which the server alone reads: a .csv with a line for each class, its name and then the
     numbers; or a .safetensors with a vector under each class's name.
@@ -69,18 +69,20 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
     needs = ("images",)
 
     anchors: str = option("", "file with a vector for each class name: .csv or .safetensors")
-    ltc: float = option(5.0, "weight of the bounding loss", low=0.0)
-    r: float = option(0.015, "mean squared distance from the anchor that costs nothing", low=0.0)
-    cur: float = option(0.2, "factor of the loss on own examples", low=0.0)
-    pre: float = option(0.4, "factor of the loss on synthetic images", low=0.0)
-    syn_batch_size: int = option(128, "synthetic images a step; the code has as many as own examples", low=2)
-    nums: int = option(10000, "synthetic images", low=2)
+    w_bounding: float = option(5.0, "weight of the bounding loss", low=0.0)
+    radius: float = option(0.015, "mean squared distance from the anchor that costs nothing", low=0.0)
+    w_new: float = option(0.2, "factor of the loss on own examples", low=0.0)
+    w_old: float = option(0.4, "factor of the loss on synthetic images", low=0.0)
+    synthetic_batch_size: int = option(128, "synthetic images a step; the code has as many as own examples", low=2)
+    num_images: int = option(10000, "synthetic images", low=2)
     synthesis_batch_size: int = option(256, "images that are generated at a time", low=2)
-    g_steps: int = option(40, "steps of the generator for each batch of images", low=1)
+    generator_steps: int = option(40, "steps of the generator for each batch of images", low=1)
     warmup: int = option(10, "batches that are discarded, before a student is trained and challenged", low=0)
-    ngf: int = option(64, "channels of the generator's last feature maps; twice as many before", low=1)
-    bn: float = option(1.0, "weight of the distance of batch-norm statistics; nothing without batch norm", low=0.0)
-    kd_steps: int = option(50, "steps of the student after each batch of images", low=0)
+    generator_channels: int = option(64, "channels of the generator's last feature maps; twice as many before", low=1)
+    w_batch_norm: float = option(
+        1.0, "weight of the distance of batch-norm statistics; nothing without batch norm", low=0.0
+    )
+    student_steps: int = option(50, "steps of the student after each batch of images", low=0)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def check(self) -> None:
@@ -92,7 +94,7 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
         state.best_model, state.lowest_loss = {}, inf
         images = self.synthesize(server) if server.num_old_classes else {}
         loss = server.cache_teachers(self.replay_loss(server), {}, images)
-        state.replay, state.holders = SyntheticReplay(images, loss, self.syn_batch_size), []
+        state.replay, state.holders = SyntheticReplay(images, loss, self.synthetic_batch_size), []
         super().begin_task(server, clients)
 
     def round(self, server: Server[LANDERServerState], cohort: Cohort) -> None:
@@ -118,23 +120,25 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
     def synthesize(self, server: Server[LANDERServerState]) -> Data:
         """Return synthetic images of all old classes, generated from the last model before its head is expanded."""
         config = InversionConfig(
-            nums=self.nums,
+            num_images=self.num_images,
             synthesis_batch_size=self.synthesis_batch_size,
-            g_steps=self.g_steps,
+            generator_steps=self.generator_steps,
             warmup=self.warmup,
-            ngf=self.ngf,
-            bn=self.bn,
-            kd_steps=self.kd_steps,
-            sample_batch_size=128,
-            lr_s=0.1,
+            generator_channels=self.generator_channels,
+            w_batch_norm=self.w_batch_norm,
+            student_steps=self.student_steps,
+            student_batch_size=128,
+            student_lr=0.1,
         )
-        inverter = TextInverter(config, inversion_problem(server), self.read_anchors(server), self.ltc, self.r)
+        inverter = TextInverter(
+            config, inversion_problem(server), self.read_anchors(server), self.w_bounding, self.radius
+        )
         return inverter.synthesize(config.num_batches, num_discarded=self.warmup)
 
     def replay_loss(self, server: Server[LANDERServerState]) -> Loss:
-        """Return A * ltc * the bounding loss + B (KD[old] + MSE of features)."""
+        """Return A * w_bounding * the bounding loss + B (KD[old] + MSE of features)."""
         own_factor, old_factor = self.loss_factors(server.num_old_classes, server.num_classes)
-        bounding = Scaled(own_factor * self.ltc, BoundingLoss(self.read_anchors(server), self.r))
+        bounding = Scaled(own_factor * self.w_bounding, BoundingLoss(self.read_anchors(server), self.radius))
         if not server.num_old_classes:
             return bounding
         features = Scaled(old_factor, FeatureMSE(server.model, dataset=1))
@@ -145,7 +149,7 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
         if not num_old:
             return 1.0, 0.0
         a, b = log2(num_classes / 2 + 1), sqrt(num_old / num_classes)
-        return self.cur * (1 + 1 / a) / b, self.pre * a * b
+        return self.w_new * (1 + 1 / a) / b, self.w_old * a * b
 
     def read_anchors(self, server: Server[LANDERServerState]) -> Tensor:
         """Return the anchors of all classes known now, [classes, width], on the server's device."""

@@ -48,20 +48,20 @@ class PrototypeReply:
 class PrototypeOptions(Options):
     """Options of the prototype search and of sampling, and the client step that searches."""
 
-    proto_rounds: int = option(5, "rounds of prototype search at a task's beginning", low=0)
-    proto_steps: int = option(50, "optimizer steps of a client in each", low=1)
-    proto_batch: int = option(128, "images a step", low=1)
-    proto_agg: AverageRule = option(
+    prototype_rounds: int = option(5, "rounds of prototype search at a task's beginning", low=0)
+    prototype_steps: int = option(50, "optimizer steps of a client in each", low=1)
+    prototype_batch_size: int = option(128, "images a step", low=1)
+    prototype_aggregation: AverageRule = option(
         "uniform", "who counts in the mean: all, those with examples of the class, or by how many"
     )
     sampler: Literal["ddim", "dpm-solver++", "ddpm"] = option("ddim", "how images are sampled")
     sampler_steps: int = option(50, "steps of it", low=1)
-    guidance: float = option(2.0, "weight of classifier-free guidance; 1: none", low=0.0)
+    guidance_scale: float = option(2.0, "weight of classifier-free guidance; 1: none", low=0.0)
 
     @on_client
     def search(self, client: Client[Any], prototypes: Tensor) -> PrototypeReply:
         """Search for the prototypes of the task's classes with the client's own examples (eq. 4)."""
-        settings = PrototypeSearch(self.proto_steps, self.proto_batch)
+        settings = PrototypeSearch(self.prototype_steps, self.prototype_batch_size)
         labels, rng = client.data["label"] - client.num_old_classes, client.rng("prototypes")
         images = client.data["input"]
         result = PrototypeCache().search(client.generator, prototypes, images, labels, settings, rng)
@@ -75,7 +75,7 @@ def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Coho
     Parameters
     ----------
     method : PrototypeOptions
-        The method, whose step `search` is asked ``proto_rounds`` times.
+        The method, whose step `search` is asked ``prototype_rounds`` times.
     server : Server
         The server.
     clients : Cohort
@@ -89,7 +89,7 @@ def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Coho
         If nobody holds an example of some class.
     """
     prototypes = server.generator.initial_prototypes(server.num_classes - server.num_old_classes)
-    for _ in range(method.proto_rounds):
+    for _ in range(method.prototype_rounds):
         replies = list(clients.ask(method.search, prototypes).values())
         if not replies:
             raise RunError(
@@ -100,7 +100,7 @@ def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Coho
                 torch.stack([reply.counts for reply in replies]).sum(0), server.label_names[server.num_old_classes :]
             )
         found, counts = [reply.prototypes for reply in replies], [reply.counts for reply in replies]
-        prototypes = average_prototypes(prototypes, found, counts, method.proto_agg)
+        prototypes = average_prototypes(prototypes, found, counts, method.prototype_aggregation)
     return prototypes
 
 
@@ -118,7 +118,7 @@ def generate_images(method: PrototypeOptions, server: Server[Any], prototypes: S
     count : int
         Images of each class.
     """
-    sampler = Sampler(method.sampler, method.sampler_steps, method.guidance)
+    sampler = Sampler(method.sampler, method.sampler_steps, method.guidance_scale)
     seed, cache, parts = server.rng("images").initial_seed(), ImageCache(), []
     first_class = server.num_classes - sum(map(len, prototypes))
     for task, rows in enumerate(prototypes, start=server.task - len(prototypes) + 1):

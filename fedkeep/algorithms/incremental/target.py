@@ -29,43 +29,45 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
     The teacher is the last global model of the task before, from which the server has generated the images (see
     `fedkeep.generation.inversion.LatentInverter`). KD is the cross-entropy with the teacher's probabilities among the
     old classes, at temperature 2 and without tau squared. The first task is FedAvg's, bit for bit. What clients receive
-    once a task are ``nums`` images and, unless images are augmented at random, the teacher's outputs in place of the
-    teacher.
+    once a task are ``num_images`` images and, unless images are augmented at random, the teacher's outputs in place of
+    the teacher.
 
     As in the code, an epoch ends with the shorter of two: the client's examples in batches of the recipe's size, and
-    the images in batches such that an average client would come to the end of ``nums`` at the same time. Here that
-    average is over the clients of the last round of the task before.
+    the images in batches such that an average client would come to the end of ``num_images`` at the same time. Here
+    that average is over the clients of the last round of the task before.
 
-    The paper generates images until there are ``nums``, challenged by a student that learns from them. The released
-    code, with 10 batches and a warm-up of 20, never trains that student and has 2,560 images, but sizes batches as if
-    it had all: ``compat=repo``. That code keeps a cosine schedule for the student's learning rate, which is left out:
-    it would fall by 6 % here. Its options ``act``, ``reset_bn`` and ``reset_l0`` have no effect as it is released, and
-    are left out too. Other settings are its values for CIFAR-100 (`InversionConfig`).
+    The paper generates images until there are ``num_images``, challenged by a student that learns from them. The
+    released code, with 10 batches and a warm-up of 20, never trains that student and has 2,560 images, but sizes
+    batches as if it had all: ``compat=repo``. That code keeps a cosine schedule for the student's learning rate, which
+    is left out: it would fall by 6 % here. Its options ``act``, ``reset_bn`` and ``reset_l0`` have no effect as it is
+    released, and are left out too. Other settings are its values for CIFAR-100 (`InversionConfig`).
     """
 
     title = "TARGET"
     paper = "Zhang et al., 2023: TARGET, federated class-continual learning via exemplar-free distillation"
     needs = ("images",)
 
-    kd: float = option(25.0, "weight of the distillation on synthetic images", low=0.0)
+    w_kd: float = option(25.0, "weight of the distillation on synthetic images", low=0.0)
     tau: float = option(2.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
-    compat: Literal["paper", "repo"] = option("paper", "nums images after a warm-up, or ten batches and no student")
-    nums: int = option(8000, "synthetic images", low=2)
+    compat: Literal["paper", "repo"] = option("paper", "`num_images` after a warm-up, or ten batches and no student")
+    num_images: int = option(8000, "synthetic images", low=2)
     synthesis_batch_size: int = option(256, "images that are generated at a time", low=2)
-    g_steps: int = option(10, "steps of the generator for each batch of images", low=1)
+    generator_steps: int = option(10, "steps of the generator for each batch of images", low=1)
     warmup: int = option(20, "batches that are discarded, before a student is trained and challenged", low=0)
-    ngf: int = option(64, "channels of the generator's last feature maps; twice as many before", low=1)
-    bn: float = option(10.0, "weight of the distance of batch-norm statistics; nothing without batch norm", low=0.0)
-    kd_steps: int = option(400, "steps of the student after each batch of images", low=0)
-    sample_batch_size: int = option(256, "images in each of these", low=2)
+    generator_channels: int = option(64, "channels of the generator's last feature maps; twice as many before", low=1)
+    w_batch_norm: float = option(
+        10.0, "weight of the distance of batch-norm statistics; nothing without batch norm", low=0.0
+    )
+    student_steps: int = option(400, "steps of the student after each batch of images", low=0)
+    student_batch_size: int = option(256, "images in each of these", low=2)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
     def begin_task(self, server: Server[InversionServerState], clients: Cohort) -> None:
         state = server.state
         images = self.synthesize(server) if server.num_old_classes else {}
-        loss = distill_old_classes(server.model if server.num_old_classes else {}, self.kd, self.tau, dataset=1)
+        loss = distill_old_classes(server.model if server.num_old_classes else {}, self.w_kd, self.tau, dataset=1)
         steps = ceil(state.examples / server.training.batch_size)
-        batch_size = max(2, self.nums // max(1, steps))  # batch norm cannot train on one image
+        batch_size = max(2, self.num_images // max(1, steps))  # batch norm cannot train on one image
         state.replay, state.holders = SyntheticReplay(images, server.cache_teachers(loss, {}, images), batch_size), []
         super().begin_task(server, clients)
 
@@ -79,14 +81,14 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
     def synthesize(self, server: Server[InversionServerState]) -> Data:
         """Return synthetic images of all old classes, generated from the last model before its head is expanded."""
         config = InversionConfig(
-            nums=self.nums,
+            num_images=self.num_images,
             synthesis_batch_size=self.synthesis_batch_size,
-            g_steps=self.g_steps,
+            generator_steps=self.generator_steps,
             warmup=self.warmup,
-            ngf=self.ngf,
-            bn=self.bn,
-            kd_steps=self.kd_steps,
-            sample_batch_size=self.sample_batch_size,
+            generator_channels=self.generator_channels,
+            w_batch_norm=self.w_batch_norm,
+            student_steps=self.student_steps,
+            student_batch_size=self.student_batch_size,
         )
         inverter = LatentInverter(config, inversion_problem(server))
         if self.compat == "repo":

@@ -59,8 +59,12 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
     selection: Selection = option("greedy", "how teachers are chosen among the last round's clients")
     w_nontarget: float = option(1.0, "weight of the non-target part (gamma in the paper)", low=0.0)
     w_target: float = option(3.0, "weight of the target part (beta in the paper)", low=0.0)
-    g: Literal["far", "uniform"] = option("far", "non-target weights: by discrepancy, or 1/K (ablation)")
-    h: Literal["near", "uniform"] = option("near", "target weights: by inverse discrepancy, or 1/K (ablation)")
+    nontarget_weighting: Literal["far", "uniform"] = option(
+        "far", "non-target weights: by discrepancy, or 1/K (ablation)"
+    )
+    target_weighting: Literal["near", "uniform"] = option(
+        "near", "target weights: by inverse discrepancy, or 1/K (ablation)"
+    )
 
     label_counts = label_counts
 
@@ -103,8 +107,8 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
         distances = discrepancies(torch.stack([counts[name] for name in teachers]), counts[student], self.metric)
         g, h = teacher_weights(distances)
         uniform = torch.full_like(g, 1 / len(teachers))
-        target = self.w_target * (h if self.h == "near" else uniform)
-        nontarget = self.w_nontarget * (g if self.g == "far" else uniform)
+        target = self.w_target * (h if self.target_weighting == "near" else uniform)
+        nontarget = self.w_nontarget * (g if self.nontarget_weighting == "far" else uniform)
         return PerTeacher(target.float(), nontarget.float())
 
     @on_client

@@ -45,7 +45,7 @@ class Partition:
     offsets : Tensor
         int64 ``[clients + 1]``.
     dropped : int
-        Number of training rows that no client holds, on purpose (only ``column`` with ``groups`` does this).
+        Number of training rows that no client holds, on purpose (only ``column`` with ``num_groups`` does this).
     """
 
     scheme: str
@@ -144,7 +144,7 @@ class Scheme(Options, ABC):
     """
 
     name: ClassVar[str]
-    clients: int = option(100, "number of clients", low=1)
+    num_clients: int = option(100, "number of clients", low=1)
 
     def split(self, train: Mapping[str, Tensor], num_classes: int, seed: int) -> Partition:
         """Divide a training set among the clients.
@@ -164,8 +164,8 @@ class Scheme(Options, ABC):
             If the request is impossible, or no acceptable draw came up within the scheme's attempts.
         """
         labels = _check_labels(train, num_classes)
-        if self.clients > len(labels):
-            raise self.error(f"{self.clients} clients cannot share {len(labels)} examples. Use fewer clients.")
+        if self.num_clients > len(labels):
+            raise self.error(f"{self.num_clients} clients cannot share {len(labels)} examples. Use fewer clients.")
         rows, offsets, attempts = self.assign(labels, num_classes, train, seed)
         return Partition(
             scheme=self.name,
@@ -200,10 +200,11 @@ class Scheme(Options, ABC):
 
     def require_examples(self, examples: int, min_size: int) -> None:
         """Raise `PartitionError` if there are too few examples for all clients to have ``min_size``."""
-        if min_size * self.clients > examples:
+        if min_size * self.num_clients > examples:
             raise self.error(
-                f"{self.clients} clients with at least {min_size} examples each need {min_size * self.clients}, and "
-                f"there are {examples}. Lower min_size to at most {examples // self.clients}, or use fewer clients."
+                f"{self.num_clients} clients with at least {min_size} examples each need "
+                f"{min_size * self.num_clients}, and "
+                f"there are {examples}. Lower min_size to at most {examples // self.num_clients}, or use fewer clients."
             )
 
 

@@ -22,16 +22,16 @@ class ByColumn(Scheme):
     of data that say whose each example is. Otherwise the groups are shuffled and divided in equal numbers (they differ
     by at most one).
 
-    With ``groups`` only that many groups, drawn at random, are used, and **the rows of the others are left out on
+    With ``num_groups`` only that many groups, drawn at random, are used, and **the rows of the others are left out on
     purpose**; the partition's manifest says how many (``dropped``).
 
     Reference: the "real" partition of Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, used by FedCAD.
     """
 
     name: ClassVar[str] = "column"
-    clients: int = option(0, "number of clients; 0 for one client for each group", low=0)
+    num_clients: int = option(0, "number of clients; 0 for one client for each group", low=0)
     column: str = option("client", "column of the training set that says which group a row belongs to")
-    groups: int = option(0, "use only so many groups, drawn at random, and leave the rest out; 0 for all", low=0)
+    num_groups: int = option(0, "use only so many groups, drawn at random, and leave the rest out; 0 for all", low=0)
 
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
         """Assign rows to clients; see `Scheme.assign`."""
@@ -47,11 +47,11 @@ class ByColumn(Scheme):
                 f"column {self.column!r} must be one integer an example, not {values.dtype} {values.shape}."
             )
         found, group = np.unique(values, return_inverse=True)
-        used = self.groups or len(found)
-        clients = self.clients or used
+        used = self.num_groups or len(found)
+        clients = self.num_clients or used
         self._check_groups(len(found), used, clients)
         chosen = random_stream(seed, "order").permutation(len(found))[:used]
-        if self.clients == 0:
+        if self.num_clients == 0:
             chosen.sort()
         client_of_group = np.full(len(found), -1, np.int64)
         client_of_group[chosen] = np.repeat(np.arange(clients), even_sizes(used, clients))
@@ -62,7 +62,7 @@ class ByColumn(Scheme):
     def _check_groups(self, found: int, used: int, clients: int) -> None:
         if used > found:
             raise self.error(
-                f"column {self.column!r} has {found} groups, not {used}. Set groups to at most {found}, or to 0."
+                f"column {self.column!r} has {found} groups, not {used}. Set num_groups to at most {found}, or to 0."
             )
         if clients > used:
             raise self.error(f"{clients} clients cannot share {used} groups of {self.column!r}. Use fewer clients.")

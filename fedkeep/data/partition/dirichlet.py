@@ -42,25 +42,25 @@ class ClasswiseDirichlet(Scheme):
     name: ClassVar[str] = "dirichlet"
     alpha: float = option(0.5, "concentration of the shares: the smaller, the more the clients differ", low=1e-6)
     min_size: int = option(10, "examples that each client has at least", low=1)
-    soft_cap: bool = option(True, "give nothing more to clients that hold their equal part already")
-    attempts: int = option(2_000_000, "draws to try before giving up", low=1)
+    self_balancing: bool = option(True, "give nothing more to clients that hold their equal part already")
+    max_attempts: int = option(2_000_000, "draws to try before giving up", low=1)
 
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
         """Assign rows to clients; see `Scheme.assign`."""
         self.require_examples(len(labels), self.min_size)
         found = allocate(
             np.bincount(labels, minlength=num_classes),
-            np.ones((self.clients, num_classes), dtype=bool),
+            np.ones((self.num_clients, num_classes), dtype=bool),
             alpha=self.alpha,
-            cap=len(labels) / self.clients if self.soft_cap else np.inf,
+            cap=len(labels) / self.num_clients if self.self_balancing else np.inf,
             min_size=self.min_size,
-            attempts=self.attempts,
+            attempts=self.max_attempts,
             seed=seed,
         )
         if found.counts is None:
             raise self.error(found.failure(self.min_size, "raise alpha"))
         return group_by_client(
-            rows_by_class(labels, num_classes, seed), clients_by_class(found.counts), self.clients, found.attempts
+            rows_by_class(labels, num_classes, seed), clients_by_class(found.counts), self.num_clients, found.attempts
         )
 
 
@@ -84,9 +84,11 @@ class ClientwiseDirichlet(Scheme):
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
         """Assign rows to clients; see `Scheme.assign`."""
         by_class = rows_by_class(labels, num_classes, seed)
-        quotas = even_sizes(len(labels), self.clients)
+        quotas = even_sizes(len(labels), self.num_clients)
         return group_by_client(
-            by_class, draw_clients(np.bincount(labels, minlength=num_classes), quotas, self.alpha, seed), self.clients
+            by_class,
+            draw_clients(np.bincount(labels, minlength=num_classes), quotas, self.alpha, seed),
+            self.num_clients,
         )
 
 
@@ -120,7 +122,7 @@ def draw_clients(sizes: Integers, quotas: Integers, alpha: float, seed: int) -> 
 
 
 def _client_of_step(quotas: Integers, generator: np.random.Generator) -> Integers:
-    """Return which client is served in each step, int64 [sum of quotas].
+    """Return which client draws in each step, int64 [sum of quotas].
 
     Clients drawn uniformly among those with quota left are the order of arrivals of independent Poisson processes of
     one rate, each stopped at its quota.

@@ -20,4 +20,4 @@ class IID(Scheme):
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
         """Assign rows to clients; see `Scheme.assign`."""
         rows = random_stream(seed, "rows").permutation(len(labels))
-        return Assignment(rows, to_offsets(even_sizes(len(labels), self.clients)))
+        return Assignment(rows, to_offsets(even_sizes(len(labels), self.num_clients)))

@@ -14,7 +14,9 @@ from fedkeep.data import Augmentation, Data, ImageFormat
 from fedkeep.errors import RunError
 from fedkeep.generation.inversion.batch_norm_statistics import BatchNormStatistics
 
-AUGMENTATION = Augmentation(crop=4, flip=True)  # of images that teacher and student see during the inversion
+AUGMENTATION = Augmentation(
+    crop_padding=4, horizontal_flip=True
+)  # of images that teacher and student see during the inversion
 BETAS = (0.5, 0.999)  # of Adam, for generators
 
 
@@ -24,58 +26,58 @@ class InversionConfig:
 
     Attributes
     ----------
-    nums : int
+    num_images : int
         Synthetic images.
     synthesis_batch_size : int
         Images that are generated at a time.
-    g_steps : int
+    generator_steps : int
         Steps of the generator for each batch of images.
     warmup : int
         Batches that are discarded, before a student is trained and challenged.
-    nz : int
+    latent_size : int
         Length of the generator's latent vector.
-    ngf : int
+    generator_channels : int
         Channels of the generator's last feature maps; twice as many before.
-    lr_g : float
+    generator_lr : float
         Learning rate of the generator (Adam).
-    oh : float
+    w_labels : float
         Weight of the cross-entropy with random labels.
-    bn : float
+    w_batch_norm : float
         Weight of the distance of batch-norm statistics; nothing without batch norm.
-    bn_mmt : float
+    batch_norm_momentum : float
         Weight of earlier batches in these statistics.
-    adv : float
+    w_adversarial : float
         Weight of the divergence of the student from the teacher.
-    kd_steps : int
+    student_steps : int
         Steps of the student after each batch of images.
-    sample_batch_size : int
+    student_batch_size : int
         Images in each of these.
-    lr_s : float
+    student_lr : float
         Learning rate of the student (SGD with momentum 0.9).
-    T : float
+    tau : float
         Temperature of the student's distillation.
     """
 
-    nums: int = 8000
+    num_images: int = 8000
     synthesis_batch_size: int = 256
-    g_steps: int = 10
+    generator_steps: int = 10
     warmup: int = 20
-    nz: int = 256
-    ngf: int = 64
-    lr_g: float = 2e-3
-    oh: float = 0.5
-    bn: float = 10.0
-    bn_mmt: float = 0.9
-    adv: float = 1.0
-    kd_steps: int = 400
-    sample_batch_size: int = 256
-    lr_s: float = 0.2
-    T: float = 20.0
+    latent_size: int = 256
+    generator_channels: int = 64
+    generator_lr: float = 2e-3
+    w_labels: float = 0.5
+    w_batch_norm: float = 10.0
+    batch_norm_momentum: float = 0.9
+    w_adversarial: float = 1.0
+    student_steps: int = 400
+    student_batch_size: int = 256
+    student_lr: float = 0.2
+    tau: float = 20.0
 
     @property
     def num_batches(self) -> int:
-        """Number of batches that give ``nums`` images after the warm-up, with those of the warm-up."""
-        return self.warmup + ceil(self.nums / self.synthesis_batch_size)
+        """Number of batches that give ``num_images`` images after the warm-up, with those of the warm-up."""
+        return self.warmup + ceil(self.num_images / self.synthesis_batch_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +108,10 @@ class InversionProblem:
 class Inverter(ABC):
     """Generates images that a teacher classifies as given classes and that a student does not know yet.
 
-    For every batch of images a generator takes ``g_steps`` steps to minimise
+    For every batch of images a generator takes ``generator_steps`` steps to minimise
 
-        oh * CE(teacher, labels) + bn * distance of batch-norm statistics - adv * KL(teacher || student),
+        w_labels * CE(teacher, labels) + w_batch_norm * distance of batch-norm statistics
+            - w_adversarial * KL(teacher || student),
 
     the last term over images that both classify alike, and only after the warm-up. Of the images on the way those of
     the lowest loss are kept, in 8 bits. Teacher and student see them cropped and flipped at random. The student is
@@ -129,12 +132,12 @@ class Inverter(ABC):
         self.teacher = problem.teacher.eval().requires_grad_(False)
         self.student = problem.student
         self.device = next(self.teacher.parameters()).device
-        self.statistics = BatchNormStatistics(self.teacher, config.bn_mmt)
+        self.statistics = BatchNormStatistics(self.teacher, config.batch_norm_momentum)
         parameters = self.student.parameters()
-        self.student_optimizer = torch.optim.SGD(parameters, config.lr_s, momentum=0.9, weight_decay=1e-4)
+        self.student_optimizer = torch.optim.SGD(parameters, config.student_lr, momentum=0.9, weight_decay=1e-4)
 
     def synthesize(self, num_batches: int, num_discarded: int) -> Data:
-        """Return up to ``nums`` images, uint8 [n, channels, height, width], and their labels.
+        """Return up to ``num_images`` images, uint8 [n, channels, height, width], and their labels.
 
         Parameters
         ----------
@@ -151,7 +154,10 @@ class Inverter(ABC):
                 labels.append(batch_labels)
             if self.config.warmup <= number < num_batches - 1:
                 self._train_student(torch.cat(images))
-        return {"input": torch.cat(images)[: self.config.nums], "label": torch.cat(labels)[: self.config.nums]}
+        return {
+            "input": torch.cat(images)[: self.config.num_images],
+            "label": torch.cat(labels)[: self.config.num_images],
+        }
 
     @abstractmethod
     def begin_batch(self) -> Tensor:
@@ -180,28 +186,31 @@ class Inverter(ABC):
         """Return the student's loss on normalised images."""
         with torch.no_grad():
             teacher_logits = self.teacher(normalised)
-        divergence = kl_divergence(teacher_logits, self.student(normalised), self.config.T)
-        return self.config.T**2 * divergence.mean()
+        divergence = kl_divergence(teacher_logits, self.student(normalised), self.config.tau)
+        return self.config.tau**2 * divergence.mean()
 
     def _generator_loss(self, normalised: Tensor, labels: Tensor, challenging: bool) -> Tensor:
         config = self.config
         logits, extra_loss = self.teacher_loss(normalised, labels)
         distance = self.statistics.distance()
-        loss = config.oh * cross_entropy(logits, labels) + config.bn * distance + extra_loss
-        return loss - config.adv * agreed_divergence(logits, self.student(normalised)) if challenging else loss
+        loss = config.w_labels * cross_entropy(logits, labels) + config.w_batch_norm * distance + extra_loss
+        return (
+            loss - config.w_adversarial * agreed_divergence(logits, self.student(normalised)) if challenging else loss
+        )
 
     def _generate_batch(self, challenging: bool) -> tuple[Tensor, Tensor]:
         """Return a batch of images, pixels in 0..1, and their labels."""
         labels = self.begin_batch().to(self.device)
         self.student.eval()
         best, lowest = torch.empty(0), inf
-        for _ in range(self.config.g_steps):
+        for _ in range(self.config.generator_steps):
             images = self.generate(labels)
             augmented = AUGMENTATION.move_pixels(images, self.rng)
             loss = self._generator_loss(self.normalise(augmented), labels, challenging)
             if not bool(loss.isfinite()):
                 raise RunError(
-                    "the generator of synthetic images has diverged: its loss is not finite. Lower lr_g, or lr_s, the "
+                    "the generator of synthetic images has diverged: its loss is not finite. Lower generator_lr, "
+                    "or student_lr, the "
                     "student's learning rate."
                 )
             if loss.item() < lowest:
@@ -214,8 +223,8 @@ class Inverter(ABC):
     def _train_student(self, images: Tensor) -> None:
         """Train the student on images, uint8, normalised as those of the data set."""
         self.student.train()
-        for _ in range(self.config.kd_steps):
-            rows = torch.randperm(len(images), generator=self.rng)[: self.config.sample_batch_size].to(self.device)
+        for _ in range(self.config.student_steps):
+            rows = torch.randperm(len(images), generator=self.rng)[: self.config.student_batch_size].to(self.device)
             self.student_optimizer.zero_grad()
             augmented = AUGMENTATION.move_pixels(images[rows].float() / 255, self.rng)
             loss = self.student_loss(self.problem.format.normalise(augmented))

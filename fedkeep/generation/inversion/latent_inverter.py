@@ -32,17 +32,19 @@ class LatentInverter(Inverter):
     def __init__(self, config: InversionConfig, problem: InversionProblem) -> None:
         super().__init__(config, problem)
         with seeds.temporary_seed(int(torch.randint(2**62, (), generator=self.rng))):
-            generator = LatentDecoder(config.nz, config.ngf, problem.format.shape)
+            generator = LatentDecoder(config.latent_size, config.generator_channels, problem.format.shape)
         self.generator = generator.to(self.device)
-        self.meta_optimizer = torch.optim.Adam(self.generator.parameters(), config.lr_g * config.g_steps, betas=BETAS)
+        self.meta_optimizer = torch.optim.Adam(
+            self.generator.parameters(), config.generator_lr * config.generator_steps, betas=BETAS
+        )
 
     def begin_batch(self) -> Tensor:
         size = self.config.synthesis_batch_size
-        self.latent = torch.randn(size, self.config.nz, generator=self.rng).to(self.device).requires_grad_()
+        self.latent = torch.randn(size, self.config.latent_size, generator=self.rng).to(self.device).requires_grad_()
         self.meta_optimizer.zero_grad()
         self.copy = deepcopy(self.generator)
         groups: list[dict[str, Any]] = [{"params": self.copy.parameters()}, {"params": [self.latent], "lr": LATENT_LR}]
-        self.optimizer = torch.optim.Adam(groups, self.config.lr_g, betas=BETAS)
+        self.optimizer = torch.optim.Adam(groups, self.config.generator_lr, betas=BETAS)
         return torch.randint(self.problem.num_classes, (size,), generator=self.rng)
 
     def generate(self, labels: Tensor) -> Tensor:

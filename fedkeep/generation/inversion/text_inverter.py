@@ -31,21 +31,25 @@ class TextInverter(Inverter):
         What is inverted.
     anchors : Tensor
         [at least classes, width], as wide as the teacher's features.
-    ltc : float
+    w_bounding : float
         Weight of the bounding loss.
-    r : float
+    radius : float
         Distance from the anchor that costs nothing.
     """
 
     def __init__(
-        self, config: InversionConfig, problem: InversionProblem, anchors: Tensor, ltc: float, r: float
+        self, config: InversionConfig, problem: InversionProblem, anchors: Tensor, w_bounding: float, radius: float
     ) -> None:
         super().__init__(config, problem)
-        self.ltc, self.r = ltc, r
+        self.w_bounding, self.radius = w_bounding, radius
         self.anchors = anchors.to(self.device)
         with seeds.temporary_seed(int(torch.randint(2**62, (), generator=self.rng))):
             decoder = TextDecoder(
-                self.anchors, config.synthesis_batch_size, config.nz, config.ngf, problem.format.shape
+                self.anchors,
+                config.synthesis_batch_size,
+                config.latent_size,
+                config.generator_channels,
+                problem.format.shape,
             )
         self.generator = decoder.to(self.device)
         channels = problem.format.shape[0]
@@ -58,7 +62,7 @@ class TextInverter(Inverter):
             {"params": self.generator.parameters()},
             {"params": [self.mean, self.std], "lr": 0.01},
         ]
-        self.optimizer = torch.optim.Adam(groups, self.config.lr_g, betas=BETAS)
+        self.optimizer = torch.optim.Adam(groups, self.config.generator_lr, betas=BETAS)
         size, num_classes = self.config.synthesis_batch_size, self.problem.num_classes
         rest = torch.randint(num_classes, (size % num_classes,), generator=self.rng)
         return torch.cat((torch.arange(num_classes).repeat(size // num_classes), rest))
@@ -77,14 +81,14 @@ class TextInverter(Inverter):
 
     def teacher_loss(self, normalised: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
         features, logits = features_and_logits(self.teacher, normalised)
-        return logits, self.ltc * bounding_loss(features, self.anchors[labels], self.r)
+        return logits, self.w_bounding * bounding_loss(features, self.anchors[labels], self.radius)
 
     def student_loss(self, normalised: Tensor) -> Tensor:
         with torch.no_grad():
             teacher_features, teacher_logits = features_and_logits(self.teacher, normalised)
         features, logits = features_and_logits(self.student, normalised)
-        divergence = kl_divergence(teacher_logits, logits, self.config.T).mean()
-        return self.config.T**2 * divergence + self.ltc * mse_loss(features, teacher_features)
+        divergence = kl_divergence(teacher_logits, logits, self.config.tau).mean()
+        return self.config.tau**2 * divergence + self.w_bounding * mse_loss(features, teacher_features)
 
 
 def features_and_logits(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,16 @@ from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.generation.diffusion.pixel import write_fingerprints
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-TASKS = ("tasks.tasks=2", "tasks.class_order=source")
-SMALL = ("cur=2", "pre=2", "server_cur=2", "server_pre=2", "proto_rounds=1", "proto_steps=1", "sampler_steps=2")
+TASKS = ("tasks.num_tasks=2", "tasks.class_order=source")
+SMALL = (
+    "images_per_new_class=2",
+    "images_per_old_class=2",
+    "server_images_per_new_class=2",
+    "server_images_per_old_class=2",
+    "prototype_rounds=1",
+    "prototype_steps=1",
+    "sampler_steps=2",
+)
 
 
 def saved(folder: Path, digits: str, seed: int = 0, **card: Any) -> Path:
@@ -40,7 +48,7 @@ def saved(folder: Path, digits: str, seed: int = 0, **card: Any) -> Path:
 def recipe(*folders: Path, settings: tuple[str, ...] = (), methods: tuple[str, ...] = ("feddcl",)) -> Recipe:
     names = json.dumps([str(folder) for folder in folders])
     few = [f"feddcl.{one}" for one in SMALL if "feddcl" in methods]
-    changes = (f"generator.by_task={names}", *TASKS, "partition.clients=3", "run.cohort=2", *few, *settings)
+    changes = (f"generator.by_task={names}", *TASKS, "partition.num_clients=3", "run.cohort_size=2", *few, *settings)
     return load_recipe("demo", settings=changes, methods=list(methods), rounds=1, seeds=[0])
 
 
@@ -138,7 +146,7 @@ def test_there_must_be_one_for_each_task(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"generator\.by_task names 1 generators for 2 tasks. Name one for each task"):
         recipe(tmp_path / "one")
     with pytest.raises(ConfigError, match=r"names 2 generators for 1 tasks"):
-        recipe(tmp_path / "one", tmp_path / "two", settings=("tasks.tasks=1",))
+        recipe(tmp_path / "one", tmp_path / "two", settings=("tasks.num_tasks=1",))
     with pytest.raises(RunError, match=r"there is no generator in .*two"):
         build_federation(recipe(saved(tmp_path / "one", "01234"), tmp_path / "two"), 0)
     assert build_federation(recipe(tmp_path / "one", tmp_path / "two", methods=("fedavg",)), 0).clients

@@ -22,7 +22,15 @@ from fedkeep.models import Network
 
 SHAPE = (1, 12, 12)
 FORMAT = ImageFormat(SHAPE, (0.4,), (0.2,))
-SMALL = {"nums": 20, "synthesis_batch_size": 8, "g_steps": 3, "warmup": 1, "nz": 5, "ngf": 3, "kd_steps": 2}
+SMALL = {
+    "num_images": 20,
+    "synthesis_batch_size": 8,
+    "generator_steps": 3,
+    "warmup": 1,
+    "latent_size": 5,
+    "generator_channels": 3,
+    "student_steps": 2,
+}
 
 
 def network(seed: int = 0, classes: int = 3, norm: bool = False) -> Network:
@@ -127,7 +135,15 @@ def test_images_are_what_the_teacher_takes_for_their_classes(make: Any, norm: bo
         teacher.classifier.weight.copy_(5 * torch.eye(3))
         teacher.classifier.bias.zero_()
     given = InversionProblem(teacher, deepcopy(teacher), 3, colours, torch.Generator().manual_seed(0))
-    settings = {"nums": 32, "synthesis_batch_size": 16, "g_steps": 30, "lr_g": 0.02, "adv": 0.0, "ngf": 8, "bn": 0.1}
+    settings = {
+        "num_images": 32,
+        "synthesis_batch_size": 16,
+        "generator_steps": 30,
+        "generator_lr": 0.02,
+        "w_adversarial": 0.0,
+        "generator_channels": 8,
+        "w_batch_norm": 0.1,
+    }
     made = make(given=given, **settings, anchors=torch.eye(3)).synthesize(num_batches=2, num_discarded=0)
     assert made["input"].dtype == torch.uint8
     assert made["input"].shape == (32, 3, 8, 8)
@@ -218,4 +234,4 @@ def test_features_are_bound_with_slack() -> None:
 
 def test_a_generator_that_diverges_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(RunError, match="Lower lr_g"):
-        latent(lr_g=1e38).synthesize(1, num_discarded=0)
+        latent(generator_lr=1e38).synthesize(1, num_discarded=0)
