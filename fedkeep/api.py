@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def run(
     title: str | None = None,
     settings: Sequence[str] = (),
     out: str | Path | None = None,
+    log: str | Sequence[str] | None = None,
     machine: Machine | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
@@ -85,6 +87,9 @@ def run(
         Changes to a recipe given by name, written as ``"training.lr=0.05"``.
     out : str or Path, optional
         The run folder, which must not exist or be empty; default: a new one under ``runs/``.
+    log : str or Sequence[str], optional
+        Where metrics are logged too, instead of the recipe's ``log``: ``"csv"``, ``"tensorboard"``, ``"wandb"``
+        (offline) or ``"mlflow"``.
     machine : Machine, optional
         Device, threads and workers; default: this process, one thread, on the CPU.
     on_progress : Callable[[Progress], None], optional
@@ -118,6 +123,8 @@ def run(
         settings=settings,
         machine=machine,
     )
+    if log is not None:
+        given = replace(given, log=(log,) if isinstance(log, str) else tuple(log))
     machine = machine or Machine()
     experiment = Experiment(given, for_workers(given, machine))
     folder = prepare_run(experiment, out, ["fedkeep.run", given.name])

@@ -42,6 +42,9 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     )
     add_changes(command)
     add_grid(command, "sfedkd.tau=1,2,4; each combination is a method of the run")
+    command.add_argument(
+        "--log", type=names, metavar="A,B", help="log metrics too: csv, tensorboard, wandb (offline), mlflow"
+    )
     command.add_argument("--title", metavar="TEXT", help="title of the run (default: the recipe's)")
     command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
     add_device(command)

@@ -132,6 +132,7 @@ def recipe_of(options: Namespace, *, allow_code: bool = False) -> Recipe:
         methods=options.methods,
         seeds=options.seeds,
         rounds=options.rounds,
+        log=getattr(options, "log", None),
         grid=getattr(options, "grid", None) or None,
         allow_code=allow_code,
     )

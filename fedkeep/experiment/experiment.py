@@ -25,6 +25,7 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.custom import describe_network
 from fedkeep.simulation.simulation import Simulation
+from fedkeep.tracking.tracker import check_packages
 from fedkeep.training.model_runner import check_batch_size
 
 MAX_CACHED_SEEDS = 3
@@ -88,6 +89,7 @@ class Experiment:
         """
         recipe, data_dir = self.recipe, self.machine.data_dir
         check_device(self.machine.device)
+        check_packages(recipe.log)
         for seed in reversed(recipe.seeds):  # the first seed, with which the run begins, is then still cached
             federation = self.federation(seed)
             check_cohort(recipe, federation)

@@ -22,6 +22,7 @@ from fedkeep.models import Architecture
 from fedkeep.options import as_table
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.schedule import Schedule
+from fedkeep.tracking.tracker import check_log
 
 MAX_SLUG_LENGTH = 200
 """The longest folder name of a label, in characters: file systems allow 255 bytes, and the seed is appended."""
@@ -100,6 +101,8 @@ class Recipe:
         Clients with other networks than the server's.
     paper : Mapping[str, object]
         The numbers that a paper printed, if this is a paper's experiment.
+    log : tuple[str, ...]
+        Where metrics are logged too: ``csv``, ``tensorboard``, ``wandb``, ``mlflow`` (see `fedkeep.tracking`).
     validation : float
         The share of each class's training images that no client holds and that replaces the test images, so that
         options can be chosen; 0: evaluate on the test images.
@@ -129,9 +132,12 @@ class Recipe:
     paper: Mapping[str, Any] = field(default_factory=dict)
     validation: float = 0.0
     data_options: DataOptions = field(default_factory=DataOptions)
+    log: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "methods", "client_models"):
+        if isinstance(self.log, str):
+            object.__setattr__(self, "log", (self.log,))
+        for name in ("seeds", "methods", "client_models", "log"):
             if isinstance(given := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(given))
         _validate(self)
@@ -203,6 +209,8 @@ class Recipe:
             table["tasks"] = as_table(self.tasks)
         if self.client_models:
             table["client_models"] = [model.to_table() for model in self.client_models]
+        if self.log:
+            table["log"] = list(self.log)
         if self.paper:
             table["paper"] = dict(self.paper)
         return tomli_w.dumps(table)
@@ -267,6 +275,7 @@ def _validate(recipe: Recipe) -> None:
     """Raise `ConfigError` if parts of a recipe contradict each other, or a method lacks something that it needs."""
     _check_seeds(recipe.seeds)
     _check_validation(recipe.validation)
+    check_log(recipe.log)
     _check_methods(recipe.methods)
     _check_sizes(recipe)
     _check_server(recipe)

@@ -42,7 +42,7 @@ OPTIONS: Mapping[str, type[Options]] = {
 }
 """The class of each section's options. The options of data, partition and model depend on a name in the section."""
 
-KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", *SECTIONS)
+KEYS = ("title", "extends", "seeds", "methods", "client_models", "paper", "log", *SECTIONS)
 """The keys of a recipe."""
 
 
@@ -116,6 +116,7 @@ def load_recipe(
     methods: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
+    log: Sequence[str] | None = None,
     allow_code: bool = False,
     grid: bool | Sequence[str] | None = None,
     model: Architecture | None = None,
@@ -135,6 +136,8 @@ def load_recipe(
         Seeds to run instead of the recipe's.
     rounds : int, optional
         Rounds to run instead of the recipe's.
+    log : Sequence[str], optional
+        Where metrics are logged, instead of the recipe's ``log``.
     allow_code : bool
         Let the recipe name a model as ``package.module:function``, which is then imported.
     grid : bool or Sequence[str], optional
@@ -159,6 +162,8 @@ def load_recipe(
         table.setdefault("run", {})["rounds"] = rounds
     if seeds is not None:
         table["seeds"] = list(seeds)
+    if log is not None:
+        table["log"] = list(log)
     if methods is not None:
         table["methods"] = _select_methods(table.get("methods", []), methods)
     apply_overrides(table, settings)
@@ -297,6 +302,7 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model
         "seeds": table.get("seeds", [0]),
         "client_models": read_client_models(table.get("client_models", []), where, allow_code),
         "paper": _section(table, "paper", where),
+        "log": _log(table.get("log", []), where),
     }
     parts |= {section: build(cls, sections[section], f"{where}, [{section}]") for section, cls in OPTIONS.items()}
     try:
@@ -311,6 +317,13 @@ def _title(title: str, validation: Any) -> str:
     """Return a recipe's title, with a note if models are not evaluated on the test images."""
     note = f"evaluated on {validation:.0%} of the training images" if type(validation) is float and validation else ""
     return title if note in title else f"{title} ({note})"
+
+
+def _log(given: Any, where: str) -> tuple[str, ...]:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f'{where}: log is a list of names, such as ["csv", "tensorboard"], not {given!r}.')
+    return tuple(names)
 
 
 def _section(table: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:

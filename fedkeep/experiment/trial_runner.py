@@ -23,6 +23,7 @@ from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.metrics import is_at_chance
+from fedkeep.options import as_table
 from fedkeep.simulation import ipc
 from fedkeep.simulation.autotune import choose_stack_size
 from fedkeep.simulation.callbacks import Callback
@@ -42,6 +43,8 @@ from fedkeep.simulation.workers import (
     stop_workers,
     wait_for_any,
 )
+from fedkeep.tracking.logged_trial import LoggedTrial
+from fedkeep.tracking.tracker import Tracker
 from fedkeep.training.context import pinned_threads
 
 TRIAL, JOIN = "trial", "join"
@@ -107,7 +110,25 @@ def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, 
         TrialDescription(trial, description, max(count, 1)),
         ProgressReport(trial, description["test_total"], report),
         cohort_workers(trial, count),
+        *_trackers(trial, description),
     ]
+
+
+def _trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
+    """Return the callbacks that log metrics as the recipe asks."""
+    recipe = trial.experiment.recipe
+    sections = {"training": recipe.training, "run": recipe.run, "partition": recipe.partition, "model": recipe.model}
+    settings = {f"{section}.{name}": v for section, part in sections.items() for name, v in as_table(part).items()}
+    logged = LoggedTrial(
+        run=trial.run,
+        folder=trial.folder,
+        title=recipe.title,
+        label=trial.method.label,
+        seed=trial.seed,
+        options={"data": recipe.data, **description["options"], **settings},
+        test_total=description["test_total"],
+    )
+    return [Tracker(name, logged) for name in recipe.log]
 
 
 def cohort_workers(trial: Trial, count: int) -> CohortWorkers:

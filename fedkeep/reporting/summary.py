@@ -18,7 +18,7 @@ from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.trial import TrialResult
 
 # What of a recipe says nothing about a method's result, or is already in the trial itself.
-NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "data"})
+NOT_SETTINGS = frozenset({"title", "seeds", "paper", "methods", "data", "log"})
 NO_EFFECT = frozenset(
     {"recipe.run.evaluate_local_models", "recipe.run.evaluation_models", "recipe.run.evaluation_window"}
 )

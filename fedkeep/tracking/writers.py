@@ -1,0 +1,222 @@
+"""What writes metrics: a CSV file, TensorBoard, Weights & Biases, MLflow. Nothing leaves the machine unasked."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedkeep._utils.libraries import require_optional
+from fedkeep.tracking.logged_trial import FOLDER, LoggedTrial, MetricWriter
+
+Earlier = Sequence[Mapping[str, float]]
+"""The metrics of the rounds before a resume."""
+COLUMNS = (
+    "round", "accuracy", "forgetting", "test_loss", "train_loss", "bytes_up", "bytes_down", "lost_clients",
+    "train_seconds",
+)  # fmt: skip
+"""The columns of the CSV file; averages of models that are evaluated too follow."""
+
+
+class CsvWriter:
+    """Writes ``logs/TRIAL.csv``, a line for each round.
+
+    Parameters
+    ----------
+    trial : LoggedTrial
+        The trial.
+    finished : int
+        Rounds that are finished.
+    earlier : Earlier
+        Their metrics.
+    """
+
+    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
+        path = trial.run / FOLDER / f"{trial.name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("w", encoding="utf-8", newline="")
+        self.table = csv.writer(self.file, lineterminator="\n")
+        averages = [f"accuracy_{which}" for which in trial.options.get("run.evaluation_models", ["last"])[1:]]
+        self.columns = (*COLUMNS, *averages)
+        self.table.writerow(self.columns)
+        for values in earlier:
+            self._row(values)
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        """Write a line.
+
+        Parameters
+        ----------
+        round : int
+            The round.
+        values : Mapping[str, float]
+            Its metrics.
+        """
+        self._row(values)
+        self.file.flush()
+
+    def _row(self, values: Mapping[str, float]) -> None:
+        self.table.writerow([f"{values[name]:.10g}" if name in values else "" for name in self.columns])
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class TensorBoardWriter:
+    """Writes event files into ``logs/tensorboard/TRIAL``; show them with ``tensorboard --logdir RUN/logs/tensorboard``.
+
+    Parameters
+    ----------
+    trial : LoggedTrial
+        The trial.
+    finished : int
+        Rounds that are finished; what was written after them is hidden.
+    earlier : Earlier
+        Not needed.
+    """
+
+    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
+        module = require_optional("torch.utils.tensorboard", "log = 'tensorboard'", "tracking")
+        folder = trial.run / FOLDER / "tensorboard" / trial.name
+        self.writer = module.SummaryWriter(str(folder), purge_step=finished + 1 if finished else None)
+        if not finished:
+            self.writer.add_text("settings", "\n".join(f"- {key}: {value}" for key, value in trial.options.items()))
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        """Write scalars.
+
+        Parameters
+        ----------
+        round : int
+            The round.
+        values : Mapping[str, float]
+            Its metrics.
+        """
+        for name, value in values.items():
+            if name != "round":
+                self.writer.add_scalar(name, value, round)
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.writer.close()
+
+
+class WandbWriter:
+    """Writes a run of Weights & Biases into ``logs/wandb``, offline: send it with ``wandb sync``.
+
+    With ``WANDB_MODE=online`` in the environment it is sent while it runs. No code, no Git state and no measurements of
+    the machine are collected.
+
+    Parameters
+    ----------
+    trial : LoggedTrial
+        The trial.
+    finished : int
+        Not needed.
+    earlier : Earlier
+        Not needed.
+    """
+
+    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
+        wandb = require_optional("wandb", "log = 'wandb'", "tracking")
+        folder = trial.run / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedkeep"),
+            name=trial.name,
+            group=trial.title,
+            # A resumed trial continues its run.
+            id=hashlib.blake2b(str(trial.folder.resolve()).encode(), digest_size=8).hexdigest(),
+            resume="allow",
+            dir=str(folder),
+            config={**trial.options, "method": trial.label, "seed": trial.seed},
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit="create_new",
+            settings=wandb.Settings(
+                console="off", save_code=False, disable_git=True, silent=True, x_disable_stats=True, x_disable_meta=True
+            ),
+        )
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        """Log metrics.
+
+        Parameters
+        ----------
+        round : int
+            The round.
+        values : Mapping[str, float]
+            Its metrics.
+        """
+        self.run.log(dict(values), step=round)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self.run.finish()
+
+
+class MlflowWriter:
+    """Writes a run of MLflow into ``logs/mlflow``, or to the server that ``MLFLOW_TRACKING_URI`` names.
+
+    Parameters
+    ----------
+    trial : LoggedTrial
+        The trial.
+    finished : int
+        Rounds that are finished; the run that holds them is continued.
+    earlier : Earlier
+        Not needed.
+    """
+
+    def __init__(self, trial: LoggedTrial, finished: int, earlier: Earlier) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        folder = trial.run / FOLDER / "mlflow"
+        uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+        if not uri:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # one folder, without a database or a server
+            uri = folder.resolve().as_uri()
+        mlflow = require_optional("mlflow", "log = 'mlflow'", "tracking")
+        self.client = mlflow.MlflowClient(tracking_uri=uri)
+        found = self.client.get_experiment_by_name(trial.title)
+        experiment = found.experiment_id if found else self.client.create_experiment(trial.title)
+        mark = hashlib.blake2b(str(trial.folder.resolve()).encode(), digest_size=8).hexdigest()
+        before = self.client.search_runs([experiment], f"tags.fedkeep_trial = '{mark}'") if finished else []
+        if before:
+            self.run = before[0].info.run_id
+            self.client.set_terminated(self.run, "RUNNING")
+            return
+        tags = {"fedkeep_trial": mark}
+        self.run = self.client.create_run(experiment, run_name=trial.name, tags=tags).info.run_id
+        for name, value in {**trial.options, "method": trial.label, "seed": trial.seed}.items():
+            self.client.log_param(self.run, name, str(value)[:500])
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        """Log metrics.
+
+        Parameters
+        ----------
+        round : int
+            The round.
+        values : Mapping[str, float]
+            Its metrics.
+        """
+        for name, value in values.items():
+            if name != "round" and math.isfinite(value):
+                self.client.log_metric(self.run, name, value, step=round)
+
+    def close(self) -> None:
+        """Mark the run as ended."""
+        self.client.set_terminated(self.run)
+
+
+WRITERS: Mapping[str, Callable[[LoggedTrial, int, Any], MetricWriter]] = {
+    "csv": CsvWriter,
+    "tensorboard": TensorBoardWriter,
+    "wandb": WandbWriter,
+    "mlflow": MlflowWriter,
+}
+"""By name, what writes."""

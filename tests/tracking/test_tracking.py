@@ -1,0 +1,151 @@
+"""Metrics that a run logs, read back with the package that each is for, offline."""
+
+from __future__ import annotations
+
+import csv
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+import fedkeep
+from fedkeep.cli import main
+from fedkeep.errors import ConfigError, MissingExtra
+from fedkeep.experiment.recipe import Recipe
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import summary
+from fedkeep.simulation.callbacks import Callback
+from fedkeep.tracking import tracker
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return load_recipe(tiny.write_recipe(tmp_path_factory.mktemp("recipe")), methods=["fedavg"], rounds=3)
+
+
+def expected(run: Run) -> dict[str, list[float]]:
+    (trial,) = run.trials
+    return {"accuracy": list(trial.accuracies), "forgetting": [0.0, *trial.forgetting_history[1:]]}
+
+
+def check(found: dict[str, list[float]], run: Run, tolerance: float = 1e-9) -> None:
+    for name, values in expected(run).items():
+        assert found[name] == pytest.approx(values, abs=tolerance), name
+
+
+def read_csv(path: Path) -> dict[str, list[float]]:
+    rows = list(csv.DictReader(path.open()))
+    return {name: [float(row[name]) for row in rows] for name in ("round", "accuracy", "forgetting", "bytes_up")}
+
+
+def test_csv_is_whole_after_a_stop_and_a_resume(recipe: Recipe, tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_round_end(self, state: Any, result: Any) -> None:
+            if result.record["round"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedkeep.run(recipe, out=tmp_path / "run", log="csv", callbacks=[Stop()])
+    run = fedkeep.resume(tmp_path / "run")  # which logs as the run did
+    found = read_csv(tmp_path / "run" / "logs" / "fedavg-seed0.csv")
+    check(found, run)
+    assert found["round"] == [1, 2, 3]
+    assert found["bytes_up"] == [row["up"] for row in run.trials[0].rounds]
+
+
+def test_a_recipe_and_the_command_line_may_ask_for_it(recipe: Recipe, tmp_path: Path) -> None:
+    text = 'log = ["csv"]\n' + tiny.RECIPE
+    assert load_recipe(tiny.write_recipe(tmp_path, text)).log == ("csv",)
+    path = tiny.write_recipe(tmp_path)
+    arguments = ["--methods", "fedavg,fedseq", "--rounds", "1", "--workers", "1", "--quiet", "--log", "csv"]
+    assert main(["run", path, *arguments, "--out", str(tmp_path / "run")]) == 0
+    assert sorted(file.name for file in (tmp_path / "run" / "logs").iterdir()) == [
+        "fedavg-seed0.csv",
+        "fedseq-seed0.csv",
+    ]
+
+
+def test_logging_changes_no_result_and_parts_no_rows(recipe: Recipe, tmp_path: Path) -> None:
+    plain = fedkeep.run(recipe, out=tmp_path / "plain")
+    logged = fedkeep.run(recipe, out=tmp_path / "logged", log=["csv"])
+    assert plain.trials[0].rounds == logged.trials[0].rounds
+    assert not (tmp_path / "plain" / "logs").exists()
+    assert [row.label for row in summary([plain, read_run(logged.path)])] == ["FedAvg"]
+
+
+def test_tensorboard_reads_it(recipe: Recipe, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tracking is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = fedkeep.run(recipe, out=tmp_path / "run", log="tensorboard")
+    events = EventAccumulator(str(tmp_path / "run" / "logs" / "tensorboard" / "fedavg-seed0")).Reload()
+    found = {name: [event.value for event in events.Scalars(name)] for name in ("accuracy", "forgetting")}
+    check(found, run, 1e-6)
+    assert [event.step for event in events.Scalars("accuracy")] == [1, 2, 3]
+
+
+def leveldb_records(log: bytes) -> Iterator[bytes]:
+    """Yield the records of a log as LevelDB writes it: blocks of 32 kB, whose first here lacks 7 bytes."""
+    place, parts = 0, b""
+    while place + 7 <= len(log):
+        left = 32768 - (place + 7) % 32768
+        if left < 7:
+            place += left
+            continue
+        size, kind = struct.unpack_from("<HB", log, place + 4)
+        parts += log[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+@pytest.mark.slow
+def test_weights_and_biases_reads_it(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="the extra tracking is not installed")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    run = fedkeep.run(recipe, out=tmp_path / "run", log="wandb")
+    (file,) = (tmp_path / "run" / "logs" / "wandb").glob("offline-run-*/run-*.wandb")  # offline unless asked
+    found: dict[str, list[float]] = {"accuracy": [], "forgetting": []}
+    for data in leveldb_records(file.read_bytes()[7:]):  # after the header of wandb
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        for item in record.history.item if record.WhichOneof("record_type") == "history" else ():
+            name = item.key or item.nested_key[0]
+            if name in found:
+                found[name].append(float(item.value_json))
+    check(found, run)
+
+
+@pytest.mark.slow
+def test_mlflow_reads_it(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="the extra tracking is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = fedkeep.run(recipe, out=tmp_path / "run", log="mlflow")
+    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "run" / "logs" / "mlflow").as_uri())
+    (experiment,) = [each for each in client.search_experiments() if each.name == recipe.title]
+    (logged,) = client.search_runs([experiment.experiment_id])
+    assert logged.data.params["method"] == "FedAvg"
+    names = ("accuracy", "forgetting")
+    histories = {name: client.get_metric_history(logged.info.run_id, name) for name in names}
+    check({name: [point.value for point in history] for name, history in histories.items()}, run)
+
+
+def test_what_cannot_be_logged_is_refused_before_training(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
+        replace(recipe, log="tensorbord")  # type: ignore[arg-type]
+    monkeypatch.setattr(tracker, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match="tensorboard"):
+        fedkeep.run(recipe, out=tmp_path / "run", log="tensorboard")
+    assert not (tmp_path / "run").exists()
