@@ -18,6 +18,7 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import ClientModel, check_clients, model_to_table
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
+from fedkeep.interface.algorithm import returns_model
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
 from fedkeep.simulation.defense import Defense
@@ -279,6 +280,7 @@ def _validate(recipe: Recipe) -> None:
     _check_methods(recipe.methods)
     _check_sizes(recipe)
     _check_server(recipe)
+    _check_defense(recipe)
     _check_paper(recipe.paper)
     check_clients(recipe.client_models)
     for method in recipe.methods:
@@ -340,6 +342,22 @@ def _check_server(recipe: Recipe) -> None:
         )
     if recipe.auxiliary.images_per_class and recipe.public.name:
         raise ConfigError("the server has one set of its own. Leave out [auxiliary] or [public].")
+
+
+def _check_defense(recipe: Recipe) -> None:
+    """Check that somebody can measure losses, and that there are models to aggregate."""
+    if recipe.defense.loss_check == "server" and not recipe.auxiliary.per_class:
+        raise ConfigError(
+            'defense.loss_check = "server" needs examples on the server: auxiliary.per_class=8. Without any, clients '
+            "can check each other: defense.loss_check=clients."
+        )
+    if recipe.defense.aggregation != "mean":
+        for method in recipe.methods:
+            if method.algorithm.schedule == "parallel" and not returns_model(type(method.algorithm)):
+                raise ConfigError(
+                    f"{method.label} averages no models, so that defense.aggregation cannot make it robust. Leave it "
+                    "out of this comparison, or set defense.aggregation=mean."
+                )
 
 
 def _check_paper(paper: Mapping[str, Any]) -> None:

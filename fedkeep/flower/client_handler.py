@@ -115,7 +115,9 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
     head, simulation = envelope.head, _simulation(envelope, config)
     tensors = {name: tensor.to(simulation.device) for name, tensor in envelope.tensors.items()}
     ref_type = state_ref_type(simulation.client_state)
-    client_task = decode_task(simulation.algorithm, head["request"], tensors, ref_type)
+    client_task = decode_task(
+        simulation.algorithm, head["request"], tensors, ref_type, builtin=simulation.defense.loss_check != "off"
+    )
     if client_task.client != config.site:
         raise ConfigError(f"this is site {config.site}, and the server asks {client_task.client}.")
     store = StateStore(Path(config.state_dir), str(head["run"]), config.site, simulation.device)

@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface.cohort import Cohort
-from fedkeep.interface.party import NoState, S, Server
+from fedkeep.interface.party import Fit, NoState, S, Server
 from fedkeep.models import Weights
 from fedkeep.options import Options
 
@@ -99,6 +99,14 @@ class Algorithm(Options, ABC, Generic[S, C]):
     def rows_per_class(self) -> int:
         """Number of adjacent classifier rows for each class; the first of them is the one that predicts the class."""
         return 1
+
+    @property
+    def generated_per_class(self) -> int:
+        """Generated images of each class that clients add to their own examples, which `Fit.num_examples` counts too.
+
+        A client that says it has trained on more than both is refused.
+        """
+        return 0
 
     @abstractmethod
     def round(self, server: Server[S], cohort: Cohort) -> None:
@@ -319,6 +327,23 @@ def is_annotated(step: Callable[..., Any]) -> bool:
         True if all parameters that the server sends, and the result, are annotated.
     """
     return {*server_arguments(step), "return"} <= annotations_of(unwrap_step(step)).keys()
+
+
+def returns_model(cls: type[Algorithm[Any, Any]]) -> bool:
+    """Tell whether clients return models that they have trained, so that the server can average them.
+
+    Parameters
+    ----------
+    cls : type[Algorithm]
+        The method.
+
+    Returns
+    -------
+    bool
+        True if the reply of a client step is a `Fit`.
+    """
+    replies = [annotations_of(step).get("return") for step in client_steps(cls).values()]
+    return any(isinstance(reply, type) and issubclass(reply, Fit) for reply in replies)
 
 
 def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:

@@ -361,6 +361,23 @@ class Server(Party[S]):
     num_clients: int
 
     @abstractmethod
+    def beats_chance(self, model: Weights, label_counts: Tensor) -> bool:
+        """Tell whether a model may teach: its answers on the server's examples are no worse than chance.
+
+        Parameters
+        ----------
+        model : Weights
+            The model.
+        label_counts : Tensor
+            Label counts [classes] of the client that trained it: classes count as they do there.
+
+        Returns
+        -------
+        bool
+            True too if the server checks no losses (``defense.loss_check``).
+        """
+
+    @abstractmethod
     def log(self, name: str, value: float | list[float]) -> None:
         """Add a number, or a list of numbers, to the record of this round.
 

@@ -6,14 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from fedkeep.errors import ConfigError
 from fedkeep.options import Options, option
 
 RobustRule = Literal["mean", "median", "trimmed_mean", "norm_clipping", "krum", "multi_krum"]
 """How replies that are asked for together are made robust, before the method aggregates them."""
 
 Checker = Literal["off", "server", "clients"]
-"""Who checks a model before it is handed to the next client of a sequence."""
+"""Who measures the loss of a returned model before it is used."""
 
 KNOWN_NORMS = 32
 """Number of accepted updates whose norms are kept, as the reference for clients that are asked one at a time."""
@@ -33,7 +32,9 @@ class Defense(Options):
     """Checks of replies, and robust aggregation: the section ``[defense]`` of a recipe."""
 
     update_norm: float = option(
-        30.0, "largest norm of a client's update, in medians of the others' norms; 0: no limit", low=0.0
+        10.0,
+        "largest norm of a client's update, in medians of the others' norms, unless the model is larger; 0: no limit",
+        low=0.0,
     )
     model_norm: float = option(
         100.0, "largest norm of a client's update, in norms of the model that it was sent; 0: no limit", low=0.0
@@ -49,19 +50,20 @@ class Defense(Options):
     collapsed_rounds: int = option(
         0, "evaluations in a row at chance, after the accuracy was far above, after which a run stops; 0: never", low=0
     )
-    aggregation: RobustRule = option("mean", "how replies to one question are made robust before they are averaged")
+    aggregation: RobustRule = option(
+        "mean", "how models that were asked for together are made robust before a method averages them"
+    )
     byzantine: float = option(
-        0.2, "share of a cohort that is assumed to be malicious, for trimmed_mean and (multi_)krum", low=0.0, high=0.5
+        0.2, "share of a cohort that is assumed to be malicious, for trimmed_mean and (multi_)krum", low=0.0, high=0.49
     )
-    handover: Checker = option("off", "who checks each model of a sequence before it is handed on")
-    handover_slack: float = option(
-        0.1, "how much a client's training may raise the loss on the classes that it holds, in nats", low=0.0
+    loss_check: Checker = option(
+        "off",
+        "who measures whether a client's training raised the loss on the classes that it says it holds: the server on "
+        "its own examples, or up to 3 other clients on theirs, of which the median counts",
     )
-
-    def check(self) -> None:
-        """Refuse a share of malicious clients that leaves no honest majority."""
-        if self.byzantine >= 0.5:
-            raise ConfigError(f"defense.byzantine must be below 0.5, not {self.byzantine}: nothing helps a minority.")
+    loss_slack: float = option(
+        0.1, "by how much it may be raised, in nats; five times that where clients measure it on few examples", low=0.0
+    )
 
 
 @dataclass
@@ -76,6 +78,8 @@ class ReplyHistory:
         Norms of the last accepted updates of clients that were asked one at a time.
     models : dict[str, list[list[str]]]
         By client, fingerprints of the models that it was sent and of those that it returned.
+    label_counts : dict[str, list[float]]
+        By client, its examples of each class in this task, as it once told; only if losses are checked.
     refused_rounds : int
         Number of rounds in a row in which all replies were refused.
     best : float
@@ -89,6 +93,7 @@ class ReplyHistory:
     refused: dict[str, int] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
     models: dict[str, list[list[str]]] = field(default_factory=dict)
+    label_counts: dict[str, list[float]] = field(default_factory=dict)
     refused_rounds: int = 0
     best: float = 0.0
     best_round: int = 0
@@ -99,7 +104,11 @@ class ReplyHistory:
         return 0 < defense.refusals <= self.refused.get(client, 0)
 
     def end_round(
-        self, answered: Iterable[str], refused: Collection[str], updates: Mapping[str, Sequence[Sent]]
+        self,
+        answered: Iterable[str],
+        refused: Collection[str],
+        updates: Mapping[str, Sequence[Sent]],
+        label_counts: Mapping[str, list[float]],
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
 
@@ -111,6 +120,8 @@ class ReplyHistory:
             Clients of whom a reply was refused.
         updates : Mapping[str, Sequence[Sent]]
             By client, the norm of each accepted update, and fingerprints of the models sent and returned.
+        label_counts : Mapping[str, list[float]]
+            Label counts that clients told, by client.
         """
         useful = set(answered) - set(refused)
         self.refused_rounds = self.refused_rounds + 1 if refused and not useful else 0
@@ -123,6 +134,7 @@ class ReplyHistory:
             self.models[client] = known[-KNOWN_MODELS:]
         norms = [norm for sent in updates.values() for norm, _, _ in sent if norm > 0]
         self.norms = [*self.norms, *norms][-KNOWN_NORMS:]
+        self.label_counts |= label_counts
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
         """Keep what an evaluation showed.
@@ -143,8 +155,8 @@ class ReplyHistory:
             self.best, self.best_round = accuracy, round
 
     def begin_task(self) -> None:
-        """Forget what holds for one task only: accuracies, and the usual norms."""
-        self.best, self.best_round, self.collapsed, self.norms = 0.0, 0, 0, []
+        """Forget what holds for one task only: accuracies, the usual norms, and label counts."""
+        self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

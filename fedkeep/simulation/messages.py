@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedkeep.errors import ValueRefused
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import encode_structure, from_structure
+from fedkeep.interface.steps import BUILTIN_STEPS
 
 NOT_FINITE = "not finite"
 """What the reason of a lost client contains if its reply had numbers that are not finite."""
@@ -120,7 +122,12 @@ def encode_task(task: ClientTask, name: Callable[[Tensor], str]) -> dict[str, An
 
 
 def decode_task(
-    algorithm: Algorithm[Any, Any], encoded: Mapping[str, Any], tensors: Mapping[str, Tensor], client_state: type[Any]
+    algorithm: Algorithm[Any, Any],
+    encoded: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    client_state: type[Any],
+    *,
+    builtin: bool = False,
 ) -> ClientTask:
     """Decode a task that `encode_task` has encoded, and check it against the annotations of its step.
 
@@ -134,6 +141,8 @@ def decode_task(
         The tensors by name.
     client_state : type
         The dataclass of client states.
+    builtin : bool
+        Whether the steps that check losses are allowed too, which the method itself does not have.
 
     Returns
     -------
@@ -145,7 +154,10 @@ def decode_task(
     ValueRefused
         If the step is not a client step, or an argument does not match its annotation.
     """
-    step: Any = getattr(algorithm, str(encoded["step"]), None)
+    name = str(encoded["step"])
+    step: Any = getattr(algorithm, name, None)
+    if builtin and step is None and name in BUILTIN_STEPS:
+        step = MethodType(BUILTIN_STEPS[name], algorithm)
     if not is_client_step(step):
         raise ValueRefused(f"{encoded['step']!r} is not a client step of {algorithm.name()}.")
     hints, names = annotations_of(unwrap_step(step)), server_arguments(step)

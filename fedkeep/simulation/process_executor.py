@@ -176,7 +176,10 @@ class StepHandler:
             self._round, self._known = round, {}
             state.set_task(content[0]["task"])
         self._known |= {name: tensor.to(state.device) for name, tensor in tensors.items()}
-        tasks = [decode_task(state.algorithm, task, self._known, state.client_state) for task in content]
+        builtin = state.defense.loss_check != "off"
+        tasks = [
+            decode_task(state.algorithm, task, self._known, state.client_state, builtin=builtin) for task in content
+        ]
         timer = state.context.timer
         timer.reset()
         results = [state.serial.wait(future) for future in state.serial.submit(*tasks)]

@@ -14,8 +14,8 @@ from statistics import median_low
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from fedkeep.aggregation.robust import joint_norm
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.pytree import find_nonfinite, iter_instances
@@ -101,6 +101,7 @@ def _implausible(state: SimulationState, client: str, reply: Any) -> str | None:
     """Return why a training cannot be true, such as one on more examples than the client holds."""
     for fit in iter_instances(reply, Fit):
         held = state.federation.total_examples(client)
+        held += state.algorithm.generated_per_class * state.context.num_classes
         if fit.num_examples > held:
             return f"a model trained on {fit.num_examples} examples, and it has {held}"
         batches = math.ceil(held / state.training.batch_size)
@@ -162,25 +163,14 @@ def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> Upda
     """
     trained = [name for name in parameters if sent[name].is_floating_point()]
     buffers = [name for name, tensor in sent.items() if tensor.is_floating_point() and name not in set(trained)]
-    before, before_buffers = (_norm([sent[name] for name in names]) for names in (trained, buffers))
+    before, before_buffers = (joint_norm([sent[name] for name in names]) for names in (trained, buffers))
     moved, moved_buffers = (_distance(reply.model, sent, names) for names in (trained, buffers))
     return Update(moved, moved_buffers, before, before_buffers, fingerprint(sent), fingerprint(reply.model))
 
 
 @torch.no_grad()
 def _distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
-    if not names:
-        return 0.0
-    return _norm(torch._foreach_sub([a[name] for name in names], [b[name] for name in names]))
-
-
-@torch.no_grad()
-def _norm(tensors: Iterable[Tensor]) -> float:
-    """Return the norm of all tensors together, in double precision over tensors; infinite if a square overflows."""
-    listed = list(tensors)
-    if not listed:
-        return 0.0
-    return float(torch.stack([norm.double() for norm in torch._foreach_norm(listed)]).norm())
+    return joint_norm(torch._foreach_sub([a[name] for name in names], [b[name] for name in names])) if names else 0.0
 
 
 def fingerprint(model: Weights) -> str:
@@ -255,6 +245,9 @@ def find_outliers(
 ) -> dict[str, str]:
     """Compare the updates of several clients with the median of their norms.
 
+    An update shorter than the model that it changes is never an outlier: where most clients have nothing left to learn,
+    one with new classes may move hundreds of times as far, and is honest.
+
     Parameters
     ----------
     updates : Mapping[str, Update]
@@ -270,18 +263,18 @@ def find_outliers(
         The reasons, by client, of those that are too large.
     """
     found: dict[str, str] = {}
-    measures: tuple[tuple[str, Callable[[Update], float], Sequence[float]], ...] = (
-        ("an update", lambda update: update.parameters, known),
-        ("buffers with a change", lambda update: update.buffers, ()),
+    measures: tuple[tuple[str, Callable[[Update], tuple[float, float]], Sequence[float]], ...] = (
+        ("an update", lambda update: (update.parameters, update.before), known),
+        ("buffers with a change", lambda update: (update.buffers, update.before_buffers), ()),
     )
-    for what, norm_of, earlier in measures if defense.update_norm else ():
-        norms = [norm_of(update) for update in updates.values() if norm_of(update) > 0]
+    for what, measure, earlier in measures if defense.update_norm else ():
+        norms = [norm for norm, _ in map(measure, updates.values()) if norm > 0]
         norms = norms if len(norms) >= MIN_NORMS else [*earlier, *norms]
         if len(norms) < MIN_NORMS:
             continue
         usual = median_low(norms)
         for client, update in updates.items():
-            if norm_of(update) > defense.update_norm * usual:
-                times = norm_of(update) / usual
-                found[client] = f"{what} of norm {norm_of(update):.3g}, {times:.3g} times that of the others' median"
+            norm, before = measure(update)
+            if norm > max(defense.update_norm * usual, before, 1.0):
+                found[client] = f"{what} of norm {norm:.3g}, {norm / usual:.3g} times that of the others' median"
     return found

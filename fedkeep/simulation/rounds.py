@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
+from statistics import median_low
+from types import MethodType
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from fedkeep._utils import progress, seeds
 from fedkeep._utils.type_hints import annotations_of
@@ -22,8 +25,10 @@ from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.cohort import Each
 from fedkeep.interface.pytree import copy_containers, num_bytes
+from fedkeep.interface.steps import label_counts, rise_of_loss
 from fedkeep.models import Weights
 from fedkeep.simulation.executor import Future
+from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers, loss_change, losses_by_class
 from fedkeep.simulation.messages import ClientFailure, ClientTask
 from fedkeep.simulation.replies import (
     Update,
@@ -31,9 +36,11 @@ from fedkeep.simulation.replies import (
     find_large,
     find_outliers,
     find_replay,
+    fingerprint,
     measure_update,
     sent_model,
 )
+from fedkeep.simulation.robust import robust_replies
 from fedkeep.simulation.state import SimulationState
 
 Step = Callable[..., Any]
@@ -71,6 +78,12 @@ class RoundState:
         Accepted updates of models, by client.
     answered : set[str]
         Clients of whom a reply was accepted.
+    left_out : list[str]
+        Clients whose models robust aggregation did not choose.
+    sent : dict[str, Weights]
+        The models that were sent to the clients that were asked last, by client.
+    label_counts : dict[str, list[float]]
+        Label counts that clients told in this round, if losses are checked.
     lost_outside : dict[str, str]
         Clients that were lost at the beginning or the end of the task only.
     counts_losses : bool
@@ -110,6 +123,10 @@ class RoundState:
         self.refused: dict[str, str] = {}
         self.updates: dict[str, list[Update]] = {}
         self.answered: set[str] = set()
+        self.left_out: list[str] = []
+        self.label_counts: dict[str, list[float]] = {}
+        self.sent: dict[str, Weights] = {}
+        self._measured: dict[str, Tensor] = {}
         self.lost_outside: dict[str, str] = {}
         self.counts_losses = True
         self.client_states: dict[str, Any] = {}
@@ -189,12 +206,29 @@ class RoundState:
                             failed = isinstance(future, ClientFailure)
                             result = future if failed else self.state.executor.wait(future)
                         replies[client] = self._accept(task, result, arrived)
-            self._compare(arrived)
-            for client in clients:
-                self.waiting.pop(client, None)
-                if client in self.lost:
-                    replies[client] = LOST
+        self._compare(arrived)
+        for client in clients:
+            self.waiting.pop(client, None)
+            if client in self.lost:
+                replies[client] = LOST
         return replies
+
+    def make_robust(self, replies: dict[str, Any]) -> dict[str, Any]:
+        """Apply the recipe's robust aggregation to models that were asked for together.
+
+        Parameters
+        ----------
+        replies : dict[str, object]
+            The replies by client.
+
+        Returns
+        -------
+        dict[str, object]
+            The replies as the method sees them.
+        """
+        robust = robust_replies(replies, self.sent, self.state.defense)
+        self.left_out += [client for client in replies if client not in robust]
+        return robust
 
     def finish(self) -> None:
         """Carry out all waiting tasks, so that every step that was asked for is done by the end of the round."""
@@ -241,6 +275,8 @@ class RoundState:
         }
         if self.refused:
             record["refused"] = list(self.refused)
+        if self.left_out:
+            record["left_out"] = self.left_out
         return record | ({"local_models": self.local_models} if self._evaluates_local_models else {})
 
     @contextmanager
@@ -360,15 +396,68 @@ class RoundState:
             client = one.task.client
             if client in outliers and client not in self.lost:
                 self._refuse(one, outliers[client])
+        self._check_losses([one for one in arrived if one.task.client in updates])
+        self.sent = {}
         for one in arrived:
-            client = one.task.client
+            client, sent = one.task.client, sent_model(one.task, one.reply)
             if client in self.lost:
                 continue
+            if sent is not None:
+                self.sent[client] = sent
             if client in updates:
                 self.updates.setdefault(client, []).append(updates.pop(client))
             if self._evaluates_local_models:
-                self._evaluate_local_model(client, one.reply.model, self.fits[-1][0] if self.fits else None)
+                with self._timed():
+                    self._evaluate_local_model(client, one.reply.model, self.fits[-1][0] if self.fits else None)
             self.fits.append((client, one.reply))
+
+    def _check_losses(self, arrived: Sequence[_Arrived]) -> None:
+        """Refuse models whose loss on their clients' own classes rose, if the recipe lets somebody measure it."""
+        checker, slack = self.state.defense.loss_check, self.state.defense.loss_slack
+        slack *= CLIENTS_SLACK if checker == "clients" else 1.0
+        clients = [one.task.client for one in arrived if one.task.client not in self.lost]
+        if checker == "off" or not clients:
+            return
+        counts = self._ask_label_counts(clients if checker == "server" else [*clients, *self.cohort])
+        for one in arrived:
+            client, sent = one.task.client, sent_model(one.task, one.reply)
+            if client in self.lost or sent is None:
+                continue
+            if not counts[client].any():  # nothing to learn from, so nothing may have changed
+                change = 0.0 if fingerprint(sent) == fingerprint(one.reply.model) else inf
+            elif checker == "server":
+                change = loss_change(self._losses(sent), self._losses(one.reply.model), counts[client]) or 0.0
+            else:
+                checkers = choose_checkers(client, self.cohort, counts)
+                told = self._ask_builtin(rise_of_loss, checkers, sent, one.reply.model, counts[client])
+                change = median_low(told.values()) if told else 0.0
+            if not change <= slack:
+                self._refuse(one, f"a model whose loss on the classes that it holds rose by {change:.3g}")
+
+    def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
+        """Return label counts by client; those that have not told theirs in this task are asked."""
+        known = self.state.history.label_counts | self.label_counts
+        unknown = [client for client in dict.fromkeys(clients) if client not in known]
+        told = self._ask_builtin(label_counts, unknown)
+        self.label_counts |= {client: counts.tolist() for client, counts in told.items()}
+        known |= self.label_counts
+        return {client: torch.tensor(known[client]) for client in dict.fromkeys(clients) if client in known}
+
+    def _ask_builtin(self, step: Step, clients: Sequence[str], *args: Any) -> dict[str, Any]:
+        """Ask clients for a step that every method has, and return the replies of those that are not lost."""
+        bound = MethodType(step, self.state.algorithm)
+        tasks = [ClientTask(client, bound, args, {}, self.task, self.round) for client in clients]
+        replies = self.collect(self.queue(tasks))
+        return {client: reply for client, reply in replies.items() if reply is not LOST}
+
+    def _losses(self, model: Weights) -> Tensor:
+        """Return a model's mean loss of each class on the server's examples; the last models are remembered."""
+        mark = fingerprint(model)
+        if mark not in self._measured:
+            data, rows = self.state.server.data, self.state.algorithm.rows_per_class
+            logits = self.state.server.predict(model, data)[:, ::rows]
+            self._measured[mark] = losses_by_class(logits, data["label"], self.state.context.num_classes)
+        return self._measured[mark]
 
     def _refuse(self, one: _Arrived, fault: str) -> None:
         """Refuse a reply that had arrived: the client's state is as it was before the step."""
@@ -508,7 +597,7 @@ class LocalCohort(Cohort):
     def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
         clients = self.round.queue(_tasks(step, self.round, self.clients, args, kwargs))
         replies = self.round.collect(clients)
-        return {client: reply for client, reply in replies.items() if reply is not LOST}
+        return self.round.make_robust({client: reply for client, reply in replies.items() if reply is not LOST})
 
     def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
         self.round.start(_tasks(step, self.round, self.clients, args, kwargs))

@@ -152,6 +152,7 @@ class SimulationState:
             server_state(),
             self.context.runner.initial,
             len(self.federation.clients),
+            checks_teachers=self.defense.loss_check == "server",
         )
         self.serial = SerialExecutor(self.context, self.federation, self.client_state, self.own_contexts)
         self.executor: Executor = self.serial

@@ -265,6 +265,8 @@ class LocalServer(LocalParty, Server[Any]):
         The initial global model.
     num_clients : int
         Number of clients in the federation.
+    checks_teachers : bool
+        Whether `beats_chance` measures models on the server's examples.
 
     Attributes
     ----------
@@ -279,12 +281,24 @@ class LocalServer(LocalParty, Server[Any]):
         state: Any,
         model: Weights,
         num_clients: int,
+        *,
+        checks_teachers: bool = False,
     ) -> None:
         super().__init__(context, "", data, state, task=1, round=0, uses={})
         self.model = model
         self.num_clients = num_clients
+        self.checks_teachers = checks_teachers
         self.eval_model: Weights = {}
         self.logged: dict[str, float | list[float]] = {}
+
+    def beats_chance(self, model: Weights, label_counts: Tensor) -> bool:
+        labels = self.data.get("label")
+        if not self.checks_teachers or labels is None:
+            return True
+        weights = label_counts.to(labels.device).double()[labels]
+        weights = weights / torch.bincount(labels, minlength=len(label_counts))[labels]
+        predicted = self.predict(model)[:, :: self.context.runner.rows_per_class].argmax(1)
+        return not weights.any() or bool((weights * (predicted == labels)).sum() * self.num_classes >= weights.sum())
 
     def begin_round(self, task: int, round: int) -> None:
         """Set the current round.

@@ -103,6 +103,10 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
         state.num_received = state.num_received | dict.fromkeys(received, server.num_classes)
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
+    @property
+    def generated_per_class(self) -> int:
+        return self.cur
+
     def validate_reply(self, server: Server[DDDRServerState], reply: Any, examples: int) -> str | None:
         return validate_prototypes(server, reply, examples) if isinstance(reply, PrototypeReply) else None
 

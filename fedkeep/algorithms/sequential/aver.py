@@ -48,7 +48,7 @@ class AVER(Algorithm[PreviousRound, PreparedDistillation]):
         state = server.state
         if self.teachers:
             state.label_counts |= cohort.without(state.label_counts).ask(self.label_counts)
-            chosen = select_teachers(state, self.teachers, self.selection, self.metric, server.rng("teachers"))
+            chosen = select_teachers(server, self.teachers, self.selection, self.metric)
             students = [client.id for client in cohort if client.id in state.label_counts]
             rules = dict.fromkeys(students, self.rule() if chosen else None)
             cohort.start(self.prepare, [state.models[name] for name in chosen], each(rules))

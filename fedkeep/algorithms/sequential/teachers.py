@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep.interface import Client
+from fedkeep.interface import Client, Server
 from fedkeep.losses import ZERO_LOSS, Distillation, Loss, Scale, WeightRule
 from fedkeep.losses.discrepancy import Metric, proportions, select_complementary
 from fedkeep.models import Weights
@@ -46,15 +46,13 @@ class PreparedDistillation:
     distillation: Loss = ZERO_LOSS
 
 
-def select_teachers(
-    state: PreviousRound, count: int, selection: Selection, metric: Metric, rng: torch.Generator | None = None
-) -> list[str]:
-    """Choose the round's teachers among the clients of the last round.
+def select_teachers(server: Server[PreviousRound], count: int, selection: Selection, metric: Metric) -> list[str]:
+    """Choose the round's teachers among the clients of the last round whose models beat chance.
 
     Parameters
     ----------
-    state : PreviousRound
-        The candidates' models and label counts.
+    server : Server
+        Keeps the candidates' models and label counts.
     count : int
         How many teachers there shall be.
     selection : {"greedy", "random"}
@@ -62,17 +60,16 @@ def select_teachers(
         of its table 3.
     metric : {"kl", "l1", "l2", "js"}
         How the distance from even coverage is measured.
-    rng : torch.Generator or None
-        For ``random``.
 
     Returns
     -------
     list[str]
         The teachers' client ids; fewer than ``count`` if there are fewer candidates.
     """
-    candidates = list(state.models)
+    state = server.state
+    candidates = [name for name, model in state.models.items() if server.beats_chance(model, state.label_counts[name])]
     if selection == "random":
-        order = torch.randperm(len(candidates), generator=rng).tolist()
+        order = torch.randperm(len(candidates), generator=server.rng("teachers")).tolist()
         return [candidates[i] for i in order[:count]]
     shares = {client: proportions(state.label_counts[client]) for client in candidates}
     return select_complementary(candidates, shares, count, metric)

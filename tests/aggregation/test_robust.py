@@ -1,0 +1,90 @@
+"""Robust aggregation gives what Flower's implementations give on the same inputs, and reaches every method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from fedkeep.aggregation import clip_norm, coordinate_median, select_krum, trimmed_mean, weighted_mean
+from fedkeep.interface import Fit
+from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.robust import robust_replies
+
+flower = pytest.importorskip("flwr.server.strategy.aggregate")
+privacy = pytest.importorskip("flwr.supercore.differential_privacy")
+
+
+def fits(count: int) -> dict[str, Fit]:
+    rng = torch.Generator().manual_seed(count)
+    models = [
+        {name: torch.randn(shape, generator=rng) for name, shape in (("w", (4, 3)), ("b", (4,)))} for _ in range(count)
+    ]
+    models[1] = {name: tensor * 50 for name, tensor in models[1].items()}
+    return {str(i): Fit(model, 3 + i, 1, 0.5) for i, model in enumerate(models)}
+
+
+def results(replies: dict[str, Fit]) -> Any:
+    return [([t.numpy() for t in fit.model.values()], fit.num_examples) for fit in replies.values()]
+
+
+@pytest.mark.parametrize("count", [5, 8])
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "multi_krum"])
+def test_the_result_is_flowers(rule: Any, count: int) -> None:
+    replies = fits(count)
+    malicious = int(0.25 * count)
+    expected = {
+        "median": lambda: flower.aggregate_median(results(replies)),
+        "trimmed_mean": lambda: flower.aggregate_trimmed_avg(results(replies), 0.25),
+        "krum": lambda: flower.aggregate_krum(results(replies), malicious, 0),
+        "multi_krum": lambda: flower.aggregate_krum(results(replies), malicious, count - malicious),
+    }[rule]()
+    found = weighted_mean(robust_replies(replies, {}, Defense(aggregation=rule, byzantine=0.25)))
+    for tensor, array in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_is_flowers_and_to_the_median() -> None:
+    replies = fits(5)
+    start = {name: torch.ones_like(tensor) for name, tensor in replies["1"].model.items()}
+    arrays = [tensor.numpy().copy() for tensor in replies["1"].model.values()]
+    privacy.compute_clip_model_update(arrays, [t.numpy() for t in start.values()], 2.5)
+    found = clip_norm(list(replies["1"].model.values()), list(start.values()), 2.5)
+    for tensor, array in zip(found, arrays, strict=True):
+        np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5)
+    clipped = robust_replies(replies, dict.fromkeys(replies, start), Defense(aggregation="norm_clipping"))
+
+    def norm(fit: Fit) -> float:
+        return float(torch.cat([(fit.model[name] - start[name]).flatten() for name in start]).norm())
+
+    median = sorted(map(norm, replies.values()))[2]
+    assert [norm(fit) for fit in clipped.values()] == pytest.approx(
+        [min(norm(fit), median) for fit in replies.values()]
+    )
+
+
+def test_the_middle_of_an_even_number_is_the_mean_of_two() -> None:
+    assert coordinate_median([torch.tensor([float(i)]) for i in (1, 9, 2, 4)]) == torch.tensor([3.0])
+    assert trimmed_mean([torch.tensor([float(i)]) for i in (1, 9, 2, 4)], 0) == torch.tensor([4.0])
+    with pytest.raises(ValueError, match="leaves none"):
+        trimmed_mean([torch.zeros(1)] * 4, 2)
+    assert select_krum([{"w": torch.tensor([float(i)])} for i in (0, 1, 50, 1.5)], 1, 1) == [1]
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "norm_clipping", "krum", "multi_krum"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova", "fedadkd", "fedcurv", "fedavgm"])
+def test_every_method_that_averages_takes_every_rule(name: str, rule: Any) -> None:
+    from fedkeep.interface import get_algorithm
+
+    method = tiny.configured(get_algorithm(name))
+    plain = tiny.engine(method, cohort=5, rounds=2, training=tiny.SHORT)
+    robust = tiny.engine(method, cohort=5, rounds=2, training=tiny.SHORT, defense=Defense(aggregation=rule))
+    tiny.played(plain)
+    records = tiny.played(robust)
+    assert not any(record["lost"] for record in records)
+    assert ("left_out" in records[0]) == (rule in ("krum", "multi_krum"))
+    assert tiny.finite(robust.server.model)
+    assert not tiny.equal(plain.server.model, robust.server.model)
