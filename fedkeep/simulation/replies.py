@@ -263,11 +263,12 @@ def find_outliers(
         The reasons, by client, of those that are too large.
     """
     found: dict[str, str] = {}
-    measures: tuple[tuple[str, Callable[[Update], tuple[float, float]], Sequence[float]], ...] = (
-        ("an update", lambda update: (update.parameters, update.before), known),
-        ("buffers with a change", lambda update: (update.buffers, update.before_buffers), ()),
+    limit = defense.update_norm
+    measures: tuple[tuple[str, float, Callable[[Update], tuple[float, float]], Sequence[float]], ...] = (
+        ("an update", limit, lambda update: (update.parameters, update.before), known),
+        ("buffers with a change", 10 * limit, lambda update: (update.buffers, update.before_buffers), ()),
     )
-    for what, measure, earlier in measures if defense.update_norm else ():
+    for what, times, measure, earlier in measures if limit else ():
         norms = [norm for norm, _ in map(measure, updates.values()) if norm > 0]
         norms = norms if len(norms) >= MIN_NORMS else [*earlier, *norms]
         if len(norms) < MIN_NORMS:
@@ -275,6 +276,6 @@ def find_outliers(
         usual = median_low(norms)
         for client, update in updates.items():
             norm, before = measure(update)
-            if norm > max(defense.update_norm * usual, before, 1.0):
+            if norm > max(times * usual, before, 1.0):
                 found[client] = f"{what} of norm {norm:.3g}, {norm / usual:.3g} times that of the others' median"
     return found

@@ -80,8 +80,8 @@ def test_every_method_that_averages_takes_every_rule(name: str, rule: Any) -> No
     from fedkeep.interface import get_algorithm
 
     method = tiny.configured(get_algorithm(name))
-    plain = tiny.engine(method, cohort=5, rounds=2, training=tiny.SHORT)
-    robust = tiny.engine(method, cohort=5, rounds=2, training=tiny.SHORT, defense=Defense(aggregation=rule))
+    plain = tiny.engine(method, cohort_size=5, rounds=2, training=tiny.SHORT)
+    robust = tiny.engine(method, cohort_size=5, rounds=2, training=tiny.SHORT, defense=Defense(aggregation=rule))
     tiny.played(plain)
     records = tiny.played(robust)
     assert not any(record["lost"] for record in records)

@@ -105,7 +105,7 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
 
     @property
     def generated_per_class(self) -> int:
-        return self.cur
+        return self.images_per_new_class
 
     def validate_reply(self, server: Server[DDDRServerState], reply: Any, examples: int) -> str | None:
         return validate_prototypes(server, reply, examples) if isinstance(reply, PrototypeReply) else None
