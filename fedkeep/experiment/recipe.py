@@ -348,8 +348,8 @@ def _check_defense(recipe: Recipe) -> None:
     """Check that somebody can measure losses, and that there are models to aggregate."""
     if recipe.defense.loss_check == "server" and not recipe.auxiliary.images_per_class:
         raise ConfigError(
-            'defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8. Without any, clients '
-            "can check each other: defense.loss_check=clients."
+            'defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8. Without '
+            "any, clients can check each other: defense.loss_check=clients."
         )
     if recipe.defense.aggregation != "mean":
         for method in recipe.methods:
