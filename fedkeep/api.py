@@ -107,6 +107,9 @@ def run(
     ------
     FedKeepError
         For anything that cannot be run, before any training starts; the message says what to do.
+    Terminated
+        If SIGTERM or SIGHUP arrives and the program does not handle it itself: a `SystemExit` with the exit code 128
+        plus the signal's number, after the last finished rounds were saved.
     """
     _refuse_workers("run")
     given = make_recipe(

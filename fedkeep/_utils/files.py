@@ -1,4 +1,4 @@
-"""Writing files atomically."""
+"""Writing files so that neither a killed process nor a power failure leaves a part of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def atomic_write(path: str | Path, content: bytes | str) -> Path:
+def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True) -> Path:
     """Write a file so that after a crash either the old file or the new one is there, and never a part.
 
     The content is written to a temporary file in the same folder, forced to disk, and renamed.
@@ -17,6 +17,9 @@ def atomic_write(path: str | Path, content: bytes | str) -> Path:
         The file. Its folder is created if it does not exist.
     content : bytes or str
         The content. Text is encoded as UTF-8, and line ends are written unchanged on every system.
+    sync : bool
+        Force the folder to disk too, so that the new name outlives a power failure. Whoever writes several files can
+        call `sync_folder` once after the last.
 
     Returns
     -------
@@ -24,7 +27,7 @@ def atomic_write(path: str | Path, content: bytes | str) -> Path:
         The file.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -34,6 +37,8 @@ def atomic_write(path: str | Path, content: bytes | str) -> Path:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+    if sync:
+        sync_folder(path.parent)
     return path
 
 
@@ -54,3 +59,36 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's entries to disk: a file that was renamed may otherwise have its old name after a power failure.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder. On systems that cannot open folders nothing is done.
+    """
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it, so that they outlive a power failure.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder, which may exist.
+    """
+    if folder.is_dir():
+        return
+    missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
+    folder.mkdir(parents=True, exist_ok=True)
+    for created in reversed(missing):
+        sync_folder(created.parent)

@@ -15,6 +15,7 @@ from fedkeep.experiment.reproduce import NOTE
 from fedkeep.reporting.archive import write_archive
 from fedkeep.reporting.comparison import read_reproduction
 from fedkeep.reporting.reproduction import markdown
+from fedkeep.reporting.run_folder import read_run
 
 
 def archive(options: Namespace, console: Console) -> int:
@@ -33,6 +34,8 @@ def archive(options: Namespace, console: Console) -> int:
         The exit code.
     """
     source, out = Path(options.run), Path(options.out)
+    for run in sorted(path.parent for path in (source / "run.json", *source.glob("*/run.json")) if path.is_file()):
+        read_run(run)  # raises an error for a damaged file: an archive holds nothing that was not checked
     if (source / "run.json").is_file():
         written = [write_archive(source, out / f"{source.resolve().name}{ARCHIVE_SUFFIX}")]
     elif (source / NOTE).is_file():

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit code: 0, 1 for an error that was explained, 130 after an interrupt.
+        The exit code: 0, 1 for an error that was explained, 128 plus the number of a signal that stopped the command.
     """
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     options = parser().parse_args(arguments)

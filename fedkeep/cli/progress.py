@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedkeep._utils.signals import Terminated
 from fedkeep.experiment.runtime import Progress as Report
 
 LINE_SECONDS = 15.0
@@ -75,7 +77,8 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bars.stop()
+        with suppress(OSError):  # the terminal may be closed
+            self.bars.stop()
 
     def __call__(self, report: Report) -> None:
         """Show one report.
@@ -110,6 +113,30 @@ class Display:
             markup=False,
             soft_wrap=True,
         )
+
+
+def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Console) -> int:
+    """Say that a run was stopped and how it goes on, and return the exit code.
+
+    Parameters
+    ----------
+    stop : KeyboardInterrupt or Terminated
+        What stopped it.
+    command : str
+        The command that continues.
+    console : Console
+        Where to print. It may be a terminal that was closed.
+
+    Returns
+    -------
+    int
+        The exit code: 128 plus the number of the signal that stopped it.
+    """
+    by, code = (f" by {stop.signal}", int(stop.code or 1)) if isinstance(stop, Terminated) else ("", 130)
+    with suppress(OSError):
+        text = f"\nstopped{by}; the last finished rounds are saved. Continue with: {command}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return code
 
 
 def _learning(report: Report) -> Iterator[str]:

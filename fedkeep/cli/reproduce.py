@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table as ConsoleTable
 
 from fedkeep._utils.files import atomic_write
-from fedkeep.cli.progress import Display
+from fedkeep._utils.signals import Terminated
+from fedkeep.cli.progress import Display, say_stopped
 from fedkeep.cli.run import machine_of
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
@@ -112,11 +113,8 @@ def _run_trials(
         try:
             with display or nullcontext():
                 run_trials(trials, retry=retry, on_progress=display)
-        except KeyboardInterrupt:
-            console.print(
-                f"\nstopped; the last finished rounds are saved. Continue with: {retry}", markup=False, soft_wrap=True
-            )
-            return 130
+        except (KeyboardInterrupt, Terminated) as stop:
+            return say_stopped(stop, retry, console)
     columns = plan.existing_columns(folder, allow_code=machine.allow_code)
     for column in columns:
         write_all(column.folder)

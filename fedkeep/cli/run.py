@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedkeep.cli.progress import Display
+from fedkeep._utils.signals import Terminated
+from fedkeep.cli.progress import Display, say_stopped
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
@@ -85,13 +86,8 @@ def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, qui
     try:
         with display or nullcontext():
             run_trials(trials, retry=retry_command(folder, machine), on_progress=display)
-    except KeyboardInterrupt:
-        console.print(
-            f"\nstopped; the last finished rounds are saved. Continue with: {resume_command(folder, machine)}",
-            markup=False,
-            soft_wrap=True,
-        )
-        return 130
+    except (KeyboardInterrupt, Terminated) as stop:
+        return say_stopped(stop, resume_command(folder, machine), console)
     result = write_all(folder)
     rows = summary(result)
     console.print()

@@ -11,9 +11,9 @@ from fedkeep.errors import RunError
 from fedkeep.interface import Algorithm
 from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.simulation.callbacks import Callback
-from fedkeep.simulation.process_executor import PATIENCE, ProcessExecutor
+from fedkeep.simulation.process_executor import ProcessExecutor
 from fedkeep.simulation.state import RoundResult, SimulationState
-from fedkeep.simulation.workers import DONE, Worker, stop_workers
+from fedkeep.simulation.workers import DONE, Worker, kill_workers
 
 log = logging.getLogger(__name__)
 MIN_SECONDS_LEFT = 20.0
@@ -89,7 +89,7 @@ class CohortWorkers(Callback):
                 worker.send(*self.request)
 
     def on_trial_end(self, state: SimulationState) -> None:
-        stop_workers(self.workers, PATIENCE)
+        kill_workers(self.workers)
 
     def _use_workers(self, state: SimulationState) -> None:
         """Switch to the workers if all are ready; continue without them if one could not start."""
@@ -101,7 +101,7 @@ class CohortWorkers(Callback):
                 self.starting.remove(worker)
         except RunError as error:
             self.count, self.starting = 0, []
-            stop_workers(self.workers, PATIENCE)
+            kill_workers(self.workers)
             log.warning("A worker process could not start, and the run continues without workers: %s", error)
             return
         if not self.starting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +21,16 @@ from fedkeep.experiment.build import (
 )
 from fedkeep.experiment.description import describe_partition, describe_trial
 from fedkeep.experiment.model_config import client_architectures
-from fedkeep.experiment.paths import is_finished, trial_folder, trial_name
+from fedkeep.experiment.paths import find_damage, is_finished, trial_folder, trial_name
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.runtime import Machine
 from fedkeep.models.custom import describe_network
 from fedkeep.simulation.simulation import Simulation
+from fedkeep.simulation.trial import MANIFEST
 from fedkeep.tracking.tracker import check_packages
 from fedkeep.training.model_runner import check_batch_size
 
+log = logging.getLogger(__name__)
 MAX_CACHED_SEEDS = 3
 """The most seeds whose federations are cached: each may hold its own copy of the images."""
 
@@ -178,12 +181,18 @@ class Experiment:
         list[Trial]
             The trials.
         """
-        return [
+        wanted = [
             Trial(self, folder, method, seed, f"{prefix}{trial_name(method, seed)}")
             for seed in self.recipe.seeds
             for method in self.recipe.methods
-            if (only is None or (method.label, seed) in only) and not is_finished(trial_folder(folder, method, seed))
+            if only is None or (method.label, seed) in only
         ]
+        unfinished = [trial for trial in wanted if not is_finished(trial.folder)]
+        for trial in unfinished:
+            if (trial.folder / MANIFEST).is_file():
+                damage = " ".join(find_damage(trial.folder))
+                log.warning("%s The last rounds of this finished trial are repeated.", damage)
+        return unfinished
 
 
 @dataclass(frozen=True, eq=False)

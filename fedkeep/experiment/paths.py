@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources.abc import Traversable
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from fedkeep._utils.digests import Digest, check_file, read_manifest
+from fedkeep.errors import RunError
 from fedkeep.experiment.recipe import Method
+from fedkeep.simulation.checkpoint import load_manifest
+from fedkeep.simulation.trial import MANIFEST
 
 TRIALS = "trials"
 """The folder in a run folder that holds one folder for each trial."""
@@ -13,6 +18,8 @@ TRIAL_FILE = "trial.json"
 """The file in a trial's folder that describes the trial."""
 ARCHIVE_SUFFIX = ".zip"
 """The suffix of a file with the records of a run folder (see `fedkeep.reporting.archive`)."""
+RECORD_SUFFIXES = frozenset({".json", ".jsonl", ".toml"})
+"""The suffixes of the files that an archive holds, and that reports are made of."""
 
 
 def trial_name(method: Method, seed: int) -> str:
@@ -54,16 +61,77 @@ def trial_folder(folder: Path, method: Method, seed: int) -> Path:
 
 
 def is_finished(trial: Traversable) -> bool:
-    """Return whether a trial's folder holds all files of a finished trial.
+    """Return whether a trial is finished: it has a manifest, and every file is what the manifest lists.
 
     Parameters
     ----------
     trial : Traversable
-        The trial's folder, on disk or in an archive.
+        The trial's folder.
 
     Returns
     -------
     bool
-        True for a finished trial.
+        True for a finished trial. A damaged one is not finished: a resume repeats its last rounds.
     """
-    return all((trial / name).is_file() for name in (TRIAL_FILE, "rounds.jsonl", "result.json"))
+    return (trial / MANIFEST).is_file() and not find_damage(trial)
+
+
+def find_damage(trial: Traversable, *, only_records: bool = False) -> list[str]:
+    """Return what is wrong with the files of a finished trial.
+
+    Parameters
+    ----------
+    trial : Traversable
+        The trial's folder, on disk or in an archive, with a manifest.
+    only_records : bool
+        Do not check the model, which archives do not hold and reports do not read.
+
+    Returns
+    -------
+    list[str]
+        A sentence for each damaged file.
+    """
+    try:
+        files, _ = read_manifest(trial / MANIFEST)
+    except RunError as error:
+        return [str(error)]
+    return _find_damage(trial, files, only_records)
+
+
+def find_checkpoint_damage(trial: Traversable, manifest: str, *, only_records: bool = False) -> list[str]:
+    """Return what is wrong with the files of a checkpoint.
+
+    Parameters
+    ----------
+    trial : Traversable
+        The trial's folder.
+    manifest : str
+        The name of the checkpoint's manifest (see `fedkeep.simulation.checkpoint.manifests`).
+    only_records : bool
+        Check only the records up to the checkpoint's round.
+
+    Returns
+    -------
+    list[str]
+        A sentence for each damaged file.
+    """
+    folder = trial / "checkpoint"
+    try:
+        checkpoint = load_manifest(folder / manifest)
+    except RunError as error:
+        return [str(error)]
+    found = _find_damage(trial, checkpoint.records, beginning=True)
+    return found if only_records else found + _find_damage(folder, checkpoint.files)
+
+
+def _find_damage(
+    folder: Traversable, files: Mapping[str, Digest], only_records: bool = False, beginning: bool = False
+) -> list[str]:
+    found = []
+    for name, digest in files.items():
+        if not only_records or PurePath(name).suffix in RECORD_SUFFIXES:
+            try:
+                check_file(folder / name, digest, beginning=beginning)
+            except RunError as error:
+                found.append(str(error))
+    return found

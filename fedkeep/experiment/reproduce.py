@@ -6,7 +6,6 @@ seeds to it, and run only what is not finished. A reproduction with fewer rounds
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
@@ -14,14 +13,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import read_json, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
-from fedkeep.experiment.run import prepare_run
+from fedkeep.experiment.run import prepare_run, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table
 
@@ -262,7 +261,7 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
         prepare_run(Experiment(column.recipe, machine), column.folder, command)
         _record_requests(column.folder, requested)
         return column
-    old = load_recipe(str(column.folder / "recipe.toml"), allow_code=machine.allow_code)
+    old = recorded_recipe(column.folder, allow_code=machine.allow_code)
     differing = _differences(old, column.recipe)
     if differing:
         raise RunError(
@@ -274,7 +273,7 @@ def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column
     seeds = tuple(sorted({*old.seeds, *column.recipe.seeds}))
     recipe = replace(old, methods=old.methods + added, seeds=seeds)
     if recipe != old:
-        atomic_write(column.folder / "recipe.toml", recipe.to_toml())
+        write_toml(column.folder / "recipe.toml", recipe.to_toml())
     _record_requests(column.folder, requested)
     return replace(column, recipe=recipe)
 
@@ -335,13 +334,13 @@ def _read_requests(folder: Path) -> set[tuple[str, int]]:
     """Return label and seed of all trials that were ever requested in a column's folder."""
     path = folder / "asked.json"
     try:
-        return {(str(label), int(seed)) for label, seed in json.loads(path.read_text())} if path.exists() else set()
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"cannot read {path}: {error}. Remove it, and request the trials again.") from error
+        return {(str(label), int(seed)) for label, seed in read_json(path)["trials"]} if path.exists() else set()
+    except (RunError, KeyError, ValueError, TypeError) as error:
+        raise RunError(f"cannot read {path}: {error} Remove it, and request the trials again.") from error
 
 
 def _record_requests(folder: Path, trials: set[tuple[str, int]]) -> None:
-    atomic_write(folder / "asked.json", json.dumps(sorted(trials | _read_requests(folder))))
+    write_json(folder / "asked.json", {"trials": sorted(trials | _read_requests(folder))})
 
 
 def existing_columns(folder: Path, *, allow_code: bool = False) -> list[Column]:
@@ -361,7 +360,7 @@ def existing_columns(folder: Path, *, allow_code: bool = False) -> list[Column]:
     """
     names = {run.parent.name: str(run.parent / "recipe.toml") for run in sorted(folder.glob("*/run.json"))}
     return [
-        Column(name, load_recipe(names[name], allow_code=allow_code), folder / name)
+        Column(name, recorded_recipe(folder / name, allow_code=allow_code), folder / name)
         for name in (_ordered(names) if names else ())
     ]
 
@@ -384,7 +383,7 @@ def write_note(folder: Path, table: TableRecipes) -> None:
     path = folder / NOTE
     if path.exists() and (other := table_of(path)) != table.name:
         raise ConfigError(f"{folder} holds a reproduction of {other!r}, not of {table.name!r}. Choose another --out.")
-    atomic_write(path, json.dumps({"table": table.name}))
+    write_json(path, {"table": table.name})
 
 
 def table_of(path: Traversable) -> str:
@@ -406,6 +405,6 @@ def table_of(path: Traversable) -> str:
         If the file cannot be read.
     """
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["table"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"cannot read {path}: {error}.") from error
+        return str(read_json(path, required=False)["table"])  # older archives have no digests
+    except KeyError as error:
+        raise RunError(f"cannot read {path}: it has no entry {error}.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -14,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import DamagedFile, read_json, read_toml, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.provenance import revision, versions
@@ -106,8 +105,8 @@ def create_run_folder(
     }
     if network:
         info["network"] = dict(network)
-    atomic_write(folder / "recipe.toml", recipe.to_toml())
-    atomic_write(folder / "run.json", json.dumps(info, indent=2))
+    write_toml(folder / "recipe.toml", recipe.to_toml())
+    write_json(folder / "run.json", info, indent=2)
     return folder
 
 
@@ -144,7 +143,7 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
     for name in ("run.json", "recipe.toml"):
         if not (folder / name).is_file():
             raise RunError(f"{folder} is no run folder: it holds no {name}. Give the folder that a run printed.")
-    recipe = load_recipe(str(folder / "recipe.toml"), allow_code=machine.allow_code, model=model)
+    recipe = recorded_recipe(folder, allow_code=machine.allow_code, model=model)
     begun = _recorded_network(folder)
     if model is not None and begun is None:
         raise RunError(f"{folder} was begun with a network of its recipe. Leave model= out to continue it.")
@@ -156,13 +155,47 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
     return Experiment(recipe, recorded_machine(folder, machine))
 
 
+def recorded_recipe(folder: Path, *, allow_code: bool = False, model: Architecture | None = None) -> Recipe:
+    """Return the recipe of a run folder, which must be as the run began with it.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder.
+    allow_code : bool
+        Let the recipe import its model.
+    model : Architecture, optional
+        The user's network, if it was given in Python and cannot be imported.
+
+    Returns
+    -------
+    Recipe
+        The recipe.
+
+    Raises
+    ------
+    RunError
+        If the file was damaged or edited.
+    ConfigError
+        If it is not valid.
+    """
+    path = folder / "recipe.toml"
+    try:
+        read_toml(path)
+    except DamagedFile as damage:
+        raise RunError(
+            f"{damage} A run goes on only with the recipe that it began with: restore the file, or begin a new run."
+        ) from None
+    return load_recipe(str(path), allow_code=allow_code, model=model)
+
+
 def _recorded_network(folder: Path) -> Mapping[str, Any] | None:
     """Return what a run folder records of a user's network; None for a network of FedKeep."""
     try:
-        found = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("network")
+        found = read_json(folder / "run.json").get("network")
         if found is not None and not {"shape", "classes", "digest"} <= found.keys():
             raise ValueError("its 'network' is incomplete")
-    except (OSError, ValueError, AttributeError) as error:
+    except (ValueError, AttributeError) as error:
         raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error
     network: Mapping[str, Any] | None = found
     return network

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedkeep._utils.digests import read_json
 from fedkeep.errors import RunError
 from fedkeep.options import Options, option
 
@@ -120,8 +120,7 @@ def recorded_machine(folder: Path, machine: Machine) -> Machine:
         If the record cannot be read.
     """
     try:
-        info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        stack = int(info.get("stack", 1))  # versions without stacks did not record them
-        return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=stack)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        info = read_json(folder / "run.json")
+        return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=int(info["stack"]))
+    except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,11 +13,12 @@ from typing import Any
 import torch
 
 from fedkeep._utils import progress
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import read_json, write_json
+from fedkeep._utils.signals import raising_terminated
 from fedkeep.errors import RunError
 from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.paths import is_finished
+from fedkeep.experiment.paths import TRIAL_FILE, is_finished
 from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
@@ -27,6 +27,7 @@ from fedkeep.options import as_table
 from fedkeep.simulation import ipc
 from fedkeep.simulation.autotune import choose_stack_size
 from fedkeep.simulation.callbacks import Callback
+from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.messages import NOT_FINITE
 from fedkeep.simulation.process_executor import step_handlers
 from fedkeep.simulation.simulation import Simulation
@@ -51,6 +52,7 @@ TRIAL, JOIN = "trial", "join"
 """Requests to a worker: run a trial; prepare to run client steps of a trial."""
 
 
+@raising_terminated()
 def run_trials(
     trials: Sequence[Trial],
     *,
@@ -77,6 +79,8 @@ def run_trials(
         If a trial fails in a worker process.
     TrialBusy
         If another process is running one of the trials.
+    Terminated
+        If SIGTERM or SIGHUP arrives. The last finished rounds are saved, as with Ctrl-C.
     """
     if not trials:
         return
@@ -152,9 +156,8 @@ def write_description(folder: Path, description: Mapping[str, Any]) -> None:
     RunError
         If the trial was begun with other inputs, such as another generator.
     """
-    path, versions = folder / "trial.json", [describe_version()]
-    if (folder / "checkpoint" / "manifest.json").is_file():
-        before = _read_description(path)
+    versions = [describe_version()]
+    if before := _begun_description(folder):
         begun, earlier = before.get("dependencies", {}), before.get("versions", ["an unknown version"])
         versions = list(dict.fromkeys([*earlier, *versions]))
         # Older versions recorded fewer dependencies; those that are missing are not compared.
@@ -164,18 +167,17 @@ def write_description(folder: Path, description: Mapping[str, Any]) -> None:
                 f"{folder} was begun with another {' and '.join(changed)} than there is now, so that its rounds would "
                 "not belong together. Restore the former data, generator or extractor, or begin a new run."
             )
-    atomic_write(path, json.dumps({**description, "versions": versions}))
+    write_json(folder / TRIAL_FILE, {**description, "versions": versions})
 
 
-def _read_description(path: Path) -> dict[str, Any]:
-    """Return the recorded description of a trial; empty if there is none; raise `RunError` if it cannot be read."""
+def _begun_description(folder: Path) -> dict[str, Any]:
+    """Return the recorded description of a trial that has a checkpoint; empty if it has none."""
+    if not manifests(folder / "checkpoint"):
+        return {}
     try:
-        description = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"cannot read {path}: {error}. Remove the folder {path.parent} to run its trial again."
-        ) from error
-    return description if isinstance(description, dict) else {}
+        return read_json(folder / TRIAL_FILE)
+    except RunError as error:
+        raise RunError(f"{error} Restore it, or remove the folder {folder} to run its trial again.") from None
 
 
 class TrialDescription(Callback):
@@ -201,12 +203,12 @@ class TrialDescription(Callback):
         state.stack = self._stack_size(state)
         write_description(folder, {**self.description, "stack": state.stack})
         partition = self.trial.experiment.describe_partition(self.trial.seed)
-        atomic_write(folder / "partition.json", json.dumps(partition))
+        write_json(folder / "partition.json", partition)
 
     def _stack_size(self, state: SimulationState) -> int:
         """Return how many clients train as one: the recorded number, the user's, or the quickest on this machine."""
         try:
-            return int(_read_description(self.trial.folder / "trial.json")["stack"])
+            return int(_begun_description(self.trial.folder)["stack"])
         except (KeyError, TypeError):
             if state.algorithm.schedule != "parallel":
                 return 1  # clients train one after another, and stacks would keep workers from preparing the next ones

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from fedkeep._utils.digests import DamagedFile, check_file, read_manifest
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
@@ -18,6 +19,7 @@ from fedkeep.models import Architecture, Weights
 from fedkeep.models.predictor import Predictor, build_predictor
 from fedkeep.reporting.run_folder import SERVED, Run, method_of
 from fedkeep.reporting.trial import TrialResult
+from fedkeep.simulation.trial import MANIFEST
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,13 @@ def _check_predicts(trial: TrialResult) -> None:
 def _read_weights(trial: TrialResult, name: str) -> Weights:
     path = (trial.path or Path()) / name
     try:
+        if (path.parent / MANIFEST).is_file():
+            check_file(path, read_manifest(path.parent / MANIFEST)[0][name])
         return load_file(path)
+    except KeyError:
+        raise RunError(f"{path} is no file that its trial wrote. Remove {path.parent} and resume the run.") from None
+    except DamagedFile as damage:
+        raise RunError(f"{damage} Repeat its last rounds: fedkeep resume RUN.") from None
     except FileNotFoundError:
         hint = "An archive holds no models. " if path.parents[2].is_file() else ""
         raise RunError(f"there is no model {path}. {hint}Give a run folder whose trial is finished.") from None

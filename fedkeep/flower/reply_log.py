@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.interface.codec import decode, encode
 from fedkeep.simulation.messages import ClientFailure
+
+log = logging.getLogger(__name__)
 
 
 class ReplyLog:
@@ -51,9 +54,9 @@ class ReplyLog:
         """
         if isinstance(reply, ClientFailure):
             kind = "refused" if reply.refused else "lost"
-            atomic_write(self.folder / f"{call_id}.{kind}", reply.reason)
+            write_sealed(self.folder / f"{call_id}.{kind}", reply.reason.encode())
         else:
-            atomic_write(self.folder / f"{call_id}.safetensors", encode(reply))
+            write_sealed(self.folder / f"{call_id}.reply", encode(reply))
 
     def load(self, call_id: str, hint: Any) -> Any:
         """Return the stored reply to a call.
@@ -68,15 +71,18 @@ class ReplyLog:
         Returns
         -------
         object
-            The reply, a `ClientFailure`, or None if nothing is stored.
+            The reply, a `ClientFailure`, or None if nothing is stored or it is damaged: the site is then asked again.
         """
-        reply = self.folder / f"{call_id}.safetensors"
-        if reply.exists():
-            return decode(reply.read_bytes(), hint)
-        for kind in ("lost", "refused"):
-            failure = self.folder / f"{call_id}.{kind}"
-            if failure.exists():
-                return ClientFailure(failure.read_text(encoding="utf-8"), refused=kind == "refused")
+        reply = self.folder / f"{call_id}.reply"
+        try:
+            if reply.exists():
+                return decode(read_sealed(reply), hint)
+            for kind in ("lost", "refused"):
+                failure = self.folder / f"{call_id}.{kind}"
+                if failure.exists():
+                    return ClientFailure(read_sealed(failure).decode(), refused=kind == "refused")
+        except DamagedFile as damage:
+            log.warning("%s The site is asked again.", damage)
         return None
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import DamagedFile, read_json, write_json
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.build import (
     build_simulation,
@@ -30,11 +30,11 @@ from fedkeep.experiment.build import (
 )
 from fedkeep.experiment.description import describe_trial
 from fedkeep.experiment.experiment import Experiment
-from fedkeep.experiment.paths import trial_name
+from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Method, Recipe
-from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
-from fedkeep.experiment.run import create_run_folder
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.experiment.trial_runner import write_description
 from fedkeep.flower.config import RunConfig
@@ -48,12 +48,14 @@ from fedkeep.interface.algorithm import client_steps, is_annotated
 from fedkeep.reporting.outputs import is_reported, write_all
 from fedkeep.reporting.run_folder import Run
 from fedkeep.simulation.callbacks import OnRoundEnd
+from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.simulation.trial import TrialBusy, run_trial
 from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
 MAX_ROLLED_BACK = 3  # a run stops after so many rounds if all rounds since its start were rolled back
+_RESTORE = "Restore it from a copy, or remove the folder {folder} to run its trial again with all sites."
 RECONNECT_SECONDS = 60.0  # seconds that a restarted server waits for all sites of its run
 
 
@@ -107,7 +109,7 @@ def _run_trial(
     data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
     introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
-    saved = _read_sites(sites_file, recipe.tasks.num_tasks) if sites_file.exists() else None
+    saved = _read_sites(sites_file, recipe.tasks.num_tasks)
     nodes = saved["nodes"] if saved else None
     sites = SiteRegistry(transport, introduction, config.wait, recipe.tasks.num_tasks, nodes, config.max_examples)
     if saved is None:
@@ -116,7 +118,7 @@ def _run_trial(
             raise ConfigError("this recipe's partition does not say how many clients there are. Set sites.")
         examples = sites.wait_for_all(count, recipe.run.min_clients)
         saved = {"run": secrets.token_hex(16), "examples": examples, "nodes": sites.nodes()}
-        atomic_write(sites_file, json.dumps(saved))
+        write_json(sites_file, saved)
     else:
         sites.wait_for(saved["examples"].keys(), recipe.run.min_clients, grace=min(RECONNECT_SECONDS, config.wait))
     if len(saved["examples"]) < recipe.run.cohort_size:  # the run began without sites that were rejected
@@ -150,22 +152,27 @@ def _run_trial(
     reply_log.clear()
 
 
-def _read_sites(file: Path, tasks: int) -> dict[str, Any]:
-    """Return the run's identifier, and the sites that take part; raise `RunError` if the file is damaged."""
+def _read_sites(file: Path, tasks: int) -> dict[str, Any] | None:
+    """Return the run's identifier, and the sites that take part; None before the first round of a trial.
+
+    Raises `RunError` if the file is damaged, or is missing although rounds are saved.
+    """
+    if not file.exists() and not manifests(file.parent / "checkpoint"):
+        return None
     try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
+        saved = read_json(file)
         whole = isinstance(saved["run"], str) and all(isinstance(node, int) for node in saved["nodes"].values())
         for sizes in saved["examples"].values():
             whole = whole and len(sizes) == tasks and all(type(size) is int and size >= 0 for size in sizes)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        whole = False
-    if not whole:
+        if not whole:
+            raise DamagedFile(f"{file} is damaged: it does not say which sites take part, with how many examples.")
+        return saved
+    except (DamagedFile, ValueError, KeyError, TypeError, AttributeError) as error:
+        damage = error if isinstance(error, DamagedFile) else f"{file} is damaged."
         raise RunError(
-            f"{file} is damaged. It names the sites of this trial and cannot be made again: put back a copy, or choose "
-            "another out for a new run."
-        )
-    result: dict[str, Any] = saved
-    return result
+            f"{damage} It names the sites of this trial and cannot be made again: put back a copy, or choose another "
+            "out for a new run."
+        ) from None
 
 
 def _check_progress(folder: Path, recipe: Recipe) -> None:
@@ -180,10 +187,16 @@ def _check_progress(folder: Path, recipe: Recipe) -> None:
 
 
 def _all_rolled_back(folder: Path) -> int:
-    """Return a trial's number of rounds if all of them were rolled back; otherwise 0."""
+    """Return a trial's number of rounds if all of them were rolled back; otherwise, or if the file is damaged, 0."""
     file = folder / "rounds.jsonl"
+    last = manifests(folder / "checkpoint")[:1]
+    if last and find_checkpoint_damage(folder, last[0], only_records=True):
+        return 0
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []  # the last line may be incomplete
-    return len(lines) if all(json.loads(line)["rolled_back"] for line in lines) else 0
+    try:
+        return len(lines) if all(json.loads(line)["rolled_back"] for line in lines) else 0
+    except (KeyError, TypeError, ValueError):
+        return 0
 
 
 @contextmanager
@@ -254,7 +267,7 @@ def _open_run_folder(recipe: Recipe, config: RunConfig) -> Path:
     out = Path(config.out).expanduser() if config.out else None
     if out is None or not (out / "run.json").is_file():
         return create_run_folder(recipe, out, Machine(device=config.device), ["flwr", "run"])
-    begun = parse_recipe((out / "recipe.toml").read_text(encoding="utf-8"), str(out), allow_code=config.allow_code)
+    begun = recorded_recipe(out, allow_code=config.allow_code)
     if begun.to_toml() != recipe.to_toml():  # as text: an option that an older version did not write has its default
         raise RunError(f"{out} was begun with another recipe. Choose another out, or set the recipe as it was.")
     if not Experiment(recipe).trials(out) and is_reported(out):

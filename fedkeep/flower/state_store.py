@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ from urllib.parse import quote
 import torch
 from filelock import FileLock
 
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import DamagedFile, read_sealed, write_sealed
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface import NoState
 from fedkeep.interface.codec import decode, encode
 
+log = logging.getLogger(__name__)
 _CALL_ID = re.compile(r"\d{6,}-[0-9a-f]{32}")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -119,8 +121,8 @@ class StateStore:
         reply : object
             The reply to the server. It is written last, since its file shows that the state was written too.
         """
-        atomic_write(self._file(call_id, "state"), encode(state))
-        atomic_write(self._file(call_id, "reply"), encode(reply))
+        write_sealed(self._file(call_id, "state"), encode(state))
+        write_sealed(self._file(call_id, "reply"), encode(reply))
 
     def reply(self, call_id: str, hint: Any) -> Any:
         """Return the stored reply to a call.
@@ -135,10 +137,14 @@ class StateStore:
         Returns
         -------
         object
-            The reply, or None if nothing is stored.
+            The reply, or None if nothing is stored or it is damaged: the step is then run again.
         """
         file = self._file(call_id, "reply")
-        return decode(file.read_bytes(), hint, self.device) if file.exists() else None
+        try:
+            return decode(read_sealed(file), hint, self.device) if file.exists() else None
+        except DamagedFile as damage:
+            log.warning("%s The step is run again.", damage)
+            return None
 
     def state(self, ref: Any, hint: type[Any]) -> Any:
         """Return a client state.
@@ -158,17 +164,18 @@ class StateStore:
         Raises
         ------
         RunError
-            If the state's file is missing.
+            If the state's file is missing or damaged.
         """
         if not isinstance(ref, StateRef) or not ref.call:
             return None
         file = self._file(ref.call, "state")
-        if not file.exists():
+        try:
+            return decode(read_sealed(file), hint, self.device)
+        except DamagedFile as damage:
             raise RunError(
-                f"{file} is missing, so this client's state is lost. Give this site the state folder that it had "
-                "before, or start a new run."
-            )
-        return decode(file.read_bytes(), hint, self.device)
+                f"{damage} This client's state is lost: give this site the state folder that it had before, or start a "
+                "new run."
+            ) from None
 
     def prune(self, call_id: str, checkpointed: str) -> None:
         """Delete what no later message can refer to: the calls of earlier rounds, except for the checkpointed one.
@@ -182,7 +189,7 @@ class StateStore:
         checkpointed : str
             The call that left the state with which the current round began; empty if there was none.
         """
-        for file in self.folder.glob("*.safetensors"):
+        for file in [*self.folder.glob("*.state"), *self.folder.glob("*.reply")]:
             other = file.name.partition(".")[0]
             if _round_of(other) < _round_of(call_id) and other != checkpointed:
                 file.unlink()
@@ -190,7 +197,7 @@ class StateStore:
     def _file(self, call_id: str, content: str) -> Path:
         if not _CALL_ID.fullmatch(call_id):
             raise ValueRefused(f"{call_id[:60]!r} is not the name of a call.")
-        return self.folder / f"{call_id}.{content}.safetensors"
+        return self.folder / f"{call_id}.{content}"
 
 
 def _round_of(call_id: str) -> int:

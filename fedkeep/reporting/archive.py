@@ -15,13 +15,12 @@ from pathlib import Path, PurePosixPath
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
-from fedkeep.experiment.paths import TRIALS
+from fedkeep.experiment.paths import RECORD_SUFFIXES, TRIALS
 
 MOST_FILES = 100_000
 MOST_BYTES = 1 << 30
 """Of an archive, and of all that it unpacks to: an archive that says it holds more is refused."""
 
-_RECORDS = frozenset({".json", ".jsonl", ".toml"})
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # which can be unpacked in parts of a size that is asked for
 _PART = 1 << 20
 
@@ -121,7 +120,7 @@ def _records(run: Path) -> Iterator[Path]:
     """Yield the files that a run recorded: its own, and those of its trials."""
     for folder in (run, *sorted((run / TRIALS).glob("*"))):
         for path in sorted(folder.glob("*")):
-            if path.is_file() and path.suffix in _RECORDS and path.name != "doing.json":
+            if path.is_file() and path.suffix in RECORD_SUFFIXES and path.name != "doing.json":
                 yield path
 
 

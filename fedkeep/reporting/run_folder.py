@@ -1,6 +1,7 @@
 """Read what a run wrote, from its folder or from an archive of it: one `Run` with its trials.
 
-A run that was killed leaves a cut last line and trials without a result; both are expected here, and marked.
+A run that was killed leaves a cut last line and trials without a result; both are expected here, and marked. Whatever
+is read is checked against its digest (see `fedkeep._utils.digests`). Runs of versions without digests are read too.
 """
 
 from __future__ import annotations
@@ -14,12 +15,21 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from fedkeep._utils.digests import is_sealed, read_json, read_toml
 from fedkeep.errors import RunError
-from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIAL_FILE, TRIALS, is_finished
+from fedkeep.experiment.paths import (
+    ARCHIVE_SUFFIX,
+    TRIAL_FILE,
+    TRIALS,
+    find_checkpoint_damage,
+    find_damage,
+)
 from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run, read_bytes
 from fedkeep.reporting.trial import TrialResult
+from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.schedule import Schedule
+from fedkeep.simulation.trial import MANIFEST
 
 SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
 NUMBERS = {
@@ -75,19 +85,22 @@ def read_run(path: str | Path) -> Run:
     Raises
     ------
     RunError
-        If there is no run at `path` (with the runs nearby), or one of its files is damaged beyond a cut last line.
+        If there is no run at `path` (with the runs nearby), or one of its files is damaged: other than its digest says,
+        or beyond a cut last line.
     """
     path = Path(path)
     root = open_run(path)
     if not (root / "run.json").is_file():
         raise RunError(_not_a_run(path))
-    info = _read_json(root / "run.json")
-    # Tables need the order of methods only, and take it from what can be read.
-    recipe = read_bytes(root / "recipe.toml").decode(errors="replace") if (root / "recipe.toml").is_file() else ""
-    held = root / TRIALS
-    folders = sorted(held.iterdir(), key=lambda folder: folder.name) if held.is_dir() else []
-    trials = [_read_trial(folder, path / TRIALS / folder.name) for folder in folders if (folder / TRIAL_FILE).is_file()]
-    run = Run(path, info, recipe, ())
+    sealed = has_digests(root)
+    info = read_json(root / "run.json", required=False)
+    recipe = root / "recipe.toml"
+    if sealed:
+        text = read_toml(recipe)
+    else:  # tables need the order of methods only, and take it from what can be read
+        text = read_bytes(recipe).decode(errors="replace") if recipe.is_file() else ""
+    trials = [_read_trial(folder, path / TRIALS / folder.name, sealed) for folder in trial_folders(root)]
+    run = Run(path, info, text, ())
     trials = [result for trial in _with_window(trials, run.settings) for result in _by_evaluation_model(trial)]
     named = [text.casefold() for text in _texts(run.settings)]
 
@@ -96,7 +109,78 @@ def read_run(path: str | Path) -> Run:
         places = [named.index(name) for name in (label.casefold(), trial.algorithm.casefold()) if name in named]
         return (places[0] if places else len(named), trial.label, trial.seed)
 
-    return Run(path, info, recipe, tuple(sorted(trials, key=rank)))
+    return Run(path, info, text, tuple(sorted(trials, key=rank)))
+
+
+def has_digests(root: Traversable) -> bool:
+    """Return whether a run has digests, which older versions did not write.
+
+    Parameters
+    ----------
+    root : Traversable
+        The run folder, on disk or in an archive.
+
+    Returns
+    -------
+    bool
+        True if it has.
+    """
+    return is_sealed(read_bytes(root / "run.json"))
+
+
+def trial_folders(root: Traversable) -> list[Traversable]:
+    """Return the folders of the trials that were begun.
+
+    Parameters
+    ----------
+    root : Traversable
+        The run folder, on disk or in an archive.
+
+    Returns
+    -------
+    list[Traversable]
+        The folders, by name.
+    """
+    held = root / TRIALS
+    folders = sorted(held.iterdir(), key=lambda folder: folder.name) if held.is_dir() else []
+    return [folder for folder in folders if (folder / TRIAL_FILE).is_file() or (folder / MANIFEST).is_file()]
+
+
+def check_records(trial: Traversable, sealed: bool) -> bool:
+    """Check what a report of a trial is made of, and return whether the trial is finished.
+
+    Parameters
+    ----------
+    trial : Traversable
+        The trial's folder, on disk or in an archive.
+    sealed : bool
+        Whether the run has digests. Without them, a trial is finished if its files exist.
+
+    Returns
+    -------
+    bool
+        True for a finished trial.
+
+    Raises
+    ------
+    RunError
+        If a file is damaged.
+    """
+    finished, found = (trial / MANIFEST).is_file(), []
+    if finished:
+        found = find_damage(trial, only_records=True)
+    elif last := manifests(trial / "checkpoint")[:1]:
+        found = find_checkpoint_damage(trial, last[0], only_records=True)
+        # A trial that is running may have replaced its checkpoint meanwhile.
+        found = found if manifests(trial / "checkpoint")[:1] == last else []
+    if found:
+        raise RunError(
+            f"{' '.join(found)} Restore it from a copy, or repeat what is damaged with `fedkeep resume`; "
+            "`fedkeep verify` checks all files."
+        )
+    if finished or sealed:
+        return finished
+    return all((trial / name).is_file() for name in (TRIAL_FILE, "rounds.jsonl", "result.json"))
 
 
 def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list[TrialResult]:
@@ -130,9 +214,10 @@ def method_of(label: str) -> str:
     return label
 
 
-def _read_trial(folder: Traversable, path: Path) -> TrialResult:
-    description = folder / TRIAL_FILE
-    info = _read_json(description)
+def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
+    finished = check_records(folder, sealed)
+    description, partition = folder / TRIAL_FILE, folder / "partition.json"
+    info = read_json(description, required=sealed)
     missing = [name for name in ("label", "algorithm", "seed", "test_total") if name not in info]
     if missing:
         raise RunError(f"{description} lacks {', '.join(missing)}: it was not written by this version of FedKeep.")
@@ -148,9 +233,9 @@ def _read_trial(folder: Traversable, path: Path) -> TrialResult:
         schedule=str(info.get("schedule", "")),
         rounds=_by_round(_read_lines(folder / "rounds.jsonl")),
         timings=_by_round(_read_lines(folder / "timings.jsonl")),
-        partition=_read_json(folder / "partition.json") if (folder / "partition.json").is_file() else {},
+        partition=read_json(partition, required=sealed) if partition.is_file() else {},
         info=info,
-        finished=is_finished(folder),
+        finished=finished,
         path=path,
     )
 
@@ -166,18 +251,6 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
                 plain |= row["evaluation_models"][name]
             rounds.append(plain)
         yield replace(trial, label=trial.label + SERVED[name], rounds=rounds)
-
-
-def _read_json(path: Traversable) -> dict[str, Any]:
-    try:
-        value = json.loads(read_bytes(path))
-    except (ValueError, OSError) as error:
-        raise RunError(
-            f"{path} cannot be read ({error}). Restore it, or repeat the run from its recipe.toml."
-        ) from None
-    if not isinstance(value, dict):
-        raise RunError(f"{path} should hold a JSON object, not {type(value).__name__}.")
-    return value
 
 
 def _read_lines(path: Traversable) -> list[dict[str, Any]]:

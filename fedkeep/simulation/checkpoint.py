@@ -1,20 +1,25 @@
 """Checkpoints between rounds: the whole state of a run, so that a kill at any moment loses nothing older.
 
-A checkpoint is a folder with one file for the server, one for each client that has a state, and a manifest that lists
-them. Files are never overwritten: new files are written beside the old ones, then the manifest is replaced atomically,
-then files that it no longer lists are removed. Random generators need not be saved, since each is derived from a name.
+A checkpoint is a manifest that lists files with their digests: those of the server, one for each client that has a
+state, and the records up to its round. Files are never overwritten: new files are forced to disk, then their manifest
+is, then files that neither it nor the manifest before it lists are removed. So the last checkpoint but one is kept, and
+is taken if the last one is damaged. Random generators need not be saved, since each is derived from a name.
 """
 
 from __future__ import annotations
 
-import json
+import logging
+import re
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import DamagedFile, Digest, digest_of, read_checked, read_manifest, write_manifest
+from fedkeep._utils.files import atomic_write, sync_folder
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.codec import decode, encode
@@ -23,8 +28,111 @@ from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.defense import ReplyHistory
 from fedkeep.simulation.state import SimulationState
 
-FORMAT = 3
+log = logging.getLogger(__name__)
+FORMAT = 4
 MAX_LOSS_SECONDS = 60.0  # of finished rounds that a kill may lose
+KEPT = 2  # checkpoints that are kept: the last one, and the one before
+_MANIFEST = re.compile(r"manifest-(\d+)\.json")
+_ENTRIES = {"format": int, "round": int, "server": str, "model": str, "clients": dict, "records": dict, "replies": dict}
+
+CheckRecords = Callable[[Mapping[str, Digest]], None]
+"""Raises `DamagedFile` if the record files do not begin as they did when a checkpoint was saved."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one checkpoint consists of.
+
+    Attributes
+    ----------
+    round : int
+        The number of finished rounds.
+    files : Mapping[str, Digest]
+        The digests of the checkpoint's files, by name.
+    server, model : str
+        The files of the server's state and of its model.
+    averages : str or None
+        The file of the averages that are evaluated, if there are any.
+    clients : Mapping[str, str]
+        The file of each client that has a state.
+    records : Mapping[str, Digest]
+        The digests of the record files at that round.
+    replies : Mapping[str, object]
+        What is known of the clients' replies (see `fedkeep.simulation.defense.ReplyHistory`).
+    """
+
+    round: int
+    files: Mapping[str, Digest]
+    server: str
+    model: str
+    averages: str | None
+    clients: Mapping[str, str]
+    records: Mapping[str, Digest]
+    replies: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the manifest's own file."""
+        return f"manifest-{self.round}.json"
+
+
+def manifests(folder: Traversable) -> list[str]:
+    """Return the names of the manifests in a checkpoint folder.
+
+    Parameters
+    ----------
+    folder : Traversable
+        The folder, which need not exist.
+
+    Returns
+    -------
+    list[str]
+        The names, the latest round's first.
+    """
+    found = {
+        int(match[1]): file.name
+        for file in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _MANIFEST.fullmatch(file.name))
+    }
+    return [found[round] for round in sorted(found, reverse=True)]
+
+
+def load_manifest(path: Traversable) -> Manifest:
+    """Read the manifest of a checkpoint.
+
+    Parameters
+    ----------
+    path : Traversable
+        The manifest's file.
+
+    Returns
+    -------
+    Manifest
+        The manifest.
+
+    Raises
+    ------
+    DamagedFile
+        If it is damaged.
+    RunError
+        If another version of FedKeep has written it.
+    """
+    files, entries = read_manifest(path)
+    if entries.get("format") != FORMAT:
+        raise RunError(f"{path} was written by another version of FedKeep (format {entries.get('format')}).")
+    if not all(isinstance(entries.get(name), kind) for name, kind in _ENTRIES.items()):
+        raise DamagedFile(f"{path} is damaged: it lacks {', '.join(sorted(set(_ENTRIES) - set(entries)))}.")
+    records = {name: Digest(**digest) for name, digest in entries["records"].items()}
+    return Manifest(
+        entries["round"],
+        files,
+        entries["server"],
+        entries["model"],
+        entries.get("averages"),
+        entries["clients"],
+        records,
+        entries["replies"],
+    )
 
 
 @dataclass
@@ -45,11 +153,7 @@ class Checkpoint:
     share: float = 0.05
     cost: float = 0.0
     _saved_at: float = field(default_factory=time.perf_counter)
-
-    @property
-    def manifest(self) -> Path:
-        """The file that makes the folder a checkpoint."""
-        return self.folder / "manifest.json"
+    _kept: list[Manifest] = field(default_factory=list)  # the last one last
 
     def due(self) -> bool:
         """Tell whether it is time to save: within the share of the run's time, or if a minute of rounds could be lost.
@@ -61,122 +165,138 @@ class Checkpoint:
         """
         return time.perf_counter() - self._saved_at >= min(self.cost / self.share, max(self.cost, MAX_LOSS_SECONDS))
 
-    def save(self, state: SimulationState, positions: dict[str, int]) -> None:
+    def save(self, state: SimulationState, records: Mapping[str, Digest]) -> None:
         """Save a simulation between two rounds.
 
         Parameters
         ----------
         state : SimulationState
             The simulation.
-        positions : dict[str, int]
-            Lengths of the record files in bytes, which are saved with it.
+        records : Mapping[str, Digest]
+            Digests of the record files, which are saved with it.
         """
         began = time.perf_counter()
-        old = self._read()["clients"] if self.manifest.exists() else {}
+        last = self._kept[-1] if self._kept else None
+        files: dict[str, Digest] = {}
+
+        def write(name: str, content: bytes) -> str:
+            atomic_write(self.folder / name, content, sync=False)
+            files[name] = digest_of(content)
+            return name
+
+        clients = {client: name for client, name in last.clients.items() if client not in state.changed} if last else {}
+        files |= {name: last.files[name] for name in clients.values()} if last else {}
         empty = encode(state.client_state())  # a state without content is not written
-        clients: dict[str, str] = {client: name for client, name in old.items() if client not in state.changed}
         for client in sorted(state.changed):
             content = encode(state.client_states[client])
             if content != empty:
-                clients[client] = f"client-{quote(client, safe='')}-{state.finished}.safetensors"
-                atomic_write(self.folder / clients[client], content)
-        server, model = f"server-{state.finished}.safetensors", f"model-{state.finished}.safetensors"
-        atomic_write(self.folder / server, encode(state.server.state))
-        atomic_write(self.folder / model, encode(state.server.model))
-        averages_file = f"averages-{state.finished}.safetensors"
-        averages = set(state.schedule.evaluation_models) != {"last"} or bool(state.server.eval_model)
-        if averages:
-            atomic_write(
-                self.folder / averages_file,
-                encode((state.round_average, state.moving_average, state.server.eval_model)),
-            )
-        manifest = {
-            "format": FORMAT,
-            "round": state.finished,
-            "server": server,
-            "model": model,
-            "averages": averages_file if averages else None,
-            "clients": clients,
-            "positions": positions,
-            "replies": state.history.to_table(),
-        }
-        atomic_write(self.manifest, json.dumps(manifest))
+                clients[client] = write(f"client-{quote(client, safe='')}-{state.finished}.safetensors", content)
+        server = write(f"server-{state.finished}.safetensors", encode(state.server.state))
+        model = write(f"model-{state.finished}.safetensors", encode(state.server.model))
+        averages = None
+        if set(state.schedule.evaluation_models) != {"last"} or state.server.eval_model:
+            models = state.round_average, state.moving_average, state.server.eval_model
+            averages = write(f"averages-{state.finished}.safetensors", encode(models))
+        sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
+        replies = state.history.to_table()
+        manifest = Manifest(state.finished, files, server, model, averages, clients, records, replies)
+        entries: dict[str, Any] = {"format": FORMAT, "round": manifest.round, "server": server, "model": model}
+        entries |= {"averages": averages, "clients": clients, "replies": replies}
+        entries["records"] = {name: asdict(digest) for name, digest in records.items()}
+        write_manifest(self.folder / manifest.name, files, **entries)
         state.client_states = {client: state.client_states[client] for client in clients}
         state.changed.clear()
-        listed = {self.manifest.name, server, model, manifest["averages"], *clients.values()}
+        earlier = [kept for kept in self._kept if kept.round < manifest.round]
+        self._kept = [*earlier, manifest][-KEPT:]
+        listed = {name for kept in self._kept for name in (kept.name, *kept.files)}
         for file in self.folder.iterdir():  # older files, and those that a kill left incomplete
             if file.name not in listed:
                 file.unlink()
         self._saved_at = time.perf_counter()
         self.cost = self._saved_at - began
 
-    def restore(self, state: SimulationState) -> dict[str, int]:
-        """Restore a simulation from the checkpoint, if there is one.
+    def restore(
+        self, state: SimulationState, check_records: CheckRecords = lambda records: None
+    ) -> Mapping[str, Digest]:
+        """Restore a simulation from the last checkpoint that is whole, if there is one.
 
         Parameters
         ----------
         state : SimulationState
             The simulation, before its first round.
+        check_records : Callable[[Mapping[str, Digest]], None]
+            Checks the record files against their digests at a checkpoint.
 
         Returns
         -------
-        dict[str, int]
-            The lengths of the record files in bytes; empty without a checkpoint.
+        Mapping[str, Digest]
+            The digests of the record files; empty without a checkpoint.
 
         Raises
         ------
         RunError
-            If a file is missing or damaged, or belongs to another method or model.
+            If there are checkpoints and none is whole, or they belong to another method or model.
         """
-        if not self.manifest.exists():
-            return {}
-        manifest = self._read()
-        state.set_task(state.schedule.position(manifest["round"])[0])
+        damages: list[str] = []
+        names = manifests(self.folder)
+        for place, name in enumerate(names):
+            try:
+                manifest = load_manifest(self.folder / name)
+                check_records(manifest.records)
+                contents = {file: read_checked(self.folder / file, manifest.files[file]) for file in manifest.files}
+            except DamagedFile as damage:
+                damages.append(str(damage))
+                continue
+            self._put(manifest, contents, state)
+            if damages:
+                log.warning(
+                    "%s The trial goes on from its checkpoint of round %d, and repeats the rounds after it.",
+                    " ".join(dict.fromkeys(damages)),
+                    manifest.round,
+                )
+            self._kept = [*self._older(names[place + 1 :]), manifest]
+            return manifest.records
+        if damages:
+            raise RunError(
+                f"no checkpoint in {self.folder} is whole: {' '.join(dict.fromkeys(damages))} Restore what is damaged "
+                f"from a copy, or remove the folder {self.folder.parent} to run this trial again."
+            )
+        return {}
+
+    def _older(self, names: list[str]) -> list[Manifest]:
+        """Return the readable manifest before the one that was restored, whose files are kept for as long as it is."""
+        for name in names:
+            try:
+                return [load_manifest(self.folder / name)]
+            except RunError:
+                continue
+        return []
+
+    def _put(self, manifest: Manifest, contents: Mapping[str, bytes], state: SimulationState) -> None:
+        """Set a simulation to what a whole checkpoint contains."""
+
+        def read(name: str, hint: Any) -> Any:
+            try:
+                return decode(contents[name], hint, state.device)
+            except (KeyError, ValueRefused) as error:
+                raise RunError(
+                    f"the checkpoint file {name} in {self.folder} is of another method or version: {error} Remove the "
+                    f"folder {self.folder.parent} to run this trial again."
+                ) from error
+
+        state.set_task(state.schedule.position(manifest.round)[0])
         server_state, _ = state_types(type(state.algorithm))
-        model = self._load(manifest["model"], Weights, state)
+        model = read(manifest.model, Weights)
         mismatch = find_mismatch(model, state.context.runner.initial)
         if mismatch is not None:
             raise RunError(f"the checkpoint in {self.folder} is of another model: {mismatch}.")
         state.server.model = model
-        state.server.state = self._load(manifest["server"], server_state, state)
-        state.client_states = {
-            client: self._load(name, state.client_state, state) for client, name in manifest["clients"].items()
-        }
+        state.server.state = read(manifest.server, server_state)
+        state.client_states = {client: read(name, state.client_state) for client, name in manifest.clients.items()}
         state.changed.clear()
         state.round_average = model
-        if manifest["averages"] is not None:
-            models = self._load(manifest["averages"], tuple[Weights, Weights, Weights], state)
+        if manifest.averages is not None:
+            models = read(manifest.averages, tuple[Weights, Weights, Weights])
             state.round_average, state.moving_average, state.server.eval_model = models
-        state.history = ReplyHistory(**manifest["replies"])
-        state.finished = manifest["round"]
-        return dict(manifest["positions"])
-
-    def _load(self, name: str, hint: Any, state: SimulationState) -> Any:
-        try:
-            return decode((self.folder / name).read_bytes(), hint, state.device)
-        except (OSError, ValueRefused) as error:
-            raise RunError(
-                f"cannot read the checkpoint file {name} in {self.folder}: {error} Remove that folder to start this "
-                "part of the run again."
-            ) from error
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            manifest: dict[str, Any] = json.loads(self.manifest.read_text())
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"cannot read {self.manifest}: {error}. Remove that folder to start this part of the run again."
-            ) from error
-        if isinstance(manifest, dict) and manifest.get("format", FORMAT) != FORMAT:
-            raise RunError(f"{self.manifest} was written by another version of FedKeep (format {manifest['format']}).")
-        if not isinstance(manifest, dict) or not {
-            "round",
-            "server",
-            "model",
-            "averages",
-            "clients",
-            "positions",
-            "replies",
-        } <= set(manifest):
-            raise RunError(f"{self.manifest} is damaged. Remove that folder to start this part of the run again.")
-        return manifest
+        state.history = ReplyHistory(**manifest.replies)
+        state.finished = manifest.round

@@ -19,11 +19,10 @@ from fedkeep.interface.codec import from_structure, to_structure
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientTask, TaskResult, decode_task, encode_task, results_type
 from fedkeep.simulation.state import SimulationState
-from fedkeep.simulation.workers import DONE, REFUSED, Handler, Message, Worker, stop_workers, wait_for_any
+from fedkeep.simulation.workers import DONE, REFUSED, Handler, Message, Worker, kill_workers, wait_for_any
 
 STEPS = "steps"
 """The kind of a request for client steps that are carried out together."""
-PATIENCE = 10.0  # seconds after which a worker that does not end is killed
 
 
 @dataclass(eq=False)
@@ -99,7 +98,7 @@ class ProcessExecutor(Executor):
         self._backlog.clear()
         self.under_way.clear()
         self.state.executor = self.state.serial
-        stop_workers(self.workers, PATIENCE)
+        kill_workers(self.workers)
 
     def _dispatch(self) -> None:
         for worker in self.workers:

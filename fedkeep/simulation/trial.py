@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from filelock import FileLock, Timeout
 from safetensors.torch import save
 
-from fedkeep._utils.files import atomic_write
+from fedkeep._utils.digests import Digest, check_file, digest_of, is_sealed, read_json, write_manifest
+from fedkeep._utils.files import atomic_write, make_folder, sync_folder
 from fedkeep.errors import RunError
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import RoundResult, SimulationState
+
+MANIFEST = "manifest.json"
+"""The file that makes a trial a finished one: it is written last, and lists all other files with their digests."""
 
 
 class TrialBusy(RunError):
@@ -31,9 +36,9 @@ def run_trial(
 
     It writes ``rounds.jsonl`` (which is the same for equal seeds, however often the trial was killed),
     ``timings.jsonl``, ``checkpoint/``, and at the end ``model.safetensors`` (the first evaluation model; others are in
-    ``model-moving.safetensors`` and the like) and ``result.json``.
-    If an exception or Ctrl-C stops it, it saves the last finished round first. If it is killed, the rounds since the
-    last checkpoint are run again: those of a minute at most, or of the time that saving takes if that is longer.
+    ``model-moving.safetensors`` and the like), ``result.json`` and ``manifest.json``. If an exception or Ctrl-C stops
+    it, it saves the last finished round first. If it is killed, the rounds since the last checkpoint are run again:
+    those of a minute at most, or of the time that saving takes if that is longer.
 
     Parameters
     ----------
@@ -53,7 +58,7 @@ def run_trial(
     RunError
         If the content of the folder cannot be resumed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         with FileLock(folder / ".lock", timeout=0), closing(Records(folder)) as records:
             all_callbacks = [
@@ -61,7 +66,9 @@ def run_trial(
                 Checkpoints(Checkpoint(folder / "checkpoint", checkpoint_share), records),
                 *callbacks,
             ]
-            try:
+            with ExitStack() as ends:  # all are called, in their order, also if one of them raises an exception
+                for callback in reversed(all_callbacks):
+                    ends.callback(callback.on_trial_end, simulation)
                 for callback in all_callbacks:
                     callback.on_trial_begin(simulation)
                 while simulation.finished < simulation.rounds:
@@ -69,10 +76,7 @@ def run_trial(
                     for callback in all_callbacks:
                         callback.on_round_end(simulation, result)
                     _stop_if_useless(simulation)
-            finally:
-                for callback in all_callbacks:
-                    callback.on_trial_end(simulation)
-            _export(simulation, folder)
+            _export(simulation, folder, records.on_disk())
     except Timeout:
         raise TrialBusy(f"{folder} is being run by another process. Wait for it, or end it, then resume.") from None
 
@@ -87,19 +91,35 @@ def _stop_if_useless(simulation: Simulation) -> None:
         )
 
 
-def _export(simulation: Simulation, folder: Path) -> None:
-    """Write the results of a finished trial."""
+def _export(simulation: Simulation, folder: Path, records: Mapping[str, Digest]) -> None:
+    """Write the results of a finished trial, and last the manifest that makes it a finished one."""
+    files = dict(records)
+
+    def write(name: str, content: bytes) -> None:
+        atomic_write(folder / name, content, sync=False)
+        files[name] = digest_of(content)
+
     first, *others = simulation.schedule.evaluation_models
     for which in (first, *others):
         weights = simulation.evaluation_model(which)
         model = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         name = "model.safetensors" if which == first else f"model-{which}.safetensors"
-        atomic_write(folder / name, save(model, {"format": "pt"}))
-    atomic_write(folder / "result.json", json.dumps({"rounds": simulation.finished}))
+        write(name, save(model, {"format": "pt"}))
+    write("result.json", json.dumps({"rounds": simulation.finished}).encode())
+    for path in sorted(folder.glob("*.json")):  # which describe the trial
+        content = path.read_bytes()
+        if path.name != MANIFEST and is_sealed(content):
+            read_json(path)  # a new digest must not confirm what was damaged since it was written
+            files[path.name] = digest_of(content)
+    sync_folder(folder)
+    write_manifest(folder / MANIFEST, files)
+
+
+End: TypeAlias = tuple[int, "hashlib._Hash"]
 
 
 class JsonlWriter:
-    """A file of JSON lines that can be truncated to its length at a checkpoint.
+    """A file of JSON lines that can be truncated to where it was at a checkpoint.
 
     Parameters
     ----------
@@ -111,26 +131,24 @@ class JsonlWriter:
         self.path = path
         path.touch()
         self.file = path.open("r+b")
+        self._hash = hashlib.sha256()
 
-    def seek(self, position: int) -> None:
-        """Truncate the file to its length at a checkpoint.
+    def seek(self, digest: Digest) -> None:
+        """Truncate the file to what it was at a checkpoint.
 
         Parameters
         ----------
-        position : int
-            The length in bytes.
+        digest : Digest
+            Its digest at the checkpoint.
 
         Raises
         ------
-        RunError
-            If the file is shorter.
+        DamagedFile
+            If the file does not begin like that.
         """
-        if self.path.stat().st_size < position:
-            raise RunError(
-                f"{self.path} is shorter than when the checkpoint was taken, so records are lost. Remove "
-                f"{self.path.parent} to run this part again."
-            )
-        self.cut(position)
+        check_file(self.path, digest, beginning=True)
+        self.file.seek(0)
+        self.cut((digest.bytes, hashlib.sha256(self.file.read(digest.bytes))))
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line and pass it to the operating system, so that it is not lost if the process is killed.
@@ -140,40 +158,43 @@ class JsonlWriter:
         line : dict[str, object]
             The content.
         """
-        self.file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        self.file.write(content)
         self.file.flush()
+        self._hash.update(content)
 
-    def end(self) -> int:
-        """Return the position of the end.
+    def end(self) -> End:
+        """Return what `cut` needs to return to this end.
 
         Returns
         -------
-        int
-            The length of the file in bytes.
+        tuple
+            The length of the file in bytes, and the hash of its content.
         """
-        return self.file.tell()
+        return self.file.tell(), self._hash.copy()
 
-    def cut(self, position: int) -> None:
+    def cut(self, end: End) -> None:
         """Truncate the file.
 
         Parameters
         ----------
-        position : int
-            The new length in bytes.
+        end : tuple
+            An earlier end.
         """
-        self.file.seek(position)
+        self.file.seek(end[0])
         self.file.truncate()
+        self._hash = end[1].copy()
 
-    def on_disk(self) -> int:
+    def on_disk(self) -> Digest:
         """Force the file to disk.
 
         Returns
         -------
-        int
-            The length of the file in bytes.
+        Digest
+            Its digest.
         """
         os.fsync(self.file.fileno())
-        return self.file.tell()
+        return Digest(self.file.tell(), self._hash.hexdigest())
 
 
 class Records(Callback):
@@ -195,34 +216,51 @@ class Records(Callback):
     def __init__(self, folder: Path) -> None:
         self.rounds = JsonlWriter(folder / "rounds.jsonl")
         self.timings = JsonlWriter(folder / "timings.jsonl")
+        sync_folder(folder)
         self.written = 0
         self.checkpoint_seconds = 0.0
-        self._ends = 0, 0  # lengths of the files after the last written round
+        self._ends = self.rounds.end(), self.timings.end()  # of the files after the last written round
         self._last: RoundResult | None = None
 
-    def seek(self, finished: int, positions: dict[str, int]) -> None:
-        """Truncate the files to their lengths at a checkpoint.
+    def check(self, digests: Mapping[str, Digest]) -> None:
+        """Check that the files begin as they did at a checkpoint.
+
+        Parameters
+        ----------
+        digests : Mapping[str, Digest]
+            The files' digests at the checkpoint, by name.
+
+        Raises
+        ------
+        DamagedFile
+            If one does not.
+        """
+        for file in (self.rounds, self.timings):
+            check_file(file.path, digests[file.path.name], beginning=True)
+
+    def seek(self, finished: int, digests: Mapping[str, Digest]) -> None:
+        """Truncate the files to what they were at a checkpoint.
 
         Parameters
         ----------
         finished : int
             Number of rounds at the checkpoint.
-        positions : dict[str, int]
-            The lengths in bytes.
+        digests : Mapping[str, Digest]
+            The files' digests at the checkpoint, by name; empty before the first.
         """
-        self.rounds.seek(positions.get("rounds", 0))
-        self.timings.seek(positions.get("timings", 0))
+        for file in (self.rounds, self.timings):
+            file.seek(digests.get(file.path.name, digest_of(b"")))
         self.written, self._ends = finished, (self.rounds.end(), self.timings.end())
 
-    def on_disk(self) -> dict[str, int]:
+    def on_disk(self) -> dict[str, Digest]:
         """Force the files to disk.
 
         Returns
         -------
-        dict[str, int]
-            Their lengths in bytes.
+        dict[str, Digest]
+            Their digests, by name.
         """
-        return {"rounds": self.rounds.on_disk(), "timings": self.timings.on_disk()}
+        return {file.path.name: file.on_disk() for file in (self.rounds, self.timings)}
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
         self._last = result
@@ -265,8 +303,7 @@ class Checkpoints(Callback):
         self.saved = 0  # number of rounds that are saved
 
     def on_trial_begin(self, state: SimulationState) -> None:
-        positions = self.checkpoint.restore(state)
-        self.records.seek(state.finished, positions)
+        self.records.seek(state.finished, self.checkpoint.restore(state, self.records.check))
         self.saved = state.finished
 
     def on_round_end(self, state: SimulationState, result: RoundResult) -> None:

@@ -3,8 +3,8 @@
 The same kind of worker runs whole trials and single client steps. Its parent sends requests of named kinds, and
 receives messages until one says that the request is done or has failed. A worker ends when its parent closes the
 connection or dies. If that happens during a request, a `KeyboardInterrupt` is raised in the worker, so that a trial can
-save its last round. Ctrl-C is sent to all processes of a terminal; workers ignore it, and their parent decides what to
-do.
+save its last round. Ctrl-C is sent to all processes of a terminal, and SIGTERM to all of a job or service; workers
+ignore them, and their parent decides what to do.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from fedkeep._utils.signals import blocked_for_children
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.simulation import ipc
 
@@ -47,10 +48,13 @@ class Worker:
         The connection to the worker.
     process : BaseProcess, optional
         The process; None in tests in which the worker is a thread.
+    heard : bool
+        Whether it has sent a message.
     """
 
     connection: Connection
     process: BaseProcess | None = None
+    heard: bool = False
 
     def send(self, kind: str, content: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a request.
@@ -95,6 +99,7 @@ class Worker:
             (kind, content), tensors = ipc.receive(self.connection)
         except (EOFError, OSError):
             raise self.death() from None
+        self.heard = True
         return kind, content, tensors
 
     def death(self) -> RunError:
@@ -135,31 +140,46 @@ def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
     for _ in range(count):
         parent_end, worker_end = context.Pipe()
         process = context.Process(target=main, args=(worker_end, *args))
-        with _ignoring_interrupts():
+        with _ignoring_interrupts(), blocked_for_children():
             process.start()
         worker_end.close()  # so that the worker's death closes the connection
         workers.append(Worker(parent_end, process))
     return workers
 
 
-def stop_workers(workers: Sequence[Worker], patience: float | None = None) -> None:
-    """Let workers end, also in the middle of a request, and wait for them.
+def stop_workers(workers: Sequence[Worker]) -> None:
+    """Let workers end, also in the middle of a request, and wait for them: a trial saves its last round first.
+
+    Workers that have not sent a message are killed: they are starting, or have finished no round.
 
     Parameters
     ----------
     workers : Sequence[Worker]
         The workers.
-    patience : float, optional
-        Seconds after which they are killed; by default never, since a trial saves its last round first.
     """
+    kill_workers([worker for worker in workers if not worker.heard])
     for worker in workers:
         worker.connection.close()
     for worker in workers:
         if worker.process is not None:
-            worker.process.join(patience)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+            worker.process.join()
+
+
+def kill_workers(workers: Sequence[Worker]) -> None:
+    """End workers that have nothing to save, at once.
+
+    Parameters
+    ----------
+    workers : Sequence[Worker]
+        The workers.
+    """
+    for worker in workers:
+        worker.connection.close()
+        if worker.process is not None:
+            worker.process.kill()
+    for worker in workers:
+        if worker.process is not None:
+            worker.process.join()
 
 
 def wait_for_any(workers: Collection[Worker]) -> list[Worker]:

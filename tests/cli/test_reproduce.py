@@ -16,6 +16,7 @@ import pytest
 import tiny
 from filelock import FileLock
 
+from fedkeep._utils.digests import digest_of, read_json, read_manifest, write_json, write_manifest
 from fedkeep.cli.main import main
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment import reproduce
@@ -105,7 +106,9 @@ def test_a_table_names_the_frozen_networks_that_it_rests_on(
     assert run(table, tmp_path, *words) == 0
     trial = tmp_path / "toy" / "first" / "trials" / "fedavg-seed0" / "trial.json"
     rested = {"generator": "g (paper): it has seen them all", "extractor": "e: vit"}
-    trial.write_text(json.dumps(json.loads(trial.read_text()) | rested))
+    write_json(trial, read_json(trial) | rested)
+    files, _ = read_manifest(trial.parent / "manifest.json")
+    write_manifest(trial.parent / "manifest.json", files | {trial.name: digest_of(trial.read_bytes())})
     assert run(table, tmp_path, *words) == 0
     said = "Generator of images: g (paper): it has seen them all. Pre-trained extractor: e: vit."
     for told in (capsys.readouterr().out, *((tmp_path / "toy" / name).read_text() for name in TABLES)):

@@ -14,6 +14,7 @@ import torch
 from local_line import LocalLine, Tamper, places
 from trial import Killed, config, embedded, embedded_once, killing, model, records
 
+from fedkeep._utils.digests import read_toml, write_toml
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.paths import trial_name
@@ -116,11 +117,11 @@ def test_a_message_that_comes_twice_gets_the_same_answer(recipe: str, tmp_path: 
 def test_a_message_that_comes_late_removes_nothing_that_is_needed(recipe: str, tmp_path: Path) -> None:
     line = LocalLine(places(tmp_path / "states"))
     serve(line, config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
-    kept = set((tmp_path / "states").rglob("*.state.safetensors"))
+    kept = set((tmp_path / "states").rglob("*.state"))
     for site, kind, parcel in list(line.sent):
         if kind == "perform":
             line.send(100 + int(site), kind, parcel, 1, 1.0)
-    assert kept <= set((tmp_path / "states").rglob("*.state.safetensors"))
+    assert kept <= set((tmp_path / "states").rglob("*.state"))
 
 
 def spoiling(hows: Mapping[int, str], victims: Mapping[int, str]) -> Tamper:
@@ -370,9 +371,9 @@ def test_a_folder_is_continued_or_refused_with_a_reason(recipe: str, tmp_path: P
     with pytest.raises(RunError, match="is finished"):
         serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
     begun = tmp_path / "sites" / "recipe.toml"
-    whole = begun.read_text()
-    begun.write_text(whole.replace("by_task = []\n", ""))
-    assert begun.read_text() != whole
+    whole = read_toml(begun)
+    write_toml(begun, whole.replace("by_task = []\n", ""))
+    assert read_toml(begun) != whole
     with pytest.raises(RunError, match="is finished"):  # a version without the option began it
         serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
     with pytest.raises(RunError, match="another recipe"):
@@ -391,7 +392,7 @@ def test_sites_that_wait_for_their_turn_work_ahead(recipe: str, tmp_path: Path) 
 def test_states_are_kept_as_long_as_they_may_be_named(recipe: str, tmp_path: Path) -> None:
     serve(LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
     for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
-        assert len(list(site.glob("*.state.safetensors"))) <= 2, "this round's and the one that it began with"
+        assert len(list(site.glob("*.state"))) <= 2, "this round's and the one that it began with"
 
 
 def outweighing(said: Envelope, **changes: Any) -> Envelope:
@@ -426,7 +427,7 @@ def test_a_site_cannot_count_for_more_than_it_has(
 def test_what_a_kill_left_half_written_in_the_reply_log_is_dropped(tmp_path: Path) -> None:
     replies = ReplyLog(tmp_path)
     replies.begin_round(2)
-    (tmp_path / ".000002-abc.safetensors.77.tmp").write_text("half")
+    (tmp_path / ".000002-abc.reply.77.tmp").write_text("half")
     replies.store("000001-old", ClientFailure("gone"))
     replies.store("000002-new", ClientFailure("gone"))
     replies.begin_round(2)

@@ -12,6 +12,8 @@ import pytest
 import tiny
 from torch import Tensor
 
+from fedkeep._utils import digests
+from fedkeep._utils.digests import Digest
 from fedkeep._utils.files import atomic_write
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
@@ -22,7 +24,7 @@ from fedkeep.losses import CrossEntropy
 from fedkeep.models import get_architecture
 from fedkeep.simulation import checkpoint as module
 from fedkeep.simulation.callbacks import Callback, OnRoundEnd
-from fedkeep.simulation.checkpoint import Checkpoint
+from fedkeep.simulation.checkpoint import Checkpoint, load_manifest, manifests
 from fedkeep.simulation.trial import JsonlWriter, run_trial
 
 
@@ -68,6 +70,10 @@ def killed(algorithm: Algorithm[Any, Any], folder: Path, at: int = 2) -> Path:
     return folder
 
 
+def saved_round(folder: Path) -> int:
+    return load_manifest(folder / "checkpoint" / manifests(folder / "checkpoint")[0]).round
+
+
 def states(engine: Any) -> dict[str, bytes]:
     return {client: encode(state) for client, state in sorted(engine.client_states.items())}
 
@@ -75,7 +81,7 @@ def states(engine: Any) -> dict[str, bytes]:
 def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, written = tiny.engine(Remembering(), cohort_size=2, rounds=9), []
     monkeypatch.setattr(
-        module, "atomic_write", lambda path, content: written.append(path.name) or atomic_write(path, content)
+        module, "atomic_write", lambda path, content, **sync: written.append(path.name) or atomic_write(path, content)
     )
     checkpoint = Checkpoint(tmp_path)
     for number in range(1, 6):
@@ -83,10 +89,11 @@ def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.
         written.clear()
         checkpoint.save(engine, {})
         clients = [f"client-{client}-{number}.safetensors" for client in sorted(cohort)]
-        assert written == [*clients, f"server-{number}.safetensors", f"model-{number}.safetensors", "manifest.json"]
-        named = json.loads((tmp_path / "manifest.json").read_text())
+        assert written == [*clients, f"server-{number}.safetensors", f"model-{number}.safetensors"]
+        last = [load_manifest(tmp_path / name) for name in manifests(tmp_path)]
+        assert [manifest.round for manifest in last] == [number, number - 1][:number], "the last two are kept"
         on_disk = {path.name for path in tmp_path.iterdir()}
-        assert on_disk == {"manifest.json", named["server"], named["model"], *named["clients"].values()}
+        assert on_disk == {name for manifest in last for name in (manifest.name, *manifest.files)}
     fresh = tiny.engine(Remembering(), cohort_size=2, rounds=9)
     checkpoint.restore(fresh)
     assert states(fresh) == states(engine)
@@ -103,12 +110,12 @@ def test_a_save_that_is_cut_short_at_any_write_loses_nothing(
         engine = tiny.engine(algorithm)
         checkpoint = Checkpoint(folder)
         tiny.played(engine, 1)
-        checkpoint.save(engine, {"at": 1})
+        checkpoint.save(engine, {"at": Digest(1, "")})
         reference = states(engine)
         tiny.played(engine, 1)
         writes: list[str] = []
 
-        def failing(path: Path, content: Any, cut: int = cut, writes: list[str] = writes) -> None:
+        def failing(path: Path, content: Any, cut: int = cut, writes: list[str] = writes, **sync: Any) -> None:
             writes.append(path.name)
             if len(writes) == cut:
                 raise KeyboardInterrupt
@@ -116,15 +123,16 @@ def test_a_save_that_is_cut_short_at_any_write_loses_nothing(
 
         with monkeypatch.context() as patch:
             patch.setattr(module, "atomic_write", failing)
+            patch.setattr(digests, "atomic_write", failing)
             try:
-                checkpoint.save(engine, {"at": 2})
+                checkpoint.save(engine, {"at": Digest(2, "")})
             except KeyboardInterrupt:
                 fresh = tiny.engine(algorithm)
-                assert Checkpoint(folder).restore(fresh) == {"at": 1}
+                assert Checkpoint(folder).restore(fresh) == {"at": Digest(1, "")}
                 assert states(fresh) == reference
-        checkpoint.save(engine, {"at": 3})
+        checkpoint.save(engine, {"at": Digest(3, "")})
         fresh = tiny.engine(algorithm)
-        assert Checkpoint(folder).restore(fresh) == {"at": 3}
+        assert Checkpoint(folder).restore(fresh) == {"at": Digest(3, "")}
         assert states(fresh) == states(engine)
 
 
@@ -132,7 +140,7 @@ def test_an_interrupt_while_saving_still_saves_at_the_end(tmp_path: Path, monkey
     run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
     interrupted = []
 
-    def once(path: Path, content: Any) -> None:
+    def once(path: Path, content: Any, **sync: Any) -> None:
         if not interrupted and path.name.startswith("server-2"):
             interrupted.append(path)
             raise KeyboardInterrupt
@@ -142,7 +150,7 @@ def test_an_interrupt_while_saving_still_saves_at_the_end(tmp_path: Path, monkey
         patch.setattr(module, "atomic_write", once)
         with pytest.raises(KeyboardInterrupt):
             run_trial(tiny.engine(SFedKD()), tmp_path / "cut", checkpoint_share=1e9)  # due after every round
-    assert json.loads((tmp_path / "cut" / "checkpoint" / "manifest.json").read_text())["round"] == 2
+    assert saved_round(tmp_path / "cut") == 2
     run_trial(tiny.engine(SFedKD()), tmp_path / "cut")
     assert (tmp_path / "cut" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
 
@@ -167,7 +175,7 @@ def test_an_interrupt_between_a_round_and_its_records_loses_nothing(
         patch.setattr(JsonlWriter, "write", once)
         with pytest.raises(KeyboardInterrupt):
             run_trial(tiny.engine(SFedKD()), tmp_path / "cut")
-    assert json.loads((tmp_path / "cut" / "checkpoint" / "manifest.json").read_text())["round"] == 2
+    assert saved_round(tmp_path / "cut") == 2
     run_trial(tiny.engine(SFedKD()), tmp_path / "cut")
     assert (tmp_path / "cut" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
     rounds = [json.loads(line)["round"] for line in (tmp_path / "cut" / "timings.jsonl").read_text().splitlines()]
@@ -181,7 +189,7 @@ def test_leftovers_of_a_kill_while_writing_are_cleared(tmp_path: Path) -> None:
     tmp_path.joinpath("model-7.safetensors").write_bytes(b"never named")
     Checkpoint(tmp_path).save(engine, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "manifest.json",
+        "manifest-1.json",
         "model-1.safetensors",
         "server-1.safetensors",
     ]
@@ -203,25 +211,44 @@ def test_restoring_into_a_used_engine_forgets_what_it_was(tmp_path: Path) -> Non
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "3", "null", '{"format": 1}', '{"format": 99}', "\0" * 20])
 def test_a_damaged_manifest_is_a_clear_error(content: str, tmp_path: Path) -> None:
     folder = killed(SFedKD(), tmp_path / "cell")
-    (folder / "checkpoint" / "manifest.json").write_text(content)
-    with pytest.raises(RunError, match="manifest"):
+    for name in manifests(folder / "checkpoint"):
+        (folder / "checkpoint" / name).write_text(content)
+    with pytest.raises(RunError, match=r"no checkpoint in .* is whole: .*manifest-2\.json is damaged"):
         run_trial(tiny.engine(SFedKD()), folder)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "swap"])
+@pytest.mark.parametrize("damage", ["cut", "bit", "gone", "swap"])
 @pytest.mark.parametrize("name", ["server", "model", "client"])
 def test_a_damaged_checkpoint_file_is_a_clear_error(damage: str, name: str, tmp_path: Path) -> None:
     folder = killed(Remembering(), tmp_path / "cell")
-    path = next((folder / "checkpoint").glob(f"{name}-*.safetensors"))
-    content = path.read_bytes()
-    if damage == "gone":
-        path.unlink()
-    elif damage == "swap":
-        path.write_bytes(encode({"x": 1}))
-    else:
-        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"\xff" * 9 + content[9:])
-    with pytest.raises(RunError, match=r"checkpoint.*" + (path.name if damage != "swap" else "")):
+    for path in (folder / "checkpoint").glob(f"{name}-*.safetensors"):
+        content = path.read_bytes()
+        if damage == "gone":
+            path.unlink()
+        elif damage == "swap":
+            path.write_bytes(encode({"x": 1}))
+        else:
+            path.write_bytes(
+                content[: len(content) // 2] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1])
+            )
+    with pytest.raises(RunError, match=rf"no checkpoint .* is whole: .*{name}-.* (is damaged|is missing): expected"):
         run_trial(tiny.engine(Remembering()), folder)
+
+
+def test_the_checkpoint_before_is_taken_where_the_last_one_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_trial(tiny.engine(Remembering()), tmp_path / "whole")
+    with pytest.raises(Killed):
+        run_trial(tiny.engine(Remembering()), tmp_path / "cut", [kill(3)], checkpoint_share=1e9)
+    path = tmp_path / "cut" / "checkpoint" / "model-3.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    run_trial(tiny.engine(Remembering()), tmp_path / "cut")
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "model-3.safetensors is damaged: expected" in warning
+    assert "goes on from its checkpoint of round 2" in warning
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_a_checkpoint_of_another_model_or_method_is_refused(tmp_path: Path) -> None:
@@ -238,8 +265,8 @@ def test_records_shorter_than_the_checkpoint_are_a_clear_error(tmp_path: Path) -
     for name in ("rounds.jsonl", "timings.jsonl"):
         folder = killed(SFedKD(), tmp_path / name)
         content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: len(content) // 2])
-        with pytest.raises(RunError, match=name):
+        (folder / name).write_bytes(content[: len(content) // 3])
+        with pytest.raises(RunError, match=rf"{name} is damaged"):
             run_trial(tiny.engine(SFedKD()), folder)
         assert b"\0" not in (folder / name).read_bytes()
 
@@ -305,7 +332,9 @@ def test_saving_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     checkpoint = Checkpoint(tmp_path, share=0.05, _saved_at=now[0])
     monkeypatch.setattr(
-        module, "atomic_write", lambda path, content: now.__setitem__(0, now[0] + 0.5) or atomic_write(path, content)
+        module,
+        "atomic_write",
+        lambda path, content, **sync: now.__setitem__(0, now[0] + 0.75) or atomic_write(path, content),
     )
     engine = tiny.engine(FedAvg())
     assert checkpoint.due(), "the first is free"

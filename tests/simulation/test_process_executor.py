@@ -30,7 +30,7 @@ from fedkeep.simulation.messages import ClientTask
 from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
 from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.workers import DONE, Handler, Message, Worker, run_worker, serve, start_workers, stop_workers
+from fedkeep.simulation.workers import DONE, Handler, Message, Worker, kill_workers, run_worker, serve, start_workers
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 
@@ -73,7 +73,7 @@ def hired() -> Iterator[Any]:
             yield executor
 
     yield give
-    stop_workers(started, 10)
+    kill_workers(started)
     assert all(worker.process is not None and not worker.process.is_alive() for worker in started)
 
 

@@ -6,7 +6,6 @@ The run waits for its turns where a run tells of its progress, between rounds. W
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from turns import Shown, Turns
 import fedkeep
 from fedkeep.interface.codec import decode
 from fedkeep.models import Weights
+from fedkeep.simulation.checkpoint import load_manifest, manifests
 
 
 def main() -> None:
@@ -40,9 +40,9 @@ def main() -> None:
 def last_saved(folder: Path) -> Shown:
     """Return the model in a run's checkpoint, which is of its last rounds: a run shows no other before its end."""
     (checkpoint,) = folder.glob("trials/*/checkpoint")
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    weights = decode((checkpoint / manifest["model"]).read_bytes(), Weights, torch.device("cpu"))
-    return {name: tensor.numpy() for name, tensor in weights.items()}, manifest["round"]
+    manifest = load_manifest(checkpoint / manifests(checkpoint)[0])
+    weights = decode((checkpoint / manifest.model).read_bytes(), Weights, torch.device("cpu"))
+    return {name: tensor.numpy() for name, tensor in weights.items()}, manifest.round
 
 
 if __name__ == "__main__":

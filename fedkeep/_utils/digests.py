@@ -1,0 +1,370 @@
+"""Digests: how a damaged file is told from a whole one.
+
+A disk, a copy or an editor may change a file without anybody noticing. What a run reads again has a digest, its length
+and its SHA-256: in a manifest that lists files, or, for a JSON file or a recipe, in its own last line. A digest finds
+damage; it does not stop somebody who can write the file and its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from fedkeep._utils.files import atomic_write
+from fedkeep.errors import RunError
+
+_PART = 1 << 20
+_JSON_DIGEST = re.compile(rb',\s*"sha256": "([0-9a-f]{64})"\s*\}\s*\Z')
+_TOML_DIGEST = re.compile(rb"\n# sha256 of the lines above: ([0-9a-f]{64})\n\Z")
+
+
+class DamagedFile(RunError):
+    """A file is missing, or is not what was written."""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What distinguishes a file's content from any other.
+
+    Attributes
+    ----------
+    bytes : int
+        Its length.
+    sha256 : str
+        Its SHA-256, 64 hexadecimal digits.
+    """
+
+    bytes: int
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.bytes:,} bytes with SHA-256 {self.sha256[:12]}..."
+
+
+def digest_of(content: bytes) -> Digest:
+    """Return the digest of a content.
+
+    Parameters
+    ----------
+    content : bytes
+        The content.
+
+    Returns
+    -------
+    Digest
+        Its digest.
+    """
+    return Digest(len(content), hashlib.sha256(content).hexdigest())
+
+
+def check_file(path: Traversable, expected: Digest, *, beginning: bool = False) -> None:
+    """Check that a file is what was written.
+
+    Parameters
+    ----------
+    path : Traversable
+        The file, on disk or in an archive.
+    expected : Digest
+        Its digest when it was written.
+    beginning : bool
+        Check only as many bytes as were written then; more may follow.
+
+    Raises
+    ------
+    DamagedFile
+        If the file is missing, or is not what was written.
+    """
+    found, left, size = hashlib.sha256(), expected.bytes if beginning else None, 0
+    try:
+        with path.open("rb") as file:
+            while part := file.read(_PART if left is None else min(_PART, left - size)):
+                found.update(part)
+                size += len(part)
+    except (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _unreadable(path, error, expected) from None
+    _compare(path, Digest(size, found.hexdigest()), expected)
+
+
+def read_checked(path: Path, expected: Digest) -> bytes:
+    """Return a file's content, which must be what was written.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    expected : Digest
+        Its digest when it was written.
+
+    Returns
+    -------
+    bytes
+        The content.
+
+    Raises
+    ------
+    DamagedFile
+        If the file is missing, or is not what was written.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error, expected) from None
+    _compare(path, digest_of(content), expected)
+    return content
+
+
+def _compare(path: Traversable, found: Digest, expected: Digest) -> None:
+    if found != expected:
+        raise DamagedFile(f"{path} is damaged: expected {expected}, found {found}.")
+
+
+def _unreadable(path: Traversable, error: Exception, expected: Digest | None = None) -> DamagedFile:
+    what = "is missing" if isinstance(error, FileNotFoundError | KeyError) else f"cannot be read ({error})"
+    return DamagedFile(f"{path} {what}{f': expected {expected}' if expected else ''}.")
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = None) -> Path:
+    """Write a JSON object atomically, with a last entry ``sha256``: the digest of all bytes before that entry.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    content : Mapping[str, object]
+        The object, which is not empty and has no entry ``sha256``.
+    indent : int, optional
+        Spaces of indentation; by default the object is written on one line.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    body = json.dumps(content, indent=indent).removesuffix("}").rstrip()
+    end = "" if indent is None else "\n"
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return atomic_write(path, f'{body},{end or " "}{" " * (indent or 0)}"sha256": "{digest}"{end}}}{end}')
+
+
+def read_json(path: Traversable, *, required: bool = True) -> dict[str, Any]:
+    """Read a JSON object that `write_json` has written, and check it.
+
+    Parameters
+    ----------
+    path : Traversable
+        The file, on disk or in an archive.
+    required : bool
+        Refuse a file without a digest. Versions before digests wrote none.
+
+    Returns
+    -------
+    dict[str, object]
+        The object, without the digest.
+
+    Raises
+    ------
+    DamagedFile
+        If the file is missing or is not what was written.
+    """
+    content = _read(path)
+    if is_sealed(content):
+        content = _unsealed(path, content, _JSON_DIGEST) + b"}"
+    elif required:
+        raise DamagedFile(f"{path} is damaged: it does not end with its SHA-256.")
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} is damaged: expected a JSON object ({error}).") from None
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{path} is damaged: expected a JSON object, not {type(value).__name__}.")
+    return value
+
+
+def is_sealed(content: bytes) -> bool:
+    """Return whether a file ends with its own digest.
+
+    Parameters
+    ----------
+    content : bytes
+        The file's content.
+
+    Returns
+    -------
+    bool
+        True if it does, whether or not the digest is right.
+    """
+    return any(form.search(content[-120:]) for form in (_JSON_DIGEST, _TOML_DIGEST))
+
+
+def write_toml(path: Path, text: str) -> Path:
+    """Write TOML atomically, with a comment as its last line: the digest of all lines before it.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    text : str
+        The content.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    body = text.removesuffix("\n")
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return atomic_write(path, f"{body}\n# sha256 of the lines above: {digest}\n")
+
+
+def read_toml(path: Traversable, *, required: bool = True) -> str:
+    """Read the text that `write_toml` has written, and check it.
+
+    Parameters
+    ----------
+    path : Traversable
+        The file, on disk or in an archive.
+    required : bool
+        Refuse a file without a digest.
+
+    Returns
+    -------
+    str
+        The text, without the digest.
+
+    Raises
+    ------
+    DamagedFile
+        If the file is missing or is not what was written.
+    """
+    content = _read(path)
+    if is_sealed(content):
+        content = _unsealed(path, content, _TOML_DIGEST) + b"\n"
+    elif required:
+        raise DamagedFile(f"{path} is damaged or was edited: it does not end with its SHA-256.")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"{path} is damaged: expected text ({error}).") from None
+
+
+def _read(path: Traversable) -> bytes:
+    try:
+        with path.open("rb") as file:
+            # Of an archive, `read()` would unpack all that is there before it cuts it to the size that was checked.
+            return b"".join(iter(lambda: file.read(_PART), b""))
+    except (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unsealed(path: Traversable, content: bytes, form: re.Pattern[bytes]) -> bytes:
+    """Return a content without its digest, which must be right."""
+    found = form.search(content, max(0, len(content) - 120))
+    body = content[: found.start()] if found else content
+    expected, actual = found[1].decode() if found else "another form", hashlib.sha256(body).hexdigest()
+    if actual != expected:
+        raise DamagedFile(
+            f"{path} is damaged or was edited: its last line says SHA-256 {expected[:12]}..., and it has "
+            f"{actual[:12]}..."
+        )
+    return body
+
+
+def write_sealed(path: Path, content: bytes) -> Path:
+    """Write a content atomically, with its SHA-256 as the last 32 bytes of the file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    content : bytes
+        The content.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    return atomic_write(path, content + hashlib.sha256(content).digest())
+
+
+def read_sealed(path: Path) -> bytes:
+    """Return the content that `write_sealed` has written.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    bytes
+        The content, without the digest.
+
+    Raises
+    ------
+    DamagedFile
+        If the file is missing or is not what was written.
+    """
+    content = _read(path)
+    body, expected = content[:-32], content[-32:]
+    if hashlib.sha256(body).digest() != expected:
+        raise DamagedFile(
+            f"{path} is damaged: its last bytes say SHA-256 {expected.hex()[:12]}..., and it has "
+            f"{hashlib.sha256(body).hexdigest()[:12]}..."
+        )
+    return body
+
+
+def write_manifest(path: Path, files: Mapping[str, Digest], **content: Any) -> Path:
+    """Write a manifest: a JSON object that lists files with their digests.
+
+    Parameters
+    ----------
+    path : Path
+        The manifest.
+    files : Mapping[str, Digest]
+        The files' digests, by name.
+    **content
+        Further entries.
+
+    Returns
+    -------
+    Path
+        The manifest.
+    """
+    return write_json(path, {**content, "files": {name: asdict(digest) for name, digest in files.items()}})
+
+
+def read_manifest(path: Traversable) -> tuple[dict[str, Digest], dict[str, Any]]:
+    """Read a manifest that `write_manifest` has written.
+
+    Parameters
+    ----------
+    path : Traversable
+        The manifest, on disk or in an archive.
+
+    Returns
+    -------
+    files : dict[str, Digest]
+        The files' digests, by name.
+    content : dict[str, object]
+        The further entries.
+
+    Raises
+    ------
+    DamagedFile
+        If it is missing or damaged.
+    """
+    content = read_json(path)
+    try:
+        return {name: Digest(**entry) for name, entry in content.pop("files").items()}, content
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DamagedFile(f"{path} is no manifest of this version of FedKeep: {error}.") from None
