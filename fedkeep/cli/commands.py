@@ -333,6 +333,12 @@ def _add_code(command: argparse.ArgumentParser) -> None:
     add_use(command)
 
 
+def _add_doctor(command: argparse.ArgumentParser) -> None:
+    command.description = "Show versions, processor, GPU, data, cache and extras, and what to do about what is missing."
+    add_data(command)
+    command.set_defaults(command=_lazily("doctor", "doctor"))
+
+
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "run": ("run a recipe: methods side by side on the same partition and seeds", _add_run),
     "reproduce": ("reproduce a paper's table, and show it beside the paper's numbers", _add_reproduce),
@@ -349,6 +355,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "flower": ("run across machines, on Flower: make an app, make keys, protect the server", _add_flower),
     "generator": ("train a diffusion model that generates images of classes, and measure its quality", _add_generator),
     "pretrain": ("train the extractor of a server that then only learns a classifier", _add_pretrain),
+    "doctor": ("show what this machine has for FedKeep, and what to do about what it lacks", _add_doctor),
     "recipes": ("list the recipes and the papers' tables, or print one", _add_recipes),
 }
 """By command, its help text and the function that adds its arguments; in the order in which they are listed."""
