@@ -161,9 +161,11 @@ def machine_of(options: Namespace) -> Machine:
 def _describe(recipe: Recipe) -> str:
     methods = ", ".join(method.label for method in recipe.methods)
     schedule = recipe.run
+    clients = f"{recipe.partition.num_clients or 'natural'} clients ({recipe.partition.name})"
+    tasks = f" in each of {recipe.tasks.num_tasks} tasks ({recipe.tasks.sharing})" if recipe.tasks.num_tasks > 1 else ""
     return (
-        f"{methods} on {recipe.data}, {recipe.partition.num_clients} clients ({recipe.partition.name}), "
-        f"{schedule.cohort_size} a round, {schedule.rounds} rounds, seeds {', '.join(map(str, recipe.seeds))}"
+        f"{methods} on {recipe.data}, {clients}, {schedule.cohort_size} a round, {schedule.rounds} rounds{tasks}, seeds "
+        f"{', '.join(map(str, recipe.seeds))}"
     )
 
 

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.data import known_datasets
+from fedkeep.data import CatalogEntry, known_datasets
+from fedkeep.data.catalog import CATALOG
 from fedkeep.errors import RunError
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tables, recipe_names
@@ -98,16 +99,27 @@ def datasets(options: Namespace, console: Console) -> int:
     table = _table("data set", "classes", "image", "local", "Hub", "note")
     for name, entry in known_datasets(options.data_dir).items():
         image = "x".join(map(str, entry.shape))
-        found = entry.num_local_classes
-        local = "-" if not entry.location else "yes" if found in (None, entry.num_classes) else f"{found} classes"
-        table.add_row(name, str(entry.num_classes), image, local, entry.hub or "-", escape(entry.note))
+        hub = CATALOG[entry.made_from].hub if entry.made_from else entry.hub
+        table.add_row(name, str(entry.num_classes), image, _local_copy(entry), hub or "-", escape(entry.note))
     console.print(table)
     console.print(
-        "local: found in --data-dir or FEDKEEP_DATA. Other data sets are downloaded from the Hub when they are used.",
+        "local: found in --data-dir or FEDKEEP_DATA. Others with a name on the Hub are downloaded when they are used.",
         highlight=False,
     )
-    console.print("Also: any Hub id, a folder of Parquet splits, or a folder of images per class.", highlight=False)
+    console.print(
+        "Also: any Hub id, and files of your own: tables, texts, arrays, images (docs/data.md).", highlight=False
+    )
     return 0
+
+
+def _local_copy(entry: CatalogEntry) -> str:
+    """Return what is known about the local copy of a data set, in a word or two."""
+    if not entry.location:
+        return "-"
+    if entry.damage:
+        return escape(f"damaged: {entry.damage}")
+    found = entry.num_local_classes
+    return "yes" if found in (None, entry.num_classes) else f"{found} classes"
 
 
 def recipes(options: Namespace, console: Console) -> int:

@@ -12,7 +12,7 @@ from fedkeep.data.assemble import Normalisation
 from fedkeep.data.ham10000 import split_by_lesion
 from fedkeep.data.readers import RawSplits, parquet_files
 from fedkeep.data.schema import Schema
-from fedkeep.errors import DataError, MissingExtra
+from fedkeep.errors import DataError, MissingExtra, in_one_line
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class CatalogEntry:
         Where the local copy is; empty if there is none.
     num_local_classes : int or None
         Number of classes of the local copy; None if there is none.
+    damage : str
+        What is wrong with the local copy; empty if it can be used.
+    made_from : str
+        The known data set whose images these are; empty for most.
     prepare : callable or None
         Makes the Hub's splits equal to the local copy's.
     """
@@ -58,6 +62,8 @@ class CatalogEntry:
     note: str = ""
     location: str = ""
     num_local_classes: int | None = None
+    damage: str = ""
+    made_from: str = ""
     prepare: Callable[[RawSplits], RawSplits] | None = None
 
     @property
@@ -109,10 +115,10 @@ _ENTRIES = (
         _ONLY_SCALED, "flwrlabs/femnist",
         note="The column 'writer' numbers the writers. Pixels are only divided by 255.",
     ),
-    CatalogEntry("femnist-digits", "FEMNIST's digits", 10, _GREY_28, _GREY, _ONLY_SCALED, location="made from femnist"),
+    CatalogEntry("femnist-digits", "FEMNIST's digits", 10, _GREY_28, _GREY, _ONLY_SCALED, made_from="femnist"),
     CatalogEntry(
         "femnist-alphabet", "FEMNIST's letters, capital and small ones as one", 26, _GREY_28, _GREY, _ONLY_SCALED,
-        location="made from femnist",
+        made_from="femnist",
     ),
     CatalogEntry(
         "ham10000", "HAM10000", 7, _COLOUR_32, replace(_COLOUR, side=32), None, "marmal88/skin_cancer",
@@ -128,7 +134,7 @@ _ENTRIES = (
     ),
     CatalogEntry(
         "femnist-letters", "FEMNIST's letters from K on, as EMNIST has them", 32, _GREY_28, _GREY, None,
-        location="made from femnist", note="Scaled and centred as EMNIST's letters.",
+        made_from="femnist", note="Scaled and centred as EMNIST's letters.",
     ),
     CatalogEntry(
         "emnist-letters-a-to-j", "EMNIST Letters, A to J", 10, _GREY_28, _GREY, ((0.1696,), (0.3289,)),
@@ -181,14 +187,24 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
 
 
 def _locate(entry: CatalogEntry, root: Path | None) -> CatalogEntry:
-    files = entry.files(root)
+    if entry.made_from:
+        source = _locate(CATALOG[entry.made_from], root)
+        return replace(entry, location=source.location and f"made from {entry.made_from}", damage=source.damage)
+    try:
+        files = entry.files(root)
+    except DataError as error:
+        return replace(entry, location=str(root), damage=str(error))
     if root is None or not files:
         return entry
     label = entry.schema.label
     try:
         parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
         table = parquet.read_table([str(path) for path in files[entry.schema.train]], columns=[label])
-        count = len(table[label].unique())
-    except (MissingExtra, OSError, ValueError, KeyError):  # a list of data sets must not fail for one broken file
-        count = None
-    return replace(entry, location=str(root / entry.path), num_local_classes=count)
+        count, damage = len(table[label].unique()), ""
+    except MissingExtra:
+        count, damage = None, ""
+    except Exception as error:  # a list of data sets must not fail for one broken file, whatever pyarrow makes of it
+        count, damage = None, in_one_line(error, 200)
+    if not damage and entry.schema.test not in files and not entry.schema.test_share:
+        damage = f"there is no {entry.schema.test}.parquet"
+    return replace(entry, location=str(root / entry.path), num_local_classes=count, damage=damage)

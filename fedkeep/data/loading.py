@@ -142,6 +142,29 @@ def _check_classes(entry: CatalogEntry, dataset: DataSet) -> DataSet:
     return dataset
 
 
+def local_version(name: str, data_dir: str | Path | None) -> tuple[object, ...]:
+    """Return what changes when the files of a data set of one's own do, or other files have its name now.
+
+    Parameters
+    ----------
+    name : str
+        The data set's name; of one that is known or on the Hub nothing is told.
+    data_dir : str or Path or None
+        The data folder.
+
+    Raises
+    ------
+    DataError
+        If there is a folder of this name without a data set in it.
+    """
+    found = None if name in CATALOG else _find_path(name, data_folder(data_dir))
+    if found is None:
+        return ()
+    path = found[0].resolve()
+    files = [path] if path.is_file() else find_source(path).files
+    return path, *cache.file_stamps(files, path if path.is_dir() else path.parent)
+
+
 def _find_path(name: str, root: Path | None) -> tuple[Path, str] | None:
     """Return the file or folder of a data set, and what it is called; None if there is none."""
     if not name:
@@ -170,10 +193,9 @@ def _load_path(path: Path, name: str, options: DataOptions) -> DataSet:
         return assemble(name, splits, schema, str(path), note=source.note, options=options)
 
     how = ["folder", as_table(options), source.note]
-    dataset = cache.load_or_build(cache.entry_path(name, how, cache.file_stamps(source.files, root)), build)
-    if dataset.note:
-        log.info("%s: %s", dataset.name, dataset.note)
-    return dataset
+    if source.note:
+        log.warning("%s: %s", name, source.note)
+    return cache.load_or_build(cache.entry_path(name, how, cache.file_stamps(source.files, root)), build)
 
 
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:

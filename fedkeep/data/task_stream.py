@@ -94,7 +94,8 @@ class Tasks(Options):
 
     Classes are put in an order and cut into tasks of equal size, and each task's examples are partitioned separately.
     Those papers' concentration b is ``dirichlet`` with alpha = b and min_size = 1, whose self-balancing is their rule
-    that a client with its equal part gets no further class; their 0 is ``iid``.
+    that a client with its equal part gets no further class; their 0 is ``iid``. A scheme's ``min_size`` is for all
+    tasks together: of each task, a client has at least the part of it that the task has of the examples, and one.
     """
 
     num_tasks: int = option(1, "number of tasks", low=1)
@@ -212,6 +213,23 @@ class Tasks(Options):
             )
         return (size,) * self.num_tasks
 
+    @property
+    def sharing(self) -> str:
+        """Whether a client's shares of the classes are the same in every task, in words; empty for one task."""
+        if self.num_tasks == 1:
+            return ""
+        how = "repeat in every task" if self.same_seed_each_task else "are drawn anew for each task"
+        return f"each client's shares of the new classes {how}"
+
+    def _scheme_of_task(self, scheme: Scheme, examples: int, of_all: int) -> Scheme:
+        """Return the scheme for the clients that are there, with the task's part of the smallest size."""
+        present = replace(scheme, num_clients=scheme.num_clients - self.absent_clients)
+        smallest = getattr(present, "min_size", None)
+        if not isinstance(smallest, int):
+            return present
+        part = {"min_size": min(smallest, max(1, smallest * examples // of_all))}
+        return replace(present, **part)
+
     def _partition(self, dataset: DataSet, scheme: Scheme, task: Task, seed: int) -> Partition:
         """Return the partition of one task, in row numbers of the whole training set and over all clients."""
         if isinstance(scheme, ByColumn):
@@ -223,8 +241,8 @@ class Tasks(Options):
         train["label"] = train["label"] - task.num_old_classes
         own = seed if self.same_seed_each_task else seeds.derive(seed, "task partition", task=task.number)
         try:
-            present_clients = replace(scheme, num_clients=scheme.num_clients - self.absent_clients)
-            found = present_clients.split(train, task.num_classes - task.num_old_classes, own)
+            part = self._scheme_of_task(scheme, len(rows), len(dataset.train["label"]))
+            found = part.split(train, task.num_classes - task.num_old_classes, own)
         except PartitionError as error:
             raise PartitionError(f"task {task.number} of {self.num_tasks}: {error}") from None
         who = torch.randperm(scheme.num_clients, generator=seeds.generator(seed, "absent clients", task=task.number))

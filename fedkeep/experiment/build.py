@@ -16,6 +16,7 @@ from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import describe_input
 from fedkeep.data.dedup import without_images
 from fedkeep.data.holdout import validated
+from fedkeep.data.loading import local_version
 from fedkeep.errors import ConfigError, DataError, in_one_line
 from fedkeep.experiment.model_config import (
     client_architectures,
@@ -58,11 +59,14 @@ def load_data(
     DataSet
         The data set.
     """
-    return _load(name, data_folder(data_dir), validation, options or DataOptions())
+    version = local_version(name, data_dir)
+    return _load(name, data_folder(data_dir), validation, options or DataOptions(), version)
 
 
 @lru_cache(maxsize=2)  # a recipe may have a public data set too
-def _load(name: str, folder: Path | None, validation: float, options: DataOptions) -> DataSet:
+def _load(
+    name: str, folder: Path | None, validation: float, options: DataOptions, version: tuple[object, ...]
+) -> DataSet:
     dataset = load(name, data_dir=folder, options=options)
     return validated(dataset, validation) if validation else dataset
 
@@ -491,6 +495,29 @@ def _memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
         return 2**40
+
+
+def untrained_classes(federation: Federation) -> tuple[str, ...]:
+    """Return the names of the classes that the test set has and no client of the federation.
+
+    Parameters
+    ----------
+    federation : Federation
+        The federation, with its tasks.
+
+    Returns
+    -------
+    tuple[str, ...]
+        The names, in the order of the classes; mostly none.
+    """
+    stream = federation.stream
+    dataset = federation.dataset if stream is None else stream.dataset
+    partitions = [federation.partition] if stream is None else [task.partition for task in stream.tasks]
+    trained = torch.zeros(dataset.num_classes, dtype=torch.bool)
+    for partition in partitions:
+        trained[dataset.train["label"].cpu()[partition.rows]] = True
+    tested = dataset.test["label"].cpu().bincount(minlength=dataset.num_classes) > 0
+    return tuple(name for name in class_names(federation) if (tested & ~trained)[dataset.label_names.index(name)])
 
 
 def class_names(federation: Federation) -> tuple[str, ...]:

@@ -73,6 +73,7 @@ def describe_trial(
     if recipe.has_tasks:
         tasks = final.stream.tasks if final.stream else ()
         description["tasks"] = [task.num_classes - task.num_old_classes for task in tasks]
+        description["sharing"] = recipe.tasks.sharing
     extractors = []
     for whose, extractor in pretrained_models(recipe.model, recipe.client_models, data_dir).items():
         extractors.append((f"{whose}: " if whose else "") + describe_extractor(extractor, class_names(federation)))

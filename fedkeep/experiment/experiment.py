@@ -18,6 +18,7 @@ from fedkeep.experiment.build import (
     check_generator,
     check_inputs,
     check_network,
+    untrained_classes,
 )
 from fedkeep.experiment.description import describe_partition, describe_trial
 from fedkeep.experiment.model_config import client_architectures
@@ -31,6 +32,7 @@ from fedkeep.tracking.tracker import check_packages
 from fedkeep.training.model_runner import check_batch_size
 
 log = logging.getLogger(__name__)
+
 MAX_CACHED_SEEDS = 3
 """The most seeds whose federations are cached: each may hold its own copy of the images."""
 
@@ -99,6 +101,12 @@ class Experiment:
             check_inputs(recipe, federation)
             check_augmentation(recipe, federation)
             check_generator(recipe, federation, data_dir)
+        if missing := untrained_classes(federation):
+            named = ", ".join(map(repr, missing[:5])) + ", ..." * (len(missing) > 5)
+            log.warning(
+                "No client has an example of %s, and the test set has. No method can learn it.",
+                named,
+            )
         for model in {recipe.model, *client_architectures(recipe.client_models, federation.clients).values()}:
             network = check_network(model, federation, data_dir)
             check_batch_size(network, recipe.training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -55,7 +56,7 @@ class ConvolutionOfEmbeddings(nn.Module):
         Number of token ids; 0 fills a text up.
     width : int
         Length of a vector.
-    maps : int
+    channels : int
         Output channels of each convolution.
     windows : tuple[int, ...]
         Number of tokens that each convolution sees.
@@ -63,10 +64,10 @@ class ConvolutionOfEmbeddings(nn.Module):
         Probability of dropping a feature in training.
     """
 
-    def __init__(self, vocabulary: int, width: int, maps: int, windows: tuple[int, ...], dropout: float) -> None:
+    def __init__(self, vocabulary: int, width: int, channels: int, windows: tuple[int, ...], dropout: float) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
-        self.convolutions = nn.ModuleList(nn.Conv1d(width, maps, window) for window in windows)
+        self.convolutions = nn.ModuleList(nn.Conv1d(width, channels, window) for window in windows)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class ConvolutionOfEmbeddings(nn.Module):
         Returns
         -------
         Tensor
-            float32 [b, maps * number of windows].
+            float32 [b, channels * number of windows].
         """
         vectors = self.embedding(tokens).transpose(-1, -2)
         maxima = [layer(vectors).relu().amax(-1) for layer in self.convolutions]
@@ -90,9 +91,9 @@ class ConvolutionOfEmbeddings(nn.Module):
 
 @dataclass(frozen=True)
 class EmbeddingBag(Architecture):
-    """The mean of word vectors, a hidden layer with ReLU, and the classifier.
+    """The mean of word vectors, fully connected layers with ReLU, and the classifier.
 
-    The model of fastText (Joulin et al., 2017), with a hidden layer so that there are features to compare.
+    Without hidden layers it is the model of fastText (Joulin et al., 2017).
     """
 
     name: ClassVar[str] = "embedding-bag"
@@ -100,7 +101,7 @@ class EmbeddingBag(Architecture):
 
     vocabulary: int = option(10_000, "number of token ids; as data.vocabulary", low=2)
     width: int = option(32, "length of a word's vector", low=1)
-    hidden: int = option(32, "units of the hidden layer", low=1)
+    hidden: tuple[int, ...] = option((32,), "units of each hidden layer", low=1)
 
     def build(self, shape: Shape, classes: int) -> Network:
         """Build the network.
@@ -125,9 +126,11 @@ class EmbeddingBag(Architecture):
         _text_length(self.name, shape)
         body = nn.Sequential()
         body.add_module("mean", MeanOfEmbeddings(self.vocabulary, self.width))
-        body.add_module("full1", nn.Linear(self.width, self.hidden))
-        body.add_module("relu1", nn.ReLU())
-        return Network(body, self.hidden, classes)
+        widths = [self.width, *self.hidden]
+        for number, (before, after) in enumerate(pairwise(widths), start=1):
+            body.add_module(f"full{number}", nn.Linear(before, after))
+            body.add_module(f"relu{number}", nn.ReLU())
+        return Network(body, widths[-1], classes)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ class TextCNN(Architecture):
 
     vocabulary: int = option(10_000, "number of token ids; as data.vocabulary", low=2)
     width: int = option(64, "length of a word's vector; 300 in the paper", low=1)
-    maps: int = option(32, "output channels of each convolution; 100 in the paper", low=1)
+    channels: int = option(32, "output channels of each convolution; 100 in the paper", low=1)
     windows: tuple[int, ...] = option((3, 4, 5), "number of words that each convolution sees", low=1)
     dropout: float = option(0.5, "probability of dropping a feature, in training", low=0, high=1)
 
@@ -177,8 +180,8 @@ class TextCNN(Architecture):
                 f"{self.name} sees {max(self.windows)} words at once, and texts have {length} token ids. Raise "
                 "data.length or lower model.windows."
             )
-        body = ConvolutionOfEmbeddings(self.vocabulary, self.width, self.maps, self.windows, self.dropout)
-        return Network(body, self.maps * len(self.windows), classes)
+        body = ConvolutionOfEmbeddings(self.vocabulary, self.width, self.channels, self.windows, self.dropout)
+        return Network(body, self.channels * len(self.windows), classes)
 
 
 def _text_length(name: str, shape: Shape) -> int:

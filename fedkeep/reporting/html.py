@@ -103,6 +103,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("pre-trained extractor", next((trial.extractor for trial in run.trials if trial.extractor), "")),
         ("clients", f"{info['num_clients']}" + (f", {info['cohort_size']} a round" if len(cohorts) == 1 else "")),
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
+        ("tasks", ", ".join(filter(None, (str(len(info.get("tasks") or "") or ""), str(info.get("sharing") or ""))))),
         ("rounds", ", ".join(map(str, rounds))),
         (SEEDS[len(seeds) > 1], ", ".join(seeds)),
         ("device", " ".join(_device(run))),

@@ -245,13 +245,18 @@ def test_known_says_what_is_here(tmp_path: Path) -> None:
     assert found["cifar10"].location == ""
     assert found["cifar10"].num_local_classes is None
     assert found["digits"].location
+    assert found["femnist-digits"].location == "", "femnist, which it is made from, is not here"
+    (place / "test.parquet").unlink()
+    assert known_datasets(tmp_path)["mnist"].damage == "there is no test.parquet"
     (place / "train.parquet").write_bytes(b"broken")
-    assert known_datasets(tmp_path)["mnist"].num_local_classes is None
+    broken = known_datasets(tmp_path)["mnist"]
+    assert broken.num_local_classes is None
+    assert "Parquet" in broken.damage
 
 
 @pytest.mark.parametrize("entry", CATALOG.values(), ids=lambda entry: entry.name)
 def test_known_entries_fit_together(entry: Any) -> None:
-    assert entry.hub or entry.folder or entry.location, "where it comes from"
+    assert entry.hub or entry.folder or entry.location or entry.made_from, "where it comes from"
     if entry.normalisation is not None:
         assert [len(constants) for constants in entry.normalisation] == [entry.shape[0]] * 2
     assert entry.schema.channels == entry.shape[0]

@@ -38,9 +38,9 @@ from fedkeep.interface import Fit, algorithms
 from fedkeep.interface.codec import decode, encode
 from fedkeep.models import architectures
 from fedkeep.options import Options, options_of
+from fedkeep.reporting.formats import latex, markdown, rows_csv, trials_csv
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
-from fedkeep.reporting.table import markdown, rows_csv
 
 CPU_SECONDS, SECONDS = 5.0, 60.0  # a busy machine may take longer by the clock, without a hang
 
@@ -169,10 +169,10 @@ DEMO: dict[str, Any] = {
     "title": "fuzz",
     "seeds": [0],
     "data": {"name": "digits"},
-    "partition": {"scheme": "exdir", "clients": 8, "classes": 2, "alpha": 0.5},
+    "partition": {"scheme": "exdir", "num_clients": 8, "classes_per_client": 2, "alpha": 0.5},
     "model": {"name": "mlp", "hidden": [8]},
     "training": {"epochs": 1, "batch_size": 64, "lr": 0.05},
-    "run": {"rounds": 2, "cohort": 2},
+    "run": {"rounds": 2, "cohort_size": 2},
     "methods": [{"algorithm": "fedavg"}, {"algorithm": "sfedkd", "teachers": 2}],
 }
 
@@ -609,6 +609,8 @@ def check_run_folder(given: tuple[str, bytes]) -> str:
         rows = summary(read_run("run"))
         markdown(rows)
         rows_csv(rows)
+        latex(rows)
+        trials_csv(rows)
 
     with workplace() as folder:
         for each, bytes_of in run_files().items():

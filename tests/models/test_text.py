@@ -13,7 +13,7 @@ TOKENS = torch.tensor([[3, 4, 4, 0, 0, 0], [5, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0
 
 
 def test_what_fills_a_text_up_does_not_count() -> None:
-    network = EmbeddingBag(vocabulary=6, width=4, hidden=3).build((6,), 2)
+    network = EmbeddingBag(vocabulary=6, width=4, hidden=(3,)).build((6,), 2)
     vectors = network.body.mean.embedding.weight
     expected = torch.stack([(vectors[3] + 2 * vectors[4]) / 3, vectors[5], torch.zeros(4)])
     assert torch.allclose(network.body.mean(TOKENS), expected)
@@ -22,7 +22,7 @@ def test_what_fills_a_text_up_does_not_count() -> None:
 
 
 def test_a_convolution_sees_words_in_their_order() -> None:
-    network = TextCNN(vocabulary=6, width=4, maps=5, windows=(2, 3)).build((6,), 2).eval()
+    network = TextCNN(vocabulary=6, width=4, channels=5, windows=(2, 3)).build((6,), 2).eval()
     assert network.features(TOKENS).shape == (3, 10)
     assert not torch.allclose(network(TOKENS[:1]), network(TOKENS[:1, [1, 0, 2, 3, 4, 5]]))
 
