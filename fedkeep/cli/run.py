@@ -162,10 +162,11 @@ def _describe(recipe: Recipe) -> str:
     methods = ", ".join(method.label for method in recipe.methods)
     schedule = recipe.run
     clients = f"{recipe.partition.num_clients or 'natural'} clients ({recipe.partition.name})"
-    tasks = f" in each of {recipe.tasks.num_tasks} tasks ({recipe.tasks.sharing})" if recipe.tasks.num_tasks > 1 else ""
+    sharing = recipe.tasks.sharing
+    tasks = f" in each of {recipe.tasks.num_tasks} tasks ({sharing})" if sharing else ""
     return (
-        f"{methods} on {recipe.data}, {clients}, {schedule.cohort_size} a round, {schedule.rounds} rounds{tasks}, seeds "
-        f"{', '.join(map(str, recipe.seeds))}"
+        f"{methods} on {recipe.data}, {clients}, {schedule.cohort_size} a round, {schedule.rounds} rounds{tasks}, "
+        f"seeds {', '.join(map(str, recipe.seeds))}"
     )
 
 

@@ -120,19 +120,18 @@ def _from_tables(splits: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
 
 def _read_table(path: Path) -> Any:
     """Return a file as a pyarrow table."""
+    parquet = require_optional("pyarrow.parquet", "Reading Parquet files", "data")
+    csv = require_optional("pyarrow.csv", "Reading CSV files", "data")
+    options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
     try:
-        if path.suffix == ".parquet":
-            return require_optional("pyarrow.parquet", "Reading Parquet files", "data").read_table(path)
-        csv = require_optional("pyarrow.csv", "Reading CSV files", "data")
-        options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
-        table = csv.read_csv(path, parse_options=options)
-    except DataError:
-        raise
+        is_parquet = path.suffix == ".parquet"
+        table = parquet.read_table(path) if is_parquet else csv.read_csv(path, parse_options=options)
+        names = table.column_names  # fails for names that are no UTF-8
     except Exception as error:  # pyarrow raises errors of many kinds for damaged files
         kind = path.suffix.removeprefix(".").upper()
         raise DataError(f"{path} cannot be read as {kind} ({in_one_line(error, 300)}). Mend or copy it.") from error
-    if len(set(table.column_names)) < table.num_columns:
-        twice = next(name for name in table.column_names if table.column_names.count(name) > 1)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path} has two columns that are called {twice!r}. Rename one; the first line names columns.")
     return table
 

@@ -226,7 +226,7 @@ def test_a_class_that_nobody_has_is_refused_unless_it_does_not_arrive() -> None:
 
 def test_partitions_that_cannot_be_say_which_task() -> None:
     sizes = (EACH,) * 4 + (1, 1)
-    with pytest.raises(PartitionError, match=r"task 3 of 3: iid\(clients=5\): 5 clients cannot share 2 examples"):
+    with pytest.raises(PartitionError, match=r"task 3 of 3: iid\(num_clients=5\): 5 clients cannot share 2 examples"):
         Tasks(num_tasks=3, class_order="source").stream(dataset(sizes), IID(5), 0)
     with pytest.raises(PartitionError, match="5 of 5 clients are absent"):
         Tasks(absent_clients=5).stream(dataset(), IID(5), 0)

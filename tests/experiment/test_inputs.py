@@ -38,7 +38,7 @@ def test_the_examples_of_the_page_on_data_learn(tmp_path: Path, example: int, cl
     (tmp_path / "recipe.toml").write_text(blocks("toml")[1 + example])
     run = fedkeep.run("recipe.toml", out=tmp_path / "run")
     for trial in run.trials:
-        assert trial.info["clients"] == clients
+        assert trial.info["num_clients"] == clients
         assert trial.accuracies[-1] >= least, trial.label
 
 
