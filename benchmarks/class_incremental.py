@@ -77,7 +77,7 @@ def engine(case: Case, method: Algorithm[Any, Any], rounds: int) -> Simulation:
     data = DataSet("noise", train, test, tuple(map(str, range(CLASSES))), middle, middle)
     return Simulation(
         method,
-        Federation.from_stream(Tasks(num_tasks=TASKS).stream(data, IID(CLIENTS), 0), 1),
+        Federation.from_stream(Tasks(num_tasks=TASKS).stream(data, IID(num_clients=CLIENTS), 0), 1),
         lambda: case.architecture.build(case.shape, CLASSES // TASKS),
         Training(epochs=case.epochs, batch_size=50, lr=0.01, momentum=0.9),
         Schedule(rounds=rounds, cohort_size=CLIENTS),

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.sequential.sfedkd import SFedKD
     from fedkeep.api import resume, run
     from fedkeep.data import load
-    from fedkeep.data.partition import IID, ByColumn
+    from fedkeep.data.partition import IID, ByColumn, Dirichlet
     from fedkeep.errors import FedKeepError
     from fedkeep.experiment.recipe import Recipe
     from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Training": "fedkeep.interface",
     "ByColumn": "fedkeep.data.partition",
+    "Dirichlet": "fedkeep.data.partition",
     "IID": "fedkeep.data.partition",
     "ASD": "fedkeep.algorithms.parallel.asd",
     "AVER": "fedkeep.algorithms.sequential.aver",
@@ -146,6 +147,7 @@ __all__ = [
     "TARGET",
     "ByColumn",
     "Callback",
+    "Dirichlet",
     "FLwF2T",
     "FedADKD",
     "FedAdam",

@@ -42,7 +42,7 @@ def run(
     training: Training | None = None,
     methods: Method | Iterable[Method] | None = None,
     rounds: int | None = None,
-    cohort: int | None = None,
+    cohort_size: int | None = None,
     seeds: int | Sequence[int] | None = None,
     title: str | None = None,
     settings: Sequence[str] = (),
@@ -77,7 +77,7 @@ def run(
         The methods, such as ``[FedSeq(), SFedKD(teachers=3)]``, or their names, such as ``["fedseq"]``.
     rounds : int, optional
         Communication rounds.
-    cohort : int, optional
+    cohort_size : int, optional
         Clients in a round.
     seeds : int or Sequence[int], optional
         How many seeds, of 0, 1, 2, ..., or which.
@@ -120,7 +120,7 @@ def run(
         training=training,
         methods=methods,
         rounds=rounds,
-        cohort=cohort,
+        cohort_size=cohort_size,
         seeds=seeds,
         title=title,
         settings=settings,

@@ -19,7 +19,9 @@ from fedkeep.errors import ConfigError, did_you_mean
 T = TypeVar("T", bound="Options")
 
 
-def option(default: Any, doc: str, *, low: float | None = None, high: float | None = None) -> Any:
+def option(
+    default: Any, doc: str, *, low: float | None = None, high: float | None = None, kw_only: bool = False
+) -> Any:
     """Declare an option of a dataclass that derives from `Options`.
 
     Parameters
@@ -30,13 +32,15 @@ def option(default: Any, doc: str, *, low: float | None = None, high: float | No
         A short description, for help texts and documentation.
     low, high : float, optional
         Smallest and largest allowed number, inclusive; in a tuple they hold for each item.
+    kw_only : bool
+        In Python it is given by name only, so that a subclass's own options come first.
 
     Returns
     -------
     object
         A dataclass field.
     """
-    return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high})
+    return dataclasses.field(default=default, kw_only=kw_only, metadata={"doc": doc, "low": low, "high": high})
 
 
 @dataclasses.dataclass(frozen=True)

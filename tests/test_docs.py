@@ -49,11 +49,16 @@ def test_the_lines_of_python_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("README.md", "python")
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - the repository's own text
+    demo, own = blocks("README.md", "python")
+    exec(compile(demo, "README.md", "exec"), {})  # noqa: S102 - the repository's own text
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed[:2]] == ["FedSeq", "SFedKD"]
     assert Path(printed[-1]).is_file()
+    assert len([line for line in own.splitlines() if line]) < 12, "own tensors, module and clients in under 12 lines"
+    exec(compile(own, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102
+    printed = capsys.readouterr().out
+    assert "Interval(mean=" in printed
+    assert float(printed.rsplit("'1': ", 1)[1].rstrip("}\n")) > 0.9, "it has learned"
 
 
 def test_the_examples_of_the_page_on_architecture_run(

@@ -44,7 +44,7 @@ def make_recipe(
     training: Any = None,
     methods: Any = None,
     rounds: int | None = None,
-    cohort: int | None = None,
+    cohort_size: int | None = None,
     seeds: Any = None,
     title: str | None = None,
     settings: Sequence[str] = (),
@@ -56,7 +56,7 @@ def make_recipe(
     ----------
     recipe : str or Recipe, optional
         The recipe; default: ``demo``, or none if ``data`` is given.
-    data, partition, model, training, methods, rounds, cohort, seeds, title, settings
+    data, partition, model, training, methods, rounds, cohort_size, seeds, title, settings
         See `fedkeep.run`.
     machine : Machine, optional
         The folder of local data sets, and whether a recipe may import its model.
@@ -86,11 +86,11 @@ def make_recipe(
             raise ConfigError(f"training must be such as fedkeep.Training(lr=0.05, epochs=2), not {training!r:.80}.")
         changes["training"] = training
     changes["run"] = base.run if rounds is None else replace(base.run, rounds=rounds)
-    if cohort is not None:
-        changes["run"] = replace(changes["run"], cohort=cohort)
+    if cohort_size is not None:
+        changes["run"] = replace(changes["run"], cohort_size=cohort_size)
     elif base.name == FROM_PYTHON:
         num_clients = _num_clients(changes["partition"], changes["data"], data_dir)
-        changes["run"] = replace(changes["run"], cohort=min(base.run.cohort_size, num_clients))
+        changes["run"] = replace(changes["run"], cohort_size=min(base.run.cohort_size, num_clients))
     if seeds is not None:
         changes["seeds"] = seeds_of(seeds)
     if title is not None or base.name == FROM_PYTHON:
@@ -104,7 +104,7 @@ def make_recipe(
 def _defaults(model: Any, partition: Any, settings: Sequence[str]) -> Recipe:
     """Return a recipe of default values; its data, model and partition are replaced."""
     if settings:
-        raise ConfigError("settings change a recipe given by name; give training=, rounds= and cohort= instead.")
+        raise ConfigError("settings change a recipe given by name; give training=, rounds= and cohort_size= instead.")
     for name, value, examples in (
         ("model", model, f"a torch.nn.Module, its class, or one of {', '.join(architectures())}"),
         ("partition", partition, "a scheme such as Dirichlet(0.1, num_clients=20), {'a': [0, 4], ...}, or a column"),

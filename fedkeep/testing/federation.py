@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.data import DataSet, Federation, Tasks, TaskStream
-from fedkeep.data.partition import ClasswiseDirichlet, Partition
+from fedkeep.data.partition import Dirichlet, Partition
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.schedules import NoiseSchedule
 from fedkeep.interface import Algorithm, Training
@@ -63,7 +63,7 @@ def federation(sizes: Sequence[int] = SIZES) -> Federation:
 def stream(sizes: Sequence[int] = (1, 1, 1), clients: int = 5, absent: int = 2) -> TaskStream:
     """Return tasks with these numbers of new classes, in each of which some clients hold nothing."""
     tasks = Tasks(num_tasks=len(sizes), classes_per_task=tuple(sizes), absent_clients=absent)
-    return tasks.stream(dataset(), ClasswiseDirichlet(clients, alpha=0.5, min_size=1), 0)
+    return tasks.stream(dataset(), Dirichlet(num_clients=clients, alpha=0.5, min_size=1), 0)
 
 
 def network() -> nn.Module:

@@ -47,7 +47,9 @@ def test_tensors_a_module_and_rows_become_a_run(run: RunResult) -> None:
     assert {trial.seed for trial in run.trials} == {0, 1}
     trial = run["fedavg", 1]
     assert trial.last > 0.5
-    assert (trial.info["clients"], trial.info["cohort"]) == (3, 3), "all clients, where there are fewer than ten"
+    assert (trial.info["num_clients"], trial.info["cohort_size"]) == (3, 3), (
+        "all clients, where there are fewer than ten"
+    )
     assert [sum(client) for client in trial.partition["counts"]] == [500, 400, 490]
     assert "10 of 1400 training rows belong to no client" in trial.info["dataset_note"]
     assert trial.options != run["moon", 1].options == {"mu": 0.5, "tau": 0.5, "aggregation": "num_examples"}
@@ -180,7 +182,7 @@ def test_examples_that_are_gone_are_asked_for(run: RunResult, tmp_path: Path, mo
         ({"seeds": "0,1"}, ConfigError, "seeds must be a number of seeds or a list"),
         ({"rounds": 2.5}, ConfigError, "rounds must be an integer"),
         ({"training": {"lr": 0.1}}, ConfigError, "training must be such as"),
-        ({"cohort": 9}, ConfigError, "a cohort of 9 cannot be drawn from 3 clients"),
+        ({"cohort_size": 9}, ConfigError, "a cohort of 9 cannot be drawn from 3 clients"),
         ({"settings": ["run.rounds=3"]}, ConfigError, "settings change a recipe given by name"),
     ],
 )
@@ -233,7 +235,7 @@ class Mine(nn.Sequential):
         super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-given = dict(data=(x, (x[:, 0] > 0).long()), model=Mine, partition=fedkeep.IID(2), rounds=1, seeds=2)
+given = dict(data=(x, (x[:, 0] > 0).long()), model=Mine, partition=fedkeep.IID(num_clients=2), rounds=1, seeds=2)
 """
 CALL = 'run = fedkeep.run(**given, methods=["fedavg"], machine=fedkeep.Machine(workers=2), out="run")\n'
 

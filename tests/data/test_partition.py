@@ -19,8 +19,8 @@ from fedkeep._utils.seeds import numpy_generator
 from fedkeep.data.partition import (
     IID,
     ByColumn,
-    ClasswiseDirichlet,
-    ClientwiseDirichlet,
+    Dirichlet,
+    DirichletPerClient,
     ExDir,
     Hybrid,
     Partition,
@@ -62,9 +62,9 @@ def requests(draw: st.DrawFn) -> tuple[Scheme, dict[str, Tensor], int]:
         return ExDir(num_clients=clients, classes_per_client=own, alpha=alpha, min_size=1), train, classes
     if name == "dirichlet":
         cap = draw(st.booleans())
-        return ClasswiseDirichlet(num_clients=clients, alpha=alpha, min_size=3, self_balancing=cap), train, classes
+        return Dirichlet(num_clients=clients, alpha=alpha, min_size=3, self_balancing=cap), train, classes
     if name == "dirichlet-per-client":
-        return ClientwiseDirichlet(num_clients=clients, alpha=draw(st.floats(1e-3, 10.0))), train, classes
+        return DirichletPerClient(num_clients=clients, alpha=draw(st.floats(1e-3, 10.0))), train, classes
     if name == "shards":
         scheme = Sharding(num_clients=classes * draw(st.integers(1, 4)), shards_per_client=clients)
         return dataclasses.replace(scheme, distinct_classes=clients <= classes and draw(st.booleans())), train, classes
@@ -221,7 +221,7 @@ def test_underflowing_shares_pick_one_owner_at_random() -> None:
 
 def test_many_attempts_are_fast_enough_to_wait_for() -> None:
     train = balanced(50_000, 10)
-    partition = ClasswiseDirichlet(num_clients=100, alpha=0.05).split(train, 10, seed=1)
+    partition = Dirichlet(num_clients=100, alpha=0.05).split(train, 10, seed=1)
     assert partition.attempts > 10_000
     assert int(partition.sizes.min()) >= 10
 
@@ -303,7 +303,7 @@ def test_clients_out_of_range() -> None:
             ExDir(num_clients=10, classes_per_client=1, max_attempts=5),
             "out of 5 gave each of the 10 classes at least 1 owner",
         ),
-        (ClasswiseDirichlet(num_clients=101), "Lower min_size to at most 9"),
+        (Dirichlet(num_clients=101), "Lower min_size to at most 9"),
         (Hybrid(num_clients=101), "Lower min_size to at most 9"),
         (Hybrid(num_clients=10, iid_parts=0, non_iid_parts=0), "both 0"),
         (Sharding(num_clients=7, shards_per_client=3), "Make shards_per_client \\* num_clients a multiple of 10"),
@@ -324,7 +324,7 @@ def test_impossible_requests_are_refused(scheme: Scheme, words: str) -> None:
     "scheme",
     [
         ExDir(num_clients=50, alpha=0.1, min_size=19, max_attempts=300),
-        ClasswiseDirichlet(num_clients=50, alpha=0.1, min_size=19, max_attempts=300),
+        Dirichlet(num_clients=50, alpha=0.1, min_size=19, max_attempts=300),
         Hybrid(num_clients=50, alpha=0.1, min_size=19, max_attempts=300),
     ],
 )
@@ -340,7 +340,7 @@ def test_hopeless_requests_end_early() -> None:
     with pytest.raises(
         PartitionError, match=r"out of 1000 .* would not help\. Lower min_size, raise alpha, or use fewer clients\.$"
     ):
-        ClasswiseDirichlet(num_clients=1000, alpha=0.05).split(balanced(20_000, 10), 10, 0)
+        Dirichlet(num_clients=1000, alpha=0.05).split(balanced(20_000, 10), 10, 0)
 
 
 def test_bad_labels_and_options() -> None:
@@ -350,7 +350,7 @@ def test_bad_labels_and_options() -> None:
         IID(num_clients=2).split({"labels": torch.zeros(4, dtype=torch.int64)}, 3, 0)
     with pytest.raises(PartitionError, match="shape"):
         IID(num_clients=2).split({"label": torch.zeros(4, 2, dtype=torch.int64)}, 3, 0)
-    for build in (lambda: ExDir(alpha=0.0), lambda: IID(num_clients=0), lambda: ClasswiseDirichlet(min_size=0)):
+    for build in (lambda: ExDir(alpha=0.0), lambda: IID(num_clients=0), lambda: Dirichlet(min_size=0)):
         with pytest.raises(ConfigError, match="at least"):
             build()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.data.partition import IID, ClasswiseDirichlet, ClientwiseDirichlet, ExDir, Hybrid, Scheme, Sharding
+from fedkeep.data.partition import IID, Dirichlet, DirichletPerClient, ExDir, Hybrid, Scheme, Sharding
 from fedkeep.data.partition.statistics import partition_statistics
 
 
@@ -85,7 +85,7 @@ def test_exdir_on_few_unequal_classes() -> None:
     [(0.05, 10, 2.9, 0.26, 3), (0.1, 10, 4.2, 0.39, 10), (0.5, 10, 8.1, 0.71, 10), (0.05, 100, 20, 0.81, 5)],
 )
 def test_classwise_dirichlet(alpha: float, classes: int, held: float, gini: float, seeds: int) -> None:
-    found = averages(ClasswiseDirichlet(num_clients=100, alpha=alpha), balanced(50_000, classes), classes, seeds)
+    found = averages(Dirichlet(num_clients=100, alpha=alpha), balanced(50_000, classes), classes, seeds)
     assert found["classes_per_client"] == pytest.approx(held, rel=0.06)
     assert found["gini_impurity"] == pytest.approx(gini, abs=0.025)
     if alpha == 0.1:
@@ -143,14 +143,14 @@ def test_clientwise_dirichlet_is_the_published_loop_in_distribution() -> None:
     labels = torch.repeat_interleave(torch.arange(4), torch.tensor([20, 60, 100, 220]))
     names = ("classes_per_client", "gini_impurity", "label_entropy")
     theirs = [partition_statistics(clientwise_loop(labels, 4, 10, 2.0, seed)) for seed in range(60)]
-    ours = averages(ClientwiseDirichlet(num_clients=10, alpha=2.0), {"label": labels}, 4, 200)
+    ours = averages(DirichletPerClient(num_clients=10, alpha=2.0), {"label": labels}, 4, 200)
     for name in names:
         values = np.array([row[name] for row in theirs])
         assert ours[name] == pytest.approx(values.mean(), abs=4 * values.std() / math.sqrt(60))
 
 
 def test_clientwise_dirichlet_is_not_classwise() -> None:
-    found = averages(ClientwiseDirichlet(num_clients=100, alpha=0.1), balanced(50_000, 10), 10, 3)
+    found = averages(DirichletPerClient(num_clients=100, alpha=0.1), balanced(50_000, 10), 10, 3)
     assert found["size_min"] == found["size_max"] == 500
 
 
@@ -193,7 +193,7 @@ def test_dirichlet_as_in_flower(self_balancing: bool, alpha: float) -> None:
     """They cap above the equal part instead of at it, which is practically never different."""
     partitioner = pytest.importorskip("flwr_datasets.partitioner")
     compare(
-        ClasswiseDirichlet(num_clients=20, alpha=alpha, self_balancing=self_balancing),
+        Dirichlet(num_clients=20, alpha=alpha, self_balancing=self_balancing),
         [
             partitioner.DirichletPartitioner(
                 num_partitions=20, partition_by="label", alpha=alpha, self_balancing=self_balancing, seed=seed

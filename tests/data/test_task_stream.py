@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedkeep.data import DataSet, Federation, Tasks, TaskStream
-from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Scheme
+from fedkeep.data.partition import IID, ByColumn, Dirichlet, ExDir, Scheme
 from fedkeep.errors import ConfigError, DataError, PartitionError
 from fedkeep.options import as_table, build
 
@@ -33,8 +33,8 @@ def dataset(sizes: tuple[int, ...] = (EACH,) * CLASSES, tested: int = 5) -> Data
     return DataSet("blocks", split(sizes, 0), split((tested,) * len(sizes), 1), names, (0.0,), (1.0,))
 
 
-def dirichlet(clients: int = 5, alpha: float = 0.5) -> ClasswiseDirichlet:
-    return ClasswiseDirichlet(clients, alpha=alpha, min_size=1)
+def dirichlet(clients: int = 5, alpha: float = 0.5) -> Dirichlet:
+    return Dirichlet(num_clients=clients, alpha=alpha, min_size=1)
 
 
 def counts(stream: TaskStream, number: int) -> Tensor:
@@ -52,7 +52,9 @@ def cuts(stream: TaskStream) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(
-    "scheme", [IID(5), dirichlet(), ExDir(5, classes_per_client=2, alpha=1.0)], ids=lambda s: s.name
+    "scheme",
+    [IID(num_clients=5), dirichlet(), ExDir(num_clients=5, classes_per_client=2, alpha=1.0)],
+    ids=lambda s: s.name,
 )
 @pytest.mark.parametrize("order", ["shuffled", "source"])
 def test_every_row_of_a_class_is_somebodys_in_its_task_and_only_then(scheme: Scheme, order: Any) -> None:
@@ -70,7 +72,7 @@ def test_every_row_of_a_class_is_somebodys_in_its_task_and_only_then(scheme: Sch
 
 def test_labels_are_numbered_by_arrival_and_images_are_the_same_tensors() -> None:
     data = dataset()
-    stream = Tasks(num_tasks=3).stream(data, IID(4), 0)
+    stream = Tasks(num_tasks=3).stream(data, IID(num_clients=4), 0)
     assert sorted(stream.order) == list(range(CLASSES))
     assert stream.order != tuple(range(CLASSES))
     for before, after in ((data.train, stream.dataset.train), (data.test, stream.dataset.test)):
@@ -83,7 +85,7 @@ def test_labels_are_numbered_by_arrival_and_images_are_the_same_tensors() -> Non
 
 
 def test_the_test_set_is_that_of_all_classes_seen() -> None:
-    stream = Tasks(num_tasks=4).stream(dataset(), IID(4), 0)
+    stream = Tasks(num_tasks=4).stream(dataset(), IID(num_clients=4), 0)
     labels = stream.dataset.test["label"]
     for task in stream.tasks:
         assert torch.equal(task.test, (labels < task.num_classes).nonzero().flatten())
@@ -95,7 +97,7 @@ def test_the_test_set_is_that_of_all_classes_seen() -> None:
 
 
 def test_the_class_schedule_depends_on_class_names_and_not_on_examples() -> None:
-    whole = Tasks(num_tasks=3).stream(dataset(), IID(2), 4)
+    whole = Tasks(num_tasks=3).stream(dataset(), IID(num_clients=2), 4)
     few = dataset()
     few = replace(few, train={name: column[:1] for name, column in few.train.items()})
     told = Tasks(num_tasks=3).class_schedule(few, 4)
@@ -106,13 +108,13 @@ def test_the_class_schedule_depends_on_class_names_and_not_on_examples() -> None
 
 
 def test_a_given_order_and_the_first_classes_only() -> None:
-    given_ = Tasks(num_tasks=2, class_order=(7, 2, 9, 4)).stream(dataset(), IID(2), 0)
+    given_ = Tasks(num_tasks=2, class_order=(7, 2, 9, 4)).stream(dataset(), IID(num_clients=2), 0)
     assert given_.order[:4] == (7, 2, 9, 4)
     assert given_.dataset.label_names[:4] == ("class 7", "class 2", "class 9", "class 4")
     assert sorted(given_.order[4:]) == [0, 1, 3, 5, 6, 8, 10, 11]
     assert sum(len(task.partition.rows) for task in given_.tasks) == 4 * EACH
     assert len(given_.tasks[-1].test) == 4 * 5
-    first = Tasks(num_tasks=3, num_classes=6).stream(dataset(), IID(2), 0)
+    first = Tasks(num_tasks=3, num_classes=6).stream(dataset(), IID(num_clients=2), 0)
     assert sorted(first.order[:6]) == [0, 1, 2, 3, 4, 5]
     assert first.order[6:] == (6, 7, 8, 9, 10, 11)
 
@@ -132,7 +134,7 @@ def test_one_task_is_the_plain_partition_of_the_whole_set() -> None:
 
 
 def test_iid_clients_differ_by_one_example_at_most() -> None:
-    stream = Tasks(num_tasks=4).stream(dataset((43,) * CLASSES), IID(5), 0)
+    stream = Tasks(num_tasks=4).stream(dataset((43,) * CLASSES), IID(num_clients=5), 0)
     for task in stream.tasks:
         sizes = task.partition.sizes
         assert int(sizes.max() - sizes.min()) <= 1
@@ -183,7 +185,7 @@ def test_some_clients_hold_nothing_of_a_task() -> None:
 
 
 def test_the_manifest_names_classes_and_partitions() -> None:
-    stream = Tasks(num_tasks=2, class_order="source").stream(dataset(), IID(3), 0)
+    stream = Tasks(num_tasks=2, class_order="source").stream(dataset(), IID(num_clients=3), 0)
     manifest: list[Mapping[str, Any]] = json.loads(json.dumps(stream.manifest()))
     assert manifest[1]["classes"] == [f"class {c}" for c in range(6, 12)]
     assert manifest[1]["partition"]["hash"] == stream.tasks[1].partition.hash
@@ -213,25 +215,25 @@ def test_the_manifest_names_classes_and_partitions() -> None:
 )
 def test_errors_say_what_to_do(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build(Tasks, table, "[tasks]").stream(dataset(), IID(2), 0)
+        build(Tasks, table, "[tasks]").stream(dataset(), IID(num_clients=2), 0)
 
 
 def test_a_class_that_nobody_has_is_refused_unless_it_does_not_arrive() -> None:
     sizes = (EACH,) * 3 + (0,) + (EACH,) * 2
     with pytest.raises(DataError, match="no training example of 'class 3', which should arrive"):
-        Tasks(num_tasks=2).stream(dataset(sizes), IID(2), 0)
-    stream = Tasks(num_tasks=5, class_order=(0, 1, 2, 4, 5)).stream(dataset(sizes), IID(2), 0)
+        Tasks(num_tasks=2).stream(dataset(sizes), IID(num_clients=2), 0)
+    stream = Tasks(num_tasks=5, class_order=(0, 1, 2, 4, 5)).stream(dataset(sizes), IID(num_clients=2), 0)
     assert stream.order == (0, 1, 2, 4, 5, 3)
 
 
 def test_partitions_that_cannot_be_say_which_task() -> None:
     sizes = (EACH,) * 4 + (1, 1)
     with pytest.raises(PartitionError, match=r"task 3 of 3: iid\(num_clients=5\): 5 clients cannot share 2 examples"):
-        Tasks(num_tasks=3, class_order="source").stream(dataset(sizes), IID(5), 0)
+        Tasks(num_tasks=3, class_order="source").stream(dataset(sizes), IID(num_clients=5), 0)
     with pytest.raises(PartitionError, match="5 of 5 clients are absent"):
-        Tasks(absent_clients=5).stream(dataset(), IID(5), 0)
+        Tasks(absent_clients=5).stream(dataset(), IID(num_clients=5), 0)
     with pytest.raises(PartitionError, match="cannot be partitioned by column"):
-        Tasks().stream(dataset(), ByColumn(3, "writer"), 0)
+        Tasks().stream(dataset(), ByColumn("writer", num_clients=3), 0)
 
 
 def test_options_go_into_a_recipe_and_back() -> None:

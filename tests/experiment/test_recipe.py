@@ -16,7 +16,7 @@ import torch
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.data.partition import ClientwiseDirichlet, ExDir
+from fedkeep.data.partition import DirichletPerClient, ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.description import describe_trial
@@ -114,7 +114,7 @@ def test_another_scheme_or_model_keeps_what_both_have(load: Any) -> None:
     assert recipe.model.name == "lenet5"
     text = tiny.RECIPE.replace("alpha = 0.5", "alpha = 0.05")
     recipe = load(text, settings=["partition.scheme=dirichlet-per-client"])
-    assert recipe.partition == ClientwiseDirichlet(num_clients=8, alpha=0.05), "not the default alpha, and no classes"
+    assert recipe.partition == DirichletPerClient(num_clients=8, alpha=0.05), "not the default alpha, and no classes"
 
 
 def test_settings_reach_a_method_by_label(load: Any) -> None:

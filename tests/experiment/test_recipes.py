@@ -21,7 +21,7 @@ from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.parallel.fedlsd import FedLSD
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.data import Augmentation, Tasks
-from fedkeep.data.partition import IID, ByColumn, ClasswiseDirichlet, ExDir, Hybrid, Sharding
+from fedkeep.data.partition import IID, ByColumn, Dirichlet, ExDir, Hybrid, Sharding
 from fedkeep.data.server_data import Auxiliary
 from fedkeep.experiment import recipe_loader
 from fedkeep.experiment.model_config import client_architectures
@@ -283,31 +283,43 @@ JITTERED = Augmentation(crop_padding=4, horizontal_flip=True, brightness=0.247)
 @pytest.mark.parametrize(
     ("name", "data", "model", "partition", "augmentation"),
     [
-        ("sfedkd/table1/fashion-mnist-2-10", "fashion-mnist", "lenet5", ExDir(100, 2, 10.0), Augmentation()),
-        ("sfedkd/table1/cifar10-2-0.5", "cifar10", "alexnet8", ExDir(100, 2, 0.5), CROPPED),
-        ("sfedkd/table1/cinic10-2-10", "cinic10", "alexnet8", ExDir(100, 2, 10.0), Augmentation()),
-        ("sfedkd/table1/cifar100-20-1", "cifar100", "cnn-ll", ExDir(100, 20, 1.0), TURNED),
-        ("sfedkd/table1/ham10000-2-1", "ham10000", "cnn-ll", ExDir(100, 2, 1.0, min_size=1), Augmentation()),
-        ("sfedkd/table3/cifar10-2-100", "cifar10", "alexnet8", ExDir(100, 2, 100.0), CROPPED),
-        ("sfedkd/figure1/cifar10-100", "cifar10", "cnn-ll", ClasswiseDirichlet(10, 100.0), CROPPED),
-        ("sfedkd/figure1/cifar100-0.1", "cifar100", "cnn-ll", ClasswiseDirichlet(10, 0.1), TURNED),
-        ("sfedkd/figure5/alpha-0.2", "cifar10", "alexnet8", ClasswiseDirichlet(100, 0.2), CROPPED),
-        ("sfedkd/figure5/cohort-20", "cifar10", "alexnet8", ExDir(100, 2, 0.5), CROPPED),
-        ("sfedkd/figure6/cinic10-2-0.5", "cinic10", "alexnet8", ExDir(100, 2, 0.5), Augmentation()),
-        ("fedcad/table1/cifar10", "cifar10", "simple-cnn", ClasswiseDirichlet(10, 0.5), REFLECTED),
-        ("fedcad/table1/cifar100", "cifar100", "resnet50", ClasswiseDirichlet(10, 0.5), TURNED),
-        ("fedcad/table1/femnist", "femnist", "resnet50", ByColumn(10, "writer", 2000), Augmentation()),
-        ("fedcad/table2/alpha-10", "cifar10", "simple-cnn", ClasswiseDirichlet(10, 10.0), REFLECTED),
-        ("fedcad/table3/cohort-50", "cifar10", "simple-cnn", ClasswiseDirichlet(100, 0.5), REFLECTED),
-        ("fedadkd/table1/cifar10-5", "cifar10", "cnn4", Sharding(100, 5), CUT),
-        ("fedadkd/table1/cifar100-5", "cifar100", "cnn4", Sharding(100, 5), CUT),
-        ("fedadkd/table2/cifar10-0.05", "cifar10", "cnn4", ClasswiseDirichlet(100, 0.05), CUT),
-        ("fedadkd/table3/cifar100-1-9", "cifar100", "cnn4", Hybrid(100, 1, 9, 0.05), CUT),
-        ("fedadkd/table4/cifar10-3-7", "cifar10", "cnn4", Hybrid(100, 3, 7, 0.05), CUT),
-        ("fedadkd/figure1/cifar10-10", "cifar10", "cnn4", ClasswiseDirichlet(100, 10.0), CUT),
-        ("fedadkd/figure2/shards-2", "cifar10", "cnn4", Sharding(100, 2), CUT),
-        ("fedadkd/figure3/gather", "cifar10", "cnn4", ClasswiseDirichlet(100, 0.1), CUT),
-        ("fedadkd/figure4/iid", "cifar10", "cnn4", Hybrid(100, 1, 9, 0.05), CUT),
+        (
+            "sfedkd/table1/fashion-mnist-2-10",
+            "fashion-mnist",
+            "lenet5",
+            ExDir(2, 10.0, num_clients=100),
+            Augmentation(),
+        ),
+        ("sfedkd/table1/cifar10-2-0.5", "cifar10", "alexnet8", ExDir(2, 0.5, num_clients=100), CROPPED),
+        ("sfedkd/table1/cinic10-2-10", "cinic10", "alexnet8", ExDir(2, 10.0, num_clients=100), Augmentation()),
+        ("sfedkd/table1/cifar100-20-1", "cifar100", "cnn-ll", ExDir(20, 1.0, num_clients=100), TURNED),
+        (
+            "sfedkd/table1/ham10000-2-1",
+            "ham10000",
+            "cnn-ll",
+            ExDir(2, 1.0, num_clients=100, min_size=1),
+            Augmentation(),
+        ),
+        ("sfedkd/table3/cifar10-2-100", "cifar10", "alexnet8", ExDir(2, 100.0, num_clients=100), CROPPED),
+        ("sfedkd/figure1/cifar10-100", "cifar10", "cnn-ll", Dirichlet(100.0, num_clients=10), CROPPED),
+        ("sfedkd/figure1/cifar100-0.1", "cifar100", "cnn-ll", Dirichlet(0.1, num_clients=10), TURNED),
+        ("sfedkd/figure5/alpha-0.2", "cifar10", "alexnet8", Dirichlet(0.2, num_clients=100), CROPPED),
+        ("sfedkd/figure5/cohort-20", "cifar10", "alexnet8", ExDir(2, 0.5, num_clients=100), CROPPED),
+        ("sfedkd/figure6/cinic10-2-0.5", "cinic10", "alexnet8", ExDir(2, 0.5, num_clients=100), Augmentation()),
+        ("fedcad/table1/cifar10", "cifar10", "simple-cnn", Dirichlet(0.5, num_clients=10), REFLECTED),
+        ("fedcad/table1/cifar100", "cifar100", "resnet50", Dirichlet(0.5, num_clients=10), TURNED),
+        ("fedcad/table1/femnist", "femnist", "resnet50", ByColumn("writer", 2000, num_clients=10), Augmentation()),
+        ("fedcad/table2/alpha-10", "cifar10", "simple-cnn", Dirichlet(10.0, num_clients=10), REFLECTED),
+        ("fedcad/table3/cohort-50", "cifar10", "simple-cnn", Dirichlet(0.5, num_clients=100), REFLECTED),
+        ("fedadkd/table1/cifar10-5", "cifar10", "cnn4", Sharding(5, num_clients=100), CUT),
+        ("fedadkd/table1/cifar100-5", "cifar100", "cnn4", Sharding(5, num_clients=100), CUT),
+        ("fedadkd/table2/cifar10-0.05", "cifar10", "cnn4", Dirichlet(0.05, num_clients=100), CUT),
+        ("fedadkd/table3/cifar100-1-9", "cifar100", "cnn4", Hybrid(1, 9, 0.05, num_clients=100), CUT),
+        ("fedadkd/table4/cifar10-3-7", "cifar10", "cnn4", Hybrid(3, 7, 0.05, num_clients=100), CUT),
+        ("fedadkd/figure1/cifar10-10", "cifar10", "cnn4", Dirichlet(10.0, num_clients=100), CUT),
+        ("fedadkd/figure2/shards-2", "cifar10", "cnn4", Sharding(2, num_clients=100), CUT),
+        ("fedadkd/figure3/gather", "cifar10", "cnn4", Dirichlet(0.1, num_clients=100), CUT),
+        ("fedadkd/figure4/iid", "cifar10", "cnn4", Hybrid(1, 9, 0.05, num_clients=100), CUT),
     ],
 )
 def test_data_model_and_partition(name: str, data: str, model: str, partition: Any, augmentation: Augmentation) -> None:
@@ -326,24 +338,36 @@ THIRTY = Tasks(num_tasks=5, num_classes=30)
 @pytest.mark.parametrize(
     ("name", "data", "model", "partition", "tasks"),
     [
-        ("fedskf/table1/iid-10x10", "cifar100", "resnet18", IID(5), Tasks(num_tasks=10)),
-        ("fedskf/table1/0.5-5x20", "cifar100", "resnet18", ClasswiseDirichlet(5, 0.5, min_size=1), Tasks(num_tasks=5)),
-        ("fedskf/tiny-imagenet/0.1-5x40", "tiny-imagenet", "vgg16", ClasswiseDirichlet(5, 0.1, 1), Tasks(num_tasks=5)),
+        ("fedskf/table1/iid-10x10", "cifar100", "resnet18", IID(num_clients=5), Tasks(num_tasks=10)),
+        (
+            "fedskf/table1/0.5-5x20",
+            "cifar100",
+            "resnet18",
+            Dirichlet(0.5, num_clients=5, min_size=1),
+            Tasks(num_tasks=5),
+        ),
+        (
+            "fedskf/tiny-imagenet/0.1-5x40",
+            "tiny-imagenet",
+            "vgg16",
+            Dirichlet(0.1, 1, num_clients=5),
+            Tasks(num_tasks=5),
+        ),
         (
             "feddcl/table1/rgb-0.3",
             "cifar100",
             "resnet18",
-            ClasswiseDirichlet(5, 0.3, 1),
+            Dirichlet(0.3, 1, num_clients=5),
             Tasks(num_tasks=3, num_classes=30),
         ),
         (
             "feddcl/table3/rgb",
             "cifar100",
             "pretrained",
-            ClasswiseDirichlet(5, 0.5, 1),
+            Dirichlet(0.5, 1, num_clients=5),
             Tasks(num_tasks=3, num_classes=30),
         ),
-        ("fedkeep/class-incremental/cifar100-30-5x6", "cifar100", "cnn4", ClasswiseDirichlet(5, 0.5, 1), THIRTY),
+        ("fedkeep/class-incremental/cifar100-30-5x6", "cifar100", "cnn4", Dirichlet(0.5, 1, num_clients=5), THIRTY),
     ],
 )
 def test_tasks_are_the_papers(name: str, data: str, model: str, partition: Any, tasks: Tasks) -> None:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from fedkeep.data.partition.base import Partition, Scheme
 from fedkeep.data.partition.column import ByColumn
-from fedkeep.data.partition.dirichlet import ClasswiseDirichlet, ClientwiseDirichlet
+from fedkeep.data.partition.dirichlet import Dirichlet, DirichletPerClient
 from fedkeep.data.partition.exdir import ExDir
 from fedkeep.data.partition.hybrid import Hybrid
 from fedkeep.data.partition.iid import IID
@@ -16,8 +16,8 @@ from fedkeep.data.partition.shards import Sharding
 __all__ = [
     "IID",
     "ByColumn",
-    "ClasswiseDirichlet",
-    "ClientwiseDirichlet",
+    "Dirichlet",
+    "DirichletPerClient",
     "ExDir",
     "Hybrid",
     "Partition",

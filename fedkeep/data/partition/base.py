@@ -144,7 +144,7 @@ class Scheme(Options, ABC):
     """
 
     name: ClassVar[str]
-    num_clients: int = option(100, "number of clients", low=1)
+    num_clients: int = option(100, "number of clients", low=1, kw_only=True)
 
     def split(self, train: Mapping[str, Tensor], num_classes: int, seed: int) -> Partition:
         """Divide a training set among the clients.

@@ -29,7 +29,7 @@ class ByColumn(Scheme):
     """
 
     name: ClassVar[str] = "column"
-    num_clients: int = option(0, "number of clients; 0 for one client for each group", low=0)
+    num_clients: int = option(0, "number of clients; 0 for one client for each group", low=0, kw_only=True)
     column: str = option("client", "column of the training set that says which group a row belongs to")
     num_groups: int = option(0, "use only so many groups, drawn at random, and leave the rest out; 0 for all", low=0)
 

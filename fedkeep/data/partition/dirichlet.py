@@ -27,7 +27,7 @@ _CHUNK = 1 << 20  # table entries looked at together; the result does not depend
 
 
 @dataclass(frozen=True)
-class ClasswiseDirichlet(Scheme):
+class Dirichlet(Scheme):
     """Divide each class among all clients with shares from Dir(alpha) (LDA).
 
     A client that already holds its equal part ``n / clients`` gets nothing of the later classes (it may overshoot
@@ -65,7 +65,7 @@ class ClasswiseDirichlet(Scheme):
 
 
 @dataclass(frozen=True)
-class ClientwiseDirichlet(Scheme):
+class DirichletPerClient(Scheme):
     """Give each client an equal part, its classes drawn from its own prior Dir(alpha).
 
     Priors ``p_i ~ Dir(alpha)`` over the classes; then, until no example is left, a client drawn uniformly from those

@@ -31,7 +31,7 @@ class ExDir(Scheme):
 
     The paper's ExDir(C, alpha) is ``classes_per_client`` and ``alpha`` here. Ownership: ``classes_per_client`` distinct
     classes for each client, uniformly, redrawn as a whole until every class has at least ``max(floor(classes_per_client
-    * num_clients / C) div 5, 1)`` owners. Shares: as `ClasswiseDirichlet`, among the owners only and with the same cap
+    * num_clients / C) div 5, 1)`` owners. Shares: as `Dirichlet`, among the owners only and with the same cap
     of ``n / num_clients``, redrawn (not the ownership) until each client has ``min_size`` examples. If all owners of a
     class are at the cap they share it equally.
 
