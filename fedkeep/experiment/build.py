@@ -272,6 +272,7 @@ def build_simulation(
         training=recipe.training,
         schedule=recipe.run,
         defense=recipe.defense,
+        privacy=recipe.privacy,
         augmentation=recipe.augmentation,
         seed=seed,
         device=check_device(device),

@@ -25,6 +25,7 @@ SECTIONS = (
     "training",
     "run",
     "defense",
+    "privacy",
 )
 """The sections of a recipe."""
 

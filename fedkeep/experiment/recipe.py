@@ -19,6 +19,7 @@ from fedkeep.experiment.model_config import ClientModel, check_clients, model_to
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
 from fedkeep.interface.algorithm import returns_model
+from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
 from fedkeep.simulation.defense import Defense
@@ -98,6 +99,8 @@ class Recipe:
         How classes arrive in tasks.
     defense : Defense
         Checks of clients' replies, and robust aggregation.
+    privacy : Privacy
+        What is noised before it leaves a client.
     client_models : tuple[ClientModel, ...]
         Clients with other networks than the server's.
     paper : Mapping[str, object]
@@ -129,6 +132,7 @@ class Recipe:
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     tasks: Tasks = field(default_factory=Tasks)
     defense: Defense = field(default_factory=Defense)
+    privacy: Privacy = field(default_factory=Privacy)
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
     validation: float = 0.0
@@ -199,6 +203,7 @@ class Recipe:
             "public": as_table(self.public),
             "generator": as_table(self.generator),
             "defense": as_table(self.defense),
+            "privacy": as_table(self.privacy),
             "methods": [
                 {"label": m.label, "algorithm": m.algorithm.name()}
                 | ({"grid_of": m.grid_of} if m.grid_of else {})

@@ -20,6 +20,7 @@ from fedkeep.experiment.overrides import SECTIONS, add_grids, apply_overrides, e
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithms, get_algorithm
+from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import Options, build
 from fedkeep.simulation.defense import Defense
@@ -39,6 +40,7 @@ OPTIONS: Mapping[str, type[Options]] = {
     "generator": GeneratorConfig,
     "tasks": Tasks,
     "defense": Defense,
+    "privacy": Privacy,
 }
 """The class of each section's options. The options of data, partition and model depend on a name in the section."""
 

@@ -25,7 +25,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.flower.config import NodeConfig
-from fedkeep.flower.state_store import StateStore, state_ref, state_ref_type
+from fedkeep.flower.state_store import StateStore, site_secret, state_ref, state_ref_type
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
 from fedkeep.flower.views import SiteView, class_schedule, client_view, match_dataset, site_view
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
@@ -168,7 +168,11 @@ def _build(text: str, data_description: str, config: NodeConfig) -> Simulation:
     recipe = replace(recipe, run=run, client_models=own_models, generator=_generator(recipe, config))
     method, seed, data_dir = recipe.methods[0], recipe.seeds[0], config.data_dir or None
     federation = _load_view(recipe, seed, json.loads(data_description), config)
-    return build_simulation(recipe, method, seed, federation, config.device, data_dir)
+    simulation = build_simulation(recipe, method, seed, federation, config.device, data_dir)
+    if config.partition_id < 0:  # everybody knows the run's seed, and who knows that of noise can take it off
+        for context in simulation.contexts:
+            context.noise_seed = site_secret(Path(config.state_dir))
+    return simulation
 
 
 def _generator(recipe: Recipe, config: NodeConfig) -> GeneratorConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,34 @@ class StateStore:
         if not _CALL_ID.fullmatch(call_id):
             raise ValueRefused(f"{call_id[:60]!r} is not the name of a call.")
         return self.folder / f"{call_id}.{content}"
+
+
+def site_secret(folder: Path) -> int:
+    """Return a number that only this site knows: the seed of the noise in what it tells.
+
+    It is the same after a restart. A call that is carried out again gives the same answer then, which tells nothing
+    more.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the site's states.
+
+    Returns
+    -------
+    int
+        A number of 63 bits.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "secret"
+    with FileLock(folder / ".secret.lock"):
+        if not file.exists():
+            new = folder / ".secret.new"
+            new.unlink(missing_ok=True)
+            new.touch(mode=0o600)
+            new.write_text(str(secrets.randbits(63)))
+            new.replace(file)
+        return int(file.read_text())
 
 
 def _round_of(call_id: str) -> int:

@@ -342,6 +342,16 @@ class Client(Party[S]):
 
     id: str
 
+    @abstractmethod
+    def label_counts(self) -> Tensor:
+        """Count the client's examples of each class, as others may know it: noised if the recipe says so.
+
+        Returns
+        -------
+        Tensor
+            Number of examples of each class, float32 [classes]; whole numbers.
+        """
+
 
 class Server(Party[S]):
     """The server during a round.

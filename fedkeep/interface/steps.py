@@ -31,10 +31,10 @@ def label_counts(self: object, client: Client[Any]) -> Tensor:
     Tensor
         Number of examples of each class, float32 [classes].
     """
-    return torch.bincount(client.data["label"], minlength=client.num_classes).float()
+    return client.label_counts()
 
 
-def invalid_counts(reply: Tensor, classes: int, examples: int) -> str | None:
+def invalid_counts(reply: Tensor, classes: int, examples: int | None) -> str | None:
     """Check the reply to `label_counts`, which sums over clients would pass on to everyone.
 
     Parameters
@@ -43,8 +43,8 @@ def invalid_counts(reply: Tensor, classes: int, examples: int) -> str | None:
         The reply.
     classes : int
         Number of classes.
-    examples : int
-        Number of the client's examples.
+    examples : int or None
+        Number of the client's examples; None for counts with noise, which have another sum.
 
     Returns
     -------
@@ -56,6 +56,8 @@ def invalid_counts(reply: Tensor, classes: int, examples: int) -> str | None:
     if bool((reply < 0).any()) or bool((reply != reply.round()).any()):
         return "label counts that are negative or not whole numbers"
     total = int(reply.double().sum())
+    if examples is None:
+        return None
     return f"label counts of {total} examples, and it has {examples}" if total != examples else None
 
 

@@ -9,6 +9,7 @@ from fedkeep.metrics.accuracy import (
     is_at_chance,
 )
 from fedkeep.metrics.local_models import consistency, drift, kold
+from fedkeep.metrics.privacy import dp_sgd_epsilon
 from fedkeep.metrics.statistics import (
     LEVEL,
     Interval,
@@ -47,6 +48,7 @@ __all__ = [
     "class_accuracy",
     "class_forgetting",
     "consistency",
+    "dp_sgd_epsilon",
     "drift",
     "forgetting",
     "forgetting_tasks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import isnan
 from operator import attrgetter
 
 from fedkeep.errors import RunError, did_you_mean
@@ -106,8 +107,12 @@ MORE_TASKS = (
     Metric("forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", "%", better=-1),
     Metric("backward", "backward transfer", "%", better=1),
 )
+PRIVACY = (  # where something was noised
+    Metric("epsilon", "epsilon", "", better=-1),
+    Metric("counts_epsilon", "epsilon of label counts", "", better=-1),
+)
 METRICS: Mapping[str, Metric] = {
-    metric.name: metric for metric in (*COLUMNS, *MORE, *CHAIN, *LOCAL, *TASKS, *MORE_TASKS)
+    metric.name: metric for metric in (*COLUMNS, *MORE, *CHAIN, *LOCAL, *TASKS, *MORE_TASKS, *PRIVACY)
 }
 
 
@@ -122,7 +127,9 @@ def metric_of(metric: str | Metric) -> Metric:
 
 def columns_for(trials: Iterable[TrialResult]) -> tuple[Metric, ...]:
     """Return the columns of a table of these trials: with tasks, what is measured of them in place of accuracy."""
-    return (*TASKS, *COLUMNS[4:]) if any(trial.task_sizes for trial in trials) else COLUMNS
+    listed = list(trials)
+    private = tuple(metric for metric in PRIVACY if any(not isnan(metric.of(trial)) for trial in listed))
+    return ((*TASKS, *COLUMNS[4:]) if any(trial.task_sizes for trial in listed) else COLUMNS) + private
 
 
 def headline(trials: Iterable[TrialResult]) -> tuple[Metric, Metric]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep import metrics
+from fedkeep.interface.privacy import sample_rate_of
 from fedkeep.reporting.learning import LearningMetrics
 from fedkeep.reporting.local_models import LocalModelMetrics
 from fedkeep.reporting.record import CostMetrics, Floats, TaskMetrics, mean_of
@@ -110,6 +111,45 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
     def forgetting(self) -> float:
         """Return the class-wise forgetting at the last evaluation; NaN with fewer than two evaluations."""
         return float(self.forgetting_history[-1]) if len(self.evaluated) else float("nan")
+
+    @cached_property
+    def _spent(self) -> tuple[dict[str, dict[float, int]], dict[str, set[int]], dict[str, float]]:
+        """Return by client its private steps by sample rate, and the tasks of counts that it told; and the options."""
+        steps: dict[str, dict[float, int]] = {}
+        told: dict[str, set[int]] = {}
+        options: dict[str, float] = {}
+        for row in self.rounds:
+            options = row.get("privacy", options)
+            for client, uses in row.get("privacy", {}).get("clients", {}).items():
+                for name, count in uses.items():
+                    rate = sample_rate_of(name)
+                    if rate is None:
+                        told.setdefault(client, set()).add(int(row["task"]))
+                    else:
+                        by_rate = steps.setdefault(client, {})
+                        by_rate[rate] = by_rate.get(rate, 0) + count
+        return steps, told, options
+
+    @cached_property
+    def epsilon(self) -> float:
+        """Return the largest epsilon of a client's examples, of all that left it; NaN if its models had no noise."""
+        steps, told, options = self._spent
+        if not options.get("noise_multiplier"):
+            return float("nan")
+        noise, delta = options["noise_multiplier"], options["delta"]
+        distinct = {tuple(sorted(by_rate.items())) for by_rate in steps.values()}
+        of_steps = {spent: metrics.dp_sgd_epsilon(dict(spent), noise, delta) for spent in distinct}
+        return max(
+            of_steps.get(tuple(sorted(steps.get(client, {}).items())), 0.0)
+            + options["counts_epsilon"] * len(told.get(client, ()))
+            for client in steps.keys() | told.keys()
+        )
+
+    @property
+    def counts_epsilon(self) -> float:
+        """Return the largest epsilon of a client's label counts, over all that it told; NaN if they had no noise."""
+        _, told, options = self._spent
+        return options["counts_epsilon"] * max(map(len, told.values())) if told else float("nan")
 
     def rounds_to(self, target: float) -> float:
         """Return the first evaluated round whose accuracy, a fraction, reaches a target; NaN if none does."""

@@ -83,7 +83,8 @@ def find_fault(state: SimulationState, task: ClientTask, reply: Any) -> str | No
     if fault := find_out_of_range(reply):
         return fault
     if unwrap_step(task.step) is label_counts:
-        return invalid_counts(reply, state.context.num_classes, state.federation.num_examples(task.client))
+        held = None if state.privacy.counts_epsilon else state.federation.num_examples(task.client)
+        return invalid_counts(reply, state.context.num_classes, held)
     runner = state.context_of(task.client).runner
     mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) else []
     mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))

@@ -24,9 +24,11 @@ from fedkeep.interface import Cohort, Fit, RemoteClient
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.cohort import Each
+from fedkeep.interface.privacy import spent
 from fedkeep.interface.pytree import copy_containers, num_bytes
 from fedkeep.interface.steps import label_counts, rise_of_loss
 from fedkeep.models import Weights
+from fedkeep.options import as_table
 from fedkeep.simulation.executor import Future
 from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers, loss_change, losses_by_class
 from fedkeep.simulation.messages import ClientFailure, ClientTask
@@ -92,6 +94,8 @@ class RoundState:
         New states of the round's clients.
     uses : dict[str, dict[str, int]]
         Number of uses of randomness in this round, by client and purpose.
+    spent : dict[str, dict[str, int]]
+        What clients spent of their privacy in this round (see `fedkeep.interface.privacy`).
     waiting : dict[str, list[ClientTask]]
         Tasks that have not been submitted yet, by client.
     under_way : dict[str, tuple[ClientTask, Future | ClientFailure]]
@@ -131,6 +135,7 @@ class RoundState:
         self.counts_losses = True
         self.client_states: dict[str, Any] = {}
         self.uses: dict[str, dict[str, int]] = {}
+        self.spent: dict[str, dict[str, int]] = {}
         self.waiting: dict[str, list[ClientTask]] = {}
         self.under_way: dict[str, tuple[ClientTask, Future | ClientFailure]] = {}
         self.down = self.up = 0
@@ -273,6 +278,8 @@ class RoundState:
             "down": self.down,
             "up": self.up,
         }
+        if self.spent:
+            record["privacy"] = as_table(self.state.privacy) | {"clients": self.spent}
         if self.refused:
             record["refused"] = list(self.refused)
         if self.left_out:
@@ -359,6 +366,8 @@ class RoundState:
         if isinstance(result, ClientFailure):
             self._lose(client, result.reason, refused=result.refused)
             return LOST
+        if privacy := spent(result.uses):  # also if the reply is refused: it has left the client
+            self.spent[client] = privacy
         if fault := find_fault(state, task, result.reply):
             self._lose(client, f"answered with {fault}", refused=True)
             return LOST

@@ -13,10 +13,12 @@ from fedkeep.data import Augmentation, Federation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Training
 from fedkeep.interface.algorithm import state_types
+from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Weights
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.executor import Executor, SerialExecutor
 from fedkeep.simulation.model_averaging import EvaluationModel
+from fedkeep.simulation.privacy import check_private
 from fedkeep.simulation.schedule import Schedule
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
 from fedkeep.training.evaluation import Counts, count_correct
@@ -73,6 +75,8 @@ class SimulationState:
         Largest number of clients that are trained as one stacked model (see `fedkeep.training.vmap_training`).
     defense : Defense
         Which replies are believed.
+    privacy : Privacy
+        What of a client is noised before it leaves.
     fault_injector : FaultInjector, optional
         For tests: lets client steps fail on demand.
     through_codec : bool
@@ -113,6 +117,7 @@ class SimulationState:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stack: int = 1
     defense: Defense = field(default_factory=Defense)
+    privacy: Privacy = field(default_factory=Privacy)
     fault_injector: FaultInjector | None = None
     through_codec: bool = False
     client_factories: Mapping[str, Factory] = field(default_factory=dict)
@@ -121,6 +126,7 @@ class SimulationState:
     def __post_init__(self) -> None:
         if self.stack < 1:
             raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
+        check_private(self.algorithm, self.privacy)
         dataset = self.federation.dataset
         self.federation = self.federation.to(self.device)
         rows = self.algorithm.rows_per_class
@@ -135,6 +141,7 @@ class SimulationState:
             dataset.image_format,
             dataset.label_names,
             self.load_generator,
+            privacy=self.privacy,
         )
         self.context = base.with_runner(runner)
         contexts = {

@@ -15,6 +15,7 @@ from fedkeep.data import Augmentation, ImageFormat
 from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Training
+from fedkeep.interface.privacy import Privacy
 from fedkeep.training.model_runner import ModelRunner
 
 LoadGenerator = Callable[[int], Generator]
@@ -102,6 +103,10 @@ class ClientContext:
         Number of classes that arrived before the current task.
     timer : Timer
         Shared by all contexts of a simulation.
+    privacy : Privacy
+        What of a client is noised before it leaves.
+    noise_seed : int or None
+        The seed of that noise, which a real site keeps to itself; None: the run's seed, which everybody knows.
     """
 
     runner: ModelRunner
@@ -115,6 +120,13 @@ class ClientContext:
     load_generator: LoadGenerator
     num_old_classes: int = 0
     timer: Timer = field(default_factory=Timer)
+    privacy: Privacy = field(default_factory=Privacy)
+    noise_seed: int | None = None
+
+    @property
+    def secret(self) -> int:
+        """The seed of noise for privacy."""
+        return self.seed if self.noise_seed is None else self.noise_seed
 
     def with_runner(self, runner: ModelRunner) -> ClientContext:
         """Return a context for another network, with the same timer.

@@ -14,6 +14,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
+from fedkeep.interface.privacy import COUNTS_TOLD, steps_name
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training import EpochEndsWith, Parametrization, StepCallback
 from fedkeep.losses import Loss
@@ -21,6 +22,7 @@ from fedkeep.models import Weights
 from fedkeep.models.heads import expand_like
 from fedkeep.models.weights import load_weights
 from fedkeep.training.context import ClientContext
+from fedkeep.training.dp_sgd import num_steps, private_fit, sample_rate
 from fedkeep.training.fisher import fisher, sensitivity
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.teacher_cache import TeacherCache
@@ -109,10 +111,22 @@ class LocalParty(Party[Any]):
             parametrization=parametrization,
             step_callback=step_callback,
         )
+        privacy = self.context.privacy
+        if privacy.noise_multiplier and self.name:  # the server trains on what is not the clients'
+            return self._fit_privately(job)
         if self.train is not None:
             return self.train(job)
         with self.context.training_time():
             return fit(self.context.runner, job, self.context.training)
+
+    def _fit_privately(self, job: TrainJob) -> Fit:
+        rate, steps = steps_name(sample_rate(job, self.training)), num_steps(job, self.training)
+        self._uses[rate] = self._uses.get(rate, 0) + steps
+        use = self._uses.get("noise", 0)
+        self._uses["noise"] = use + 1
+        seed = seeds.derive(self.context.secret, "noise", task=self.task, round=self.round, client=self.name, use=use)
+        with self.context.training_time():
+            return private_fit(self.context.runner, job, self.training, self.context.privacy, seed)
 
     def train_job(
         self,
@@ -175,11 +189,17 @@ class LocalParty(Party[Any]):
         with self.context.inference_time():
             return self.context.runner.features(model, self._images(data))
 
+    def _refuse_if_private(self, what: str) -> None:
+        if self.context.privacy.noise_multiplier and self.name:
+            raise ConfigError(f"privacy.noise_multiplier: {what} would leave the client without noise.")
+
     def fisher(self, model: Weights, examples: int | None = None, batch: int = 1) -> Weights:
+        self._refuse_if_private("Fisher information of its examples")
         with self.context.training_time():
             return fisher(self.context.runner.eval_network, model, *self._sample(examples), batch)
 
     def sensitivity(self, model: Weights, examples: int | None = None) -> Weights:
+        self._refuse_if_private("the sensitivity of its examples")
         with self.context.training_time():
             return sensitivity(self.context.runner.eval_network, model, *self._sample(examples))
 
@@ -249,6 +269,16 @@ class LocalClient(LocalParty, Client[Any]):
     def id(self) -> str:  # type: ignore[override]
         return self.name
 
+    def label_counts(self) -> Tensor:
+        counts = torch.bincount(self.data["label"], minlength=self.num_classes).float()
+        epsilon = self.context.privacy.counts_epsilon
+        if not epsilon:
+            return counts
+        self._uses[COUNTS_TOLD] = 1
+        # The same noise in every round: new noise each time could be averaged away.
+        seed = seeds.derive(self.context.secret, "label counts", task=self.task, client=self.name)
+        return (counts + discrete_laplace(len(counts), epsilon, seed).to(counts.device)).clamp(min=0)
+
 
 class LocalServer(LocalParty, Server[Any]):
     """The server in this process.
@@ -315,3 +345,28 @@ class LocalServer(LocalParty, Server[Any]):
 
     def log(self, name: str, value: float | list[float]) -> None:
         self.logged[name] = value
+
+
+def discrete_laplace(count: int, epsilon: float, seed: int) -> Tensor:
+    """Draw noise with which counts that differ by one in all are epsilon-differentially private.
+
+    The difference of two geometric numbers, "discrete Laplace" or "two-sided geometric" noise, is a whole number. So
+    rounding of floating-point numbers, by which Laplace noise can be attacked, plays no part.
+
+    Parameters
+    ----------
+    count : int
+        How many numbers.
+    epsilon : float
+        The privacy of one telling.
+    seed : int
+        The seed.
+
+    Returns
+    -------
+    Tensor
+        The noise, float32 [count].
+    """
+    uniform = torch.rand(2, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    geometric = (uniform.clamp(min=1e-300).log() / -epsilon).floor()
+    return (geometric[0] - geometric[1]).float()

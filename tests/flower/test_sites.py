@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 from local_line import LocalLine, Tamper, places
-from trial import Killed, config, embedded, embedded_once, killing, model, records
+from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, model, records
 
 from fedkeep._utils.digests import read_toml, write_toml
 from fedkeep.errors import FedKeepError, RunError
@@ -22,7 +22,7 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import executor, site_registry
 from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.server import serve
-from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.state_store import StateStore, site_secret
 from fedkeep.flower.transport import Envelope, MessageKind
 from fedkeep.simulation.messages import ClientFailure
 from fedkeep.simulation.trial import TrialBusy
@@ -57,6 +57,23 @@ def test_sites_give_the_same_as_one_machine(
     assert tiny.equal(model(alone(method)), model(tmp_path / "sites"))
     assert records(alone(method)) == records(tmp_path / "sites")
     assert (tmp_path / "sites" / "report.html").is_file()
+
+
+def test_private_sites_give_the_same_as_one_machine_and_tell_what_they_spent(recipe: str, tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    private = (*SETTINGS, "privacy.noise_multiplier=1.0", "privacy.counts_epsilon=1.0")
+    embedded(recipe, "sfedkd", tmp_path / "one", 1, private)
+    serve(
+        LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", private, methods="sfedkd", rounds=1)
+    )
+    assert records(tmp_path / "one") == records(tmp_path / "sites")
+    assert records(tmp_path / "sites")[0]["privacy"]["clients"]
+
+
+def test_a_real_sites_noise_is_its_own_secret_and_stays(tmp_path: Path) -> None:
+    secret = site_secret(tmp_path / "a")
+    assert site_secret(tmp_path / "a") == secret != site_secret(tmp_path / "b")
+    assert (tmp_path / "a" / "secret").stat().st_mode & 0o077 == 0
 
 
 def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -> None:

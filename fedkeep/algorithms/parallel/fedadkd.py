@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Range, Server, each, on_client
+from fedkeep.interface.privacy import FROM_LABEL_COUNTS
 from fedkeep.losses import CrossEntropy, Distillation, Loss
 from fedkeep.losses.discrepancy import proportions
 from fedkeep.losses.fedadkd_variants import FedADKDVariant, Mask, TargetReading
@@ -40,7 +41,7 @@ class FitWithGini(Fit):
         The Gini impurity 1 - sum_c p_c^2 of the labels that it was trained on.
     """
 
-    gini: Annotated[float, Range(0, 1)]
+    gini: Annotated[float, Range(0, 1), FROM_LABEL_COUNTS]
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class FedADKD(Algorithm[LabelBalance]):
     @on_client
     def train(self, client: Client, model: Weights, phi: float) -> FitWithGini:
         """Train on labels and on the received model's predictions (eq. 8), and return the labels' balance."""
-        gini = gini_impurity(client.data["label"].bincount(minlength=client.num_classes))
+        gini = gini_impurity(client.label_counts())
         w_target = self.w_target
         if self.w_target_iid is not None and gini >= self.iid_from:
             w_target = self.w_target_iid

@@ -1,0 +1,56 @@
+"""Which methods can be private: those of which nothing leaves a client but what noise covers."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Algorithm, Fit
+from fedkeep.interface.algorithm import client_steps, unwrap_step
+from fedkeep.interface.privacy import FROM_LABEL_COUNTS, Privacy
+from fedkeep.interface.steps import label_counts
+from fedkeep.metrics.privacy import require_accountant
+
+
+def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
+    """Refuse a method whose clients send something else than private models and label counts.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        The method.
+    privacy : Privacy
+        What is asked for. With exact models nothing is refused.
+
+    Raises
+    ------
+    ConfigError
+        If epsilon would not cover all that leaves a client.
+    """
+    if not privacy.noise_multiplier:
+        return
+    require_accountant()
+    for name, step in client_steps(type(algorithm)).items():
+        reply = annotations_of(unwrap_step(step)).get("return")
+        counted = unwrap_step(step) is label_counts
+        if reply is type(None) or reply is None or counted or reply is Fit:
+            others: list[str] = []
+        elif isinstance(reply, type) and issubclass(reply, Fit) and is_dataclass(reply):
+            known, hints = {field.name for field in fields(Fit)}, get_type_hints(reply, include_extras=True)
+            more = {field.name: hints[field.name] for field in fields(reply) if field.name not in known}
+            others = [field for field, hint in more.items() if FROM_LABEL_COUNTS not in get_args(hint)]
+            counted = bool(more)
+        else:
+            others = ["its reply"]
+        if others:
+            raise ConfigError(
+                f"privacy.noise_multiplier: {', '.join(others)} of {algorithm.name()}'s client step {name} would leave "
+                "the client without noise. Only methods that send models and label counts can be private."
+            )
+        if counted and not privacy.counts_epsilon:
+            raise ConfigError(
+                f"privacy.noise_multiplier: {algorithm.name()}'s client step {name} also tells about the client's "
+                "label counts. Set privacy.counts_epsilon too."
+            )

@@ -1,0 +1,134 @@
+"""DP-SGD beside Opacus' own, and what is told of a client's labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+import fedkeep
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.interface import get_algorithm
+from fedkeep.interface.privacy import Privacy
+from fedkeep.losses import CrossEntropy
+from fedkeep.metrics import dp_sgd_epsilon
+from fedkeep.reporting.columns import METRICS, columns_for
+from fedkeep.training.dp_sgd import clipped_sum, private_fit
+from fedkeep.training.local_training import TrainJob
+from fedkeep.training.party import LocalClient, discrete_laplace
+
+pytest.importorskip("opacus")
+
+PRIVATE = Privacy(noise_multiplier=1.0, max_grad_norm=0.5, counts_epsilon=1.0)
+
+
+def client(privacy: Privacy, name: str = "0") -> LocalClient:
+    simulation = tiny.engine(get_algorithm("fedavg")(), privacy=privacy)
+    return LocalClient(simulation.context, name, simulation.federation.data(name), None, task=1, round=1, uses={})
+
+
+def test_the_sum_of_clipped_gradients_is_that_of_opacus() -> None:
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    party = client(PRIVATE)
+    model, runner = party.initial_model, party.context.runner
+    job = party.train_job(model, CrossEntropy())
+    batch = job.streams[0].first(min(job.num_examples, 100))
+    network = runner.train_network
+    ours = clipped_sum(runner, job, batch, dict(network.named_parameters()), party.training, PRIVATE)
+    theirs = GradSampleModule(party.network(model).train().requires_grad_(True))
+    optimizer = DPOptimizer(
+        torch.optim.SGD(theirs.parameters(), lr=1.0), noise_multiplier=0.0, max_grad_norm=0.5, expected_batch_size=1
+    )
+    nn.functional.cross_entropy(theirs(batch.data["input"]), batch.data["label"]).backward()
+    optimizer.clip_and_accumulate()
+    for mine, parameter in zip(ours, theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.summed_grad)
+
+
+def test_noise_has_the_spread_that_epsilon_is_computed_for() -> None:
+    """Without examples in a batch a step is nothing but noise."""
+    privacy = Privacy(noise_multiplier=2.0, max_grad_norm=0.5)
+    party = client(privacy)
+    job: TrainJob = replace(party.train_job(party.initial_model, CrossEntropy()), epochs=1)
+    empty = replace(job.streams[0], data={name: column[:1] * 0 for name, column in job.streams[0].data.items()})
+    training = replace(party.training, batch_size=1, momentum=0.0, weight_decay=0.0, lr=1.0)
+    fit = private_fit(party.context.runner, replace(job, streams=[empty]), training, privacy, 1)
+    moved = torch.cat([(fit.model[name] - party.initial_model[name]).flatten() for name in party.parameter_names])
+    assert moved.std() == pytest.approx(1.0, rel=0.1), "2 x 0.5; one example's gradient of norm 0.5 is hardly seen"
+    assert fit.loss == 0
+
+
+def test_epsilon_is_the_accountants() -> None:
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    for _ in range(300):
+        accountant.step(noise_multiplier=1.1, sample_rate=0.05)
+    assert dp_sgd_epsilon({0.05: 300}, 1.1, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
+    assert dp_sgd_epsilon({0.05: 300}, 0.0, 1e-5) == float("inf")
+    assert dp_sgd_epsilon({}, 1.0, 1e-5) == 0
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+def test_counts_that_differ_by_one_are_told_apart_by_epsilon_alone(epsilon: float) -> None:
+    drawn = discrete_laplace(400_000, epsilon, 3)
+    assert torch.equal(drawn, drawn.round())
+    at = [float((drawn == value).double().mean()) for value in range(-1, 3)]
+    ratios = [at[1] / at[0], at[1] / at[2], at[2] / at[3]]
+    assert ratios == pytest.approx([torch.tensor(epsilon).exp().item()] * 3, rel=0.05)
+
+
+def test_a_client_tells_the_same_noised_counts_again() -> None:
+    exact, noised = client(Privacy()).label_counts(), client(Privacy(counts_epsilon=0.1))
+    told = noised.label_counts()
+    assert not torch.equal(told, exact)
+    assert torch.equal(told, noised.label_counts())
+    noised.context.noise_seed = 5
+    assert not torch.equal(told, noised.label_counts()), "a real site's noise is its own"
+
+
+def test_a_private_run_tells_its_epsilon_and_is_the_same_again(tmp_path: Path) -> None:
+    file = tiny.write_recipe(tmp_path)
+    settings = ["privacy.noise_multiplier=1.0", "privacy.counts_epsilon=0.5", "training.epochs=1", "run.cohort_size=3"]
+    recipe = load_recipe(file, settings=settings, methods=["fedavg", "sfedkd", "fedadkd"], rounds=2)
+    run, again = (fedkeep.run(recipe, out=tmp_path / name) for name in ("one", "two"))
+    fedavg, sfedkd, fedadkd = run.trials
+    assert {"epsilon", "counts_epsilon"} <= {metric.name for metric in columns_for(run.trials)}
+    assert fedavg.epsilon > 0
+    assert sfedkd.epsilon == pytest.approx(fedavg.epsilon + 0.5), "the counts are told once"
+    assert fedadkd.epsilon == pytest.approx(sfedkd.epsilon), "and noised once, however often"
+    assert sfedkd.counts_epsilon == 0.5
+    assert METRICS["counts_epsilon"].of(fedavg) != METRICS["counts_epsilon"].of(fedavg), "FedAvg tells none"
+    assert [row["correct"] for row in run.trials[1].rounds if "correct" in row] == [
+        row["correct"] for row in again.trials[1].rounds if "correct" in row
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "counts", "reason"),
+    [("scaffold", 1.0, "of scaffold's client step"), ("sfedkd", 0.0, "Set privacy.counts_epsilon too")],
+)
+def test_what_noise_would_not_cover_is_refused(method: str, counts: float, reason: str) -> None:
+    privacy = Privacy(noise_multiplier=1.0, counts_epsilon=counts)
+    with pytest.raises(ConfigError, match=reason):
+        tiny.engine(get_algorithm(method)(), privacy=privacy)
+
+
+def test_what_epsilon_would_not_cover_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    party = client(PRIVATE)
+    with pytest.raises(ConfigError, match="2 data sets at once"):
+        party.fit(party.initial_model, CrossEntropy(), party.data, party.data)
+    with pytest.raises(ConfigError, match="looks into the steps"):
+        party.fit(party.initial_model, CrossEntropy(), step_callback=lambda weights: None)
+    with pytest.raises(ConfigError, match="Fisher information"):
+        party.fisher(party.initial_model)
+    monkeypatch.setattr(party.context.runner, "has_batch_norm", True)
+    with pytest.raises(ConfigError, match="batch norm mixes"):
+        party.fit(party.initial_model, CrossEntropy())
