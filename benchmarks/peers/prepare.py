@@ -61,7 +61,7 @@ def write(recipe_file: Path, method: str, data: Path, rounds: int, folder: Path)
     ]
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {
-        "images": dataset.normalise(dataset.train["image"]).numpy(),
+        "images": dataset.normalise(dataset.train["input"]).numpy(),
         "labels": dataset.train["label"].numpy(),
         "cohorts": np.array(cohorts, dtype=np.int64),
         "order": torch.cat(orders).numpy(),

@@ -68,7 +68,10 @@ def decode(
     for batch in images:
         for encoded in batch:
             source = _source(encoded, row, where)
-            image = _convert(_open(pillow, source, formats, row, where), channels, row, where)
+            image = _open(pillow, source, formats, row, where)
+            if size:
+                image = _upright(image, row, where)
+            image = _convert(image, channels, row, where)
             if side is not None and image.size != (side, side):
                 image = _resize_middle(pillow, image, side)
             if size and image.size != (size[1], size[0]):
@@ -121,6 +124,17 @@ def _open(pillow: Any, source: Any, formats: list[str], row: int, where: str) ->
         ) from error
     formats[:] = [image.format if image.format in FORMATS else "JPEG"]  # phones' MPO is opened as JPEG
     return image
+
+
+def _upright(image: Any, row: int, where: str) -> Any:
+    """Return a photo as it is to be seen: a camera that was turned says so beside the pixels."""
+    operations = require_optional("PIL.ImageOps", "Decoding images", "data")
+    try:
+        return operations.exif_transpose(image)
+    except Exception as error:  # damaged EXIF makes Pillow raise almost anything
+        raise DataError(
+            f"{where}: row {row} has damaged EXIF data ({in_one_line(error, 200)}). Save it anew."
+        ) from error
 
 
 def _stream(source: Any) -> Any:

@@ -117,6 +117,8 @@ class Public(Options):
         DataError
             If the images have another shape, there are too few, or a class does not exist.
         """
+        if source.kind != target.kind:
+            raise DataError(f"[public] {source.name} has {source.kind}, and {target.name} has {target.kind}.")
         if source.shape != target.shape:
             raise DataError(
                 f"[public] {source.name} has images of {format_shape(source.shape)}, and {target.name} has images of "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedkeep.data import Federation
+from fedkeep.data.partition import ByColumn
 from fedkeep.experiment.build import class_names, generator_hash
 from fedkeep.experiment.model_config import describe_extractor, pretrained_models
 from fedkeep.experiment.recipe import Method, Recipe
@@ -107,7 +108,18 @@ def describe_partition(federation: Federation, local_models: bool = False) -> di
     manifest = federation.partition.manifest() if stream is None else stream.tasks[0].partition.manifest()
     tasks = {} if stream is None else {"tasks": stream.manifest()}
     listed = local_models or len(federation.clients) <= MAX_LISTED_CLIENTS
-    return manifest | (_counts(federation) if listed else {}) | tasks
+    names = _client_names(federation) if listed else ()
+    return manifest | (_counts(federation) if listed else {}) | tasks | ({"client_names": list(names)} if names else {})
+
+
+def _client_names(federation: Federation) -> tuple[str, ...]:
+    """Return what the data call the clients "0", "1", ...; empty if each stands for several, or the data name none."""
+    settings = federation.partition.settings
+    if federation.partition.scheme != ByColumn.name or settings["num_clients"]:
+        return ()
+    column, names = federation.dataset.train[settings["column"]], federation.dataset.values.get(settings["column"], ())
+    firsts = federation.partition.rows[federation.partition.offsets[:-1]]
+    return tuple(names[int(number)] for number in column.cpu()[firsts]) if names else ()
 
 
 def _counts(federation: Federation) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from fedkeep.reporting.table import NOTHING, caption, human_bytes, show, show_va
 from fedkeep.reporting.templates import page
 from fedkeep.reporting.trial import TrialResult
 
+NAMES_SHOWN = 20  # clients that are named
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
 SEEDS = ("seed", "seeds")
@@ -102,6 +103,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("generator of images", next((trial.generator for trial in run.trials if trial.generator), "")),
         ("pre-trained extractor", next((trial.extractor for trial in run.trials if trial.extractor), "")),
         ("clients", f"{info['num_clients']}" + (f", {info['cohort_size']} a round" if len(cohorts) == 1 else "")),
+        ("names of clients", _names_of_clients(run.trials[0].partition.get("client_names") or ())),
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
         ("tasks", ", ".join(filter(None, (str(len(info.get("tasks") or "") or ""), str(info.get("sharing") or ""))))),
         ("rounds", ", ".join(map(str, rounds))),
@@ -110,6 +112,11 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("started", _moment(run.info.get("started"))),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _names_of_clients(names: Sequence[object]) -> str:
+    shown = ", ".join(f"{number} is {name}" for number, name in enumerate(names[:NAMES_SHOWN]))
+    return f"{shown}, and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown
 
 
 def _device(run: Run) -> list[str]:

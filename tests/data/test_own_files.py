@@ -83,6 +83,17 @@ def test_a_column_of_clients_is_the_natural_partition(tmp_path: Path) -> None:
     assert split(table(tmp_path, TABLE.replace("site", "client"))).values == dataset.values, "found by its name"
 
 
+def test_the_natural_partition_is_flower_datasets_own(tmp_path: Path) -> None:
+    library = pytest.importorskip("datasets")
+    partitioner = pytest.importorskip("flwr_datasets.partitioner").NaturalIdPartitioner(partition_by="site")
+    dataset = split(table(tmp_path), client="site")
+    sites = [dataset.values["client"][number] for number in dataset.train["client"].tolist()]
+    partitioner.dataset = library.Dataset.from_dict({"site": sites, "row": list(range(len(sites)))})
+    theirs = {tuple(partitioner.load_partition(number)["row"]) for number in range(partitioner.num_partitions)}
+    partition = ByColumn().split(dataset.train, dataset.num_classes, 0)
+    assert {tuple(partition[client].tolist()) for client in range(len(partition))} == theirs
+
+
 def test_test_rows_need_not_be_anybodys(tmp_path: Path) -> None:
     table(tmp_path, "a,label,client\n0,x,n\n2,y,m\n", "d/train.csv")
     table(tmp_path, "a,label\n1,x\n4,y\n", "d/test.csv")
@@ -145,6 +156,18 @@ def test_photos_of_any_size_are_resized_while_they_are_read(tmp_path: Path) -> N
     assert dataset.shape == (3, 10, 16)
     assert [hashlib.sha256(path.read_bytes()).hexdigest() for path in every] == before
     assert load(str(tmp_path / "photos"), options=DataOptions(size=(8, 8))).shape == (3, 8, 8), "another cache entry"
+
+
+def test_photos_are_turned_as_the_camera_was(tmp_path: Path) -> None:
+    stored = pillow.fromarray(np.array([[0, 0, 0, 0], [255, 255, 255, 255]], dtype=np.uint8))
+    turned = pillow.Exif()
+    turned[0x0112] = 6  # to be shown a quarter turn clockwise
+    for name in "ab":
+        (tmp_path / "d" / name).mkdir(parents=True)
+        for row in range(5):
+            stored.save(tmp_path / "d" / name / f"{row}.png", exif=turned)
+    dataset = load(str(tmp_path / "d"), options=DataOptions(size=(4, 2)))
+    assert dataset.train["input"][0, 0].tolist() == [[255, 0]] * 4
 
 
 def test_text_becomes_token_ids_that_every_client_computes_alike(tmp_path: Path) -> None:
