@@ -86,7 +86,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 def of_run(run: Any) -> Digests:
     """Digest all trials of a run, and the numbers in its table and its CSV file but for those that measure time."""
-    table = [line.split("|")[2:-1] for line in (run.path / "table.md").read_text().splitlines() if "|" in line]
+    table = [line.split("|")[2:-1] for line in (run.path / "table.md").read_text().split("\n\n")[0].splitlines()]
     lines = [line[3:] for line in csv.reader((run.path / "results.csv").read_text().splitlines())]  # without texts
     found = {}
     for what, (head, *rows) in {"table": table, "results.csv": lines}.items():

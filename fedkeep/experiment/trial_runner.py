@@ -47,6 +47,7 @@ from fedkeep.simulation.workers import (
 from fedkeep.tracking.logged_trial import LoggedTrial
 from fedkeep.tracking.tracker import Tracker
 from fedkeep.training.context import pinned_threads
+from fedkeep.training.evaluation import count_confusions
 
 TRIAL, JOIN = "trial", "join"
 """Requests to a worker: run a trial; prepare to run client steps of a trial."""
@@ -113,6 +114,7 @@ def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, 
     return simulation, [
         TrialDescription(trial, description, max(count, 1)),
         ProgressReport(trial, description["test_total"], report),
+        ConfusionMatrix(trial.folder),
         cohort_workers(trial, count),
         *_trackers(trial, description),
     ]
@@ -213,6 +215,32 @@ class TrialDescription(Callback):
             if state.algorithm.schedule != "parallel":
                 return 1  # clients train one after another, and stacks would keep workers from preparing the next ones
             return self.trial.experiment.machine.stack or choose_stack_size(state, self.workers)
+
+
+class ConfusionMatrix(Callback):
+    """Writes ``confusion.json`` when a trial is finished: how often each class was taken for each by its model.
+
+    Parameters
+    ----------
+    folder : Path
+        The trial's folder.
+    """
+
+    MOST_CLASSES = 100
+    """With more nobody would read it, and records shall stay small."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "confusion.json"
+
+    def on_trial_end(self, state: SimulationState) -> None:
+        classes = state.context.num_classes
+        if state.finished < state.rounds or classes > self.MOST_CLASSES or self.path.is_file():
+            return
+        model = state.evaluation_model(state.schedule.evaluation_models[0])
+        counts = count_confusions(
+            lambda inputs: state.algorithm.predict(state.server, model, inputs), state.federation.dataset.test, classes
+        )
+        write_json(self.path, {"counts": counts})
 
 
 class ProgressReport(Callback):

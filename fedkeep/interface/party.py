@@ -388,13 +388,15 @@ class Server(Party[S]):
         """
 
     @abstractmethod
-    def log(self, name: str, value: float | list[float]) -> None:
-        """Add a number, or a list of numbers, to the record of this round.
+    def log(self, name: str, value: float | list[float] | list[str]) -> None:
+        """Add a number, or a list of numbers or of client ids, to the record of this round.
+
+        Keep it small: a record is one line, and a run has many.
 
         Parameters
         ----------
         name : str
             The key in the record.
-        value : float or list[float]
+        value : float, list[float] or list[str]
             What to record.
         """

@@ -1,4 +1,8 @@
-"""The report: one HTML file that opens offline, in light or dark, on a wide or a narrow screen, without scripts."""
+"""The report: one HTML file that opens offline, in light or dark, on a wide or a narrow screen or on paper.
+
+It is whole without a script. The one that it holds, `report.js`, lets a reader point at values, hide methods, sort
+tables and smooth lines; it loads nothing, which the page's own policy (its ``Content-Security-Policy``) also forbids.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,35 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
+from fedkeep.reporting.charts import line_chart
 from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
-from fedkeep.reporting.differences import EXPLANATION, difference, leaders, show_difference
-from fedkeep.reporting.heatmap import class_heatmap
+from fedkeep.reporting.differences import EXPLANATION, difference, leaders, show_difference, show_interval
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.local_training import local_training
-from fedkeep.reporting.plots import COLOURS, CurveMetric, LineStyle, curves, embed, history, inline, smoothing, styles
+from fedkeep.reporting.maps import (
+    class_maps,
+    class_names,
+    client_accuracies,
+    confusion_maps,
+    partition_map,
+    teacher_maps,
+)
+from fedkeep.reporting.plots import COLOURS, CurveMetric, LineStyle, smoothing, styles
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, Spread, deduplicate, summary, trials_of
 from fedkeep.reporting.table import NOTHING, caption, human_bytes, show, show_value
-from fedkeep.reporting.templates import page
+from fedkeep.reporting.templates import page, script
 from fedkeep.reporting.trial import TrialResult
 
 NAMES_SHOWN = 20  # clients that are named
 LOST_SHOWN = 40  # rounds with lost clients that are listed one by one
 WIDE = 20  # with more classes than this, the class-wise table has a row per class
 SEEDS = ("seed", "seeds")
+CHARTS: Mapping[CurveMetric, str] = {
+    "accuracy": "Accuracy over rounds, %",
+    "forgetting": "Forgetting over rounds, percentage points",
+    "loss": "Loss on the test set over rounds",
+}
 
 
 def write_report(runs: Run | Sequence[Run], path: str | Path) -> Path:
@@ -51,6 +68,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     rows = summary(runs)
     run = _combined(runs)
     looks = styles(trial.label for row in rows for trial in row.trials)
+    window = smoothing(trial for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
     return {
         "run": run,
@@ -58,17 +76,24 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "findings": _findings(finished),
         "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
-        "swatches": {label: _swatch(style) for label, style in looks.items()},
+        "swatches": {label: _swatch(style, place) for place, (label, style) in enumerate(looks.items())},
         "note": caption(rows),
-        "window": smoothing(trial for row in rows for trial in row.trials),
+        "window": window,
         "unfinished": not all(row.finished for row in rows),
         "results": _results(rows),
         "chain": _columns([row for row in rows if any(trial.chain for trial in row.trials)], CHAIN),
         "local": _columns([row for row in rows if any(trial.local_models for trial in row.trials)], LOCAL),
         "trained": local_training(rows),
         "differences": _differences(finished),
-        "figures": [_figure(rows, looks, metric) for metric in ("accuracy", "forgetting")],
-        "partition": _partition(run),
+        "charts": [line_chart(rows, looks, metric, title, window) for metric, title in CHARTS.items()],
+        "legend": list(looks),
+        "intervals": next((kind for row in finished if (kind := _kind(row, rows))), ""),
+        "class_maps": class_maps(rows),
+        "teachers": teacher_maps(rows),
+        "confusions": confusion_maps(rows),
+        "clients": client_accuracies(rows),
+        "partition": partition_map(run),
+        "script": script(),
         "tasks": _tasks(rows),
         "classes": _classes(rows),
         "costs": _costs(rows),
@@ -147,13 +172,21 @@ def _findings(rows: Sequence[Row]) -> list[str]:
             spread = rows[i].value(metric)
             over = f" over {spread.n} seeds" if spread.n > 1 else ""
             number = show(spread, "%").replace(" ", "\u00a0")
-            said.append(f"{words} {heading}: {rows[i].label}, {number}\u00a0%{over}.")
+            at = ""
+            if words == "Lowest" and i not in leaders(rows, headline(trials_of(rows))[0]):
+                accuracy = show(rows[i].value(headline(trials_of(rows))[0]), "%").replace(" ", "\u00a0")
+                at = f", at an accuracy of {accuracy}\u00a0%"
+            said.append(f"{words} {heading}: {rows[i].label}, {number}\u00a0%{over}{at}.")
     return said
 
 
-def _swatch(style: LineStyle) -> dict[str, Any]:
-    """Return a sample of the line: the number of its colour, and its dashes at a width of two pixels."""
-    return {"colour": style.index % len(COLOURS), "dashes": " ".join(f"{2 * length:g}" for length in style.dashes)}
+def _swatch(style: LineStyle, place: int) -> dict[str, Any]:
+    """Return a sample of the line: its place in the legend, the number of its colour, and its dashes in pixels."""
+    return {
+        "place": place,
+        "colour": style.index % len(COLOURS),
+        "dashes": " ".join(f"{2 * length:g}" for length in style.dashes),
+    }
 
 
 def _results(rows: Sequence[Row]) -> dict[str, Any]:
@@ -166,10 +199,26 @@ def _columns(rows: Sequence[Row], columns: Sequence[Metric]) -> dict[str, Any]:
     best = [leaders(rows, metric) for metric in columns]
     headings = [metric.heading(trials_of(rows)) for metric in columns]
     lines = [
-        {"row": row, "values": [(show_value(row, m, rows), i in best[j]) for j, m in enumerate(columns)]}
+        {
+            "row": row,
+            "values": [
+                (show_value(row, m, rows), i in best[j], _interval(row, m, rows)) for j, m in enumerate(columns)
+            ],
+        }
         for i, row in enumerate(rows)
     ]
     return {"columns": list(zip(columns, headings, strict=True)), "lines": lines}
+
+
+def _interval(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
+    """Return the interval of a mean by which methods are compared; empty for others."""
+    return show_interval(row.interval(metric)) if row.finished and metric in headline(trials_of(rows)) else ""
+
+
+def _kind(row: Row, rows: Sequence[Row]) -> str:
+    """Return what the interval of a row rests on; empty where there is none."""
+    interval = row.interval(headline(trials_of(rows))[0])
+    return "" if not interval.known else "blocks" if interval.blocks else "seeds"
 
 
 def _differences(rows: Sequence[Row]) -> dict[str, Any]:
@@ -186,37 +235,6 @@ def _differences(rows: Sequence[Row]) -> dict[str, Any]:
     references = [row.label for row in rows[:-1]]
     of = metric.heading(trials_of(rows))
     return {"references": references, "lines": lines, "of": of, "explanation": EXPLANATION}
-
-
-def _figure(rows: Sequence[Row], looks: Mapping[str, LineStyle], metric: CurveMetric) -> dict[str, str]:
-    trials = [trial for row in rows for trial in row.trials]
-    ends = []
-    for row in rows:
-        rounds, values = history(row.trials, metric)
-        if len(rounds):
-            ends.append(f"{row.name} {values.mean(axis=0)[-1]:.1f} at round {rounds[-1]}")
-    alt = (
-        f"Line chart of {metric} in percent over rounds, one line per method. Last values: {'; '.join(ends) or 'none'}."
-    )
-    title = {"accuracy": "Accuracy over rounds", "forgetting": "Forgetting over rounds"}[metric]
-    return {"title": title, "svg": inline(curves(trials, metric, looks), metric, alt)}
-
-
-def _partition(run: Run) -> dict[str, Any]:
-    """Return the heat map of the first partition, and how many different ones there are."""
-    drawn = next((trial for trial in run.trials if trial.partition.get("counts")), None)
-    if drawn is None:
-        return {"svg": "", "others": 0, "seed": None}
-    counts = np.asarray(drawn.partition["counts"], dtype=np.int64)
-    names = list(map(str, drawn.info.get("label_names") or range(counts.shape[1])))
-    held = (counts > 0).sum(axis=1).mean()
-    alt = (
-        f"Heat map of the examples per client and class: {len(counts)} clients, {len(names)} classes; "
-        f"a client holds {held:.1f} classes and {counts.sum(axis=1).mean():.0f} examples on average."
-    )
-    hashes = {str(trial.partition.get("hash", trial.seed)) for trial in run.trials if trial.partition}
-    svg = embed(class_heatmap(counts, names, ""), "partition", alt)
-    return {"svg": svg, "others": len(hashes) - 1, "seed": drawn.seed}
 
 
 def _tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -244,9 +262,7 @@ def _classes(rows: Sequence[Row]) -> dict[str, Any]:
         lasts = np.asarray([trial.class_history[-1] for trial in row.trials if len(trial.evaluated)])
         values = [100 * Spread.of(column).mean for column in lasts.T]
         lines.append({"row": row, "values": values, "mean": 100 * row.value("balanced").mean})
-    names = [str(name) for name in shown[0].trials[0].info.get("label_names", [])] if shown else []
-    if shown and len(names) != len(lines[0]["values"]):
-        names = [str(number) for number in range(len(lines[0]["values"]))]
+    names = class_names(shown[0].trials[0]) if shown else []
     return {"names": names, "lines": lines, "wide": len(names) > WIDE}
 
 

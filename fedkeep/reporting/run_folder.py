@@ -237,7 +237,18 @@ def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
         info=info,
         finished=finished,
         path=path,
+        confusions=_read_confusions(folder / "confusion.json", len(info["test_total"]), sealed),
     )
+
+
+def _read_confusions(path: Traversable, classes: int, sealed: bool) -> tuple[tuple[int, ...], ...]:
+    """Read how often each class was taken for each; empty where that was not recorded."""
+    counts = read_json(path, required=sealed).get("counts") if path.is_file() else []
+    rows: list[Any] = counts if isinstance(counts, list) else [None]
+    whole = all(isinstance(row, list) and len(row) == classes and all(type(n) is int for n in row) for row in rows)
+    if not whole or len(rows) not in (0, classes):
+        raise RunError(f"{path} should hold counts of {classes} classes by {classes}. Restore it, or remove it.")
+    return tuple(tuple(row) for row in rows)
 
 
 def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
@@ -250,7 +261,9 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
             if name != first and "correct" in row:
                 plain |= row["evaluation_models"][name]
             rounds.append(plain)
-        yield replace(trial, label=trial.label + SERVED[name], rounds=rounds)
+        yield replace(
+            trial, label=trial.label + SERVED[name], rounds=rounds, confusions=trial.confusions if name == first else ()
+        )
 
 
 def _read_lines(path: Traversable) -> list[dict[str, Any]]:

@@ -58,6 +58,29 @@ def count_correct(context: ClientContext, model: Weights, data: Data) -> Counts:
     return count_predictions(predict, data, context.num_classes)
 
 
+def count_confusions(predict: Callable[[Tensor], Tensor], data: Data, classes: int) -> list[list[int]]:
+    """Count how often each class was taken for each.
+
+    Parameters
+    ----------
+    predict : Callable[[Tensor], Tensor]
+        Maps inputs as they are stored to scores, [n, classes].
+    data : Data
+        Labelled examples.
+    classes : int
+        Number of classes.
+
+    Returns
+    -------
+    list[list[int]]
+        [classes, classes]: a row for each true class, a column for each predicted one.
+    """
+    predicted = torch.cat([predict(part).argmax(-1) for part in torch.split(data["input"], BATCH)])
+    pairs = torch.bincount(data["label"] * classes + predicted, minlength=classes * classes)
+    counts: list[list[int]] = pairs.reshape(classes, classes).tolist()
+    return counts
+
+
 def count_predictions(predict: Callable[[Tensor], Tensor], data: Data, classes: int) -> Counts:
     """Count correct predictions by class.
 

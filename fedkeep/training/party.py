@@ -300,7 +300,7 @@ class LocalServer(LocalParty, Server[Any]):
 
     Attributes
     ----------
-    logged : dict[str, float | list[float]]
+    logged : dict[str, float | list[float] | list[str]]
         What the method has logged in this round.
     """
 
@@ -319,7 +319,7 @@ class LocalServer(LocalParty, Server[Any]):
         self.num_clients = num_clients
         self.checks_teachers = checks_teachers
         self.eval_model: Weights = {}
-        self.logged: dict[str, float | list[float]] = {}
+        self.logged: dict[str, float | list[float] | list[str]] = {}
 
     def beats_chance(self, model: Weights, label_counts: Tensor) -> bool:
         labels = self.data.get("label")
@@ -343,7 +343,7 @@ class LocalServer(LocalParty, Server[Any]):
         self.task, self.round, self._uses = task, round, {}
         self._update_classes()
 
-    def log(self, name: str, value: float | list[float]) -> None:
+    def log(self, name: str, value: float | list[float] | list[str]) -> None:
         self.logged[name] = value
 
 

@@ -12,6 +12,7 @@ from fedkeep.algorithms.sequential.teachers import (
     PreparedDistillation,
     PreviousRound,
     Selection,
+    log_teachers,
     prepare_distillation,
     select_teachers,
     take_distillation,
@@ -51,6 +52,7 @@ class AVER(Algorithm[PreviousRound, PreparedDistillation]):
             chosen = select_teachers(server, self.teachers, self.selection, self.metric)
             students = [client.id for client in cohort if client.id in state.label_counts]
             rules = dict.fromkeys(students, self.rule() if chosen else None)
+            log_teachers(server, chosen)
             cohort.start(self.prepare, [state.models[name] for name in chosen], each(rules))
         models: dict[str, Weights] = {}
         for client in cohort:

@@ -12,6 +12,7 @@ from fedkeep.algorithms.sequential.teachers import (
     PreparedDistillation,
     PreviousRound,
     Selection,
+    log_teachers,
     prepare_distillation,
     select_teachers,
     take_distillation,
@@ -76,6 +77,7 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
             chosen = select_teachers(server, self.teachers, self.selection, self.metric)
             students = [client.id for client in cohort if client.id in state.label_counts]
             rules = {student: self.weigh_teachers(student, chosen, state.label_counts) for student in students}
+            log_teachers(server, chosen, [rule for rule in rules.values() if rule])
             cohort.start(self.prepare, [state.models[name] for name in chosen], each(rules))
         models: dict[str, Weights] = {}
         for client in cohort:

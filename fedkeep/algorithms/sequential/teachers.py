@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedkeep.interface import Client, Server
-from fedkeep.losses import ZERO_LOSS, Distillation, Loss, Scale, WeightRule
+from fedkeep.losses import ZERO_LOSS, Distillation, Loss, PerTeacher, Scale, WeightRule
 from fedkeep.losses.discrepancy import Metric, proportions, select_complementary
 from fedkeep.models import Weights
 
@@ -73,6 +73,26 @@ def select_teachers(server: Server[PreviousRound], count: int, selection: Select
         return [candidates[i] for i in order[:count]]
     shares = {client: proportions(state.label_counts[client]) for client in candidates}
     return select_complementary(candidates, shares, count, metric)
+
+
+def log_teachers(server: Server[Any], teachers: Sequence[str], rules: Sequence[PerTeacher] = ()) -> None:
+    """Record who teaches in this round, and how much on average.
+
+    Parameters
+    ----------
+    server : Server
+        Whose record gets ``teachers``, and with weights ``target_weights`` and ``nontarget_weights``.
+    teachers : Sequence[str]
+        Client ids; nothing is recorded without any.
+    rules : Sequence[PerTeacher]
+        The weights of the teachers for each student of the round.
+    """
+    if teachers:
+        server.log("teachers", list(teachers))
+        if rules:
+            for name in ("target", "nontarget"):
+                means = torch.stack([getattr(rule, name) for rule in rules]).mean(0)
+                server.log(f"{name}_weights", [round(weight, 4) for weight in means.tolist()])
 
 
 def prepare_distillation(

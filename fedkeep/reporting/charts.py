@@ -1,0 +1,247 @@
+"""Pictures of the report: line charts and maps, as SVG paths and small PNG files that a page holds.
+
+A chart is whole without a script: its lines are paths in a square of 1,000 by 1,000 that the page stretches, its labels
+are text of the page, so that they keep their size on any screen. The page's script reads the values back from the paths
+and the pixels; there is no second copy of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedkeep.reporting.plots import CurveMetric, Floats, LineStyle, history
+from fedkeep.reporting.summary import Row
+
+SIDE = 1000  # of the square in which lines are drawn
+COLUMNS = 400  # of a map, at most: more rounds are averaged, as no screen shows them apart
+NAMED = 24  # more rows than this have no room for a name each
+BLUE = (38, 125, 210)  # seen on white and on the dark ground
+UNKNOWN = (128, 128, 128, 56)  # of what was not measured
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart.
+
+    Attributes
+    ----------
+    label : str
+        Of the method, by which the legend hides it.
+    name : str
+        The label with what is to be said of it.
+    style : LineStyle
+        Its colour and dashes.
+    line : str
+        An SVG path through the smoothed values.
+    raw : str
+        The same through the values as they were measured; empty if nothing is smoothed.
+    band : str
+        A path around all seeds; empty of one seed.
+    finished : bool
+        An unfinished seed is drawn as a thin line that ends in a cross.
+    """
+
+    label: str
+    name: str
+    style: LineStyle
+    line: str
+    raw: str = ""
+    band: str = ""
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A line chart.
+
+    Attributes
+    ----------
+    name : str
+        An identifier on the page.
+    title : str
+        Its heading.
+    alt : str
+        What it shows, for those who do not see it.
+    x, y : tuple of float
+        The ends of the axes.
+    x_ticks, y_ticks : list of (float, str)
+        Where labels stand, in percent of the axis, and their text.
+    series : list of Series
+        The lines.
+    """
+
+    name: str
+    title: str
+    alt: str
+    x: tuple[float, float]
+    y: tuple[float, float]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    series: list[Series]
+
+
+def line_chart(
+    rows: Sequence[Row], looks: Mapping[str, LineStyle], metric: CurveMetric, title: str, window: int = 1
+) -> Chart:
+    """Return a chart of one metric over rounds: the mean over the seeds of each row, and a band around all seeds.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        What it shows; unfinished ones too.
+    looks : mapping of str to LineStyle
+        The style of each label.
+    metric : str
+        As of `fedkeep.reporting.plots.curves`.
+    title : str
+        Its heading.
+    window : int
+        How many evaluations a running mean takes in.
+    """
+    found = [(row, *history(row.trials, metric, window), history(row.trials, metric)[1]) for row in rows]
+    found = [(row, rounds, smooth, raw) for row, rounds, smooth, raw in found if len(rounds)]
+    x = (1.0, float(max((rounds[-1] for _, rounds, _, _ in found), default=1)))
+    y = _range(np.concatenate([smooth.ravel() for _, _, smooth, _ in found]) if found else np.zeros(0))
+    series = []
+    for row, rounds, smooth, raw in found:
+        across = (np.asarray(rounds) - x[0]) / max(x[1] - x[0], 1)
+        low, high = (_up(edge, y) for edge in (smooth.min(axis=0), smooth.max(axis=0)))
+        band = f"{_path(across, low)}L{_path(across[::-1], high[::-1])[1:]}Z" if len(smooth) > 1 else ""
+        series.append(
+            Series(
+                row.label,
+                row.name,
+                looks[row.label],
+                _path(across, _up(smooth.mean(axis=0), y)),
+                _path(across, _up(raw.mean(axis=0), y)) if window > 1 else "",
+                band,
+                row.finished,
+            )
+        )
+    ends = [f"{row.name} {smooth.mean(axis=0)[-1]:.1f} at round {rounds[-1]}" for row, rounds, smooth, _ in found]
+    unit = "" if metric == "loss" else " in percent"
+    alt = f"Line chart of {metric}{unit} over rounds, one line per method. Last values: {'; '.join(ends) or 'none'}."
+    ticks = [(100 * (tick - x[0]) / max(x[1] - x[0], 1), f"{tick:g}") for tick in _ticks(*x, whole=True)]
+    return Chart(
+        metric, title, alt, x, y, ticks, [(100 * (v - y[0]) / (y[1] - y[0]), f"{v:g}") for v in _ticks(*y)], series
+    )
+
+
+def _range(values: Floats) -> tuple[float, float]:
+    """Return the ends of an axis; a few values far above all others are cut off, such as losses that diverge."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
+    usual = float(np.quantile(known, 0.9))
+    high = 1.5 * usual if high > 5 * usual > 0 else high
+    room = 0.05 * (high - low or abs(high) or 1.0)
+    return low - room, high + room
+
+
+def _up(values: Floats, y: tuple[float, float]) -> Floats:
+    """Return how high values stand, from 0 at the bottom to 1 at the top."""
+    heights: Floats = (values - y[0]) / (y[1] - y[0])
+    return heights
+
+
+def _path(across: ArrayLike, up: ArrayLike) -> str:
+    """Return an SVG path through points."""
+    points = zip(np.asarray(across, dtype=float), np.asarray(up, dtype=float), strict=True)
+    return "M" + "L".join(f"{SIDE * a:.0f} {SIDE * (1 - u):.1f}" for a, u in points if math.isfinite(u))
+
+
+def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """Return four to seven round numbers between two ends."""
+    span = high - low
+    if span <= 0:
+        return [low]
+    step = 10.0 ** math.floor(math.log10(span))
+    step *= next((factor for factor in (0.1, 0.2, 0.25, 0.5, 1.0) if span / (step * factor) <= 6.5), 2.0)
+    step = max(step, 1.0) if whole else step
+    return [round(step * k, 10) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True)
+class Map:
+    """Values in rows and columns, as a picture of one pixel each.
+
+    Attributes
+    ----------
+    title : str
+        What stands above it.
+    alt : str
+        What it shows, for those who do not see it.
+    png : str
+        The picture, in base64: of each pixel the opacity is the value.
+    rows : list of str
+        The names of the rows, from above.
+    columns : list of str
+        The names of the columns, or of the first of those that were averaged.
+    what : dict of str to str
+        For the script: ``rows`` and ``columns`` (what they are called), ``unit``, and ``top``, the value of full
+        opacity; ``log`` if values grow with the exponential of the opacity.
+    """
+
+    title: str
+    alt: str
+    png: str
+    rows: list[str]
+    columns: list[str]
+    what: dict[str, Any]
+
+    @property
+    def named(self) -> bool:
+        """Tell whether there is room for the name of every row."""
+        return len(self.rows) <= NAMED
+
+
+def pixel_map(
+    values: ArrayLike,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    alt: str,
+    axes: tuple[str, str],
+    unit: str,
+    **what: Any,
+) -> Map:
+    """Return a map of values from 0 to 1, float [rows, columns]; NaN, what was not measured, is grey.
+
+    Of more than `COLUMNS` columns neighbours are averaged. ``axes`` says what rows and columns are called.
+    """
+    table = np.asarray(values, dtype=np.float64).reshape(len(rows), -1)
+    names = list(columns)
+    if table.shape[1] > COLUMNS:
+        parts = np.array_split(np.arange(table.shape[1]), COLUMNS)
+        known = [np.where(np.isnan(table[:, part]).all(axis=1), np.nan, _mean(table[:, part])) for part in parts]
+        table, names = np.stack(known, axis=1), [names[part[0]] for part in parts]
+    pixels = np.empty((*table.shape, 4), dtype=np.uint8)
+    pixels[..., :3] = BLUE
+    pixels[..., 3] = np.round(255 * np.clip(np.nan_to_num(table), 0, 1))
+    pixels[np.isnan(table)] = UNKNOWN
+    what = {"rows": axes[0], "columns": axes[1], "unit": unit, "top": 100, **what}
+    return Map(title, alt, _png(pixels), list(rows), names, what)
+
+
+def _mean(values: Floats) -> Floats:
+    """Return the mean of the known values of each row; 0 where none is."""
+    known = ~np.isnan(values)
+    means: Floats = np.where(known, values, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    return means
+
+
+def _png(pixels: Any) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels, "RGBA").save(file, format="PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
