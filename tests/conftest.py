@@ -24,12 +24,3 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
-
-
-@pytest.fixture(scope="module")
-def undrawn() -> Iterator[None]:
-    """Leave the pictures out of reports, for tests that do not look at them: drawing takes longer than training."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("curves", "inline", "class_heatmap", "embed"):
-            patch.setattr(f"fedkeep.reporting.html.{name}", lambda *given: "")
-        yield

@@ -22,7 +22,6 @@ from fedkeep.errors import ConfigError, DataError, FedKeepError, PartitionError,
 from fedkeep.experiment.python_recipe import for_workers, make_recipe
 from fedkeep.results import RunResult
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 HERE = Path(__file__).parent
 X, Y = load_digits(return_X_y=True)
 DATA = (X[:1400], Y[:1400], X[1400:], Y[1400:])

@@ -13,7 +13,6 @@ import tiny
 
 from fedkeep.cli import main
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 METHOD = '''
 from dataclasses import dataclass
 

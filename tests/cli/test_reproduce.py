@@ -24,7 +24,6 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.reporting.comparison import read_reproduction
 from fedkeep.reporting.reproduction import further_heads, further_texts
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 BASE = tiny.RECIPE.replace('title = "tiny"', 'title = "Toy"').replace("seeds = [0]", "seeds = [0, 1]")
 PAPER = """
 [paper]

@@ -17,8 +17,6 @@ from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
 from fedkeep.experiment.runtime import Machine
 from fedkeep.simulation.process_executor import ProcessExecutor
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 def test_who_can_use_how_many() -> None:
     assert useful_workers(FedAvg(), cohort=10, spare=16) == 10

@@ -18,7 +18,6 @@ from fedkeep.experiment import experiment
 from fedkeep.experiment.runtime import Machine
 from fedkeep.losses import Batch, CrossEntropy, ModelView
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 CALLS = 13
 """At most, `fedkeep.run` and the loss's own included."""
 

@@ -33,7 +33,6 @@ from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.simulation.checkpoint import load_manifest, manifests
 from fedkeep.simulation.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 ONE = Machine(workers=1)
 SLOW_METHOD = """
 import time

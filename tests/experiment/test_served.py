@@ -24,7 +24,6 @@ from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, summary
 from fedkeep.training.party import LocalParty
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ("fedavg", "fedseq")
 LABELS = {"last": "{}", "round": "{}, mean of the round", "moving": "{}, moving average"}
 TITLES = ("FedAvg", "FedSeq")

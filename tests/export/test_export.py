@@ -21,8 +21,6 @@ from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.export.trained_model import trained_model
 from fedkeep.reporting.run_folder import read_run
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

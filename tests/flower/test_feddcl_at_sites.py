@@ -24,8 +24,6 @@ from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.generation.diffusion.training_data import load_training_data
 from fedkeep.reporting.run_folder import read_run
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:

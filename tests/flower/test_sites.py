@@ -28,7 +28,6 @@ from fedkeep.simulation.messages import ClientFailure
 from fedkeep.simulation.trial import TrialBusy
 
 METHODS = ("fedavg", "sfedkd", "fedcad", "fedadkd", "scaffold", "moon")
-pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from fedkeep.flower.server import serve
 HELD = {"a": (3, 7, 1), "b": (0, 2), "c": (9, 8, 3, 5)}  # classes of each site
 IMAGES = 5  # of each class
 SETTINGS = ("run.cohort_size=3",)
-pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def write_images(folder: Path, classes: tuple[int, ...]) -> Path:

@@ -23,7 +23,6 @@ from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.transport import Envelope, MessageKind
 
 ROUNDS = 2  # of each task
-pytestmark = pytest.mark.usefixtures("undrawn")
 SETTINGS = (
     "tasks.num_tasks=2",
     "tasks.absent_clients=1",

@@ -22,8 +22,6 @@ from fedkeep.reporting.summary import summary
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.tracking import tracker
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:

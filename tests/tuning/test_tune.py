@@ -22,7 +22,6 @@ from fedkeep.reporting.run_folder import read_run
 from fedkeep.tuning.result import Tuning
 from fedkeep.tuning.space import read_space
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 GRID = ["sfedkd.tau=1,4", "sfedkd.teachers=1,2"]
 
 

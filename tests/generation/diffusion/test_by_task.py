@@ -22,7 +22,6 @@ from fedkeep.generation.diffusion.generator import REGIMES
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.generation.diffusion.pixel import write_fingerprints
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 TASKS = ("tasks.num_tasks=2", "tasks.class_order=source")
 SMALL = (
     "images_per_new_class=2",
