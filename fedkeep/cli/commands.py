@@ -218,6 +218,21 @@ def _add_methods(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_lazily("show", "methods"))
 
 
+def _add_new_method(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", help="the name of the class, such as MyMethod")
+    command.add_argument("--out", default=".", metavar="DIR", help="where to write (default: here)")
+    command.set_defaults(command=_lazily("new_method", "write"))
+
+
+def _add_completion(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Print a script that completes commands and options. Load it in every shell: "
+        "fedkeep completion bash >> ~/.bashrc"
+    )
+    command.add_argument("shell", choices=("bash", "zsh"))
+    command.set_defaults(command=_lazily("completion", "completion"))
+
+
 def _add_datasets(command: argparse.ArgumentParser) -> None:
     add_data(command)
     command.set_defaults(command=_lazily("show", "datasets"))
@@ -345,6 +360,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "resume": ("continue a run that was stopped, to the identical result", _add_resume),
     "tune": ("try values of options on held-out training examples, and write the best recipe", _add_tune),
     "methods": ("list the methods: paper, schedule, options, what leaves a client", _add_methods),
+    "new-method": ("write a method of your own and its test, to be changed", _add_new_method),
     "datasets": ("list the known data sets and which are available locally", _add_datasets),
     "partition": ("split a data set over clients; show statistics and a heat map", _add_partition),
     "compare": ("show several runs in one table", _add_compare),
@@ -357,5 +373,6 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "pretrain": ("train the extractor of a server that then only learns a classifier", _add_pretrain),
     "doctor": ("show what this machine has for FedKeep, and what to do about what it lacks", _add_doctor),
     "recipes": ("list the recipes and the papers' tables, or print one", _add_recipes),
+    "completion": ("print a script that completes commands in a shell", _add_completion),
 }
 """By command, its help text and the function that adds its arguments; in the order in which they are listed."""

@@ -7,9 +7,12 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedkeep.errors import ConfigError
+from fedkeep.interface import Algorithm
+from fedkeep.interface.algorithm import check_method
 
 _PREFIX = "fedkeep_used_"
 """What the names of modules begin with that were imported from files."""
@@ -28,7 +31,7 @@ def import_user_code(names: Iterable[str]) -> None:
     Raises
     ------
     ConfigError
-        If there is no such file or module. An error inside it is not caught.
+        If there is no such file or module, or a method in it cannot work. An error inside it is not caught.
     """
     for name in names:
         path = Path(name)
@@ -36,7 +39,7 @@ def import_user_code(names: Iterable[str]) -> None:
             _import_file(path)
         else:
             try:
-                importlib.import_module(name)
+                _check_methods(importlib.import_module(name))
             except ModuleNotFoundError as error:
                 if error.name is not None and not name.startswith(error.name):
                     raise
@@ -93,6 +96,14 @@ def modules_of(values: Iterable[Any]) -> list[str]:
     return list(found)
 
 
+def _check_methods(module: ModuleType) -> None:
+    """Check the methods that a module defines; one that others are derived from need not be complete."""
+    for value in vars(module).values():
+        own = isinstance(value, type) and issubclass(value, Algorithm) and value.__module__ == module.__name__
+        if own and not (value.__subclasses__() and getattr(value, "__abstractmethods__", None)):
+            check_method(value)
+
+
 def _import_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"--use {path}: there is no such file.")
@@ -107,6 +118,7 @@ def _import_file(path: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+        _check_methods(module)
     except BaseException:
         del sys.modules[name]  # otherwise a second import would seem to succeed
         raise

@@ -18,7 +18,7 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import ClientModel, check_clients, model_to_table
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
-from fedkeep.interface.algorithm import returns_model
+from fedkeep.interface.algorithm import check_method, returns_model
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import as_table
@@ -266,14 +266,14 @@ def _find_methods(recipe: Recipe, wanted: Any) -> list[Method]:
             return listed
         wanted = get_algorithm(wanted)
     if isinstance(wanted, type) and issubclass(wanted, Algorithm):
-        if missing := sorted(getattr(wanted, "__abstractmethods__", ())):
-            raise ConfigError(f"{wanted.__name__} is no method yet: it does not define {', '.join(missing)}.")
+        check_method(wanted)
         wanted = wanted()
     if not isinstance(wanted, Algorithm):
         raise ConfigError(
             f"methods must be methods such as [fedkeep.FedSeq(), fedkeep.SFedKD(teachers=3)] or their names, such as "
             f"['fedseq'], not {wanted!r:.80}."
         )
+    check_method(type(wanted))
     return [Method(type(wanted).title or type(wanted).__name__, wanted)]
 
 
