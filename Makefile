@@ -26,6 +26,7 @@ fuzz: .venv/dev
 # Four network namespaces, as root; FEDKEEP_DATA names the folder with Fashion-MNIST.
 test-hosts: .venv/dev
 	$(BIN)/python tests/hosts/run.py
+	$(BIN)/python tests/hosts/hostile.py
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -260,10 +260,11 @@ class _Connection(asyncio.Protocol):
         if encrypted is None:
             transport.abort()
             self.http.on_lost()
-        else:
+        elif not self.http.lost:
             self.http.connection_made(encrypted)
 
     def _forget(self, address: str) -> None:
+        self.http.on_lost = lambda: None  # a failed handshake is told of twice
         self.open_by_address[address] -= 1
         if not self.open_by_address[address]:
             del self.open_by_address[address]
@@ -283,12 +284,19 @@ class _HTTP(H11Protocol):
         self.limits = limits
         self.timer: asyncio.TimerHandle | None = None
         self.on_lost: Callable[[], None] = lambda: None
+        self.lost = False
+        self.early = b""  # what came between the end of the handshake and connection_made
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._give(self.limits.header_seconds)
+        if self.early:
+            self.data_received(self.early)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport is None:
+            self.early += data
+            return
         super().data_received(data)
         if self.cycle is None or self.cycle.response_complete:  # within a header, which has one time-out in all
             if self.timer is None:
@@ -298,6 +306,7 @@ class _HTTP(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._give(None)
+        self.lost = True
         self.on_lost()
         if self.transport is not None:  # None: the connection was lost within the handshake
             super().connection_lost(exc)

@@ -16,7 +16,7 @@ FROM_LABEL_COUNTS = "from label counts"
 
 @dataclass(frozen=True)
 class Privacy(Options):
-    """Differential privacy of what leaves a client. One example more or less is what is hidden, not a whole client."""
+    """Differential privacy: of one example, in what leaves a client; and of a whole client, in the means of models."""
 
     noise_multiplier: float = option(
         0.0,
@@ -28,11 +28,10 @@ class Privacy(Options):
     counts_epsilon: float = option(
         0.0, "epsilon of the label counts, and of what follows from them, that a client tells; 0: exact", low=0.0
     )
-
-    @property
-    def on(self) -> bool:
-        """Whether anything is noised."""
-        return bool(self.noise_multiplier or self.counts_epsilon)
+    client_noise_multiplier: float = option(
+        0.0, "central DP: noise on the mean update, over max_update_norm / clients of the mean; 0: off", low=0.0
+    )
+    max_update_norm: float = option(1.0, "central DP: norm to which each client's update is clipped", low=1e-12)
 
 
 def steps_name(sample_rate: float) -> str:

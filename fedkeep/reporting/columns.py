@@ -110,6 +110,7 @@ MORE_TASKS = (
 PRIVACY = (  # where something was noised
     Metric("epsilon", "epsilon", "", better=-1),
     Metric("counts_epsilon", "epsilon of label counts", "", better=-1),
+    Metric("client_epsilon", "epsilon of a client", "", better=-1),
 )
 METRICS: Mapping[str, Metric] = {
     metric.name: metric for metric in (*COLUMNS, *MORE, *CHAIN, *LOCAL, *TASKS, *MORE_TASKS, *PRIVACY)

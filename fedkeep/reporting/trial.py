@@ -145,6 +145,20 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
             for client in steps.keys() | told.keys()
         )
 
+    @cached_property
+    def client_epsilon(self) -> float:
+        """Return the epsilon of a whole client in the noised means of all rounds; NaN without such noise."""
+        steps: dict[float, int] = {}
+        options: dict[str, float] = {}
+        for row in self.rounds:
+            privacy = row.get("privacy", {})
+            if privacy.get("means"):
+                options, rate = privacy, float(privacy["sample_rate"])
+                steps[rate] = steps.get(rate, 0) + int(privacy["means"])
+        if not steps:
+            return float("nan")
+        return metrics.dp_sgd_epsilon(steps, options["client_noise_multiplier"], options["delta"])
+
     @property
     def counts_epsilon(self) -> float:
         """Return the largest epsilon of a client's label counts, over all that it told; NaN if they had no noise."""

@@ -1,20 +1,26 @@
-"""Which methods can be private: those of which nothing leaves a client but what noise covers."""
+"""Which methods can be private: those of which nothing is seen but what noise covers; and the noise on means."""
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
+import torch
+
 from fedkeep._utils.type_hints import annotations_of
+from fedkeep.aggregation import clip_norm
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import client_steps, unwrap_step
 from fedkeep.interface.privacy import FROM_LABEL_COUNTS, Privacy
 from fedkeep.interface.steps import label_counts
 from fedkeep.metrics.privacy import require_accountant
+from fedkeep.models import Weights
+from fedkeep.simulation.defense import Defense
 
 
-def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
+def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Defense) -> None:
     """Refuse a method whose clients send something else than private models and label counts.
 
     Parameters
@@ -23,6 +29,8 @@ def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
         The method.
     privacy : Privacy
         What is asked for. With exact models nothing is refused.
+    defense : Defense
+        Who measures losses, which tells about the clients that do.
 
     Raises
     ------
@@ -32,6 +40,12 @@ def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
     if not privacy.noise_multiplier:
         return
     require_accountant()
+    if defense.loss_check == "clients" or (defense.loss_check == "server" and not privacy.counts_epsilon):
+        raise ConfigError(
+            f"privacy.noise_multiplier: defense.loss_check={defense.loss_check} asks clients for losses or label "
+            "counts, which would leave them without noise. Set loss_check=off, or "
+            "loss_check=server and privacy.counts_epsilon."
+        )
     for name, step in client_steps(type(algorithm)).items():
         reply = annotations_of(unwrap_step(step)).get("return")
         counted = unwrap_step(step) is label_counts
@@ -54,3 +68,74 @@ def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
                 f"privacy.noise_multiplier: {algorithm.name()}'s client step {name} also tells about the client's "
                 "label counts. Set privacy.counts_epsilon too."
             )
+
+
+def check_central(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
+    """Refuse central differential privacy for a method whose server sees something else than means of models.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        The method.
+    privacy : Privacy
+        What is asked for.
+
+    Raises
+    ------
+    ConfigError
+        If the method passes models on without averaging them, or its clients send something else too.
+    """
+    if not privacy.client_noise_multiplier:
+        return
+    require_accountant()
+    if algorithm.schedule != "parallel":
+        raise ConfigError(
+            f"privacy.client_noise_multiplier: {algorithm.name()} passes on the model of each client, and noise is "
+            "put on means. Use privacy.noise_multiplier, whose noise is put on before a model leaves its client."
+        )
+    for name, step in client_steps(type(algorithm)).items():
+        reply = annotations_of(unwrap_step(step)).get("return")
+        if reply is not Fit and reply is not type(None) and reply is not None:
+            raise ConfigError(
+                f"privacy.client_noise_multiplier: {algorithm.name()}'s client step {name} sends more than a model, "
+                "which the noise would not cover."
+            )
+
+
+@torch.no_grad()
+def noised_mean(
+    fits: Mapping[str, Fit], sent: Mapping[str, Weights], privacy: Privacy, generator: torch.Generator
+) -> dict[str, Fit]:
+    """Put the noised mean of the clients' clipped updates in the place of each client's model.
+
+    Whatever a method makes of the replies, it makes of that mean. All clients count alike, and losses are 0.
+
+    Parameters
+    ----------
+    fits : Mapping[str, Fit]
+        Replies by client; at least one.
+    sent : Mapping[str, Weights]
+        The models that the clients were sent.
+    privacy : Privacy
+        Noise and clipping.
+    generator : torch.Generator
+        Draws the noise.
+
+    Returns
+    -------
+    dict[str, Fit]
+        The replies as the method sees them.
+    """
+    first = next(iter(fits.values())).model
+    names = [name for name, tensor in first.items() if tensor.is_floating_point()]
+    mean = dict(first)
+    starts = {client: [sent[client][name] for name in names] for client in fits}
+    clipped = {
+        client: clip_norm([fit.model[name] for name in names], starts[client], privacy.max_update_norm)
+        for client, fit in fits.items()
+    }
+    deviation = privacy.client_noise_multiplier * privacy.max_update_norm / len(fits)
+    for position, name in enumerate(names):
+        tensor = torch.stack([tensors[position] for tensors in clipped.values()]).mean(0)
+        mean[name] = tensor + deviation * torch.randn(tensor.shape, generator=generator).to(tensor)
+    return {client: replace(fit, model=mean, num_examples=1, loss=0.0) for client, fit in fits.items()}

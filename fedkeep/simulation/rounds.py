@@ -32,6 +32,7 @@ from fedkeep.options import as_table
 from fedkeep.simulation.executor import Future
 from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers, loss_change, losses_by_class
 from fedkeep.simulation.messages import ClientFailure, ClientTask
+from fedkeep.simulation.privacy import noised_mean
 from fedkeep.simulation.replies import (
     Update,
     find_fault,
@@ -96,6 +97,8 @@ class RoundState:
         Number of uses of randomness in this round, by client and purpose.
     spent : dict[str, dict[str, int]]
         What clients spent of their privacy in this round (see `fedkeep.interface.privacy`).
+    server_means : int
+        How many noised means of models were made.
     waiting : dict[str, list[ClientTask]]
         Tasks that have not been submitted yet, by client.
     under_way : dict[str, tuple[ClientTask, Future | ClientFailure]]
@@ -136,6 +139,7 @@ class RoundState:
         self.client_states: dict[str, Any] = {}
         self.uses: dict[str, dict[str, int]] = {}
         self.spent: dict[str, dict[str, int]] = {}
+        self.server_means = 0
         self.waiting: dict[str, list[ClientTask]] = {}
         self.under_way: dict[str, tuple[ClientTask, Future | ClientFailure]] = {}
         self.down = self.up = 0
@@ -233,7 +237,14 @@ class RoundState:
         """
         robust = robust_replies(replies, self.sent, self.state.defense)
         self.left_out += [client for client in replies if client not in robust]
-        return robust
+        state, privacy = self.state, self.state.privacy
+        fits = {client: reply for client, reply in robust.items() if isinstance(reply, Fit)}
+        if not privacy.client_noise_multiplier or not fits:
+            return robust
+        means = self.server_means
+        self.server_means += 1
+        generator = seeds.generator(state.context.secret, "noised mean", round=self.number, use=means)
+        return noised_mean(fits, self.sent, privacy, generator)
 
     def finish(self) -> None:
         """Carry out all waiting tasks, so that every step that was asked for is done by the end of the round."""
@@ -278,8 +289,9 @@ class RoundState:
             "down": self.down,
             "up": self.up,
         }
-        if self.spent:
-            record["privacy"] = as_table(self.state.privacy) | {"clients": self.spent}
+        if self.spent or self.server_means:
+            shared = {"means": self.server_means, "sample_rate": len(self.cohort) / len(self.state.federation.clients)}
+            record["privacy"] = as_table(self.state.privacy) | {"clients": self.spent} | shared
         if self.refused:
             record["refused"] = list(self.refused)
         if self.left_out:

@@ -18,7 +18,7 @@ from fedkeep.models import Weights
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.executor import Executor, SerialExecutor
 from fedkeep.simulation.model_averaging import EvaluationModel
-from fedkeep.simulation.privacy import check_private
+from fedkeep.simulation.privacy import check_central, check_private
 from fedkeep.simulation.schedule import Schedule
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
 from fedkeep.training.evaluation import Counts, count_correct
@@ -126,7 +126,8 @@ class SimulationState:
     def __post_init__(self) -> None:
         if self.stack < 1:
             raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
-        check_private(self.algorithm, self.privacy)
+        check_private(self.algorithm, self.privacy, self.defense)
+        check_central(self.algorithm, self.privacy)
         dataset = self.federation.dataset
         self.federation = self.federation.to(self.device)
         rows = self.algorithm.rows_per_class

@@ -74,6 +74,13 @@ class Log:
         self.say(f"{'ok    ' if holds else 'FAILED'} {what}")
 
 
+def read_records(out: Path) -> list[dict[str, Any]]:
+    """Return the finished rounds of a run folder with one trial."""
+    files = list(out.glob("trials/*/rounds.jsonl"))
+    lines = files[0].read_text().splitlines() if files else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
 class Trial:
     """The run that is disturbed."""
 
@@ -86,9 +93,7 @@ class Trial:
         self.run: Any = None
 
     def records(self) -> list[dict[str, Any]]:
-        files = list(self.out.glob("trials/*/rounds.jsonl"))
-        lines = files[0].read_text().splitlines() if files else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        return read_records(self.out)
 
     def until_round(self, number: int) -> None:
         def reached() -> bool:

@@ -13,11 +13,12 @@ from torch import nn
 import fedkeep
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.interface import get_algorithm
+from fedkeep.interface import Fit, get_algorithm
 from fedkeep.interface.privacy import Privacy
 from fedkeep.losses import CrossEntropy
 from fedkeep.metrics import dp_sgd_epsilon
 from fedkeep.reporting.columns import METRICS, columns_for
+from fedkeep.simulation.privacy import noised_mean
 from fedkeep.training.dp_sgd import clipped_sum, private_fit
 from fedkeep.training.local_training import TrainJob
 from fedkeep.training.party import LocalClient, discrete_laplace
@@ -119,6 +120,31 @@ def test_what_noise_would_not_cover_is_refused(method: str, counts: float, reaso
     privacy = Privacy(noise_multiplier=1.0, counts_epsilon=counts)
     with pytest.raises(ConfigError, match=reason):
         tiny.engine(get_algorithm(method)(), privacy=privacy)
+
+
+def test_means_have_the_noise_that_epsilon_is_computed_for() -> None:
+    """Four clients move far in one direction; their mean moves as far as the norm allows, with noise of 2 x 3 / 4."""
+    sent = {"w": torch.zeros(40_000)}
+    fits = {str(k): Fit({"w": torch.full((40_000,), float(k + 1))}, 10 * k, 5, 1.0) for k in range(4)}
+    privacy = Privacy(client_noise_multiplier=2.0, max_update_norm=3.0)
+    noised = noised_mean(fits, dict.fromkeys(fits, sent), privacy, torch.Generator().manual_seed(0))
+    model = noised["0"].model["w"]
+    assert all(torch.equal(fit.model["w"], model) and fit.num_examples == 1 for fit in noised.values())
+    assert model.mean() * 200 == pytest.approx(3.0, abs=5 * 1.5), "the square root of 40,000"
+    assert model.std() == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_run_with_noised_means_tells_the_epsilon_of_a_client(tmp_path: Path) -> None:
+    settings = ["privacy.client_noise_multiplier=1.0", "training.epochs=1", "run.cohort_size=4"]
+    recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedavg"], rounds=2)
+    trial = fedkeep.run(recipe, out=tmp_path / "run").trials[0]
+    assert trial.client_epsilon == pytest.approx(dp_sgd_epsilon({0.5: 2}, 1.0, 1e-5))
+
+
+@pytest.mark.parametrize(("method", "reason"), [("fedseq", "passes on the model"), ("fedadkd", "more than a model")])
+def test_noised_means_are_for_methods_that_only_average(method: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        tiny.engine(get_algorithm(method)(), privacy=Privacy(client_noise_multiplier=1.0))
 
 
 def test_what_epsilon_would_not_cover_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
