@@ -46,7 +46,7 @@ def fuzz(name: str, seconds: float, first_seed: int, corpus: Path) -> tuple[Coun
         )
         @given(drawn)
         def try_some(given_input: Any) -> None:
-            counts[check(given_input)] += 1
+            counts.update(check(given_input))
 
         try:
             try_some()

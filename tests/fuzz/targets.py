@@ -1,6 +1,6 @@
 """What is fuzzed: five kinds of input that comes from outside. Each may be refused, and nothing else may happen.
 
-A target takes what Hypothesis draws and returns what became of it: ``"accepted"`` or ``"refused"``. Any exception other
+A target takes what Hypothesis draws and counts what became of it: ``"accepted"`` or ``"refused"``. Any exception other
 than those of `fedkeep.errors` is a traceback for a user, and more than five seconds of work is a hang.
 """
 
@@ -12,8 +12,11 @@ import json
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, get_args, get_origin
 from unittest import mock
 
@@ -109,17 +112,17 @@ def time_limit() -> Iterator[None]:
             signal.signal(which, handler)
 
 
-def outcome(attempt: Callable[[], Any]) -> str:
-    """Return whether an attempt was accepted or refused with a clear error."""
+def outcome(attempt: Callable[[], Any]) -> Counter[str]:
+    """Return whether an attempt was accepted or refused with a clear error, as a count of one."""
     with time_limit():
         try:
             attempt()
         except FedKeepError as error:
             said = str(error)
         else:
-            return "accepted"
+            return Counter(["accepted"])
     assert said.strip(), "an error without words"
-    return "refused"
+    return Counter(["refused"])
 
 
 @contextlib.contextmanager
@@ -140,27 +143,31 @@ def workplace() -> Iterator[Path]:
 # Bytes that were something once
 
 
-@st.composite
-def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
+def damage(whole: bytes, random: Random) -> bytes:
     """Return bytes with a few of them changed, lost, repeated or added."""
     result = bytearray(whole)
-    for _ in range(draw(st.integers(0, 4))):
-        start = draw(st.integers(0, max(len(result) - 1, 0)))
-        end = min(start + draw(st.sampled_from([1, 1, 2, 8, 64, 10_000])), len(result))
-        match draw(st.sampled_from(["flip", "cut", "lose", "repeat", "zero", "add"])):
+    for _ in range(random.randint(0, 4)):
+        start = random.randint(0, max(len(result) - 1, 0))
+        end = min(start + random.choice([1, 1, 2, 8, 64, 10_000]), len(result))
+        match random.choice(["flip", "flip", "cut", "lose", "repeat", "zero", "add"]):
             case "flip" if result:
-                result[start] ^= 1 << draw(st.integers(0, 7))
+                result[start] ^= 1 << random.randint(0, 7)
             case "cut":
                 del result[start:]
             case "lose":
                 del result[start:end]
             case "repeat":
-                result[end:end] = result[start:end] * draw(st.sampled_from([1, 2, 50]))
+                result[end:end] = result[start:end] * random.choice([1, 2, 50])
             case "zero":
                 result[start:end] = bytes(end - start)
             case _:
-                result[start:start] = draw(st.binary(max_size=12))
+                result[start:start] = random.randbytes(random.randint(0, 12))
     return bytes(result)
+
+
+def damaged(whole: bytes) -> st.SearchStrategy[bytes]:
+    """Draw damaged bytes."""
+    return st.integers(0, 2**32).map(lambda seed: damage(whole, Random(seed)))
 
 
 # Recipes
@@ -282,7 +289,7 @@ def recipes(draw: st.DrawFn) -> bytes:
     return draw(damaged(text.encode("utf-8", "replace")))
 
 
-def check_recipe(content: bytes) -> str:
+def check_recipe(content: bytes) -> Counter[str]:
     """Load a recipe, write it and read it again, and check the whole experiment."""
 
     def attempt() -> None:
@@ -339,7 +346,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return [name, *words]
 
 
-def check_command_line(words: Sequence[str]) -> str:
+def check_command_line(words: Sequence[str]) -> Counter[str]:
     """Run a command; a run stops where its rounds would begin."""
 
     def attempt() -> None:
@@ -469,7 +476,7 @@ def data_files(draw: st.DrawFn) -> tuple[str, bytes, dict[str, Any]]:
 FILES = valid_files()
 
 
-def check_data_file(given: tuple[str, bytes, dict[str, Any]]) -> str:
+def check_data_file(given: tuple[str, bytes, dict[str, Any]]) -> Counter[str]:
     """Load a file as a data set."""
     name, content, options = given
 
@@ -540,19 +547,28 @@ def messages(draw: st.DrawFn) -> tuple[bytes, Any]:
     return save({**MODEL, "structure": torch.tensor(list(text), dtype=torch.uint8)}), hint
 
 
-def check_message(given: tuple[bytes, Any]) -> str:
-    """Decode a message. Whatever comes out can be encoded again."""
+def check_message(given: tuple[bytes, Any]) -> Counter[str]:
+    """Decode a message, and forty that are the same but for some damage. Whatever comes out can be encoded again."""
     blob, hint = given
-
-    def attempt() -> None:
+    random = Random(blob)
+    found: Counter[str] = Counter()
+    for number in range(41):
+        message = damage(blob, random) if number else blob
         try:
-            encode(decode(blob, hint))
-        except ValueRefused:
+            found += outcome(partial(_decode_and_encode, message, hint))
+        except BaseException as error:
+            error.add_note(f"The message was {message!r}.")
             raise
-        except FedKeepError as error:
-            raise TypeError("a message is refused with ValueRefused only") from error
+    return found
 
-    return outcome(attempt)
+
+def _decode_and_encode(message: bytes, hint: Any) -> None:
+    try:
+        encode(decode(message, hint))
+    except ValueRefused:
+        raise
+    except FedKeepError as error:
+        raise TypeError("a message is refused with ValueRefused only") from error
 
 
 # Run folders
@@ -601,7 +617,7 @@ def run_files() -> dict[str, bytes]:
 _RUN: dict[str, bytes] = {}
 
 
-def check_run_folder(given: tuple[str, bytes]) -> str:
+def check_run_folder(given: tuple[str, bytes]) -> Counter[str]:
     """Read a run and write its table."""
     name, content = given
 
@@ -620,7 +636,7 @@ def check_run_folder(given: tuple[str, bytes]) -> str:
         return outcome(attempt)
 
 
-TARGETS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], str]]] = {
+TARGETS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Counter[str]]]] = {
     "recipes": (recipes(), check_recipe),
     "command lines": (command_lines(), check_command_line),
     "data files": (data_files(), check_data_file),
