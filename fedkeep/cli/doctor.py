@@ -178,6 +178,8 @@ def _cache() -> Finding:
 
 
 def _extra(extra: str, use: str) -> Finding:
+    if not _needs(extra):
+        return Finding(f"extra {extra}", "not known to the installed version", "install FedKeep again")
     missing = _missing(extra)
     if not missing:
         return Finding(f"extra {extra}", f"installed: {use}")
@@ -187,10 +189,8 @@ def _extra(extra: str, use: str) -> Finding:
 
 def _missing(extra: str) -> list[Requirement]:
     """Return what an extra needs (or FedKeep itself, for "") and that is missing or of another version."""
-    wanted = [Requirement(line) for line in requires("fedkeep") or ()]
-    own = [need for need in wanted if _belongs(need, extra)]
     missing = []
-    for need in own:
+    for need in _needs(extra):
         try:
             # A local build, such as 2.13.0+cpu, counts as its version.
             there = re.sub(r"\+.*", "", version(need.name))
@@ -200,6 +200,12 @@ def _missing(extra: str) -> list[Requirement]:
         if not need.specifier.contains(there, prereleases=True):
             missing.append(need)
     return missing
+
+
+def _needs(extra: str) -> list[Requirement]:
+    """Return what an extra needs, or, for "", what FedKeep always needs."""
+    wanted = [Requirement(line) for line in requires("fedkeep") or ()]
+    return [need for need in wanted if _belongs(need, extra)]
 
 
 def _belongs(need: Requirement, extra: str) -> bool:
