@@ -9,6 +9,7 @@ import shutil
 from argparse import Namespace
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
 
 import torch
 from packaging.requirements import Requirement
@@ -155,7 +156,8 @@ def _data(data_dir: str | None) -> Finding:
             "with data of your own: export FEDKEEP_DATA=DIR, or --data-dir DIR",
         )  # fmt: skip
     try:
-        local = [name for name, entry in known_datasets(given).items() if entry.location]
+        known = known_datasets(given).items()
+        local = [name for name, entry in known if entry.location and Path(str(entry.location)).exists()]
     except DataError as error:
         return Finding("data", str(error), "correct FEDKEEP_DATA or --data-dir")
     if not local:
