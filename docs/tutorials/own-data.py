@@ -32,11 +32,11 @@ run = fedkeep.run(
     model="mlp",
     methods=["fedavg", "fedseq"],
     rounds=5,
-    cohort=3,
+    cohort_size=3,
     seeds=1,
     title="breast cancer at three sites",
 )
-print(run.table())
+print(run.table()[["seeds", "last", "window_forgetting"]])
 # %% [markdown]
 # The model of a trial is a `torch.nn.Module`. `fedkeep export RUN --method fedavg` writes it into files.
 # %%

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import fedkeep
 from fedkeep.aggregation import weighted_mean
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
-from fedkeep.losses import CrossEntropy, Proximal
+from fedkeep.losses import CrossEntropy, QuadraticPenalty
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -25,7 +25,7 @@ class Near(Algorithm):
 
     @on_client
     def train(self, client: Client, model: Weights) -> Fit:
-        return client.fit(model, CrossEntropy() + Proximal(model, self.strength))
+        return client.fit(model, CrossEntropy() + QuadraticPenalty(model, self.strength))
 
 
 # %% [markdown]

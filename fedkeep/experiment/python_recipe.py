@@ -93,9 +93,11 @@ def make_recipe(
         changes["run"] = replace(changes["run"], cohort_size=min(base.run.cohort_size, num_clients))
     if seeds is not None:
         changes["seeds"] = seeds_of(seeds)
-    if title is not None or base.name == FROM_PYTHON:
+    if title is not None:
+        changes["title"] = title
+    elif base.name == FROM_PYTHON:
         network, source = changes["model"].name.rpartition(":")[2], changes["data"].partition(":")[0]
-        changes["title"] = title or f"{network} on {source}"
+        changes["title"] = f"{network} on {source}"
     if methods is not None:
         changes["methods"] = select_methods(base, _listed(methods))
     return replace(base, **changes)

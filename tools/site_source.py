@@ -1,6 +1,6 @@
 """Writes the source of the documentation site: the repository's pages, and those that are made from code.
 
-    python tools/site.py        # then: mkdocs build
+    python tools/site_source.py        # then: mkdocs build
 
 Pages keep their places, so that links between them hold on the site and in the repository. What is made: a page for each
 method from its class, the reference of recipes and of the command line, and the tutorials from their programs.
@@ -32,7 +32,7 @@ from fedkeep.interface import Algorithm, algorithms  # noqa: E402
 from fedkeep.interface.algorithm import describe_replies, handles_tasks  # noqa: E402
 from fedkeep.models import architectures  # noqa: E402
 from fedkeep.options import Options, describe_type, options_of  # noqa: E402
-from fedkeep.reporting.archive import ARCHIVE_SUFFIX  # noqa: E402
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX  # noqa: E402
 from fedkeep.reporting.run_folder import read_run  # noqa: E402
 from fedkeep.reporting.summary import summary  # noqa: E402
 
@@ -220,7 +220,7 @@ def plain(text: str) -> str:
 
 def runs_demo(cls: type[Algorithm[Any, Any]]) -> bool:
     """Return whether a method runs on the demo, without tasks, generators or further data."""
-    return family_of(cls) in ("parallel", "sequential") and not cls.needs
+    return family_of(cls) in ("parallel", "sequential") and not {*cls.needs} - {"images"}
 
 
 def usage(cls: type[Algorithm[Any, Any]]) -> list[str]:
@@ -232,10 +232,11 @@ def usage(cls: type[Algorithm[Any, Any]]) -> list[str]:
         else "Clients of a round train at the same time, and the server aggregates what they return."
     ]
     if handles_tasks(cls) or family == "incremental":
-        lines.append("For new classes over time (class-incremental learning): `tasks.tasks=5`.")
+        lines.append("For new classes over time (class-incremental learning): `tasks.num_tasks=5`.")
     if cls.networks != "one":
         lines.append("Clients may have networks of their own (model heterogeneity).")
     needs = {
+        "images": "Inputs must be images.",
         "auxiliary": "The server must hold some labelled examples: `auxiliary.per_class=32`.",
         "public": "The server must hold a public set: `public.name=DATA`.",
         "generator": "It needs a generator of images: [how to train one](../generators.md).",
