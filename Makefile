@@ -6,7 +6,7 @@ EDITABLE := --config-settings editable_mode=compat
 # One thread each: on a busy machine two threads of a small model can be eight times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: fuzz demo test test-slow test-hosts lint audit sbom lock bench bench-peers bench-gpu clean
+.PHONY: docs fuzz demo test test-slow test-hosts lint audit sbom lock bench bench-peers bench-gpu clean
 
 demo: .venv/core
 	$(BIN)/fedkeep run
@@ -48,6 +48,11 @@ sbom: .venv/dev .venv/audit/done
 lock: .venv/dev
 	grep -Ev '^(#|torch==)' constraints.txt | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-annotate --no-header \
 	--universal --python-version 3.11 --quiet --output-file constraints-hashed.txt
+
+# The documentation site, in build/site: open build/site/index.html. Warnings are errors.
+docs: .venv/dev
+	$(BIN)/python tools/site_source.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file build/mkdocs.yml
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/engine_overhead.py

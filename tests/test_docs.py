@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -21,6 +24,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.interface import algorithms
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
 from fedkeep.reporting.run_folder import read_run
@@ -35,14 +39,19 @@ def blocks(name: str, language: str) -> list[str]:
     return [text for written, text in found if written == language]
 
 
-def commands() -> list[str]:
-    lines = [
-        line
-        for name in ("README.md", "CONTRIBUTING.md", "docs/generators.md")
-        for block in blocks(name, "")
-        for line in block.splitlines()
-    ]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+RUN_PAGES = ["docs/get-started.md", *(page for page in PAGES if page.startswith("docs/how-to/"))]
+"""The pages whose commands are run, one after another."""
+
+
+def commands_of(page: str, *languages: str) -> list[str]:
+    lines = [line for language in languages for block in blocks(page, language) for line in block.splitlines()]
     return [line for line in lines if line.startswith("fedkeep ")]
+
+
+def commands() -> list[str]:
+    pages = ("README.md", "CONTRIBUTING.md", *(page for page in PAGES if page != "docs/deploy.md"))
+    return list(dict.fromkeys(line for page in pages for line in commands_of(page, "", "sh") if "<" not in line))
 
 
 def test_the_lines_of_python_run(
@@ -131,10 +140,66 @@ def test_commands_can_be_read(command: str) -> None:
     words = shlex.split(command, comments=True)[1:]
     options = parser().parse_args(words)
     recipe = getattr(options, "recipe", None)
-    if recipe is not None and not options.use:
+    if recipe is not None and not options.use and not recipe.endswith(".toml"):
         load_recipe(
             recipe, settings=options.settings, methods=options.methods, seeds=options.seeds, rounds=options.rounds
         )
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with photos of different sizes, in which commands are run."""
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for number in range(96):
+        split, name = ("test" if number % 4 == 0 else "train"), ("cat", "dog")[number % 2]
+        folder = tmp_path / "photos" / split / name
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 256, (40 + number, 60, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN_PAGES)
+def test_the_commands_of_a_page_do_what_it_says(page: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow tests of exported models write ONNX; here it would take longer than all commands."""
+    monkeypatch.setattr("fedkeep.export.files.onnx_available", lambda: False)
+    lines = commands_of(page, "sh")
+    assert lines
+    for line in lines:
+        quick = ["--workers", "1", "--quiet"] if line.split()[1] in ("run", "tune") and "--workers" not in line else []
+        assert main([*shlex.split(line, comments=True)[1:], *quick]) == 0, line
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "tutorials").glob("*.py")), ids=lambda path: path.stem)
+def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, path.stem, module := ModuleType(path.stem))  # where its classes are found
+    module.__file__ = str(path)
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)  # noqa: S102 - the repository's own text
+    assert list(tmp_path.glob("runs/*/report.html"))
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
+    command = ["mkdocs", "build", "--strict", "--config-file", "build/mkdocs.yml"]
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    subprocess.run([sys.executable, "tools/site_source.py"], cwd=ROOT, check=True)
+    built = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    pages = list((ROOT / "build" / "site").rglob("*.html"))
+    assert len(pages) > 60
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]*\bsrc=\"?(https?:[^\s\">]+)", text)
+        loaded += re.findall(r"<link[^>]*rel=\"?(?:stylesheet|preconnect|preload)[^>]*href=\"?(https?:[^\s\">]+)", text)
+        assert not loaded, page
+        assert 'class="mermaid"' not in text, "diagrams would be drawn by a script from elsewhere"
 
 
 def test_there_are_commands() -> None:
@@ -155,14 +220,26 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
     "name",
     [
         *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-        *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md")),
+        *PAGES,
         *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.md")),
     ],
 )
 def test_links_lead_somewhere(name: str) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text())
     for link in links:
-        assert "://" in link or (ROOT / name).parent.joinpath(link).exists(), link
+        target = (ROOT / name).parent.joinpath(link)
+        assert "://" in link or target.exists() or is_made(target.resolve()), link
+
+
+def is_made(page: Path) -> bool:
+    """Return whether a page is made for the site (tools/site_source.py)."""
+    folder = page.parent.relative_to(ROOT).as_posix()
+    made = {
+        "docs/methods": {"index", *algorithms()},
+        "docs/reference": {"recipes", "commands"},
+        "docs/tutorials": {path.stem for path in (ROOT / "docs" / "tutorials").glob("*.py")},
+    }
+    return page.suffix == ".md" and page.stem in made.get(folder, set())
 
 
 def test_the_commands_of_the_deployment_guide_are_those_that_the_script_runs() -> None:

@@ -2,8 +2,8 @@
 
     python tools/site_source.py        # then: mkdocs build
 
-Pages keep their places, so that links between them hold on the site and in the repository. What is made: a page for each
-method from its class, the reference of recipes and of the command line, and the tutorials from their programs.
+Pages keep their places, so that links between them hold on the site and in the repository. What is made: a page for
+each method from its class, the reference of recipes and of the command line, and the tutorials from their programs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fedkeep._utils.type_hints import annotations_of  # noqa: E402
-from fedkeep.cli.main import parser  # noqa: E402
-from fedkeep.data.partition import schemes  # noqa: E402
-from fedkeep.experiment.recipe_loader import OPTIONS  # noqa: E402
-from fedkeep.interface import Algorithm, algorithms  # noqa: E402
-from fedkeep.interface.algorithm import describe_replies, handles_tasks  # noqa: E402
-from fedkeep.models import architectures  # noqa: E402
-from fedkeep.options import Options, describe_type, options_of  # noqa: E402
-from fedkeep.experiment.paths import ARCHIVE_SUFFIX  # noqa: E402
-from fedkeep.reporting.run_folder import read_run  # noqa: E402
-from fedkeep.reporting.summary import summary  # noqa: E402
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.cli.main import parser
+from fedkeep.data.partition import schemes
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX
+from fedkeep.experiment.recipe_loader import OPTIONS
+from fedkeep.interface import Algorithm, algorithms
+from fedkeep.interface.algorithm import describe_replies, handles_tasks
+from fedkeep.models import architectures
+from fedkeep.options import Options, describe_type, options_of
+from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.summary import summary
 
 SOURCE = ROOT / "build" / "site-source"
 FAMILIES = {
@@ -75,16 +75,31 @@ def main() -> None:
 def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[str, Any]]:
     """Return the site's navigation."""
     families = [
-        {title: [{cls.title or cls.__name__: f"docs/methods/{name}.md"} for name, cls in methods.items() if family_of(cls) == family]}
+        {
+            title: [
+                {cls.title or cls.__name__: f"docs/methods/{name}.md"}
+                for name, cls in methods.items()
+                if family_of(cls) == family
+            ]
+        }
         for family, title in FAMILIES.items()
     ]
     return [
         {"FedKeep": "index.md"},
         {"Get started": "docs/get-started.md"},
-        {"Tutorials": [{heading((ROOT / f"docs/tutorials/{name}.py").read_text()): f"docs/tutorials/{name}.md"} for name in TUTORIALS]},
+        {
+            "Tutorials": [
+                {heading((ROOT / f"docs/tutorials/{name}.py").read_text()): f"docs/tutorials/{name}.md"}
+                for name in TUTORIALS
+            ]
+        },
         {
             "How to": [
-                *({heading(path.read_text()): f"docs/how-to/{path.name}"} for path in sorted((ROOT / "docs/how-to").glob("*.md"))),
+                *(
+                    {heading(path.read_text()): f"docs/how-to/{path.name}"}
+                    for path in sorted((ROOT / "docs/how-to").glob("*.md"))
+                ),
+                *rest("how-to"),
                 {"Deploy on Flower": "docs/deploy.md"},
                 {"Train a generator": "docs/generators.md"},
                 {"Let clients have networks of their own": "docs/model-heterogeneity.md"},
@@ -110,6 +125,7 @@ def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[st
 
 
 SECTIONS = {
+    "data.md": "how-to",
     "privacy.md": "security",
     "threat-model.md": "security",
     "reproduction.md": "findings",
@@ -118,7 +134,7 @@ SECTIONS = {
     "tried-readings.md": "findings",
     "tried-readings-incremental.md": "findings",
 }
-"""Where pages of docs/ stand that the navigation does not name; all others are about reliability."""
+"""Where pages of docs/ stand that the navigation does not name one by one; all others are about reliability."""
 NAMED = {
     "get-started.md", "which-method.md", "glossary.md", "deploy.md", "generators.md", "model-heterogeneity.md",
     "class-incremental.md", "architecture.md", "releasing.md",
@@ -166,7 +182,9 @@ def on_site(text: str, folder: Path) -> str:
             up = "../" * len(folder.relative_to(ROOT).parts)
             return f"[{shown}]({up}index.md{anchor})"
         kept = path.suffix in (".md", ".png", ".svg") and path.is_relative_to(ROOT)
-        inside = kept and (path.parent == ROOT or path.is_relative_to(ROOT / "docs") or path.parent == ROOT / "benchmarks")
+        inside = kept and (
+            path.parent == ROOT or path.is_relative_to(ROOT / "docs") or path.parent == ROOT / "benchmarks"
+        )
         return match[0] if inside else shown
 
     return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)", link, text)
@@ -200,7 +218,7 @@ def method_page(cls: type[Algorithm[Any, Any]], results: Iterable[str]) -> str:
     found = list(results)
     lines = [
         f"# {cls.title or cls.__name__}", "", idea, "", f"*{cls.paper}*" if cls.paper else "", "",
-        "```", f"fedkeep run demo --methods {cls.name()} --rounds 2 --seeds 0", "```" if runs_demo(cls) else "```", "",
+        "```", f"fedkeep run demo --methods {cls.name()} --rounds 2 --seeds 0", "```", "",
         "## Formulas and readings", "", plain(formula) or "As its paper prints them.", "",
         "## What leaves a client", "", *(f"- {cell(line)}" for line in describe_replies(cls)), "",
         "## Options", "", *option_table(cls),
@@ -246,7 +264,12 @@ def usage(cls: type[Algorithm[Any, Any]]) -> list[str]:
 
 def methods_index(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> str:
     """Return the list of all methods."""
-    lines = ["# Methods", "", "Each is one file with its server half and its client half. [Which one?](../which-method.md)", ""]
+    lines = [
+        "# Methods",
+        "",
+        "Each is one file with its server half and its client half. [Which one?](../which-method.md)",
+        "",
+    ]
     for family, title in FAMILIES.items():
         lines += [f"## {title}", "", "| method | what it does |", "|:--|:--|"]
         for name, cls in methods.items():
@@ -266,7 +289,9 @@ def results_by_method() -> dict[str, list[str]]:
             if row.finished and value.mean == value.mean:
                 said = f" ±{100 * value.std:.2f}" if value.std == value.std else ""
                 name = path.relative_to(ROOT / "results").with_suffix("").as_posix()
-                lines = found.setdefault(row.trials[0].algorithm, ["| run | method | accuracy, % | seeds |", "|:--|:--|--:|--:|"])
+                lines = found.setdefault(
+                    row.trials[0].algorithm, ["| run | method | accuracy, % | seeds |", "|:--|:--|--:|--:|"]
+                )
                 lines.append(f"| {name} | {cell(row.label)} | {100 * value.mean:.2f}{said} | {value.n} |")
     return found
 
@@ -275,10 +300,10 @@ def recipes_page() -> str:
     """Return the reference of recipes."""
     lines = [
         "# Recipes", "",
-        "A recipe is a TOML file. `fedkeep recipes demo` prints one with every option; `--set section.option=value` changes one. "
-        "Beside its sections it has `title`, `seeds`, `extends` (recipes whose entries it takes over), `log` (where metrics are "
-        "logged too), `[[methods]]` (each with `algorithm`, `label`, its options and a `grid` of options), `[[client_models]]` and "
-        "`[paper]` (printed numbers).", "",
+        "A recipe is a TOML file. `fedkeep recipes demo` prints one with every option; `--set section.option=value` "
+        "changes one. Beside its sections it has `title`, `seeds`, `extends` (recipes whose entries it takes over), "
+        "`log` (where metrics are logged too), `[[methods]]` (each with `algorithm`, `label`, its options and a `grid` "
+        "of options), `[[client_models]]` and `[paper]` (printed numbers).", "",
     ]  # fmt: skip
     for section, cls in OPTIONS.items():
         lines += [f"## [{section}]", "", *option_table(cls)]
@@ -315,7 +340,9 @@ def cells(program: str) -> list[tuple[str, str]]:
     for part in re.split(r"^# %%", program, flags=re.M)[1:]:
         head, _, body = part.partition("\n")
         if "[markdown]" in head:
-            found.append(("markdown", "\n".join(line.removeprefix("#").removeprefix(" ") for line in body.strip().split("\n"))))
+            found.append(
+                ("markdown", "\n".join(line.removeprefix("#").removeprefix(" ") for line in body.strip().split("\n")))
+            )
         else:
             found.append(("python", body.strip()))
     return found

@@ -7,7 +7,12 @@
 import fedkeep
 
 run = fedkeep.run(
-    "demo", settings=["tasks.num_tasks=2"], methods=["finetune", "fedlwf"], rounds=6, seeds=1, title="digits in two tasks"
+    "demo",
+    settings=["tasks.num_tasks=2"],
+    methods=["finetune", "fedlwf"],
+    rounds=6,
+    seeds=1,
+    title="digits in two tasks",
 )
 # %% [markdown]
 # The rows of a task matrix are the accuracies on each task after each task, in the order in which they arrived.

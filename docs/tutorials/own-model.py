@@ -14,7 +14,9 @@ class Net(nn.Module):
     def __init__(self, shape, classes):
         super().__init__()
         channels = shape[0]
-        self.body = nn.Sequential(nn.Conv2d(channels, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 32), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 32), nn.ReLU()
+        )
         self.classifier = nn.Linear(32, classes)
 
     def forward(self, images):
