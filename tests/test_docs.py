@@ -282,7 +282,7 @@ def test_the_tasks_of_the_guide_can_be_read() -> None:
     everything = re.sub(r"^# (\w+ = )", r"\1", written, flags=re.M)
     assert tomllib.loads(written) == {"tasks": {"num_tasks": 5}}
     options = tomllib.loads(everything)["tasks"]
-    assert set(options) == set(options_of(Tasks)) - {"reseed_each_task"}
+    assert set(options) == set(options_of(Tasks)) - {"same_seed_each_task"}
     for name, value in options.items():
         build(Tasks, {name: value} | ({"num_tasks": 4} if name == "classes_per_task" else {}), "the guide")
 
