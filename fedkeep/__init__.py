@@ -53,19 +53,24 @@ if TYPE_CHECKING:
     from fedkeep.data import load
     from fedkeep.data.partition import IID, ByColumn, Dirichlet
     from fedkeep.errors import FedKeepError
-    from fedkeep.experiment.recipe import Recipe
+    from fedkeep.experiment.recipe import Method, Recipe
     from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
     from fedkeep.experiment.runtime import Machine
     from fedkeep.export.files import export_model
     from fedkeep.export.prediction import load_model, predict
     from fedkeep.interface import Training
     from fedkeep.interface.algorithm import get_algorithm
+    from fedkeep.interface.training import SGD, Adam, AdamW
     from fedkeep.models.custom import custom
     from fedkeep.results import read_run
     from fedkeep.simulation.callbacks import Callback
     from fedkeep.tuning.tune import tune
 
 _MODULES = {
+    "Method": "fedkeep.experiment.recipe",
+    "AdamW": "fedkeep.interface.training",
+    "Adam": "fedkeep.interface.training",
+    "SGD": "fedkeep.interface.training",
     "Training": "fedkeep.interface",
     "ByColumn": "fedkeep.data.partition",
     "Dirichlet": "fedkeep.data.partition",
@@ -144,7 +149,10 @@ __all__ = [
     "LANDER",
     "MOON",
     "SCAFFOLD",
+    "SGD",
     "TARGET",
+    "Adam",
+    "AdamW",
     "ByColumn",
     "Callback",
     "Dirichlet",
@@ -178,6 +186,7 @@ __all__ = [
     "Finetune",
     "LwFKD",
     "Machine",
+    "Method",
     "Recipe",
     "SFedKD",
     "SeqKeep",

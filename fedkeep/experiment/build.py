@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.generation.diffusion._libraries import check_installed
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
+from fedkeep.interface import Training
 from fedkeep.models import Architecture, Pretrained, architectures
 from fedkeep.models.custom import Custom
 from fedkeep.simulation.simulation import Simulation
@@ -269,7 +271,7 @@ def build_simulation(
         algorithm=method.algorithm,
         federation=federation,
         factory=lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
-        training=recipe.training,
+        training=_whole_schedule(recipe.training_of(method), recipe),
         schedule=recipe.run,
         defense=recipe.defense,
         privacy=recipe.privacy,
@@ -279,6 +281,12 @@ def build_simulation(
         load_generator=lambda task: load_generator(recipe.generator.for_task(task)),
         client_factories=client_factories(recipe, federation, data_dir),
     )
+
+
+def _whole_schedule(training: Training, recipe: Recipe) -> Training:
+    """Return settings whose cosine schedule lasts as long as the run, or the task, if they do not say how long."""
+    cosine = training.lr_schedule == "cosine" and not training.lr_rounds
+    return replace(training, lr_rounds=recipe.run.rounds) if cosine else training
 
 
 def client_factories(recipe: Recipe, federation: Federation, data_dir: str | Path | None = None) -> dict[str, Factory]:

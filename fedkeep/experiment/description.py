@@ -50,6 +50,7 @@ def describe_trial(
         "label": method.label,
         "algorithm": method.algorithm.name(),
         "options": as_table(method.algorithm),
+        "training": {**method.algorithm.training, **method.training},
         "seed": seed,
         "rounds": recipe.rounds,
         "evaluation_models": list(recipe.run.evaluation_models),

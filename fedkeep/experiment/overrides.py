@@ -98,7 +98,8 @@ def apply_overrides(table: dict[str, Any], settings: Iterable[str]) -> None:
 
 def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any) -> None:
     entries = table.get("methods", [])
-    if section == "algorithm":
+    of_training, section = section.endswith(".training"), section.removesuffix(".training")
+    if section == "algorithm" and not of_training:
         chosen = [e for e in entries if name in options_of(get_algorithm(str(e.get("algorithm"))))]
         if entries and not chosen:
             known = {n for e in entries for n in options_of(get_algorithm(str(e.get("algorithm"))))}
@@ -117,7 +118,10 @@ def _apply_to_methods(table: dict[str, Any], section: str, name: str, value: Any
     if name == "algorithm":
         raise ConfigError(f"--set {section}.algorithm: choose methods with --methods.")
     for entry in chosen:
-        entry[name] = value
+        if of_training:
+            entry["training"] = {**entry.get("training", {}), name: value}
+        else:
+            entry[name] = value
 
 
 def expand_grids(entries: list[dict[str, Any]], grid: bool, where: str) -> list[dict[str, Any]]:
@@ -165,7 +169,8 @@ def _grid_points(entry: dict[str, Any], values: dict[str, list[Any]], where: str
     for point in product(*values.values()):
         options = dict(zip(values, point, strict=True))
         try:
-            build(cls, {k: v for k, v in (common | options).items() if k != "algorithm"}, f"{where}, grid of {label}")
+            given = {k: v for k, v in (common | options).items() if k not in ("algorithm", "training")}
+            build(cls, given, f"{where}, grid of {label}")
         except ConfigError as reason:
             error = reason
             continue

@@ -21,7 +21,7 @@ from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
 from fedkeep.interface.algorithm import check_method, returns_model
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
-from fedkeep.options import as_table
+from fedkeep.options import as_table, build
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.schedule import Schedule
 from fedkeep.tracking.tracker import check_log
@@ -45,11 +45,14 @@ class Method:
         The method with its options.
     grid_of : str
         For a point of a grid of options, the label of the method whose grid it is; otherwise empty.
+    training : Mapping[str, object]
+        Options of local training that differ from the recipe's.
     """
 
     label: str
     algorithm: Algorithm[Any, Any]
     grid_of: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def slug(self) -> str:
@@ -182,6 +185,28 @@ class Recipe:
             f"recipe {self.name!r} has no method {label!r} any more. Do not change its recipe.toml during a run."
         )
 
+    def training_of(self, method: Method) -> Training:
+        """Return the settings of local training of a method.
+
+        Parameters
+        ----------
+        method : Method
+            One of the methods.
+
+        Returns
+        -------
+        Training
+            The recipe's, with what the method's class and then its entry change.
+
+        Raises
+        ------
+        ConfigError
+            For an unknown option or an invalid value.
+        """
+        changes = {**method.algorithm.training, **method.training}
+        where = f"training of {method.label}"
+        return build(Training, as_table(self.training) | changes, where) if changes else self.training
+
     def to_toml(self) -> str:
         """Return the recipe as TOML with all options, as `load_recipe` reads it.
 
@@ -207,6 +232,7 @@ class Recipe:
             "methods": [
                 {"label": m.label, "algorithm": m.algorithm.name()}
                 | ({"grid_of": m.grid_of} if m.grid_of else {})
+                | ({"training": dict(m.training)} if m.training else {})
                 | as_table(m.algorithm)
                 for m in self.methods
             ],
@@ -268,6 +294,8 @@ def _find_methods(recipe: Recipe, wanted: Any) -> list[Method]:
     if isinstance(wanted, type) and issubclass(wanted, Algorithm):
         check_method(wanted)
         wanted = wanted()
+    if isinstance(wanted, Method):
+        return [wanted]
     if not isinstance(wanted, Algorithm):
         raise ConfigError(
             f"methods must be methods such as [fedkeep.FedSeq(), fedkeep.SFedKD(teachers=3)] or their names, such as "
@@ -386,7 +414,13 @@ def _is_mean_and_std(value: Any) -> bool:
 def _check_needs(recipe: Recipe, method: Method) -> None:
     """Check that the recipe has what a method needs."""
     needs = method.algorithm.needs
-    unknown = [need for need in needs if need not in ("auxiliary", "generator", "images", "public")]
+    training = recipe.training_of(method)
+    if training.optimizer != "sgd" and ("sgd" in needs or recipe.privacy.noise_multiplier):
+        who = method.label if "sgd" in needs else "DP-SGD (privacy.noise_multiplier)"
+        raise ConfigError(
+            f"{who} is defined for steps of SGD, not of {training.optimizer}. Set training.optimizer=sgd."
+        )
+    unknown = [need for need in needs if need not in ("auxiliary", "generator", "images", "public", "sgd")]
     if unknown:
         raise ConfigError(f"{method.label} needs {', '.join(unknown)}, which no recipe can give.")
     if "auxiliary" in needs and not recipe.auxiliary.images_per_class:

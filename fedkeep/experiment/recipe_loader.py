@@ -349,10 +349,12 @@ def _methods(entries: list[dict[str, Any]], where: str) -> tuple[Method, ...]:
     for entry in entries:
         options = dict(entry)
         name, label = options.pop("algorithm", None), options.pop("label", None)
-        grid_of = str(options.pop("grid_of", ""))
+        grid_of, training = str(options.pop("grid_of", "")), options.pop("training", {})
+        if not isinstance(training, Mapping):
+            raise ConfigError(f"{where}: training of a method is a table, such as {{ lr = 0.1 }}, not {training!r}.")
         if not isinstance(name, str):
             raise ConfigError(f"{where}: each of [[methods]] needs algorithm = one of: {', '.join(algorithms())}.")
         cls = get_algorithm(name)
         built = build(cls, options, f"{where}, method {name}")
-        methods.append(Method(str(label or cls.title or cls.__name__), built, grid_of))
+        methods.append(Method(str(label or cls.title or cls.__name__), built, grid_of, training))
     return tuple(methods)

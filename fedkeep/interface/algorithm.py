@@ -9,7 +9,7 @@ import inspect
 import pkgutil
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, get_args, get_origin
 
@@ -83,6 +83,8 @@ class Algorithm(Options, ABC, Generic[S, C]):
     needs : tuple[str, ...]
         What the method cannot do without: ``"images"`` as inputs, and the parts of a recipe ``"auxiliary"``,
         ``"public"`` and ``"generator"``.
+    training : Mapping[str, object]
+        Options of local training that the method sets itself, such as ``{"optimizer": "adam", "lr": 0.001}``.
     networks : {"one", "any"}
         Whether all clients must have the same architecture.
     takes_turns : bool
@@ -93,6 +95,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
     paper: ClassVar[str] = ""
     schedule: ClassVar[Literal["parallel", "sequential"]] = "parallel"
     needs: ClassVar[tuple[str, ...]] = ()
+    training: ClassVar[Mapping[str, Any]] = {}
     networks: ClassVar[Literal["one", "any"]] = "one"
     takes_turns: ClassVar[bool] = False
 

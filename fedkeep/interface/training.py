@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
+from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
-from fedkeep.options import Options, option
+from fedkeep.options import Options, build, option
 
+OptimizerName = Literal["sgd", "adam", "adamw"]
+LRSchedule = Literal["exponential", "step", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 EpochEndsWith = Literal["first", "shortest"]
 """When an epoch over several data sets ends: with the first data set, or with the shortest one."""
@@ -23,15 +27,18 @@ StepCallback: TypeAlias = Callable[[Mapping[str, Tensor]], None]
 
 @dataclass(frozen=True)
 class Training(Options):
-    """Settings of SGD on a client.
+    """Settings of a client's optimizer; `SGD`, `Adam` and `AdamW` have PyTorch's default values.
 
-    The optimizer starts afresh in every local training. The last batch of an epoch may be smaller; it is not dropped.
+    The optimizer starts afresh in every local training; the schedule of the learning rate goes by rounds. The last
+    batch of an epoch may be smaller; it is not dropped.
     """
 
     epochs: int = option(5, "passes over a client's data in each local training", low=1)
     batch_size: int = option(64, "examples in a batch", low=1)
     lr: float = option(0.01, "learning rate in the first round", low=0.0)
-    lr_decay: float = option(1.0, "factor on the learning rate after every round", low=0.0, high=1.0)
+    lr_decay: float = option(
+        1.0, "factor on the learning rate after every round, or after lr_step_size rounds", low=0.0, high=1.0
+    )
     momentum: float = option(0.0, "momentum of SGD; starts at zero in every local training", low=0.0, high=1.0)
     weight_decay: float = option(0.0, "weight decay of SGD (an L2 penalty), on all parameters", low=0.0)
     max_grad_norm: float | None = option(None, "largest norm of the gradient; none: no clipping", low=1e-12)
@@ -39,6 +46,24 @@ class Training(Options):
         "float32",
         "of the layers in a training step; bfloat16 is faster for convolutions, and less exact; weights stay float32",
     )
+    optimizer: OptimizerName = option("sgd", "as of torch.optim: SGD, Adam or AdamW")
+    betas: tuple[float, ...] = option((0.9, 0.999), "decays of Adam's two averages", low=0.0, high=0.9999999)
+    eps: float = option(1e-8, "what Adam adds to the denominator", low=0.0)
+    lr_schedule: LRSchedule = option(
+        "exponential", "by rounds, as of torch.optim.lr_scheduler: ExponentialLR, StepLR or CosineAnnealingLR"
+    )
+    lr_step_size: int = option(1, "step: rounds between two decays", low=1)
+    lr_min: float = option(0.0, "cosine: learning rate at the end", low=0.0)
+    lr_rounds: int = option(0, "cosine: rounds until lr_min; 0: all rounds of the run, or of the task", low=0)
+
+    def check(self) -> None:
+        """Refuse options that the optimizer or the schedule does not have, so that none is silently ignored."""
+        if len(self.betas) != 2:
+            raise ConfigError(f"training.betas are two numbers, such as [0.9, 0.999], not {list(self.betas)}.")
+        if self.optimizer != "sgd" and self.momentum:
+            raise ConfigError(f"training.momentum is of SGD; {self.optimizer} has betas. Set momentum to 0.")
+        if self.lr_schedule == "cosine" and self.lr_decay != 1.0:
+            raise ConfigError("training.lr_decay has no effect with lr_schedule = cosine. Set it to 1.")
 
     def lr_at(self, round: int) -> float:
         """Return the learning rate of a round.
@@ -51,6 +76,82 @@ class Training(Options):
         Returns
         -------
         float
-            The learning rate after ``round - 1`` decays.
+            The learning rate.
         """
+        if self.lr_schedule == "step":
+            return self.lr * self.lr_decay ** ((round - 1) // self.lr_step_size)
+        if self.lr_schedule == "cosine":
+            share = min((round - 1) / max(self.lr_rounds, 1), 1.0)
+            return self.lr_min + (self.lr - self.lr_min) * (1 + math.cos(math.pi * share)) / 2
         return self.lr * self.lr_decay ** (round - 1)
+
+
+def SGD(lr: float = 0.01, **options: Any) -> Training:
+    """Return settings of local training with `torch.optim.SGD`.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    **options
+        Other options of `Training`.
+
+    Returns
+    -------
+    Training
+        The settings.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown option or an invalid value.
+    """
+    return build(Training, {"lr": lr, **options}, "SGD")
+
+
+def Adam(lr: float = 0.001, **options: Any) -> Training:
+    """Return settings of local training with `torch.optim.Adam`.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    **options
+        Other options of `Training`.
+
+    Returns
+    -------
+    Training
+        The settings.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown option or an invalid value.
+    """
+    return build(Training, {"lr": lr, "optimizer": "adam", **options}, "Adam")
+
+
+def AdamW(lr: float = 0.001, weight_decay: float = 0.01, **options: Any) -> Training:
+    """Return settings of local training with `torch.optim.AdamW`.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    weight_decay : float
+        The weight decay, which is decoupled from the gradient.
+    **options
+        Other options of `Training`.
+
+    Returns
+    -------
+    Training
+        The settings.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown option or an invalid value.
+    """
+    return build(Training, {"lr": lr, "weight_decay": weight_decay, "optimizer": "adamw", **options}, "AdamW")

@@ -39,6 +39,8 @@ def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
     schedule, federation = state.schedule, state.federation
     if state.algorithm.schedule != "parallel" or state.client_factories or not state.context.runner.stackable:
         return 1
+    if state.context.training.optimizer != "sgd":
+        return 1
     if state.rounds * schedule.cohort_size < LONG:
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)

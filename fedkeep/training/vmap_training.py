@@ -9,6 +9,7 @@ those of the loop up to rounding.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -25,6 +26,7 @@ from fedkeep.models.weights import find_mismatch
 from fedkeep.training.local_training import NetworkView, TrainJob, autocast, fit
 from fedkeep.training.model_runner import ModelRunner
 
+log = logging.getLogger(__name__)
 Rows: TypeAlias = slice | Tensor  # an index of all members of a stack, which gives views; or of some, which copies
 MAX_SIGNATURES = 100  # for which it is remembered whether their jobs can be stacked
 
@@ -43,6 +45,7 @@ class VmapTrainer:
     def __init__(self, runner: ModelRunner, training: Training) -> None:
         self.runner = runner
         self.training = training
+        self._told = False
         self._possible: dict[Hashable, bool] = {}  # whether jobs can be stacked, by signature
 
     def fit(self, jobs: Sequence[TrainJob]) -> list[Fit | Exception]:
@@ -86,6 +89,11 @@ class VmapTrainer:
     def _can_stack(self, signature: Hashable, group: Sequence[TrainJob]) -> bool:
         """Tell whether jobs of a signature can be stacked, by trying one step of the first two on a few examples."""
         if not self.runner.stackable:
+            return False
+        if self.training.optimizer != "sgd":
+            if not self._told:
+                log.warning("Clients train one after another: only SGD trains stacks of clients.")
+                self._told = True
             return False
         if any(find_mismatch(job.model, self.runner.initial) for job in group):
             return False  # the loop raises an error that says what is wrong

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from fedkeep._utils import seeds
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
-from fedkeep.errors import FedKeepError, ValueRefused
+from fedkeep.errors import ConfigError, FedKeepError, ValueRefused
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.training import Parametrization
 from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
@@ -587,3 +587,64 @@ def test_made_images_are_not_brightened() -> None:
     assert "generated" not in batch.data
     as_they_were = (batch.data["input"] == engine.context.normalise(data["input"])[batch.index]).flatten(1).all(1)
     assert torch.equal(as_they_were, made[batch.index])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_adam_is_that_of_pytorch(name: Any, kind: Any) -> None:
+    networks, data = ModelRunner(tiny.network, 0, CPU), columns(11)
+    training = Training(
+        epochs=3,
+        batch_size=4,
+        lr=0.02,
+        optimizer=name,
+        betas=(0.8, 0.95),
+        eps=1e-6,
+        weight_decay=0.1,
+        max_grad_norm=0.5,
+    )
+    network = networks.build()
+    network.load_state_dict(dict(networks.initial))
+    network.train()
+    optimizer = kind(network.parameters(), lr=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    for (batch,) in TrainJob(networks.initial, CrossEntropy(), [source(data, 1)], 3, 1, 0).steps(4, False):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(batch.data["input"]), batch.data["label"]).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+        optimizer.step()
+    result = trained(networks, training, data).model
+    for key, expected in network.state_dict().items():
+        torch.testing.assert_close(result[key], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("training", "scheduler"),
+    [
+        (Training(lr=0.1, lr_decay=0.9), lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9)),
+        (
+            Training(lr=0.1, lr_decay=0.5, lr_schedule="step", lr_step_size=3),
+            lambda o: torch.optim.lr_scheduler.StepLR(o, 3, 0.5),
+        ),
+        (
+            Training(lr=0.1, lr_schedule="cosine", lr_rounds=8, lr_min=0.01),
+            lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 8, 0.01),
+        ),
+    ],
+)
+def test_schedules_are_those_of_pytorch(training: Training, scheduler: Any) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    schedule = scheduler(optimizer)
+    for round in range(1, 9):
+        assert training.lr_at(round) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+
+
+def test_an_option_without_effect_is_refused() -> None:
+    for options, message in (
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum is of SGD"),
+        ({"lr_schedule": "cosine", "lr_decay": 0.9}, "lr_decay has no effect"),
+        ({"betas": (0.9,)}, "betas are two numbers"),
+        ({"optimizer": "adamm"}, "Did you mean 'adam'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Training(**options)  # type: ignore[arg-type]

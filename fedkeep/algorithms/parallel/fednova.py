@@ -19,6 +19,7 @@ class FedNova(Algorithm):
 
     title = "FedNova"
     paper = "Wang et al., 2020: Tackling the objective inconsistency problem in heterogeneous federated optimization"
+    needs = ("sgd",)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Let all clients train the global model, and take the normalised mean of their models."""

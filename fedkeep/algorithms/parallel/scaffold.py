@@ -49,6 +49,7 @@ class SCAFFOLD(Algorithm[ControlVariate, ControlVariate]):
     """
 
     paper = "Karimireddy et al., 2020: SCAFFOLD, stochastic controlled averaging for federated learning"
+    needs = ("sgd",)
 
     aggregation: Aggregation = option("num_examples", "whether clients count by their examples, or all alike")
 

@@ -57,6 +57,7 @@ class CWC(Algorithm[AccumulatedImportance]):
 
     title = "CWC (reconstructed)"
     paper = "Cyclical weight consolidation, 2024: arXiv 2405.10647 (reconstructed from its abstract)"
+    needs = ("sgd",)
     schedule = "sequential"
 
     w_penalty: float = option(100.0, "weight of the penalty (lambda; grid 1, 10, 100, 1000)", low=0.0)
