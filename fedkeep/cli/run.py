@@ -182,7 +182,7 @@ def _next_steps(folder: Path, experiment: Experiment, rows: Sequence[Row]) -> st
         more = ",".join(map(str, range(max(recipe.seeds) + 1, max(recipe.seeds) + 4)))
         steps.append(("more seeds, to add with fedkeep compare", f"{again} --seeds {more}"))
     skew = as_table(recipe.partition)
-    for name in ("classes", "alpha"):
+    for name in ("classes_per_client", "alpha"):
         if isinstance(skew.get(name), int | float):
             steps.append(
                 (f"less skewed clients ({name} was {skew[name]})", f"{again} --set partition.{name}={2 * skew[name]}")

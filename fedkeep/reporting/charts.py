@@ -165,7 +165,8 @@ def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
     if span <= 0:
         return [low]
     step = 10.0 ** math.floor(math.log10(span))
-    step *= next((factor for factor in (0.1, 0.2, 0.25, 0.5, 1.0) if span / (step * factor) <= 6.5), 2.0)
+    factors = (0.1, 0.2, 0.5, 1.0) if whole else (0.1, 0.2, 0.25, 0.5, 1.0)
+    step *= next((factor for factor in factors if span / (step * factor) <= 6.5), 2.0)
     step = max(step, 1.0) if whole else step
     return [round(step * k, 10) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 

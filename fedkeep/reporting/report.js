@@ -67,7 +67,7 @@
       button.addEventListener("click", () => {
         const on = button.getAttribute("aria-pressed") !== "true";
         button.setAttribute("aria-pressed", String(on));
-        for (const group of all(`.chart g[data-m="${item.dataset.m}"]`)) group.classList.toggle("off", !on);
+        for (const group of all(`.chart [data-m="${item.dataset.m}"]`)) group.classList.toggle("off", !on);
       });
     }
     const longest = Math.max(1, ...charts.flatMap((chart) => chart.lines.map((line) => line.raw.length)));
@@ -86,9 +86,8 @@
               return [x, part.reduce((sum, point) => sum + point[1], 0) / part.length];
             });
             line.path.setAttribute("d", "M" + line.drawn.map(([x, y]) => `${x} ${y.toFixed(1)}`).join("L"));
-            const band = line.group.querySelector(".band");
-            if (band) band.classList.toggle("off", width !== Number(legend.dataset.window));
           }
+          chart.figure.classList.toggle("bare", width !== Number(legend.dataset.window)); // bands are not smoothed anew
         }
       });
     }
