@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# Before torch is imported: on a busy machine two threads of a small model can be eight times slower than one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 pytest.register_assert_rewrite("byhand", "local_line", "permuting", "toy")
 
 

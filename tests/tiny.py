@@ -20,11 +20,11 @@ from fedkeep.testing.federation import (
     federation,
     finite,
     network,
+    run_rounds,
+    simulation,
+    simulation_with_tasks,
     stream,
 )
-from fedkeep.testing.federation import run_rounds as played
-from fedkeep.testing.federation import simulation as engine
-from fedkeep.testing.federation import simulation_with_tasks as engine_with_tasks
 
 __all__ = [
     "CLASSES",
@@ -42,13 +42,13 @@ __all__ = [
     "by_hand",
     "configured",
     "dataset",
-    "engine",
-    "engine_with_tasks",
     "equal",
     "federation",
     "finite",
     "network",
-    "played",
+    "run_rounds",
+    "simulation",
+    "simulation_with_tasks",
     "stream",
     "write_recipe",
 ]
