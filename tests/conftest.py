@@ -10,7 +10,7 @@ import pytest
 # Before torch is imported: on a busy machine two threads of a small model can be eight times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest.register_assert_rewrite("byhand", "local_line", "permuting", "toy")
+pytest.register_assert_rewrite("byhand", "local_transport", "permuting", "toy")
 
 
 @pytest.fixture(autouse=True, scope="session")

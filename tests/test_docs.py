@@ -100,7 +100,7 @@ def test_any_parallel_method_can_fuse_by_transport(tmp_path: Path) -> None:
     file.write_text(code)
     arguments = ["run", "--use", str(file), "--methods", "fedprox,fedprox-pit", "--rounds", "2", "--seeds", "0"]
     assert main([*arguments, "--workers", "1", "--quiet", "--out", str(out)]) == 0
-    plain, fused = (read_run(out).trials[place].rounds for place in (0, 1))
+    plain, fused = (read_run(out).trials[location].rounds for location in (0, 1))
     assert plain[0]["loss"] == fused[0]["loss"], "as long as nothing was fused"
     assert plain[-1]["correct"] != fused[-1]["correct"]
 
@@ -209,7 +209,11 @@ def test_there_are_commands() -> None:
 def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
     """The quickest row of the README's table comes out again; processors round differently, so within a point."""
     table = (ROOT / "README.md").read_text().split("<!-- demo table", 1)[1].split("<!-- end", 1)[0]
-    rows = {cells[1].strip(): cells for line in table.splitlines() if len(cells := line.split("|")) > 4}
+    rows = {
+        trial_folders[1].strip(): trial_folders
+        for line in table.splitlines()
+        if len(trial_folders := line.split("|")) > 4
+    }
     assert [method.label for method in load_recipe("demo").methods] == list(rows)[2:]
     printed = float(rows["FedSeq"][3].split("±")[0].strip(" *"))
     (row,) = summary(fedkeep.run("demo", methods=[fedkeep.FedSeq()], out=tmp_path / "run"))
@@ -234,12 +238,12 @@ def test_links_lead_somewhere(name: str) -> None:
 def is_made(page: Path) -> bool:
     """Return whether a page is made for the site (tools/site_source.py)."""
     folder = page.parent.relative_to(ROOT).as_posix()
-    made = {
+    result = {
         "docs/methods": {"index", *algorithms()},
         "docs/reference": {"recipes", "commands"},
         "docs/tutorials": {path.stem for path in (ROOT / "docs" / "tutorials").glob("*.py")},
     }
-    return page.suffix == ".md" and page.stem in made.get(folder, set())
+    return page.suffix == ".md" and page.stem in result.get(folder, set())
 
 
 def test_the_commands_of_the_deployment_guide_are_those_that_the_script_runs() -> None:
@@ -256,7 +260,11 @@ def test_the_commands_of_the_deployment_guide_are_those_that_the_script_runs() -
 
 def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
     table = (ROOT / "docs" / "deploy.md").read_text().split("<!-- bytes", 1)[1].split("<!-- end", 1)[0]
-    rows = {cells[1].strip(): cells for line in table.splitlines() if len(cells := line.split("|")) > 4}
+    rows = {
+        trial_folders[1].strip(): trial_folders
+        for line in table.splitlines()
+        if len(trial_folders := line.split("|")) > 4
+    }
     spec = importlib.util.spec_from_file_location("bytes_per_method", ROOT / "benchmarks" / "bytes_per_method.py")
     assert spec is not None
     assert spec.loader is not None

@@ -59,7 +59,7 @@ def test_good_values_are_kept_as_their_type(name: str, given: Any, kept: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "said"),
+    ("name", "given", "output"),
     [
         ("count", 0, "1 to 9, not 0"),
         ("count", 10, "1 to 9, not 10"),
@@ -87,8 +87,8 @@ def test_good_values_are_kept_as_their_type(name: str, given: Any, kept: Any) ->
         ("limit", 10**400, "a number"),
     ],
 )
-def test_bad_values_are_refused_with_name_and_reason(name: str, given: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"Sample.{name} .*{said}"):
+def test_bad_values_are_refused_with_name_and_reason(name: str, given: Any, output: str) -> None:
+    with pytest.raises(ConfigError, match=f"Sample.{name} .*{output}"):
         Sample(**{name: given})
 
 

@@ -1,13 +1,13 @@
-"""Play every method for a few rounds and digest what comes of it: equal digests show that a change changed nothing.
+"""Run every method for a few rounds and digest what comes of it: equal digests show that a change changed nothing.
 
     python tools/equality.py --out before.json               at one revision, some minutes
     python tools/equality.py --out after.json                at another, on the same machine
     python tools/equality.py --compare before.json after.json
 
 It imports the checkout that it lies in. The comparison ends with code 1 and a list if any digest differs or is missing.
-``--only PATTERN`` plays, or compares, only keys that match, such as ``'sfedkd/*'`` or ``'*/tasks/*'``.
+``--only PATTERN`` runs, or compares, only keys that match, such as ``'sfedkd/*'`` or ``'*/tasks/*'``.
 
-What is played: every variant of tests/algorithms/test_conformance.py in each of SITUATIONS and WAYS below, and over the
+What is run: every variant of tests/algorithms/test_conformance.py in each of SITUATIONS and WAYS below, and over the
 line to sites of tests/flower; whole runs through `fedkeep.run`, from a recipe to the numbers of its tables; the
 training of a generator; the initial weights of the architectures; the values of all recipes.
 
@@ -45,7 +45,7 @@ import tiny
 import tomli_w
 import torch
 from digests import Digests, digest, of_model, of_records, of_run, read_records
-from local_line import LocalLine, places
+from local_transport import LocalTransport, node_configs
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from test_conformance import VARIANTS, WITH_TASKS
@@ -119,19 +119,19 @@ MODELS = "alexnet8 alexnet8-usfc cnn-ll cnn4 lenet5 mean-cnn mlp resnet18 resnet
 
 
 def built(key: str, situation: str, **changes: Any) -> Any:
-    """Return an engine at round 0."""
+    """Return a simulation at round 0."""
     settings: dict[str, Any] = {"cohort_size": 4, "training": tiny.SHORT, **changes}
     tasks = "tasks" in situation
     if "networks" in situation:
         wide, classes = get_architecture("mlp")(hidden=(11, 5)), 1 if tasks else tiny.CLASSES  # type: ignore[call-arg]
         settings["client_factories"] = dict.fromkeys("14", lambda: wide.build(tiny.SHAPE, classes))
     method = VARIANTS[RENAMED.get(key, key)]
-    return tiny.engine_with_tasks(method, **settings) if tasks else tiny.engine(method, rounds=3, **settings)
+    return tiny.simulation_with_tasks(method, **settings) if tasks else tiny.simulation(method, rounds=3, **settings)
 
 
 @cache
 def hands() -> tuple[Listener, list[Connection]]:
-    """Start two worker processes, which serve one engine after another: a process takes seconds to start."""
+    """Start two worker processes, which serve one simulation after another: a process takes seconds to start."""
     listener, context, orders = Listener(), multiprocessing.get_context("spawn"), []
     for _ in range(2):
         near, far = context.Pipe()
@@ -140,14 +140,14 @@ def hands() -> tuple[Listener, list[Connection]]:
     return listener, orders
 
 
-def hire(engine: Any, count: int, *job: str) -> ProcessExecutor:
-    """Give an engine workers, which build the same one."""
+def hire(simulation: Any, count: int, *job: str) -> ProcessExecutor:
+    """Give a simulation workers, which build the same one."""
     listener, orders = hands()
     workers = []
     for line in orders[:count]:
         line.send(job)
         workers.append(Worker(listener.accept()))
-    engine.executor = pool = ProcessExecutor(workers, engine)
+    simulation.executor = pool = ProcessExecutor(workers, simulation)
     return pool
 
 
@@ -155,32 +155,32 @@ def work(orders: Connection, address: str) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError):
         while True:
-            engine = built(*orders.recv())
+            simulation = built(*orders.recv())
             with Client(address) as connection:
-                serve(connection, step_handlers(engine))
+                serve(connection, step_handlers(simulation))
 
 
-def in_engine(key: str, situation: str, way: str) -> Digests:
+def in_simulation(key: str, situation: str, way: str) -> Digests:
     changes = dict(WAYS[way])
     workers, killed = changes.pop("workers", 0), changes.pop("killed", 0)
-    engine, found = built(key, situation, **changes), {}
+    simulation, found = built(key, situation, **changes), {}
     if killed:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             with suppress(Stopped):
-                run_trial(engine, folder, [stop_after(killed)])
-            engine = built(key, situation, **changes)
-            run_trial(engine, folder)
+                run_trial(simulation, folder, [stop_after(killed)])
+            simulation = built(key, situation, **changes)
+            run_trial(simulation, folder)
             records, found = read_records(folder), of_model(load_file(folder / "model.safetensors"), "exported weights")
     else:
-        pool = hire(engine, workers, key, situation) if workers else None
-        records = tiny.played(engine)
+        pool = hire(simulation, workers, key, situation) if workers else None
+        records = tiny.run_rounds(simulation)
         if pool is not None:
             pool.stop()
     for what in changes.get("evaluation_models", ()):
-        found |= of_model(engine.evaluation_model(what), f"{what} weights")
-    found |= {"server's state": digest(engine.server.state), "clients' states": digest(engine.client_states)}
-    return of_model(engine.server.model) | of_records(records) | found
+        found |= of_model(simulation.evaluation_model(what), f"{what} weights")
+    found |= {"server's state": digest(simulation.server.state), "clients' states": digest(simulation.client_states)}
+    return of_model(simulation.server.model) | of_records(records) | found
 
 
 @cache
@@ -204,7 +204,7 @@ def at_sites(key: str, tasks: bool) -> Digests:
             (folder / "anchors.csv").write_text("".join(f"{','.join(map(str, row))}\n" for row in rows))
             method = replace(method, anchors=str(folder / "anchors.csv"))
         table["methods"] = [{"algorithm": method.name(), **as_table(method)}]
-        line = LocalLine(places(folder / "states", 3 if draws else 8))
+        line = LocalTransport(node_configs(folder / "states", 3 if draws else 8))
         recipe = tiny.write_recipe(folder, tomli_w.dumps(table))
         patient = config(recipe, folder / "run", settings, rounds=2, wait=60.0, deadline=600.0)
         found = of_run(serve_sites(line, patient))
@@ -248,7 +248,7 @@ def jobs() -> Iterator[tuple[str, Callable[[], Digests]]]:
                 continue
             for way in WAYS:
                 if key in FEW.split() or way not in FOR_FEW:
-                    yield f"{key}/{situation}/{way}", partial(in_engine, key, situation, way)
+                    yield f"{key}/{situation}/{way}", partial(in_simulation, key, situation, way)
             if not networks and (tasks or "generator" not in VARIANTS[name].needs):
                 yield f"{key}/{situation}/sites", partial(at_sites, key, tasks)
     for workers in (1, 2):

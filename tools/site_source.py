@@ -206,7 +206,7 @@ def option_table(cls: type[Options]) -> list[str]:
 
 
 def cell(value: Any) -> str:
-    """Return text for a cell of a table."""
+    """Return text for a trial of a table."""
     text = "required" if value is dataclasses.MISSING else str(value)
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;") or '""'
 
@@ -335,7 +335,7 @@ def subcommands(top: argparse.ArgumentParser) -> list[tuple[str, argparse.Argume
 
 
 def cells(program: str) -> list[tuple[str, str]]:
-    """Return the cells of a program in the percent format: ``("markdown" or "python", text)``."""
+    """Return the trials of a program in the percent format: ``("markdown" or "python", text)``."""
     found = []
     for part in re.split(r"^# %%", program, flags=re.M)[1:]:
         head, _, body = part.partition("\n")

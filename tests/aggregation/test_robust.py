@@ -80,10 +80,10 @@ def test_every_method_that_averages_takes_every_rule(name: str, rule: Any) -> No
     from fedkeep.interface import get_algorithm
 
     method = tiny.configured(get_algorithm(name))
-    plain = tiny.engine(method, cohort_size=5, rounds=2, training=tiny.SHORT)
-    robust = tiny.engine(method, cohort_size=5, rounds=2, training=tiny.SHORT, defense=Defense(aggregation=rule))
-    tiny.played(plain)
-    records = tiny.played(robust)
+    plain = tiny.simulation(method, cohort_size=5, rounds=2, training=tiny.SHORT)
+    robust = tiny.simulation(method, cohort_size=5, rounds=2, training=tiny.SHORT, defense=Defense(aggregation=rule))
+    tiny.run_rounds(plain)
+    records = tiny.run_rounds(robust)
     assert not any(record["lost"] for record in records)
     assert ("left_out" in records[0]) == (rule in ("krum", "multi_krum"))
     assert tiny.finite(robust.server.model)

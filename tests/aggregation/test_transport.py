@@ -26,9 +26,9 @@ ALIGNED = OptimalTransport(result="aligned")
 def small_vgg(norm: bool = True) -> Network:
     """Return VGG-16's layers with an eighth of the maps, and hidden layers of 40 units, on flattened 2x3 maps."""
     layers = [
-        Convolution(maps // 8, 3, padding=1, pool=(2, 2) if place == count else None, norm=norm)
+        Convolution(maps // 8, 3, padding=1, pool=(2, 2) if location == count else None, norm=norm)
         for maps, count in STAGES
-        for place in range(1, count + 1)
+        for location in range(1, count + 1)
     ]
     return convolutional("small", (1, 64, 96), 5, convolutions=layers, hidden=(40, 40), dropout=0.5, dropped="outputs")
 
@@ -52,10 +52,10 @@ def model(name: str, seed: int) -> dict[str, Tensor]:
     """Return weights of their own for each seed: PyTorch's initial spread, drawn anew."""
     network, _ = NETWORKS[name]
     noise = torch.Generator().manual_seed(seed)
-    drawn = {
+    sampled = {
         k: torch.randn(v.shape, generator=noise) * v.std() for k, v in state_dict_copy(network).items() if v.ndim > 1
     }
-    return lively(network, noise) | drawn
+    return lively(network, noise) | sampled
 
 
 def logits(name: str, weights: Weights) -> Tensor:

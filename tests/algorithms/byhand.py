@@ -36,23 +36,23 @@ Lesson = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Hand:
-    """A federation as an engine would have it, to be played by hand."""
+    """A federation as a simulation would have it, to be run by hand."""
 
-    def __init__(self, engine: Simulation) -> None:
-        self.engine = engine
-        self.training = engine.training
-        self.network = engine.context.runner.build().double()
-        self.initial = doubled(engine.context.runner.initial)
-        self.classes = engine.context.num_classes
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.training = simulation.training
+        self.network = simulation.context.runner.build().double()
+        self.initial = doubled(simulation.context.runner.initial)
+        self.classes = simulation.context.num_classes
 
     def cohorts(self, rounds: int) -> list[tuple[int, list[str]]]:
         """Return (round, ordered cohort), rounds counted from 1."""
-        return [(number, self.engine.sample_cohort(number)) for number in range(1, rounds + 1)]
+        return [(number, self.simulation.sample_cohort(number)) for number in range(1, rounds + 1)]
 
     def data(self, client: str) -> tuple[Tensor, Tensor]:
         """Return a client's normalised images, in float64, and its labels."""
-        rows = self.engine.federation.data(client)
-        return self.engine.context.normalise(rows["input"]).double(), rows["label"]
+        rows = self.simulation.federation.data(client)
+        return self.simulation.context.normalise(rows["input"]).double(), rows["label"]
 
     def size(self, client: str) -> int:
         return len(self.data(client)[1])
@@ -84,8 +84,8 @@ class Hand:
         return each_cross_entropy(self.logits(model, images), labels).mean()
 
     def batches(self, client: str, round: int) -> Iterator[Tensor]:
-        """Yield the rows of every batch of a visit, all epochs."""
-        order = seeds.generator(self.engine.seed, "batches", task=1, round=round, client=client)
+        """Yield the rows of every batch of a local training, all epochs."""
+        order = seeds.generator(self.simulation.seed, "batches", task=1, round=round, client=client)
         count = self.size(client)
         for _ in range(self.training.epochs):
             rows = torch.randperm(count, generator=order)
@@ -98,7 +98,7 @@ class Hand:
     def train(
         self, client: str, round: int, start: Mapping[str, Tensor], loss: BatchLoss, step: Step | None = None
     ) -> Model:
-        """Return the model after one visit: SGD with momentum and weight decay. ``step`` is told of each step."""
+        """Return the model after one local training: SGD with momentum and weight decay. ``step`` sees each."""
         images, labels = self.data(client)
         weights = {name: tensor.detach().clone() for name, tensor in start.items()}
         velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -211,11 +211,11 @@ def assert_same(
         torch.testing.assert_close(got[name].double(), tensor.double(), rtol=rtol, atol=atol)
 
 
-def played(method: Algorithm[Any, Any], rounds: int, **changes: Any) -> Simulation:
-    """Return an engine after some rounds."""
-    engine = tiny.engine(method, rounds=rounds, **changes)
-    tiny.played(engine)
-    return engine
+def run_rounds(method: Algorithm[Any, Any], rounds: int, **changes: Any) -> Simulation:
+    """Return a simulation after some rounds."""
+    simulation = tiny.simulation(method, rounds=rounds, **changes)
+    tiny.run_rounds(simulation)
+    return simulation
 
 
 # Losses of single examples, [b]
@@ -265,20 +265,20 @@ def entropies(logits: Tensor) -> list[float]:
 
 def returning(hand: Hand, rounds: int) -> set[str]:
     """Return the clients that are drawn more than once."""
-    drawn = list(itertools.chain.from_iterable(cohort for _, cohort in hand.cohorts(rounds)))
-    return {client for client in drawn if drawn.count(client) > 1}
+    sampled = list(itertools.chain.from_iterable(cohort for _, cohort in hand.cohorts(rounds)))
+    return {client for client in sampled if sampled.count(client) > 1}
 
 
 # Methods taught by the received model
 
 
 def hand_of(**changes: Any) -> Hand:
-    """Return the tiny federation, to be played by hand."""
-    return Hand(tiny.engine(FedAvg(), **changes))
+    """Return the tiny federation, to be run by hand."""
+    return Hand(tiny.simulation(FedAvg(), **changes))
 
 
-def taught_by(hand: Hand, teacher: Mapping[str, Tensor], lesson: Lesson) -> BatchLoss:
-    return lambda w, x, y: lesson(hand.taught(teacher, x), hand.logits(w, x), y)
+def taught_by(hand: Hand, teacher: Mapping[str, Tensor], distillation: Lesson) -> BatchLoss:
+    return lambda w, x, y: distillation(hand.taught(teacher, x), hand.logits(w, x), y)
 
 
 def rounds_of(hand: Hand, rounds: int, lesson_of: Callable[[str], Lesson]) -> list[Model]:
@@ -291,11 +291,11 @@ def rounds_of(hand: Hand, rounds: int, lesson_of: Callable[[str], Lesson]) -> li
 
 
 def compare(method: Any, expected: Sequence[Model], **changes: Any) -> None:
-    """Play a method and compare it with the hand's model after each round."""
-    engine = tiny.engine(method, rounds=len(expected), **changes)
+    """Run a method and compare it with the hand's model after each round."""
+    simulation = tiny.simulation(method, rounds=len(expected), **changes)
     for model in expected:
-        tiny.played(engine, 1)
-        assert_same(engine.server.model, model)
+        tiny.run_rounds(simulation, 1)
+        assert_same(simulation.server.model, model)
 
 
 def objective_at(method: Any, client: str, round: int, **changes: Any) -> tuple[Loss, Model]:
@@ -309,7 +309,7 @@ def objective_at(method: Any, client: str, round: int, **changes: Any) -> tuple[
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalParty, "fit", spy)
-        played(method, round, cohort_size=6, **changes)
+        run_rounds(method, round, cohort_size=6, **changes)
     objective, model = seen[round, client]
     return objective, doubled(model)
 
@@ -320,11 +320,11 @@ def elsewhere(model: Model) -> Model:
     return {n: t + 0.3 * torch.randn(t.shape, generator=generator, dtype=torch.float64) for n, t in model.items()}
 
 
-def assert_objective(hand: Hand, method: Any, lesson: Lesson, rows: Sequence[int], **changes: Any) -> None:
+def assert_objective(hand: Hand, method: Any, distillation: Lesson, rows: Sequence[int], **changes: Any) -> None:
     """Compare value and gradient of what client 2 minimises in round 2 with the loss by hand, on these of its rows."""
     objective, received = objective_at(method, "2", 2, **changes)
     student = elsewhere(received)
     value, gradient = hand.asked(objective, "2", rows, student)
-    expected, slope = hand.value_and_gradient(taught_by(hand, received, lesson), "2", rows, student)
+    expected, slope = hand.value_and_gradient(taught_by(hand, received, distillation), "2", rows, student)
     assert value == pytest.approx(expected, rel=1e-6)
     assert_same(gradient, slope, rtol=1e-5, atol=1e-8)

@@ -26,18 +26,18 @@ def method(**options: Any) -> DDDR:
 
 
 def in_second_task(fed: DDDR, sizes: tuple[int, int], **changes: Any) -> tuple[Simulation, dict[str, Tensor]]:
-    """Return an engine after the first round of the second task, and the model that the first task left."""
-    engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort_size=5, **changes)
-    tiny.played(engine, 1)
-    last = dict(engine.server.model)
-    tiny.played(engine, 1)
-    return engine, last
+    """Return a simulation after the first round of the second task, and the model that the first task left."""
+    simulation = tiny.simulation_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort_size=5, **changes)
+    tiny.run_rounds(simulation, 1)
+    last = dict(simulation.server.model)
+    tiny.run_rounds(simulation, 1)
+    return simulation, last
 
 
-def assigned(engine: Simulation, client: str) -> TrainJob:
+def assigned(simulation: Simulation, client: str) -> TrainJob:
     """Return the training that a client is about to carry out on the server's model."""
-    data, state = engine.federation.data(client), engine.client_states[client]
-    party = LocalClient(engine.context, client, data, state, task=2, round=9, uses={})
+    data, state = simulation.federation.data(client), simulation.client_states[client]
+    party = LocalClient(simulation.context, client, data, state, task=2, round=9, uses={})
     asked: list[TrainJob] = []
 
     def noted(assignment: TrainJob) -> Fit:
@@ -45,33 +45,33 @@ def assigned(engine: Simulation, client: str) -> TrainJob:
         return Fit(assignment.model, 0, 0, 0.0)
 
     party.train = noted
-    engine.algorithm.train(party, engine.server.model)  # type: ignore[attr-defined]
+    simulation.algorithm.train(party, simulation.server.model)  # type: ignore[attr-defined]
     return asked[0]
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
 def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None:
     fed = method(images_per_old_class=3)
-    engine, last = in_second_task(fed, sizes)
+    simulation, last = in_second_task(fed, sizes)
     old, tau = sizes[0], fed.tau
-    assignment = assigned(engine, "2")
-    examples = engine.federation.data("2")
+    assignment = assigned(simulation, "2")
+    examples = simulation.federation.data("2")
     mixed, replayed = assignment.streams
     assert len(mixed.data["label"]) == len(examples["label"]) + fed.images_per_new_class * sizes[1]
     assert replayed.data["label"].tolist() == [c for c in range(old) for _ in range(fed.images_per_old_class)]
     batches = [mixed.first(len(mixed.data["label"])), replayed.first(len(replayed.data["label"]))]
 
     def answers(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-        network = engine.context.runner.build(model).double()
+        network = simulation.context.runner.build(model).double()
         load_weights(network, {name: tensor.double() for name, tensor in model.items()})
         features = network.features(images.double())
         return features, network.classifier(features)
 
-    (features, z), (_, r) = (answers(engine.server.model, batch.data["input"]) for batch in batches)
-    said = softmax(answers(last, batches[1].data["input"])[1][:, :old] / tau, -1)
+    (features, z), (_, r) = (answers(simulation.server.model, batch.data["input"]) for batch in batches)
+    output = softmax(answers(last, batches[1].data["input"])[1][:, :old] / tau, -1)
     labels, past = (batch.data["label"] for batch in batches)
     hard = -log_softmax(z[:, old:], -1)[torch.arange(len(labels)), labels - old].mean()
-    soft = -(said * log_softmax(r[:, :old] / tau, -1)).sum(-1).mean()
+    soft = -(output * log_softmax(r[:, :old] / tau, -1)).sum(-1).mean()
     replay = -log_softmax(r[:, :old], -1)[torch.arange(len(past)), past].mean()
     likeness = (normalize(features) @ normalize(features).T / 0.07).exp()
     contrast = 0.0
@@ -80,12 +80,12 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
         alike = [j for j in others if labels[j] == labels[i]]
         everything = likeness[i, others].sum()
         contrast -= sum((likeness[i, j] / everything).log() for j in alike) / max(1, len(alike)) / len(labels)
-    network = engine.context.runner.build(engine.server.model)
-    load_weights(network, engine.server.model)
-    networks = engine.context.runner
-    load_weights(networks.train_network, engine.server.model)
-    pupil = NetworkView(networks, dict(networks.train_network.named_parameters()), networks.train_network)
-    loss = assignment.loss(pupil, batches)
+    network = simulation.context.runner.build(simulation.server.model)
+    load_weights(network, simulation.server.model)
+    networks = simulation.context.runner
+    load_weights(networks.train_network, simulation.server.model)
+    view = NetworkView(networks, dict(networks.train_network.named_parameters()), networks.train_network)
+    loss = assignment.loss(view, batches)
     expected = hard + 0.5 * replay + 10 * soft + 1.0 * contrast
     torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -93,18 +93,18 @@ def test_the_loss_of_a_client_in_the_second_task(sizes: tuple[int, int]) -> None
 def test_without_made_images_and_contrast_the_first_task_is_fedavg() -> None:
     stream = tiny.stream((3,), absent=0)
     mine, theirs = (
-        tiny.engine_with_tasks(fed, stream, rounds=2, cohort_size=5)
+        tiny.simulation_with_tasks(fed, stream, rounds=2, cohort_size=5)
         for fed in (method(images_per_new_class=0, w_scl=0.0), Finetune())
     )
-    tiny.played(mine), tiny.played(theirs)
+    tiny.run_rounds(mine), tiny.run_rounds(theirs)
     assert tiny.equal(mine.server.model, theirs.server.model)
 
 
 def test_images_are_shown_once_a_task_beside_the_model() -> None:
     fed = method()
-    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
-    records = tiny.played(engine)
-    sizes = [sum(t.nbytes for t in engine.context.runner.initial.values()) - 4 * 9 * (1 - task) for task in (0, 1)]
+    simulation = tiny.simulation_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
+    records = tiny.run_rounds(simulation)
+    sizes = [sum(t.nbytes for t in simulation.context.runner.initial.values()) - 4 * 9 * (1 - task) for task in (0, 1)]
     searched = [5 * fed.prototype_rounds * n * 16 * 4 for n in (2, 1)]
     image = 16 + 8
     downs = [records[2 * task]["down"] - searched[task] - 5 * sizes[task] for task in (0, 1)]
@@ -113,15 +113,15 @@ def test_images_are_shown_once_a_task_beside_the_model() -> None:
         "the new class's images and what the old model said of the old ones'"
     )
     assert [records[2 * task + 1]["down"] for task in (0, 1)] == [5 * size for size in sizes]
-    for client in engine.federation.clients:
-        assert torch.equal(engine.client_states[client].pool["input"], engine.server.state.pool["input"])
+    for client in simulation.federation.clients:
+        assert torch.equal(simulation.client_states[client].pool["input"], simulation.server.state.pool["input"])
 
 
 def test_the_old_model_itself_teaches_what_is_augmented_at_random() -> None:
     from fedkeep.data import Augmentation
 
-    engine, last = in_second_task(method(), (2, 1), augmentation=Augmentation(horizontal_flip=True))
-    teachers = [leaf for leaf in vars(assigned(engine, "2").loss)["terms"] if "ClassSubset" in type(leaf).__name__]
+    simulation, last = in_second_task(method(), (2, 1), augmentation=Augmentation(horizontal_flip=True))
+    teachers = [leaf for leaf in vars(assigned(simulation, "2").loss)["terms"] if "ClassSubset" in type(leaf).__name__]
     assert any(tiny.equal(getattr(term.term, "teachers", ({},))[0], last) for term in teachers)
 
 

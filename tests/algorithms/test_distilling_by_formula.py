@@ -68,7 +68,7 @@ def feddkd(target: float, nontarget: float, tau: float, factor: float) -> Lesson
 
 
 @pytest.mark.parametrize(
-    ("method", "lesson"),
+    ("method", "distillation"),
     [
         (FedNTD(), fedntd(1.0, 1.0)),
         (FedNTD(w_nontarget=0.4, tau=3.0), fedntd(0.4, 3.0)),
@@ -80,10 +80,10 @@ def feddkd(target: float, nontarget: float, tau: float, factor: float) -> Lesson
     ],
     ids=["fedntd", "fedntd-warm", "fedlsd", "fedlsd-scaled", "feddkd", "feddkd-unscaled", "feddkd-target-only"],
 )
-def test_distillation_with_fixed_weights(method: Any, lesson: Lesson) -> None:
+def test_distillation_with_fixed_weights(method: Any, distillation: Lesson) -> None:
     hand = hand_of()
-    compare(method, rounds_of(hand, ROUNDS, lambda client: lesson))
-    assert_objective(hand, method, lesson, [0, 3, 4, 9, 11])
+    compare(method, rounds_of(hand, ROUNDS, lambda client: distillation))
+    assert_objective(hand, method, distillation, [0, 3, 4, 9, 11])
 
 
 def test_feddkd_by_default_has_the_official_weights() -> None:
@@ -93,12 +93,12 @@ def test_feddkd_by_default_has_the_official_weights() -> None:
 
 def test_feddkd_without_target_part_is_fedntd() -> None:
     dkd = FedDKD(w_target=0.0, w_nontarget=1.0, tau=1.0)
-    ntd = byhand.played(FedNTD(), ROUNDS).server.model
-    assert tiny.equal(byhand.played(dkd, ROUNDS).server.model, ntd)
-    assert not tiny.equal(byhand.played(replace(dkd, w_target=0.5), ROUNDS).server.model, ntd)
-    assert not tiny.equal(byhand.played(replace(dkd, w_nontarget=2.0), ROUNDS).server.model, ntd)
-    unscaled = byhand.played(replace(dkd, w_nontarget=1.5, tau=3.0), ROUNDS).server.model
-    assert tiny.equal(unscaled, byhand.played(FedNTD(w_nontarget=1.5, tau=3.0), ROUNDS).server.model)
+    ntd = byhand.run_rounds(FedNTD(), ROUNDS).server.model
+    assert tiny.equal(byhand.run_rounds(dkd, ROUNDS).server.model, ntd)
+    assert not tiny.equal(byhand.run_rounds(replace(dkd, w_target=0.5), ROUNDS).server.model, ntd)
+    assert not tiny.equal(byhand.run_rounds(replace(dkd, w_nontarget=2.0), ROUNDS).server.model, ntd)
+    unscaled = byhand.run_rounds(replace(dkd, w_nontarget=1.5, tau=3.0), ROUNDS).server.model
+    assert tiny.equal(unscaled, byhand.run_rounds(FedNTD(w_nontarget=1.5, tau=3.0), ROUNDS).server.model)
 
 
 # ASD and FedNTD+ASD (section 6)
@@ -118,14 +118,14 @@ def asd_weights(
 def asd(hand: Hand, client: str, weight: float, tau: float, beta: float, by_entropy: float, nontarget: bool) -> Lesson:
     own = hand.data(client)[1].tolist()
 
-    def lesson(t: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    def distillation(t: Tensor, s: Tensor, y: Tensor) -> Tensor:
         each = each_nontarget(t, s, y, tau) if nontarget else each_divergence(t, s, tau)
         o = asd_weights(t, y.tolist(), own, beta, by_entropy)
         assert sum(o) == pytest.approx(1)
         weighed = torch.stack([w * e for w, e in zip(o, each, strict=True)])
         return each_cross_entropy(s, y).mean() + weight * weighed.sum()
 
-    return lesson
+    return distillation
 
 
 ASD_OPTIONS = [
@@ -136,7 +136,7 @@ ASD_OPTIONS = [
 ]
 
 
-def asd_lesson(hand: Hand, cls: Any, options: Mapping[str, float]) -> Callable[[str], Lesson]:
+def asd_distillation(hand: Hand, cls: Any, options: Mapping[str, float]) -> Callable[[str], Lesson]:
     values = {"w_full": 2.0, "tau": 2.0, "beta": 1.0, "beta_entropy": 1.0} | dict(options)
     weight, tau, beta, by_entropy = (values[name] for name in ("w_full", "tau", "beta", "beta_entropy"))
     return lambda client: asd(hand, client, weight, tau, beta, by_entropy, cls is FedNTDASD)
@@ -146,7 +146,7 @@ def asd_lesson(hand: Hand, cls: Any, options: Mapping[str, float]) -> Callable[[
 @pytest.mark.parametrize("cls", [ASD, FedNTDASD])
 def test_asd(cls: Any, options: dict[str, float]) -> None:
     hand = hand_of()
-    lesson_of = asd_lesson(hand, cls, options)
+    lesson_of = asd_distillation(hand, cls, options)
     lengths = {len(rows) for _, cohort in hand.cohorts(ROUNDS) for c in cohort for rows in hand.batches(c, 1)}
     assert len(lengths) > 1, "a short last batch"
     compare(cls(**options), rounds_of(hand, ROUNDS, lesson_of))
@@ -156,20 +156,20 @@ def test_asd(cls: Any, options: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("options", [{"beta_entropy": 150.0}, {"beta": 200.0}], ids=str)
 def test_asds_weights_sum_to_one_however_strong(options: dict[str, Any]) -> None:
-    compare(ASD(**options), rounds_of(hand_of(), 1, asd_lesson(hand_of(), ASD, options)))
+    compare(ASD(**options), rounds_of(hand_of(), 1, asd_distillation(hand_of(), ASD, options)))
 
 
 @pytest.mark.parametrize("cls", [ASD, FedNTDASD])
 def test_asd_with_uniform_weights_is_the_mean(cls: Any) -> None:
     hand = hand_of()
 
-    def lesson(t: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    def distillation(t: Tensor, s: Tensor, y: Tensor) -> Tensor:
         each = each_divergence(t, s, 2.0) if cls is ASD else each_nontarget(t, s, y, 2.0)
         return each_cross_entropy(s, y).mean() + 2.0 * each.mean()
 
     uniform = cls(beta=0.0, beta_entropy=0.0)
-    compare(uniform, rounds_of(hand, ROUNDS, lambda client: lesson))
-    ends = [byhand.played(method, ROUNDS).server.model for method in (uniform, cls())]
+    compare(uniform, rounds_of(hand, ROUNDS, lambda client: distillation))
+    ends = [byhand.run_rounds(method, ROUNDS).server.model for method in (uniform, cls())]
     assert byhand.distance(*ends) > 1e-3
 
 
@@ -191,8 +191,8 @@ def test_asds_weights_sum_to_one_in_every_batch(cls: Any, rows: list[int], monke
     own = hand.data("2")[1].tolist()
     same = rows if cls is ASD else [row for row, label in enumerate(own) if label == own[rows[0]]][: len(rows)]
     images, labels = hand.data("2")[0][same], hand.data("2")[1][same]
-    teacher, said = hand.taught(received, images), hand.taught(student, images)
-    each = each_divergence(teacher, said, 2.0) if cls is ASD else each_nontarget(teacher, said, labels, 2.0)
+    teacher, output = hand.taught(received, images), hand.taught(student, images)
+    each = each_divergence(teacher, output, 2.0) if cls is ASD else each_nontarget(teacher, output, labels, 2.0)
     assert float(each.max() - each.min()) < 1e-12 < float(each.min())
     distilled = hand.asked(objective, "2", same, student)[0] - hand.asked(plain, "2", same, student)[0]
     assert distilled == pytest.approx(7.0 * each[0].item(), rel=1e-6)
@@ -200,16 +200,18 @@ def test_asds_weights_sum_to_one_in_every_batch(cls: Any, rows: list[int], monke
 
 @pytest.mark.parametrize("cls", [ASD, FedNTDASD])
 def test_asd_without_weight_is_fedavg(cls: Any) -> None:
-    plain = byhand.played(FedAvg(), ROUNDS).server.model
-    byhand.assert_same(byhand.played(cls(w_full=0.0), ROUNDS).server.model, plain, rtol=1e-5, atol=1e-6)
+    plain = byhand.run_rounds(FedAvg(), ROUNDS).server.model
+    byhand.assert_same(byhand.run_rounds(cls(w_full=0.0), ROUNDS).server.model, plain, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", [ASD(), FedNTDASD(), FedDKD(), FedCAD()], ids=repr)
 def test_teachers_asked_in_every_batch_teach_the_same(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under an augmentation that happens to change nothing teachers are not settled."""
-    settled = byhand.played(method, 2).server.model
+    settled = byhand.run_rounds(method, 2).server.model
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
-    asked = byhand.played(method, 2, augmentation=Augmentation(horizontal_flip=True), through_codec=True).server.model
+    asked = byhand.run_rounds(
+        method, 2, augmentation=Augmentation(horizontal_flip=True), through_codec=True
+    ).server.model
     byhand.assert_same(asked, settled, rtol=1e-5, atol=3e-6)
 
 
@@ -260,8 +262,10 @@ def test_fedgkd(window: int) -> None:
         model, replies = past[-1], []
         for client in cohort:
             # In round 1 the only global model is the received one: from the second on there is something to learn.
-            lesson: Lesson = lambda t, s, y: (each_cross_entropy(s, y) + 0.5 * 4 * each_divergence(t, s, 2.0)).mean()  # noqa: E731
-            loss = hand.cross_entropy if number == 1 else taught_by(hand, average(past[1:][-window:]), lesson)
+            def distillation(t: Tensor, s: Tensor, y: Tensor) -> Tensor:
+                return (each_cross_entropy(s, y) + 0.5 * 4 * each_divergence(t, s, 2.0)).mean()
+
+            loss = hand.cross_entropy if number == 1 else taught_by(hand, average(past[1:][-window:]), distillation)
             replies.append(hand.train(client, number, model, loss))
         past.append(average(replies))
         left.append(past[-1])

@@ -40,9 +40,9 @@ TAUGHT = [AVER, EBKD, CAMKD]
 
 
 def final(method: Method, rounds: int = 4, **changes: Any) -> Weights:
-    engine = tiny.engine(method, rounds=rounds, **changes)
-    tiny.played(engine)
-    return engine.server.model
+    simulation = tiny.simulation(method, rounds=rounds, **changes)
+    tiny.run_rounds(simulation)
+    return simulation.server.model
 
 
 def distance(one: Weights, other: Weights) -> float:
@@ -85,23 +85,23 @@ def test_first_rounds(method: Method) -> None:
         "fedadkd": FedADKD(phi="off"),
         "moon": MOON(),
     }
-    one, two = tiny.engine(method, cohort_size=6), tiny.engine(plain[method.name()], cohort_size=6)
-    tiny.played(one, 1)
-    tiny.played(two, 1)
+    one, two = tiny.simulation(method, cohort_size=6), tiny.simulation(plain[method.name()], cohort_size=6)
+    tiny.run_rounds(one, 1)
+    tiny.run_rounds(two, 1)
     assert tiny.equal(one.server.model, two.server.model)
     two.client_states.clear()  # MOON against one that forgets
-    tiny.played(one, 1)
-    tiny.played(two, 1)
+    tiny.run_rounds(one, 1)
+    tiny.run_rounds(two, 1)
     assert not tiny.equal(one.server.model, two.server.model)
 
 
 def test_in_scaffolds_first_round_control_variates_are_found_but_change_nothing() -> None:
     one, two = (
-        tiny.engine(SCAFFOLD(aggregation="uniform"), cohort_size=6),
-        tiny.engine(FedAvg(aggregation="uniform"), cohort_size=6),
+        tiny.simulation(SCAFFOLD(aggregation="uniform"), cohort_size=6),
+        tiny.simulation(FedAvg(aggregation="uniform"), cohort_size=6),
     )
-    tiny.played(one, 1)
-    tiny.played(two, 1)
+    tiny.run_rounds(one, 1)
+    tiny.run_rounds(two, 1)
     assert tiny.equal(one.server.model, two.server.model)
     assert any(bool(tensor.any()) for tensor in one.server.state.c.values())
 
@@ -175,11 +175,11 @@ def test_clients_without_a_known_impurity_count_as_balanced() -> None:
 
 
 def test_fedadkds_clients_send_how_balanced_they_are() -> None:
-    engine = tiny.engine(FedADKD(), cohort_size=6)
-    tiny.played(engine, 1)
-    assert len(engine.server.state.gini) == 6
-    for client, gini in engine.server.state.gini.items():
-        counts = engine.federation.data(client)["label"].bincount(minlength=tiny.CLASSES).double()
+    simulation = tiny.simulation(FedADKD(), cohort_size=6)
+    tiny.run_rounds(simulation, 1)
+    assert len(simulation.server.state.gini) == 6
+    for client, gini in simulation.server.state.gini.items():
+        counts = simulation.federation.data(client)["label"].bincount(minlength=tiny.CLASSES).double()
         assert gini == pytest.approx(1 - float((counts / counts.sum()).square().sum()), abs=1e-12)
 
 
@@ -260,13 +260,13 @@ def test_fednova_averages_batch_norms_statistics_as_fedavg_does() -> None:
 def test_control_variates_are_the_papers(momentum: float) -> None:
     """Two rounds by formula, in float64, from the models that clients left."""
     training = replace(tiny.TRAINING, momentum=momentum, lr_decay=0.5)
-    engine = tiny.engine(SCAFFOLD(), cohort_size=4, training=training)
+    simulation = tiny.simulation(SCAFFOLD(), cohort_size=4, training=training)
     own: dict[str, dict[str, Tensor]] = {}
-    c = {name: torch.zeros_like(w).double() for name, w in engine.server.model.items()}
+    c = {name: torch.zeros_like(w).double() for name, w in simulation.server.model.items()}
     left: dict[tuple[int, str], Fit] = {}
 
     for number in (1, 2):
-        start = engine.server.model
+        start = simulation.server.model
         with pytest.MonkeyPatch.context() as patch:
             fit = LocalParty.fit
 
@@ -276,7 +276,7 @@ def test_control_variates_are_the_papers(momentum: float) -> None:
                 return result
 
             patch.setattr(LocalParty, "fit", spy)
-            (record,) = tiny.played(engine, 1)
+            (record,) = tiny.run_rounds(simulation, 1)
         moved = {name: torch.zeros_like(tensor) for name, tensor in c.items()}
         for client in record["cohort"]:
             reply = left[number, client]
@@ -289,20 +289,20 @@ def test_control_variates_are_the_papers(momentum: float) -> None:
             moved = {n: moved[n] + after[n] - before[n] for n in c}
             own[client] = after
         c = {n: c[n] + moved[n] / 6 for n in c}  # M / N times the mean over M
-        for name, tensor in engine.server.state.c.items():
+        for name, tensor in simulation.server.state.c.items():
             torch.testing.assert_close(tensor.double(), c[name], rtol=1e-4, atol=1e-5)
         for client, expected in own.items():
-            for name, tensor in engine.client_states[client].c.items():
+            for name, tensor in simulation.client_states[client].c.items():
                 torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_scaffold_that_stands_still_keeps_its_control_variates() -> None:
-    engine = tiny.engine(SCAFFOLD(), training=replace(tiny.TRAINING, lr_decay=0.0))
-    tiny.played(engine, 1)
-    learned = engine.server.model
-    tiny.played(engine)
-    assert tiny.finite(engine.server.state.c)
-    assert distance(engine.server.model, learned) < 1e-6
+    simulation = tiny.simulation(SCAFFOLD(), training=replace(tiny.TRAINING, lr_decay=0.0))
+    tiny.run_rounds(simulation, 1)
+    learned = simulation.server.model
+    tiny.run_rounds(simulation)
+    assert tiny.finite(simulation.server.state.c)
+    assert distance(simulation.server.model, learned) < 1e-6
 
 
 # Aggregation

@@ -188,17 +188,17 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_fedadkd(options: dict[str, Any]) -> None:
-    engine = tiny.engine(FedADKD(**options), rounds=ROUNDS)
-    left, _ = fedadkd(Hand(tiny.engine(FedAvg())), ROUNDS, **options)
+    simulation = tiny.simulation(FedADKD(**options), rounds=ROUNDS)
+    left, _ = fedadkd(Hand(tiny.simulation(FedAvg())), ROUNDS, **options)
     for expected in left:
-        tiny.played(engine, 1)
-        byhand.assert_same(engine.server.model, expected)
+        tiny.run_rounds(simulation, 1)
+        byhand.assert_same(simulation.server.model, expected)
 
 
 def test_fedadkds_options_can_be_told_apart_here() -> None:
-    hand = Hand(tiny.engine(FedAvg()))
+    hand = Hand(tiny.simulation(FedAvg()))
     assert len({round(hand.gini(c), 3) for c in "012345"}) > 3
-    ends = {str(options): byhand.played(FedADKD(**options), ROUNDS).server.model for options in OPTIONS}
+    ends = {str(options): byhand.run_rounds(FedADKD(**options), ROUNDS).server.model for options in OPTIONS}
     for i, (name, one) in enumerate(ends.items()):
         for other in list(ends)[:i]:
             assert byhand.distance(one, ends[other]) > 2e-5, f"{name} and {other}"
@@ -216,13 +216,13 @@ def phis(method: FedADKD, rounds: int, **changes: Any) -> dict[tuple[int, str], 
     spy._fedkeep_client_step = True  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FedADKD, "train", spy)
-        byhand.played(method, rounds, **changes)
+        byhand.run_rounds(method, rounds, **changes)
     return seen
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, 10.0])
 def test_phi_by_hand(delta: float) -> None:
-    hand = Hand(tiny.engine(FedAvg()))
+    hand = Hand(tiny.simulation(FedAvg()))
     _, weights = fedadkd(hand, 4, delta=delta)
     got = phis(FedADKD(delta=delta), 4)
     for number, cohort in hand.cohorts(4):
@@ -261,35 +261,35 @@ def test_weights_of_balanced_clients(iid: float, noniid: float, nckd_mask: Any, 
     """Whether a client is balanced is what its labels say, in its first round too; phi is 1 for all."""
     options: dict[str, Any] = {"w_target": noniid, "w_target_iid": iid, "iid_from": threshold}
     options |= {"nckd_mask": nckd_mask}
-    hand = Hand(tiny.engine(FedAvg(), federation=mixed()))
+    hand = Hand(tiny.simulation(FedAvg(), federation=mixed()))
     balanced = {c for c in "012345" if hand.gini(c) >= threshold}
     assert balanced == ({"0", "3"} if threshold == 0.6 else {"0", "1", "3"})
     left, _ = fedadkd(hand, ROUNDS, **options)
-    engine = tiny.engine(FedADKD(**options), rounds=ROUNDS, federation=mixed())
+    simulation = tiny.simulation(FedADKD(**options), rounds=ROUNDS, federation=mixed())
     for expected in left:
-        tiny.played(engine, 1)
-        byhand.assert_same(engine.server.model, expected)
+        tiny.run_rounds(simulation, 1)
+        byhand.assert_same(simulation.server.model, expected)
 
 
 def test_equal_weights_of_both_groups_are_phi_off() -> None:
     method = FedADKD(w_target=2.0, w_target_iid=2.0, iid_from=0.6)
-    off = byhand.played(FedADKD(w_target=2.0, phi="off"), ROUNDS, federation=mixed()).server.model
-    byhand.assert_same(byhand.played(method, ROUNDS, federation=mixed()).server.model, off, rtol=1e-5, atol=1e-6)
-    apart = byhand.played(replace(method, w_target_iid=6.0), ROUNDS, federation=mixed()).server.model
+    off = byhand.run_rounds(FedADKD(w_target=2.0, phi="off"), ROUNDS, federation=mixed()).server.model
+    byhand.assert_same(byhand.run_rounds(method, ROUNDS, federation=mixed()).server.model, off, rtol=1e-5, atol=1e-6)
+    apart = byhand.run_rounds(replace(method, w_target_iid=6.0), ROUNDS, federation=mixed()).server.model
     assert byhand.distance(apart, off) > 1e-3
 
 
 @pytest.mark.parametrize("options", [{"tckd": "single_term"}, {"nckd_mask": "zero_logit"}], ids=str)
 def test_readings_with_teachers_asked_in_every_batch(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Under an augmentation that happens to change nothing teachers are not settled."""
-    settled = byhand.played(FedADKD(**options), 2).server.model
+    settled = byhand.run_rounds(FedADKD(**options), 2).server.model
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     changes: dict[str, Any] = {"augmentation": Augmentation(horizontal_flip=True), "through_codec": True}
-    byhand.assert_same(byhand.played(FedADKD(**options), 2, **changes).server.model, settled, rtol=1e-5, atol=3e-6)
+    byhand.assert_same(byhand.run_rounds(FedADKD(**options), 2, **changes).server.model, settled, rtol=1e-5, atol=3e-6)
 
 
 def test_the_default_reading_written_out_is_the_default() -> None:
     """The binary target part and gathering, by the path that the other readings take, too."""
-    default = byhand.played(FedADKD(w_target=2.0), ROUNDS).server.model
-    read = byhand.played(FedADKD(w_target=2.0, nckd_mask="additive"), ROUNDS).server.model
+    default = byhand.run_rounds(FedADKD(w_target=2.0), ROUNDS).server.model
+    read = byhand.run_rounds(FedADKD(w_target=2.0, nckd_mask="additive"), ROUNDS).server.model
     byhand.assert_same(read, default, rtol=1e-5, atol=3e-6)

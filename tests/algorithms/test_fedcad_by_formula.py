@@ -45,8 +45,8 @@ def uneven() -> Any:
 
 def trusts(hand: Hand, model: Mapping[str, Tensor], low: float, high: float, tau: float) -> list[float]:
     """Return low + (high - low) mean over the server's images of a class of p of that class."""
-    server = hand.engine.federation.server
-    images = hand.engine.context.normalise(server["input"]).double()
+    server = hand.simulation.federation.server
+    images = hand.simulation.context.normalise(server["input"]).double()
     p = softmax(hand.taught(model, images), tau)
     values = []
     for c in range(hand.classes):
@@ -55,13 +55,13 @@ def trusts(hand: Hand, model: Mapping[str, Tensor], low: float, high: float, tau
     return values
 
 
-def fedcad_lesson(trust: Sequence[float], tau: float, factor: float) -> Lesson:
-    def lesson(t: Tensor, s: Tensor, y: Tensor) -> Tensor:
+def fedcad_distillation(trust: Sequence[float], tau: float, factor: float) -> Lesson:
+    def distillation(t: Tensor, s: Tensor, y: Tensor) -> Tensor:
         ce, kl = each_cross_entropy(s, y), each_divergence(t, s, tau)
         each = [(1 - trust[c]) * ce[i] + trust[c] * factor * kl[i] for i, c in enumerate(y.tolist())]
         return torch.stack(each).mean()
 
-    return lesson
+    return distillation
 
 
 def fedcad(hand: Hand, rounds: int, **options: Any) -> tuple[list[Model], list[list[float]]]:
@@ -72,8 +72,8 @@ def fedcad(hand: Hand, rounds: int, **options: Any) -> tuple[list[Model], list[l
     model, left, sent = hand.initial, [], []
     for number, cohort in hand.cohorts(rounds):
         trust = trusts(hand, model, low, high, tau)
-        lesson = fedcad_lesson(trust, tau, factor)
-        replies = {c: hand.train(c, number, model, taught_by(hand, model, lesson)) for c in cohort}
+        distillation = fedcad_distillation(trust, tau, factor)
+        replies = {c: hand.train(c, number, model, taught_by(hand, model, distillation)) for c in cohort}
         model = average(list(replies.values())) if options.get("aggregation") == "uniform" else hand.by_count(replies)
         left.append(model)
         sent.append(trust)
@@ -120,10 +120,10 @@ def test_fedcad(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_fedcads_options_can_be_told_apart_here() -> None:
     changes: dict[str, Any] = {"federation": uneven(), "training": SURE}
-    ends = [byhand.played(FedCAD(**options), ROUNDS, **changes).server.model for options in CAD_OPTIONS]
+    ends = [byhand.run_rounds(FedCAD(**options), ROUNDS, **changes).server.model for options in CAD_OPTIONS]
     for i, one in enumerate(ends):
         assert all(byhand.distance(one, other) > 1e-3 for other in ends[:i])
-    even = byhand.played(FedCAD(), ROUNDS, training=changes["training"]).server.model
+    even = byhand.run_rounds(FedCAD(), ROUNDS, training=changes["training"]).server.model
     assert byhand.distance(ends[0], even) > 1e-4, "the server's images count"
 
 
@@ -131,7 +131,7 @@ def test_fedcads_options_can_be_told_apart_here() -> None:
 def test_fedcads_trust_stays_within_its_bounds(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
     method = FedCAD(**options)
-    byhand.played(method, 5, training=SURE)
+    byhand.run_rounds(method, 5, training=SURE)
     assert len(seen) == 15
     for trust in seen.values():
         assert trust.shape == (tiny.CLASSES,)
@@ -149,7 +149,7 @@ def test_fedcads_trust_stays_within_its_bounds(options: dict[str, Any], monkeypa
 def test_golden_trust(low: float, high: float, p: float, trust: float, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
     monkeypatch.setattr(FedCAD, "confidence", lambda self, server: torch.full((tiny.CLASSES,), p))
-    byhand.played(FedCAD(low=low, high=high), 1)
+    byhand.run_rounds(FedCAD(low=low, high=high), 1)
     assert len(seen) == 3
     for value in seen.values():
         assert value.tolist() == pytest.approx([trust] * tiny.CLASSES)
@@ -159,17 +159,17 @@ def test_golden_trust(low: float, high: float, p: float, trust: float, monkeypat
 
 @pytest.mark.parametrize("options", [{}, {"tau": 4.0}, {"aggregation": "uniform"}])
 def test_fedcad_that_trusts_nothing_is_fedavg(options: dict[str, Any]) -> None:
-    plain = byhand.played(FedAvg(aggregation=options.get("aggregation", "num_examples")), ROUNDS).server.model
-    assert tiny.equal(byhand.played(FedCAD(low=0.0, high=0.0, **options), ROUNDS).server.model, plain)
-    assert not tiny.equal(byhand.played(FedCAD(low=0.0, high=0.3, **options), ROUNDS).server.model, plain)
+    plain = byhand.run_rounds(FedAvg(aggregation=options.get("aggregation", "num_examples")), ROUNDS).server.model
+    assert tiny.equal(byhand.run_rounds(FedCAD(low=0.0, high=0.0, **options), ROUNDS).server.model, plain)
+    assert not tiny.equal(byhand.run_rounds(FedCAD(low=0.0, high=0.3, **options), ROUNDS).server.model, plain)
 
 
 @pytest.mark.parametrize("a", [0.1, 0.3, 0.5, 0.7, 1.0])
 @pytest.mark.parametrize("options", [{}, {"tau": 3.0, "kd_scale": "tau2", "aggregation": "uniform"}], ids=str)
 def test_fedcad_that_trusts_all_classes_alike_is_fedlsd(a: float, options: dict[str, Any]) -> None:
-    lsd = byhand.played(FedLSD(w_full=a, **options), ROUNDS).server.model
-    assert tiny.equal(byhand.played(FedCAD(low=a, high=a, **options), ROUNDS).server.model, lsd)
-    assert not tiny.equal(byhand.played(FedCAD(low=a - 0.1, high=a, **options), ROUNDS).server.model, lsd)
+    lsd = byhand.run_rounds(FedLSD(w_full=a, **options), ROUNDS).server.model
+    assert tiny.equal(byhand.run_rounds(FedCAD(low=a, high=a, **options), ROUNDS).server.model, lsd)
+    assert not tiny.equal(byhand.run_rounds(FedCAD(low=a - 0.1, high=a, **options), ROUNDS).server.model, lsd)
 
 
 def test_fedcads_bounds_may_be_equal_but_not_crossed() -> None:
@@ -184,27 +184,30 @@ def test_fedcads_bounds_may_be_equal_but_not_crossed() -> None:
 )
 def test_before_its_first_round_it_is_fedavg(method: Any) -> None:
     """Figure 1: rounds of FedAvg, and then one of the method from the model that they left."""
-    plain, late = tiny.engine(FedAvg(aggregation=method.aggregation)), tiny.engine(replace(method, first_round=3))
-    tiny.played(plain, 2)
-    tiny.played(late, 2)
+    plain, late = (
+        tiny.simulation(FedAvg(aggregation=method.aggregation)),
+        tiny.simulation(replace(method, first_round=3)),
+    )
+    tiny.run_rounds(plain, 2)
+    tiny.run_rounds(late, 2)
     assert tiny.equal(late.server.model, plain.server.model)
-    at_once = tiny.engine(method)
+    at_once = tiny.simulation(method)
     at_once.server.model, at_once.finished = plain.server.model, 2
-    tiny.played(at_once, 1)
-    tiny.played(late, 1)
+    tiny.run_rounds(at_once, 1)
+    tiny.run_rounds(late, 1)
     assert tiny.equal(late.server.model, at_once.server.model)
-    tiny.played(plain, 1)
+    tiny.run_rounds(plain, 1)
     assert not tiny.equal(late.server.model, plain.server.model)
 
 
 def test_fedcad_trusts_nothing_before_its_first_round() -> None:
-    engine = tiny.engine(FedCAD(first_round=2))
-    first, second = (record["log"]["trust"] for record in tiny.played(engine, 2))
+    simulation = tiny.simulation(FedCAD(first_round=2))
+    first, second = (record["log"]["trust"] for record in tiny.run_rounds(simulation, 2))
     assert first == [0.0] * tiny.CLASSES
     assert min(second) >= 0.3
 
 
 def test_fedcads_payload_is_a_model_and_one_number_per_class() -> None:
-    plain, trusting = (tiny.played(tiny.engine(m), 1)[0] for m in (FedAvg(), FedCAD()))
+    plain, trusting = (tiny.run_rounds(tiny.simulation(m), 1)[0] for m in (FedAvg(), FedCAD()))
     assert trusting["down"] - plain["down"] == 3 * 4 * tiny.CLASSES
     assert trusting["up"] == plain["up"]

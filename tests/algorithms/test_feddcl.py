@@ -54,20 +54,20 @@ def batches(data: Set, rng: torch.Generator, size: int, epochs: int | None) -> I
 
 
 def descend(
-    engine: Simulation, start: Mapping[str, Tensor], sets: Sequence[Set], loss: Any, place: Any, epochs: int
+    simulation: Simulation, start: Mapping[str, Tensor], sets: Sequence[Set], loss: Any, location: Any, epochs: int
 ) -> Any:
-    """Return a model after SGD with momentum and decay; ``place`` is (client, first use of the batch orders)."""
-    settings, (client, use) = engine.training, place
+    """Return a model after SGD with momentum and decay; ``location`` is (client, first use of the batch orders)."""
+    settings, (client, use) = simulation.training, location
     rngs = [seeds.generator(0, "batches", task=2, round=1, client=client, use=use + k) for k in range(len(sets))]
     weights = {name: tensor.detach().double() for name, tensor in start.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     others = [batches(data, rng, settings.batch_size, None) for data, rng in zip(sets[1:], rngs[1:], strict=True)]
     for rows in batches(sets[0], rngs[0], settings.batch_size, epochs):
-        drawn = [rows, *(next(other) for other in others)]
+        sampled = [rows, *(next(other) for other in others)]
         live = {name: tensor.requires_grad_() for name, tensor in weights.items()}
-        value = loss(live, drawn)
-        slopes = torch.autograd.grad(value, list(live.values()))
-        for name, slope in zip(list(weights), slopes, strict=True):
+        value = loss(live, sampled)
+        gradients = torch.autograd.grad(value, list(live.values()))
+        for name, slope in zip(list(weights), gradients, strict=True):
             weight = weights[name].detach()
             velocity[name] = settings.momentum * velocity[name] + slope + settings.weight_decay * weight
             weights[name] = weight - settings.lr * velocity[name]
@@ -97,24 +97,24 @@ def among(logits: Tensor, start: int, stop: int, p: Tensor, fed: FedDCL) -> Tens
 )
 def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, Any]) -> None:
     fed = method(**options)
-    engine = tiny.engine_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort_size=5)
-    tiny.played(engine, 1)
-    before, server_before = copy_containers(engine.client_states), copy_containers(engine.server.model)
-    tiny.played(engine, 1)
+    simulation = tiny.simulation_with_tasks(fed, tiny.stream(sizes, absent=0), rounds=1, cohort_size=5)
+    tiny.run_rounds(simulation, 1)
+    before, server_before = copy_containers(simulation.client_states), copy_containers(simulation.server.model)
+    tiny.run_rounds(simulation, 1)
     old, new, tau = sizes[0], sizes[1], fed.tau
-    network = engine.context.runner.build(engine.server.model).double()
-    initial = engine.context.runner.initial
-    kept = engine.server.state
+    network = simulation.context.runner.build(simulation.server.model).double()
+    initial = simulation.context.runner.initial
+    kept = simulation.server.state
 
     def images(columns: Mapping[str, Tensor]) -> Set:
-        return engine.context.normalise(columns["input"]).double(), columns["label"]
+        return simulation.context.normalise(columns["input"]).double(), columns["label"]
 
-    def made(start: int, stop: int, count: int) -> Set:
+    def result(start: int, stop: int, count: int) -> Set:
         rows = [k for k, c in enumerate(kept.pool["label"].tolist()) if start <= c < stop]
         first = [k for k in rows if k % images_per_class(fed) < count]
         return images({name: column[first] for name, column in kept.pool.items()})
 
-    def said(model: Mapping[str, Tensor], data: Set) -> Tensor:
+    def output(model: Mapping[str, Tensor], data: Set) -> Tensor:
         whole = {name: tensor.double() for name, tensor in model.items()}
         short = len(whole["classifier.weight"])
         padded = {**whole}
@@ -124,21 +124,21 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
         return functional_call(network, padded, (data[0],)).detach()[:, :short]
 
     current, earlier = (
-        made(old, old + new, fed.server_images_per_new_class),
-        made(0, old, fed.server_images_per_old_class),
+        result(old, old + new, fed.server_images_per_new_class),
+        result(0, old, fed.server_images_per_old_class),
     )
-    own, told = {}, []
-    for client in engine.federation.clients:
+    own, shown = {}, []
+    for client in simulation.federation.clients:
         examples, fresh, replay = (
-            images(engine.federation.data(client)),
-            made(old, old + new, fed.images_per_new_class),
-            made(0, old, fed.images_per_old_class),
+            images(simulation.federation.data(client)),
+            result(old, old + new, fed.images_per_new_class),
+            result(0, old, fed.images_per_old_class),
         )
         mixed = torch.cat((examples[0], fresh[0])), torch.cat((examples[1], fresh[1]))
-        teacher = softmax(said(before[client].model, replay) / tau, -1)
+        teacher = softmax(output(before[client].model, replay) / tau, -1)
 
-        def loss(w: Any, drawn: Any, mixed: Any = mixed, replay: Any = replay, teacher: Any = teacher) -> Tensor:
-            rows, others = drawn
+        def loss(w: Any, sampled: Any, mixed: Any = mixed, replay: Any = replay, teacher: Any = teacher) -> Tensor:
+            rows, others = sampled
             z, r = (functional_call(network, w, (data[0][k],)) for data, k in ((mixed, rows), (replay, others)))
             skip, until = (0, None) if fed.head == "joint" else (old, old)
             hard = -log_softmax(z[:, skip:], -1)[torch.arange(len(rows)), mixed[1][rows] - skip].mean()
@@ -146,26 +146,28 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
             return hard + past + fed.w_kd * among(r, 0, old, teacher[others], fed)
 
         start = expand_like(before[client].model, initial)
-        own[client] = descend(engine, start, [mixed, replay], loss, (client, 0), engine.training.epochs)
-        told.append(said(own[client], current)[:, old:])
-    mean = torch.stack([softmax(z / tau, -1) for z in told]).mean(0)
-    past = softmax(said(server_before, earlier) / tau, -1)
+        own[client] = descend(simulation, start, [mixed, replay], loss, (client, 0), simulation.training.epochs)
+        shown.append(output(own[client], current)[:, old:])
+    mean = torch.stack([softmax(z / tau, -1) for z in shown]).mean(0)
+    past = softmax(output(server_before, earlier) / tau, -1)
     torch.testing.assert_close(softmax(kept.old_logits.double() / tau, -1), past, **CLOSE)
 
     sets = [(current, mean, old, old + new), (earlier, past, 0, old)]
     sets.sort(key=lambda one: len(one[0][1]), reverse=True)
 
-    def distilled(w: Any, drawn: Any) -> Tensor:
-        parts = zip(sets, drawn, strict=True)
+    def distilled(w: Any, sampled: Any) -> Tensor:
+        parts = zip(sets, sampled, strict=True)
         return sum(  # type: ignore[return-value]
             among(functional_call(network, w, (data[0][rows],)), a, b, p[rows], fed) for (data, p, a, b), rows in parts
         )
 
     both = [one[0] for one in sets]
-    expected = {"": descend(engine, expand_like(server_before, initial), both, distilled, ("", 0), fed.server_epochs)}
-    for client in engine.federation.clients:
-        expected[client] = descend(engine, own[client], both, distilled, (client, 2), fed.feedback_epochs)
-    for name, found in ({"": engine.server.model} | {c: engine.client_states[c].model for c in own}).items():
+    expected = {
+        "": descend(simulation, expand_like(server_before, initial), both, distilled, ("", 0), fed.server_epochs)
+    }
+    for client in simulation.federation.clients:
+        expected[client] = descend(simulation, own[client], both, distilled, (client, 2), fed.feedback_epochs)
+    for name, found in ({"": simulation.server.model} | {c: simulation.client_states[c].model for c in own}).items():
         for key, tensor in found.items():
             torch.testing.assert_close(tensor.double(), expected[name][key], **CLOSE)
 
@@ -173,14 +175,14 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
 @pytest.mark.parametrize("options", [{}, {"server_loss": "labels"}], ids=str)
 def test_the_heads_part_with_the_second_task(options: dict[str, Any]) -> None:
     joint, sliced = (
-        tiny.engine_with_tasks(method(head=head, **options), tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
+        tiny.simulation_with_tasks(method(head=head, **options), tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
         for head in ("joint", "sliced")
     )
-    tiny.played(joint, 2), tiny.played(sliced, 2)
+    tiny.run_rounds(joint, 2), tiny.run_rounds(sliced, 2)
     assert tiny.equal(joint.server.model, sliced.server.model)
     for client in joint.federation.clients:
         assert tiny.equal(joint.client_states[client].model, sliced.client_states[client].model)
-    tiny.played(joint, 1), tiny.played(sliced, 1)
+    tiny.run_rounds(joint, 1), tiny.run_rounds(sliced, 1)
     assert tiny.equal(joint.server.model, sliced.server.model) == ("server_loss" in options), "its labels are among all"
     for client in joint.federation.clients:
         assert not tiny.equal(joint.client_states[client].model, sliced.client_states[client].model)
@@ -188,10 +190,10 @@ def test_the_heads_part_with_the_second_task(options: dict[str, Any]) -> None:
 
 def test_prototypes_are_the_clients_mean_round_after_round() -> None:
     fed = method(prototype_aggregation="count")
-    engine = tiny.engine_with_tasks(fed, tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
-    federation = engine.federation
-    tiny.played(engine, 1)
-    rows = engine.context.load_generator(1).initial_prototypes(3)
+    simulation = tiny.simulation_with_tasks(fed, tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
+    federation = simulation.federation
+    tiny.run_rounds(simulation, 1)
+    rows = simulation.context.load_generator(1).initial_prototypes(3)
     settings = PrototypeSearch(fed.prototype_steps, fed.prototype_batch_size, "adamw")
     for use in range(fed.prototype_rounds):
         found = []
@@ -202,13 +204,13 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
         for c in range(3):
             counts = [one.counts[c].item() for one in found]
             rows[c] = sum(n * one.prototypes[c] for n, one in zip(counts, found, strict=True)) / sum(counts)
-    torch.testing.assert_close(engine.server.state.prototypes, [rows])
+    torch.testing.assert_close(simulation.server.state.prototypes, [rows])
 
 
 def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
     fed = method()
-    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
-    records = tiny.played(engine)
+    simulation = tiny.simulation_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
+    records = tiny.run_rounds(simulation)
     image = 16 + 8
     logits = [4 * (fed.server_images_per_new_class * n) * n for n in (2, 1)]
     prototype = 16 * 4
@@ -229,33 +231,33 @@ def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
 
 
 def different(algorithm: FedDCL, **changes: Any) -> Simulation:
-    """Return an engine whose clients 1 and 3 have networks of their own."""
+    """Return a simulation whose clients 1 and 3 have networks of their own."""
     tasks = tiny.stream((2, 1), absent=0)
 
     def network(*hidden: int) -> Any:
         return lambda: get_architecture("mlp")(hidden=hidden).build(tiny.SHAPE, 2)  # type: ignore[call-arg]
 
     own = {"1": network(5), "3": network(6, 4)}
-    return tiny.engine_with_tasks(algorithm, tasks, rounds=2, cohort_size=5, own=own, **changes)
+    return tiny.simulation_with_tasks(algorithm, tasks, rounds=2, cohort_size=5, own=own, **changes)
 
 
 def test_the_mean_of_what_clients_say_is_one_of_probabilities() -> None:
-    said = [4 * torch.randn(6, 3, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(5)]
+    output = [4 * torch.randn(6, 3, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(5)]
     for tau in (1.0, 2.0):
-        mean = softmax(mean_logits(said, tau, "prob") / tau, -1)
+        mean = softmax(mean_logits(output, tau, "prob") / tau, -1)
         torch.testing.assert_close(mean.sum(-1), torch.ones(6, dtype=torch.float64), rtol=1e-12, atol=0)
-        expected = torch.stack([softmax(z / tau, -1) for z in said]).mean(0)
+        expected = torch.stack([softmax(z / tau, -1) for z in output]).mean(0)
         torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_an_epoch_is_as_long_as_the_larger_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine_with_tasks(
+    simulation = tiny.simulation_with_tasks(
         method(server_images_per_new_class=12, server_images_per_old_class=8),
         tiny.stream((1, 2), absent=0),
         rounds=1,
         cohort_size=5,
     )
-    tiny.played(engine, 1)
+    tiny.run_rounds(simulation, 1)
     fit, taken = LocalParty.fit, []
 
     def counted(self: LocalParty, *args: Any, **kwargs: Any) -> Any:
@@ -265,19 +267,19 @@ def test_an_epoch_is_as_long_as_the_larger_set(monkeypatch: pytest.MonkeyPatch) 
         return found
 
     monkeypatch.setattr(LocalParty, "fit", counted)
-    tiny.played(engine, 1)
+    tiny.run_rounds(simulation, 1)
     assert taken == [2 * 24 // 6], "two epochs over 24 images of two classes, six a step"
 
 
 def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     fed = method()
     brightening = Augmentation(brightness=1.0)
-    engine = tiny.engine_with_tasks(
+    simulation = tiny.simulation_with_tasks(
         fed, tiny.stream((2, 1), absent=0), rounds=1, cohort_size=5, augmentation=brightening
     )
-    tiny.played(engine, 1)
-    data, state = engine.federation.data("0"), engine.client_states["0"]
-    client = LocalClient(engine.context, "0", data, state, task=1, round=9, uses={})
+    tiny.run_rounds(simulation, 1)
+    data, state = simulation.federation.data("0"), simulation.client_states["0"]
+    client = LocalClient(simulation.context, "0", data, state, task=1, round=9, uses={})
     asked: list[Any] = []
 
     def noted(assignment: Any) -> Any:
@@ -286,11 +288,11 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
 
     client.train = noted
     fed.train(client)
-    engine.server.train = noted
-    fed.distill_into(engine.server, engine.server.model, torch.zeros(2 * fed.server_images_per_new_class, 2), 1)
+    simulation.server.train = noted
+    fed.distill_into(simulation.server, simulation.server.model, torch.zeros(2 * fed.server_images_per_new_class, 2), 1)
     for assignment, own in zip(asked, (len(client.data["label"]), 0), strict=True):
         (source,) = assignment.streams
-        plain = engine.context.normalise(source.data["input"])
+        plain = simulation.context.normalise(source.data["input"])
         (batch,) = source.batches(1000, merge_last=False)
         as_they_were = (batch.data["input"] == plain[batch.index]).flatten(1).all(1)
         assert bool(as_they_were[batch.index >= own].all())
@@ -298,40 +300,42 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
 
 
 def test_a_client_that_comes_late_is_shown_all_that_it_missed() -> None:
-    engine = tiny.engine_with_tasks(
+    simulation = tiny.simulation_with_tasks(
         method(),
         tiny.stream((1, 2), absent=0),
         rounds=1,
         cohort_size=5,
         fault_injector=lambda number, client, step: "away" if (number, client) == (1, "3") else None,
     )
-    tiny.played(engine)
-    pool = engine.server.state.pool
-    for client in engine.federation.clients:
-        assert torch.equal(engine.client_states[client].pool["input"], pool["input"])
-        assert torch.equal(engine.client_states[client].pool["label"], pool["label"])
+    tiny.run_rounds(simulation)
+    pool = simulation.server.state.pool
+    for client in simulation.federation.clients:
+        assert torch.equal(simulation.client_states[client].pool["input"], pool["input"])
+        assert torch.equal(simulation.client_states[client].pool["label"], pool["label"])
 
 
 def test_the_control_learns_the_labels_of_made_images_alone() -> None:
-    engine = tiny.engine_with_tasks(method(server_loss="labels"), tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
-    other = tiny.engine_with_tasks(
+    simulation = tiny.simulation_with_tasks(
+        method(server_loss="labels"), tiny.stream((3,), absent=0), rounds=1, cohort_size=5
+    )
+    other = tiny.simulation_with_tasks(
         method(server_loss="labels"),
         tiny.stream((3,), absent=0),
         rounds=1,
         cohort_size=5,
         fault_injector=lambda number, client, step: "away" if (client, step) == ("2", "train") else None,
     )
-    tiny.played(engine), tiny.played(other)
-    assert tiny.equal(engine.server.model, other.server.model)
+    tiny.run_rounds(simulation), tiny.run_rounds(other)
+    assert tiny.equal(simulation.server.model, other.server.model)
 
 
 def test_replies_that_cannot_be_lose_their_client() -> None:
-    engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
-    tiny.played(engine)
+    simulation = tiny.simulation_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
+    tiny.run_rounds(simulation)
     rows, counts = torch.zeros(3, *tiny.SHAPE), torch.tensor([2, 0, 5])
 
     def fault(reply: Any) -> str:
-        return str(engine.algorithm.validate_reply(engine.server, reply, 7))
+        return str(simulation.algorithm.validate_reply(simulation.server, reply, 7))
 
     assert fault(PrototypeReply(rows, counts, "toy")) == "None"
     assert "of shape [2, 1, 4, 4] in torch.float32, not [3, 1, 4, 4]" in fault(PrototypeReply(rows[:2], counts, "toy"))
@@ -348,19 +352,22 @@ def test_logits_of_any_size_leave_models_finite(monkeypatch: pytest.MonkeyPatch)
 
     @functools.wraps(honest)
     def train(self: FedDCL, client: Any) -> LogitReply:
-        said = honest(self, client)
-        return LogitReply(torch.full_like(said.logits, 3e38)) if client.id in "12" else said
+        output = honest(self, client)
+        return LogitReply(torch.full_like(output.logits, 3e38)) if client.id in "12" else output
 
     monkeypatch.setattr(FedDCL, "train", train)
-    engine = tiny.engine_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
-    (record,) = tiny.played(engine)
+    simulation = tiny.simulation_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
+    (record,) = tiny.run_rounds(simulation)
     assert not record["lost"]
-    for model in (engine.server.model, *(engine.client_states[client].model for client in engine.federation.clients)):
+    for model in (
+        simulation.server.model,
+        *(simulation.client_states[client].model for client in simulation.federation.clients),
+    ):
         assert all(tensor.isfinite().all() for tensor in model.values())
 
 
 def test_nobody_with_a_prototype_stops_the_run() -> None:
-    engine = tiny.engine_with_tasks(
+    simulation = tiny.simulation_with_tasks(
         method(),
         tiny.stream((3,), absent=0),
         rounds=1,
@@ -368,29 +375,29 @@ def test_nobody_with_a_prototype_stops_the_run() -> None:
         fault_injector=lambda number, client, step: "away" if step == "search" else None,
     )
     with pytest.raises(RunError, match="no client found a prototype"):
-        tiny.played(engine)
+        tiny.run_rounds(simulation)
 
 
 def test_a_class_whose_only_holder_is_away_keeps_its_first_row() -> None:
     data = tiny.dataset(30)
     rows = [torch.nonzero((data.train["label"] == 2) == last).flatten().tolist() for last in (False, True)]
-    engine = tiny.engine(
+    simulation = tiny.simulation(
         method(),
         federation=tiny.by_hand(data, rows),
         cohort_size=2,
         rounds=1,
         fault_injector=lambda number, client, step: "away" if (client, step) == ("1", "search") else None,
     )
-    tiny.played(engine)
-    assert not engine.server.state.prototypes[0][2].any()
-    assert engine.server.state.prototypes[0][:2].any()
+    tiny.run_rounds(simulation)
+    assert not simulation.server.state.prototypes[0][2].any()
+    assert simulation.server.state.prototypes[0][:2].any()
 
 
 def test_a_class_that_nobody_holds_is_named() -> None:
     data = tiny.dataset(30)
     federation = tiny.by_hand(data, [torch.nonzero(data.train["label"] < 2).flatten().tolist()])
     with pytest.raises(DataError, match="no client holds an example of 'c'"):
-        tiny.played(tiny.engine(method(), federation=federation, cohort_size=1))
+        tiny.run_rounds(tiny.simulation(method(), federation=federation, cohort_size=1))
 
 
 def test_a_recipe_must_name_a_generator(tmp_path: Any) -> None:

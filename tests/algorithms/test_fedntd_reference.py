@@ -70,32 +70,32 @@ def dataset() -> DataSet:
     return DataSet("patterns", draw(train), draw(test), names, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
-def engine(method: Algorithm[Any, Any]) -> Simulation:
+def simulation(method: Algorithm[Any, Any]) -> Simulation:
     ends = list(itertools.accumulate(SIZES))
     federation = tiny.by_hand(dataset(), [range(end - n, end) for end, n in zip(ends, SIZES, strict=True)])
     factory = partial(CNN4().build, SHAPE, CLASSES)
-    return tiny.engine(method, rounds=ROUNDS, federation=federation, factory=factory, training=TRAINING)
+    return tiny.simulation(method, rounds=ROUNDS, federation=federation, factory=factory, training=TRAINING)
 
 
-def play(method: Algorithm[Any, Any]) -> Play:
-    """Play the three rounds and note what was drawn."""
-    playing = engine(method)
-    seen = Play(playing.context.runner.initial)
+def run_once(method: Algorithm[Any, Any]) -> Play:
+    """Run the three rounds and note what was drawn."""
+    running = simulation(method)
+    seen = Play(running.context.runner.initial)
     batches = BatchStream.batches
 
     def noted(self: BatchStream, size: int, merge_last: bool) -> Iterator[Batch]:
-        drawn = list(batches(self, size, merge_last))
-        seen.passes.append([batch.index.tolist() for batch in drawn])
-        return iter(drawn)
+        sampled = list(batches(self, size, merge_last))
+        seen.passes.append([batch.index.tolist() for batch in sampled])
+        return iter(sampled)
 
-    test = playing.federation.dataset
+    test = running.federation.dataset
     images = test.normalise(test.test["input"][:SHOWN])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BatchStream, "batches", noted)
         for _ in range(ROUNDS):
-            seen.cohorts.append(playing.run_round().record["cohort"])
-            seen.models.append(playing.server.model)
-            seen.logits.append(playing.context.runner.logits(playing.server.model, images))
+            seen.cohorts.append(running.run_round().record["cohort"])
+            seen.models.append(running.server.model)
+            seen.logits.append(running.context.runner.logits(running.server.model, images))
     return seen
 
 
@@ -135,12 +135,12 @@ def close(got: Weights, expected: Mapping[str, Any], *, rtol: float = RTOL, atol
 
 
 @pytest.fixture(scope="module")
-def plays() -> dict[str, Play]:
-    """Play both methods once, and make sure that they had what the official program had."""
+def recorded_runs() -> dict[str, Play]:
+    """Run both methods once, and make sure that they had what the official program had."""
     inputs = REFERENCE["inputs"]
     redo = "not what the official program was given, so nothing can be compared: see tests/references/README.md"
     assert digest(dataset()) == inputs["data"], f"the images or labels are {redo}"
-    both = {name: play(method) for name, method in METHODS.items()}
+    both = {name: run_once(method) for name, method in METHODS.items()}
     for one in both.values():
         try:
             close(one.initial, inputs["initial"], rtol=1e-6, atol=1e-7)
@@ -152,8 +152,8 @@ def plays() -> dict[str, Play]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_three_rounds_are_the_official_programs(name: str, plays: dict[str, Play]) -> None:
-    one = plays[name]
+def test_three_rounds_are_the_official_programs(name: str, recorded_runs: dict[str, Play]) -> None:
+    one = recorded_runs[name]
     for model, logits, expected in zip(one.models, one.logits, REFERENCE["rounds"][name], strict=True):
         close(model, expected["model"])
         torch.testing.assert_close(logits, torch.tensor(expected["logits"]), rtol=RTOL, atol=ATOL)
@@ -161,10 +161,10 @@ def test_three_rounds_are_the_official_programs(name: str, plays: dict[str, Play
             assert distance == pytest.approx(expected["model"][tensor]["moved"], rel=MOVED), tensor
 
 
-def test_the_two_methods_are_told_apart(plays: dict[str, Play]) -> None:
+def test_the_two_methods_are_told_apart(recorded_runs: dict[str, Play]) -> None:
     """In every round and every tensor each is far from the other's numbers, or agreeing with its own means little."""
     for name, other in itertools.permutations(METHODS):
-        one = plays[name]
+        one = recorded_runs[name]
         for model, logits, expected in zip(one.models, one.logits, REFERENCE["rounds"][other], strict=True):
             for tensor, values in entries(model).items():
                 assert excess(values, torch.tensor(expected["model"][tensor]["values"])) > 10, tensor

@@ -26,8 +26,8 @@ def turned(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(rows), torch.tensor([4 * int(y) + k for y in labels for k in range(4)])
 
 
-def distance(engine: Any, model: Weights, old: Weights, images: Tensor) -> Tensor:
-    return (engine.context.runner.features(model, images) - engine.context.runner.features(old, images)).norm()
+def distance(simulation: Any, model: Weights, old: Weights, images: Tensor) -> Tensor:
+    return (simulation.context.runner.features(model, images) - simulation.context.runner.features(old, images)).norm()
 
 
 def terms(objective: Any) -> list[Any]:
@@ -36,9 +36,9 @@ def terms(objective: Any) -> list[Any]:
     return [objective, *(found for each in inside for found in terms(each))]
 
 
-def drawn(seen: Seen, *place: Any) -> PrototypeCrossEntropy:
+def sampled(seen: Seen, *location: Any) -> PrototypeCrossEntropy:
     """Return the noisy prototypes that a client was given in a round."""
-    (found,) = (term for term in terms(seen.fits[place].loss) if isinstance(term, PrototypeCrossEntropy))
+    (found,) = (term for term in terms(seen.fits[location].loss) if isinstance(term, PrototypeCrossEntropy))
     return found
 
 
@@ -48,51 +48,51 @@ def on_prototypes(model: Weights, term: PrototypeCrossEntropy) -> Tensor:
 
 
 def test_fedpass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FedPASS(scale=0.5), monkeypatch)
+    simulation, seen, old = second_task(FedPASS(scale=0.5), monkeypatch)
     assert old[WEIGHT].shape == (8, 8), "four rows for each of two classes"
     given, model = seen.fits[1, 2, "1"], seen.results[1, 2, "1"].model
-    engine.set_task(1)
-    value, images, labels = loss_of(engine, given, model)
+    simulation.set_task(1)
+    value, images, labels = loss_of(simulation, given, model)
     images, labels = turned(images, labels)
-    torch.testing.assert_close(value, 0.5 * cross_entropy(logits(engine, model, images) / 0.1, labels))
-    engine.set_task(2)
+    torch.testing.assert_close(value, 0.5 * cross_entropy(logits(simulation, model, images) / 0.1, labels))
+    simulation.set_task(2)
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
-    value, images, labels = loss_of(engine, given, model)
+    value, images, labels = loss_of(simulation, given, model)
     images, labels = turned(images, labels)
-    expected = cross_entropy(logits(engine, model, images) / 0.1, labels)
-    expected = expected + 10 * distance(engine, model, old, images)
-    expected = expected + 10 * on_prototypes(model, drawn(seen, 2, 2, "1"))
+    expected = cross_entropy(logits(simulation, model, images) / 0.1, labels)
+    expected = expected + 10 * distance(simulation, model, old, images)
+    expected = expected + 10 * on_prototypes(model, sampled(seen, 2, 2, "1"))
     torch.testing.assert_close(value, 0.5 * expected)
 
 
 def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FedPASS(), monkeypatch)
-    first = engine.federation.for_task(1)
+    simulation, seen, old = second_task(FedPASS(), monkeypatch)
+    first = simulation.federation.for_task(1)
     for client in "0123":
         data = first.data(client)
-        known: Prototypes = engine.client_states[client].prototypes
-        features = engine.context.runner.features(old, engine.context.normalise(data["input"]))
+        known: Prototypes = simulation.client_states[client].prototypes
+        features = simulation.context.runner.features(old, simulation.context.normalise(data["input"]))
         held = sorted(set(data["label"].tolist()))
-        assert known.classes.tolist() == [*held, 2] if engine.federation.num_examples(client) else held
-        for place, c in enumerate(held):
-            torch.testing.assert_close(known.means[place], features[data["label"] == c].mean(0))
+        assert known.classes.tolist() == [*held, 2] if simulation.federation.num_examples(client) else held
+        for location, c in enumerate(held):
+            torch.testing.assert_close(known.means[location], features[data["label"] == c].mean(0))
         variances = [features[data["label"] == c].var(0).mean() for c in held if (data["label"] == c).sum() > 1]
         if variances:
             assert known.radius == pytest.approx(float(torch.stack(variances).mean().sqrt())), "that of the first task"
-            assert not torch.equal(drawn(seen, 2, 1, client).features, drawn(seen, 2, 2, client).features), "anew"
-        term = drawn(seen, 2, 1, client)
+            assert not torch.equal(sampled(seen, 2, 1, client).features, sampled(seen, 2, 2, client).features), "anew"
+        term = sampled(seen, 2, 1, client)
         assert set(term.labels.tolist()) <= {4 * c for c in held}, "the rows of unturned classes that it had"
-        assert len(term.labels) == engine.federation.num_examples(client)
+        assert len(term.labels) == simulation.federation.num_examples(client)
 
 
 def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _, old = second_task(FedPASS(scope="global", radius="latest"), monkeypatch, rounds=2)
-    first = engine.federation.for_task(1)
+    simulation, _, old = second_task(FedPASS(scope="global", radius="latest"), monkeypatch, rounds=2)
+    first = simulation.federation.for_task(1)
     parts = [first.data(client) for client in "0123"]
     data = {name: torch.cat([part[name] for part in parts]) for name in ("input", "label")}
-    features = engine.context.runner.features(old, engine.context.normalise(data["input"]))
+    features = simulation.context.runner.features(old, simulation.context.normalise(data["input"]))
     for client in "0123":
-        known: Prototypes = engine.client_states[client].prototypes
+        known: Prototypes = simulation.client_states[client].prototypes
         assert known.classes.tolist() == [0, 1]
         for c in (0, 1):
             torch.testing.assert_close(known.means[c], features[data["label"] == c].mean(0))
@@ -102,12 +102,12 @@ def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.M
 def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = tiny.stream((2, 1), clients=4, absent=1)
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(FedPASS(), stream, cohort_size=4)
-    (absent,) = (client for client in "0123" if not engine.federation.num_examples(client))
-    tiny.played(engine)
-    assert engine.federation.num_examples(absent), "it has something to learn in the second task"
+    simulation = tiny.simulation_with_tasks(FedPASS(), stream, cohort_size=4)
+    (absent,) = (client for client in "0123" if not simulation.federation.num_examples(client))
+    tiny.run_rounds(simulation)
+    assert simulation.federation.num_examples(absent), "it has something to learn in the second task"
     assert not any(isinstance(term, PrototypeCrossEntropy) for term in terms(seen.fits[2, 1, absent].loss))
-    assert engine.client_states[absent].prototypes.classes.tolist() == [2]
+    assert simulation.client_states[absent].prototypes.classes.tolist() == [2]
 
 
 def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,54 +115,56 @@ def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch
 
     @functools.wraps(honest)
     def report_prototypes(self: FedPASS, client: Any, model: Weights) -> Prototypes | None:
-        told = honest(self, client, model)
-        return replace(told, classes=told.classes + 1) if told is not None and client.id == "1" else told
+        text = honest(self, client, model)
+        return replace(text, classes=text.classes + 1) if text is not None and client.id == "1" else text
 
     monkeypatch.setattr(FedPASS, "report_prototypes", report_prototypes)
-    engine = tiny.engine_with_tasks(FedPASS(scope="global"), TWO_ONE, cohort_size=4)
-    record = tiny.played(engine, 2)[-1]
+    simulation = tiny.simulation_with_tasks(FedPASS(scope="global"), TWO_ONE, cohort_size=4)
+    record = tiny.run_rounds(simulation, 2)[-1]
     assert list(record["lost"]) == ["1"]
     assert "[2], which are no classes of this task" in record["lost"]["1"]
 
 
 def test_what_is_evaluated_is_the_first_row_of_each_class() -> None:
-    engine = tiny.engine_with_tasks(FedPASS(), TWO_ONE, cohort_size=4, evaluate_local_models=True)
-    records = tiny.played(engine)
-    test = engine.federation.dataset.test
-    said = logits(engine, engine.server.model, engine.context.normalise(test["input"]))
-    assert said.shape == (len(test["label"]), 12)
-    hits = said[:, [0, 4, 8]].argmax(1) == test["label"]
+    simulation = tiny.simulation_with_tasks(FedPASS(), TWO_ONE, cohort_size=4, evaluate_local_models=True)
+    records = tiny.run_rounds(simulation)
+    test = simulation.federation.dataset.test
+    output = logits(simulation, simulation.server.model, simulation.context.normalise(test["input"]))
+    assert output.shape == (len(test["label"]), 12)
+    hits = output[:, [0, 4, 8]].argmax(1) == test["label"]
     assert sum(records[-1]["correct"]) == int(hits.sum())
     assert len(records[-1]["local_models"][0]["correct"]) == 3
-    assert engine.evaluate(engine.server.model).correct == records[-1]["correct"]
+    assert simulation.evaluate(simulation.server.model).correct == records[-1]["correct"]
 
 
 def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FedSKF(level="pass", scale=0.5), monkeypatch)
+    simulation, seen, old = second_task(FedSKF(level="pass", scale=0.5), monkeypatch)
     own = seen.results[1, 2, "1"].model
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
-    value, images, labels = loss_of(engine, given, model)
+    value, images, labels = loss_of(simulation, given, model)
     images, labels = turned(images, labels)
-    student, local = logits(engine, model, images), logits(engine, own, images)
+    student, local = logits(simulation, model, images), logits(simulation, own, images)
     truth = torch.nn.functional.one_hot(labels, 12).float()
     tsd = binary_cross_entropy_with_logits(torch.cat((local, student[:, 8:]), 1), truth)
-    expected = cross_entropy(student / 0.1, labels) + 10 * distance(engine, model, own, images)
-    expected = 0.5 * (expected + 10 * on_prototypes(model, drawn(seen, 2, 2, "1")))
-    expected = expected + 3 * (distilled(student, local, 8) + tsd) + distilled(student, logits(engine, old, images), 8)
+    expected = cross_entropy(student / 0.1, labels) + 10 * distance(simulation, model, own, images)
+    expected = 0.5 * (expected + 10 * on_prototypes(model, sampled(seen, 2, 2, "1")))
+    expected = (
+        expected + 3 * (distilled(student, local, 8) + tsd) + distilled(student, logits(simulation, old, images), 8)
+    )
     pull = sum(
         (model[n] - given.model[n]).square().sum() for n in classifier_tensors(model)
     )  # synchronised in this round
     torch.testing.assert_close(value, expected + 2 * pull)
-    data = engine.federation.for_task(1).data("1")
-    features = engine.context.runner.features(own, engine.context.normalise(data["input"]))
-    known = engine.client_states["1"].prototypes
+    data = simulation.federation.for_task(1).data("1")
+    features = simulation.context.runner.features(own, simulation.context.normalise(data["input"]))
+    known = simulation.client_states["1"].prototypes
     torch.testing.assert_close(known.means[0], features[data["label"] == known.classes[0]].mean(0))
 
 
 def test_the_first_task_of_fedskf_with_pass_is_fedpasss() -> None:
     models = []
     for method in (FedPASS(), FedSKF(level="pass", pit="off", sync=False)):
-        engine = tiny.engine_with_tasks(method, TWO_ONE, cohort_size=4)
-        tiny.played(engine, 2)
-        models.append(engine.server.model)
+        simulation = tiny.simulation_with_tasks(method, TWO_ONE, cohort_size=4)
+        tiny.run_rounds(simulation, 2)
+        models.append(simulation.server.model)
     assert tiny.equal(*models)

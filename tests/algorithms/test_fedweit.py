@@ -56,12 +56,12 @@ def gated(body: Tensor, masks: Tensor) -> Tensor:
     return torch.stack([row / (1 + (-m).exp()) for row, m in zip(body, masks, strict=True)])
 
 
-def played(monkeypatch: pytest.MonkeyPatch, method: FedWeIT = LOUD, tasks: TaskStream = THREE) -> Played:
-    """Play tasks of two rounds with four clients, of whom all take part."""
+def run_rounds(monkeypatch: pytest.MonkeyPatch, method: FedWeIT = LOUD, tasks: TaskStream = THREE) -> Played:
+    """Run tasks of two rounds with four clients, of whom all take part."""
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(method, tasks, cohort_size=4)
-    tiny.played(engine)
-    return engine, seen
+    simulation = tiny.simulation_with_tasks(method, tasks, cohort_size=4)
+    tiny.run_rounds(simulation)
+    return simulation, seen
 
 
 # What a client minimises
@@ -99,14 +99,14 @@ def known(seen: Seen, task: int, client: str) -> tuple[list[Tensor], list[Any]]:
     return others, past
 
 
-def visited(engine: Any, seen: Seen, task: int, round: int, client: str) -> dict[str, Tensor]:
-    """Return what a visit leaves, computed by hand in float64."""
+def visited(simulation: Any, seen: Seen, task: int, round: int, client: str) -> dict[str, Tensor]:
+    """Return what a local training leaves, computed by hand in float64."""
     given = seen.fits[task, round, client]
     weights = {name: tensor.double() for name, tensor in given.model.items()}
     others, past = known(seen, task, client)
-    data, training = engine.federation.for_task(task).data(client), engine.training
-    images, labels = engine.context.normalise(data["input"]).double(), data["label"]
-    order = seeds.generator(engine.seed, "batches", task=task, round=round, client=client)
+    data, training = simulation.federation.for_task(task).data(client), simulation.training
+    images, labels = simulation.context.normalise(data["input"]).double(), data["label"]
+    order = seeds.generator(simulation.seed, "batches", task=task, round=round, client=client)
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     for _ in range(training.epochs):
         for rows in torch.randperm(len(labels), generator=order).split(training.batch_size):
@@ -121,11 +121,11 @@ def visited(engine: Any, seen: Seen, task: int, round: int, client: str) -> dict
 
 
 @pytest.mark.parametrize(("task", "round"), [(1, 1), (1, 2), (2, 1), (2, 2)])
-def test_a_visit_by_formula_in_float64(task: int, round: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen = played(monkeypatch, tasks=TWO)
+def test_a_local_training_by_formula_in_float64(task: int, round: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, seen = run_rounds(monkeypatch, tasks=TWO)
     for client in "02":
-        assert len(engine.federation.for_task(task).data(client)["label"]), "it has something to learn"
-        expected, got = visited(engine, seen, task, round, client), seen.results[task, round, client].model
+        assert len(simulation.federation.for_task(task).data(client)["label"]), "it has something to learn"
+        expected, got = visited(simulation, seen, task, round, client), seen.results[task, round, client].model
         assert got.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(got[name].double(), tensor, rtol=1e-4, atol=1e-6)
@@ -135,20 +135,20 @@ def test_a_visit_by_formula_in_float64(task: int, round: int, monkeypatch: pytes
 
 def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """The value and the gradient of what is minimised in a third task, far from where it began."""
-    engine, seen = played(monkeypatch)
+    simulation, seen = run_rounds(monkeypatch)
     given, noise = seen.fits[3, 2, "1"], torch.Generator().manual_seed(3)
     moved = {n: t + torch.randn(t.shape, generator=noise) for n, t in given.model.items()}
     batch = given.streams[0].first(2)
     images, labels = batch.data["input"], batch.data["label"]
-    networks = engine.context.runner
+    networks = simulation.context.runner
 
     def ours(weights: dict[str, Tensor]) -> Tensor:
         assert given.parametrization is not None
         network = given.parametrization(weights)
-        pupil = NetworkView(
+        view = NetworkView(
             networks, weights, lambda batch: functional_call(networks.train_network, dict(network), (batch,))
         )
-        return given.loss(pupil, [batch])
+        return given.loss(view, [batch])
 
     def theirs(weights: dict[str, Tensor]) -> Tensor:
         return loss(weights, images.double(), labels, *known(seen, 3, "1"))
@@ -163,10 +163,10 @@ def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_parts_begin_anew_in_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen = played(monkeypatch, FedWeIT(start=0.25))
+    simulation, seen = run_rounds(monkeypatch, FedWeIT(start=0.25))
     for task, heard in ((1, 0), (2, 4), (3, 4)):
         begun = seen.fits[task, 1, "1"].model
-        assert torch.equal(adaptive(begun), 0.25 * engine.context.runner.initial[LAYER])
+        assert torch.equal(adaptive(begun), 0.25 * simulation.context.runner.initial[LAYER])
         assert (len(mask(begun)), len(attention(begun))) == (8, heard)
     assert not torch.equal(mask(seen.fits[1, 1, "1"].model), mask(seen.fits[2, 1, "1"].model))
     assert torch.equal(mask(seen.fits[2, 2, "1"].model), mask(seen.results[2, 1, "1"].model)), "and go on within it"
@@ -177,56 +177,56 @@ def test_parts_begin_anew_in_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_unit_is_the_mean_over_those_who_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=4)
+    simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4)
     for task, round in ((1, 1), (1, 2), (2, 1)):
-        before = engine.server.model
-        tiny.played(engine, 1)
-        left = [seen.results[task, round, client].model for client in engine.sample_cohort(2 * task - 2 + round)]
+        before = simulation.server.model
+        tiny.run_rounds(simulation, 1)
+        left = [seen.results[task, round, client].model for client in simulation.sample_cohort(2 * task - 2 + round)]
         sizes = [mask(model).abs() for model in left]
         smallest = [sorted(size.tolist())[floor(8 * 0.3)] for size in sizes]
         for unit in range(8):
             sent = [m[LAYER][unit] for m, s, low in zip(left, sizes, smallest, strict=True) if float(s[unit]) >= low]
             expected = torch.stack(sent).mean(0) if sent else before[LAYER][unit]
-            torch.testing.assert_close(engine.server.model[LAYER][unit], expected)
+            torch.testing.assert_close(simulation.server.model[LAYER][unit], expected)
         mean_bias = torch.stack([model["body.full1.bias"] for model in left]).mean(0)
-        torch.testing.assert_close(engine.server.model["body.full1.bias"], mean_bias)
+        torch.testing.assert_close(simulation.server.model["body.full1.bias"], mean_bias)
         for name in (WEIGHT, BIAS):
             new = torch.stack([model[name][task - 1 :] for model in left]).mean(0)
-            torch.testing.assert_close(engine.server.model[name][task - 1 :], new)
-            assert torch.equal(engine.server.model[name][: task - 1], before[name][: task - 1]), "old rows stay"
+            torch.testing.assert_close(simulation.server.model[name][task - 1 :], new)
+            assert torch.equal(simulation.server.model[name][: task - 1], before[name][: task - 1]), "old rows stay"
 
 
 def test_a_unit_that_nobody_sent_stays() -> None:
-    engine = tiny.engine_with_tasks(FedWeIT(sparsity=0.9), THREE, cohort_size=1, rounds=1)
-    before = engine.server.model[LAYER]
-    tiny.played(engine, 1)
-    moved = (engine.server.model[LAYER] != before).any(1)
+    simulation = tiny.simulation_with_tasks(FedWeIT(sparsity=0.9), THREE, cohort_size=1, rounds=1)
+    before = simulation.server.model[LAYER]
+    tiny.run_rounds(simulation, 1)
+    moved = (simulation.server.model[LAYER] != before).any(1)
     assert int(moved.sum()) == 1, "of 8 units the 7 with the smallest masks were not sent"
 
 
 def test_what_travels_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=4)
-    records = tiny.played(engine)
+    simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4)
+    records = tiny.run_rounds(simulation)
     shares = 4 * (6 * 16 + 8 + 8 + 8 + 1)  # B's rows of 6 units in 8, masks, biases, and a row with its bias
     for record in records:
         task, last = record["task"], record["round"] % 2 == 0
         model = 4 * (8 * 16 + 8 + 9 * task)
-        told = [int((large(seen.results[t, 2, c].model) != 0).sum()) for t in (task - 1, task) for c in "0123" if t]
-        ends = 8 * sum(told[-4:]) + 4 * 4 * (8 + (4 if task > 1 else 0))  # value and place, masks and attention
-        hears = 4 * 8 * sum(told[:4]) if task > 1 and not last else 0
+        text = [int((large(seen.results[t, 2, c].model) != 0).sum()) for t in (task - 1, task) for c in "0123" if t]
+        ends = 8 * sum(text[-4:]) + 4 * 4 * (8 + (4 if task > 1 else 0))  # value and place, masks and attention
+        hears = 4 * 8 * sum(text[:4]) if task > 1 and not last else 0
         assert record["down"] == 4 * model + hears
         assert record["up"] == 4 * shares + (ends if last else 0)
-    assert 0 < sum(told) < 8 * 128, "some of A is sent, and some is not"
+    assert 0 < sum(text) < 8 * 128, "some of A is sent, and some is not"
 
 
 # What answers
 
 
 def test_each_tasks_rows_are_asked_with_the_mean_of_the_clients_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen = played(monkeypatch)
-    images = engine.federation.dataset.test["input"]
-    served, columns = engine.server.model, []
+    simulation, seen = run_rounds(monkeypatch)
+    images = simulation.federation.dataset.test["input"]
+    served, columns = simulation.server.model, []
     for task in (1, 2, 3):
         thetas = []
         for client in "0123":
@@ -236,20 +236,20 @@ def test_each_tasks_rows_are_asked_with_the_mean_of_the_clients_layers(monkeypat
             thetas.append(theta + sum(a * other for a, other in zip(attention(left), others, strict=True)))
         bias = torch.stack([seen.results[task, 2, client].model["body.full1.bias"] for client in "0123"]).mean(0)
         weights = {**served, LAYER: torch.stack(thetas).mean(0), "body.full1.bias": bias}
-        normalised = engine.context.normalise(images)
-        columns.append(engine.context.runner.logits(weights, normalised)[:, task - 1 : task])
-    got = engine.algorithm.predict(engine.server, served, images)
+        normalised = simulation.context.normalise(images)
+        columns.append(simulation.context.runner.logits(weights, normalised)[:, task - 1 : task])
+    got = simulation.algorithm.predict(simulation.server, served, images)
     torch.testing.assert_close(got, torch.cat(columns, 1), rtol=1e-4, atol=1e-5)
 
 
 def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen = played(monkeypatch)
+    simulation, seen = run_rounds(monkeypatch)
     left = seen.results[3, 2, "2"].model
     theta = gated(left[LAYER], mask(left)) + adaptive(left)
     theta = theta + sum(a * large(seen.results[2, 2, o].model) for a, o in zip(attention(left), "0123", strict=True))
-    own = engine.algorithm.own_model(engine.client_states["2"])
+    own = simulation.algorithm.own_model(simulation.client_states["2"])
     torch.testing.assert_close(own[LAYER], theta)
-    assert own.keys() == engine.server.model.keys()
+    assert own.keys() == simulation.server.model.keys()
 
 
 # What may go wrong
@@ -258,8 +258,8 @@ def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_missed_what_others_told_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
     lose = lambda number, client, step: "lost it" if (client, step, number) == ("1", "receive", 3) else None  # noqa: E731
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=4, fault_injector=lose)
-    records = tiny.played(engine, 4)
+    simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4, fault_injector=lose)
+    records = tiny.run_rounds(simulation, 4)
     assert [record["lost"] for record in records] == [{}, {}, {"1": "lost it"}, {}]
     assert len(attention(seen.fits[2, 1, "1"].model)) == 0
     assert len(attention(seen.fits[2, 1, "0"].model)) == 4
@@ -268,53 +268,53 @@ def test_who_missed_what_others_told_goes_on_without(monkeypatch: pytest.MonkeyP
         heard = attention(seen.results[2, 2, client].model).tolist()
         for a, other in zip(heard, "0123", strict=False):
             thetas[number] = thetas[number] + a * large(seen.results[1, 2, other].model)
-    torch.testing.assert_close(engine.server.state.tasks[1].added[LAYER], torch.stack(thetas).mean(0))
+    torch.testing.assert_close(simulation.server.state.tasks[1].added[LAYER], torch.stack(thetas).mean(0))
 
 
 def test_a_network_needs_a_layer_before_its_classifier() -> None:
     flat = lambda: nn.Sequential(OrderedDict(flatten=nn.Flatten(), classifier=nn.Linear(16, 3)))  # noqa: E731
     with pytest.raises(ConfigError, match="before the classifier"):
-        tiny.engine(FedWeIT(), factory=flat).run_round()
+        tiny.simulation(FedWeIT(), factory=flat).run_round()
 
 
 def test_a_network_whose_classifier_is_not_known_is_decomposed_whole() -> None:
     plain = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731
-    engine = tiny.engine(FedWeIT(), factory=plain, cohort_size=6)
-    assert not any(record["lost"] for record in tiny.played(engine))
-    assert set(engine.server.state.tasks[0].added) == {"1.weight", "3.weight"}
+    simulation = tiny.simulation(FedWeIT(), factory=plain, cohort_size=6)
+    assert not any(record["lost"] for record in tiny.run_rounds(simulation))
+    assert set(simulation.server.state.tasks[0].added) == {"1.weight", "3.weight"}
 
 
 def test_who_was_never_asked_in_a_task_tells_nothing() -> None:
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=1, rounds=1)
-    tiny.played(engine, 1)
-    assert len(engine.server.state.adaptive) == 1
+    simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=1, rounds=1)
+    tiny.run_rounds(simulation, 1)
+    assert len(simulation.server.state.adaptive) == 1
 
 
 REFUSED = {
-    "places outside": lambda told: replace(
-        told, adaptive=SparseTensors(torch.ones(1), torch.tensor([128], dtype=torch.int32))
+    "places outside": lambda text: replace(
+        text, adaptive=SparseTensors(torch.ones(1), torch.tensor([128], dtype=torch.int32))
     ),
-    "int64": lambda told: replace(told, adaptive=SparseTensors(torch.ones(1), torch.tensor([1]))),
-    "2] numbers": lambda told: replace(told, adaptive=SparseTensors(torch.ones(2), torch.ones(1, dtype=torch.int32))),
-    "attention": lambda told: replace(told, parts={**told.parts, f"attention.{LAYER}": torch.ones(3)}),
-    "mask": lambda told: replace(told, parts={**told.parts, f"mask.{LAYER}": torch.ones(9)}),
+    "int64": lambda text: replace(text, adaptive=SparseTensors(torch.ones(1), torch.tensor([1]))),
+    "2] numbers": lambda text: replace(text, adaptive=SparseTensors(torch.ones(2), torch.ones(1, dtype=torch.int32))),
+    "attention": lambda text: replace(text, parts={**text.parts, f"attention.{LAYER}": torch.ones(3)}),
+    "mask": lambda text: replace(text, parts={**text.parts, f"mask.{LAYER}": torch.ones(9)}),
 }
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_parts_of_another_form_are_refused(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("output", REFUSED)
+def test_parts_of_another_form_are_refused(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = FedWeIT.report
 
     @functools.wraps(honest)
     def report(self: FedWeIT, client: Any) -> WeITTaskReport | None:
-        told = honest(self, client)
-        return REFUSED[said](told) if (client.task, client.id) == (2, "1") else told
+        text = honest(self, client)
+        return REFUSED[output](text) if (client.task, client.id) == (2, "1") else text
 
     monkeypatch.setattr(FedWeIT, "report", report)
-    engine = tiny.engine_with_tasks(LOUD, THREE, cohort_size=4)
-    records = tiny.played(engine)
+    simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4)
+    records = tiny.run_rounds(simulation)
     assert [list(record["lost"]) for record in records] == [[], [], [], ["1"], [], []]
-    assert said in records[3]["lost"]["1"]
+    assert output in records[3]["lost"]["1"]
 
 
 def test_rows_that_do_not_belong_to_the_masks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +326,6 @@ def test_rows_that_do_not_belong_to_the_masks_are_refused(monkeypatch: pytest.Mo
         return replace(share, body=share.body[1:]) if client.id == "1" else share
 
     monkeypatch.setattr(FedWeIT, "train", train)
-    (record,) = tiny.played(tiny.engine_with_tasks(LOUD, THREE, cohort_size=4), 1)
+    (record,) = tiny.run_rounds(tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4), 1)
     assert list(record["lost"]) == ["1"]
     assert "[95] instead of [96]" in record["lost"]["1"]

@@ -43,7 +43,9 @@ BY_TASK = [(FedDCL, {}), (DDDR, {}), (LwFKDOnGeneratedImages, {})]
 def test_each_task_is_drawn_by_its_own_generator(cls: type[Any], options: dict[str, Any]) -> None:
     fed = cls(**{**tiny.TOYS[cls.name()], **options})
     sent: list[tuple[int, PrototypeReply]] = []
-    engine = tiny.engine_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5, load_generator=Painter)
+    simulation = tiny.simulation_with_tasks(
+        fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5, load_generator=Painter
+    )
     fault = fed.validate_reply
 
     def noted(server: Any, reply: Any, examples: int) -> str | None:
@@ -51,18 +53,20 @@ def test_each_task_is_drawn_by_its_own_generator(cls: type[Any], options: dict[s
         return fault(server, reply, examples)
 
     object.__setattr__(fed, "validate_reply", noted)
-    records = tiny.played(engine)
+    records = tiny.run_rounds(simulation)
     assert not any(record["lost"] for record in records)
     assert {(task, one.generator, one.prototypes.shape) for task, one in sent} == {
         (1, "painter 1", (2, 1)),
         (2, "painter 2", (1, 2)),
     }
-    kept = engine.server.state
-    drawn = kept.generated if cls is LwFKDOnGeneratedImages else kept.pool
-    brightness = {c: drawn["input"][drawn["label"] == c].unique().tolist() for c in drawn["label"].unique().tolist()}
+    kept = simulation.server.state
+    sampled = kept.generated if cls is LwFKDOnGeneratedImages else kept.pool
+    brightness = {
+        c: sampled["input"][sampled["label"] == c].unique().tolist() for c in sampled["label"].unique().tolist()
+    }
     assert brightness == ({2: [80]} if cls is LwFKDOnGeneratedImages else {0: [40], 1: [40], 2: [80]})
     old = PrototypeReply(sent[0][1].prototypes, sent[0][1].counts, "painter 1")
-    engine.server.begin_round(2, 1)
-    assert "prototypes of shape [2, 1]" in str(fault(engine.server, old, 1))
+    simulation.server.begin_round(2, 1)
+    assert "prototypes of shape [2, 1]" in str(fault(simulation.server, old, 1))
     other = PrototypeReply(torch.zeros(1, 2), torch.tensor([1]), "painter 1")
-    assert "for another generator than the server's" in str(fault(engine.server, other, 1))
+    assert "for another generator than the server's" in str(fault(simulation.server, other, 1))

@@ -35,9 +35,9 @@ from fedkeep.training.model_runner import ModelRunner
 
 
 def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
-    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort_size=4, **changes)
-    tiny.played(engine, rounds)
-    return engine.server.model
+    simulation = tiny.simulation_with_tasks(method, TWO_ONE, cohort_size=4, **changes)
+    tiny.run_rounds(simulation, rounds)
+    return simulation.server.model
 
 
 UNIFORM = FedAvg(aggregation="uniform")
@@ -72,97 +72,101 @@ def test_special_cases_are_equal(method: Method, same: Method) -> None:
 
 @pytest.mark.parametrize("round", [1, 2])
 def test_fedlwf_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FedProxLwF(mu=0.5), monkeypatch)
+    simulation, seen, old = second_task(FedProxLwF(mu=0.5), monkeypatch)
     given = seen.fits[2, round, "1"]
     model = seen.results[2, round, "1"].model
-    value, images, labels = loss_of(engine, given, model)
-    student = logits(engine, model, images)
-    pull = sum((model[n] - given.model[n]).square().sum() for n in engine.context.runner.parameters)
-    expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(student, logits(engine, old, images), 2)
+    value, images, labels = loss_of(simulation, given, model)
+    student = logits(simulation, model, images)
+    pull = sum((model[n] - given.model[n]).square().sum() for n in simulation.context.runner.parameters)
+    expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(student, logits(simulation, old, images), 2)
     torch.testing.assert_close(value, expected + 0.25 * pull)
 
 
 def test_flwf2t_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, _ = second_task(FLwF2T(server_classes="all"), monkeypatch)
+    simulation, seen, _ = second_task(FLwF2T(server_classes="all"), monkeypatch)
     own = seen.results[1, 2, "1"].model
     for round, known in ((1, 2), (2, 3)):
         given, model = seen.fits[2, round, "1"], seen.results[2, round, "1"].model
-        value, images, labels = loss_of(engine, given, model)
-        student = logits(engine, model, images)
-        expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(student, logits(engine, own, images), 2)
-        expected = expected + distilled(student, logits(engine, given.model, images), known)
+        value, images, labels = loss_of(simulation, given, model)
+        student = logits(simulation, model, images)
+        expected = cross_entropy(student[:, 2:], labels - 2) + 3 * distilled(
+            student, logits(simulation, own, images), 2
+        )
+        expected = expected + distilled(student, logits(simulation, given.model, images), known)
         torch.testing.assert_close(value, expected)
 
 
 def test_flwf2t_may_learn_exemplars_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, _ = second_task(FLwF2T(exemplars_per_class=2, ce_classes="all"), monkeypatch)
+    simulation, seen, _ = second_task(FLwF2T(exemplars_per_class=2, ce_classes="all"), monkeypatch)
     own, given, model = seen.results[1, 2, "1"].model, seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
-    held = torch.bincount(engine.federation.for_task(1).data("1")["label"], minlength=2)
+    held = torch.bincount(simulation.federation.for_task(1).data("1")["label"], minlength=2)
     labels = given.streams[0].data["label"]
     assert torch.bincount(labels, minlength=3)[:2].tolist() == held.clamp(max=2).tolist() != [0, 0]
-    assert int((labels == 2).sum()) == engine.federation.for_task(2).num_examples("1")
-    value, images, batch = loss_of(engine, given, model)
-    student = logits(engine, model, images)
-    expected = cross_entropy(student, batch) + 3 * distilled(student, logits(engine, own, images), 2)
-    torch.testing.assert_close(value, expected + distilled(student, logits(engine, given.model, images), 2))
+    assert int((labels == 2).sum()) == simulation.federation.for_task(2).num_examples("1")
+    value, images, batch = loss_of(simulation, given, model)
+    student = logits(simulation, model, images)
+    expected = cross_entropy(student, batch) + 3 * distilled(student, logits(simulation, own, images), 2)
+    torch.testing.assert_close(value, expected + distilled(student, logits(simulation, given.model, images), 2))
     with pytest.raises(ConfigError, match=r"set FLwF2T\.ce_classes=all too"):
         FLwF2T(exemplars_per_class=2)
 
 
 def test_fedewc_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FedEWC(w_penalty=7.0), monkeypatch, rounds=3)
-    kept: EWCState = engine.client_states["1"]
+    simulation, seen, old = second_task(FedEWC(w_penalty=7.0), monkeypatch, rounds=3)
+    kept: EWCState = simulation.client_states["1"]
     assert tiny.equal(kept.anchor, {name: old[name] for name in kept.anchor})
     assert 0 < max(float(f.max()) for f in kept.fisher.values()) <= 1e-4
     given, model = seen.fits[2, 1, "1"], seen.results[2, 1, "1"].model
-    value, images, labels = loss_of(engine, given, model)
+    value, images, labels = loss_of(simulation, given, model)
     penalty = torch.zeros(())
     for name, fisher in kept.fisher.items():
         penalty = penalty + (fisher * (model[name][: len(fisher)] - old[name]).square()).sum()
     assert float(penalty) > 0
-    expected = cross_entropy(logits(engine, model, images)[:, 2:], labels - 2) + 3.5 * penalty
+    expected = cross_entropy(logits(simulation, model, images)[:, 2:], labels - 2) + 3.5 * penalty
     torch.testing.assert_close(value, expected)
 
 
 @pytest.mark.parametrize(("compat", "pulls"), [("correct", True), ("repo", False)])
 def test_fedewc_pulls_what_is_trained(compat: Any, pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The penalty has a gradient once the weights have moved; that of TARGET's code has none."""
-    engine, seen, old = second_task(FedEWC(w_penalty=1e5, compat=compat), monkeypatch, rounds=3)
+    simulation, seen, old = second_task(FedEWC(w_penalty=1e5, compat=compat), monkeypatch, rounds=3)
     given, moved = seen.fits[2, 1, "1"], seen.results[2, 1, "1"].model
     name = "body.full1.weight"
     live = dict(moved) | {name: moved[name].clone().requires_grad_()}
-    value, images, labels = loss_of(engine, given, live)
-    network = engine.context.runner.train_network
+    value, images, labels = loss_of(simulation, given, live)
+    network = simulation.context.runner.train_network
     labelled = cross_entropy(functional_call(network, live, (images,))[:, 2:], labels - 2)
     pull = torch.autograd.grad(value, live[name])[0] - torch.autograd.grad(labelled, live[name])[0]
     expected = torch.zeros_like(pull)
     if pulls:
-        expected = 1e5 * engine.client_states["1"].fisher[name] * (moved[name] - old[name])
+        expected = 1e5 * simulation.client_states["1"].fisher[name] * (moved[name] - old[name])
         assert float(expected.abs().max()) > 1e-4
     torch.testing.assert_close(pull, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_fedicarl_learns_exemplars_with_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FediCaRL(exemplars_per_class=2), monkeypatch)
+    simulation, seen, old = second_task(FediCaRL(exemplars_per_class=2), monkeypatch)
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     labels = given.streams[0].data["label"]
-    held = engine.federation.for_task(1).data("1")["label"]
+    held = simulation.federation.for_task(1).data("1")["label"]
     assert torch.bincount(labels, minlength=3)[:2].tolist() == torch.bincount(held, minlength=2).clamp(max=2).tolist()
-    assert int((labels == 2).sum()) == engine.federation.num_examples("1")
-    value, images, batch = loss_of(engine, given, model)
-    student = logits(engine, model, images)
-    expected = cross_entropy(student, batch) + distilled(student, logits(engine, old, images), 2)
+    assert int((labels == 2).sum()) == simulation.federation.num_examples("1")
+    value, images, batch = loss_of(simulation, given, model)
+    student = logits(simulation, model, images)
+    expected = cross_entropy(student, batch) + distilled(student, logits(simulation, old, images), 2)
     torch.testing.assert_close(value, expected)
-    assert engine.client_states["1"].memory["label"].tolist().count(2) == min(2, engine.federation.num_examples("1"))
+    assert simulation.client_states["1"].memory["label"].tolist().count(2) == min(
+        2, simulation.federation.num_examples("1")
+    )
 
 
 def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen, old = second_task(FediCaRL(loss="glfc", exemplars_per_class=2), monkeypatch)
-    for place, known in (((1, 2, "1"), 0), ((2, 2, "1"), 2)):
-        engine.set_task(place[0])
-        given, model = seen.fits[place], seen.results[place].model
-        value, images, labels = loss_of(engine, given, model)
-        student = logits(engine, model, images)
+    simulation, seen, old = second_task(FediCaRL(loss="glfc", exemplars_per_class=2), monkeypatch)
+    for location, known in (((1, 2, "1"), 0), ((2, 2, "1"), 2)):
+        simulation.set_task(location[0])
+        given, model = seen.fits[location], seen.results[location].model
+        value, images, labels = loss_of(simulation, given, model)
+        student = logits(simulation, model, images)
         truth = torch.nn.functional.one_hot(labels, student.shape[1]).float()
         gaps = [1 - float(row[c].sigmoid()) for row, c in zip(student, labels, strict=True)]
         weights = []
@@ -172,7 +176,7 @@ def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None
         losses = binary_cross_entropy_with_logits(student, truth, reduction="none")
         expected = (torch.tensor(weights)[:, None] * losses).mean()
         if known:
-            target = torch.cat((logits(engine, old, images).sigmoid(), truth[:, 2:]), 1)
+            target = torch.cat((logits(simulation, old, images).sigmoid(), truth[:, 2:]), 1)
             expected = (expected + binary_cross_entropy_with_logits(student, target)) / 2
         torch.testing.assert_close(value, expected)
 
@@ -187,64 +191,69 @@ def test_fedicarl_with_the_loss_of_glfc(monkeypatch: pytest.MonkeyPatch) -> None
     ids=repr,
 )
 def test_what_each_client_keeps_or_all_together(method: Method, most: int) -> None:
-    engine = tiny.engine_with_tasks(method, TWO_ONE, rounds=1, cohort_size=4, training=tiny.SHORT)
-    tiny.played(engine)
+    simulation = tiny.simulation_with_tasks(method, TWO_ONE, rounds=1, cohort_size=4, training=tiny.SHORT)
+    tiny.run_rounds(simulation)
     for client in "0123":
-        labels = [engine.federation.for_task(task).data(client)["label"] for task in (1, 2)]
+        labels = [simulation.federation.for_task(task).data(client)["label"] for task in (1, 2)]
         had = torch.bincount(torch.cat(labels), minlength=3)
-        held = torch.bincount(engine.client_states[client].memory["label"], minlength=3)
+        held = torch.bincount(simulation.client_states[client].memory["label"], minlength=3)
         assert torch.equal(held, had.clamp(max=most))
 
 
 def test_exemplars_are_herded_or_drawn() -> None:
     def kept(selection: Any) -> torch.Tensor:
-        engine = tiny.engine_with_tasks(
+        simulation = tiny.simulation_with_tasks(
             FediCaRL(exemplars_per_class=2, selection=selection), TWO_ONE, rounds=1, cohort_size=4, training=tiny.SHORT
         )
-        tiny.played(engine, 1)
-        return torch.cat([state.memory["input"] for state in engine.client_states.values()])
+        tiny.run_rounds(simulation, 1)
+        return torch.cat([state.memory["input"] for state in simulation.client_states.values()])
 
     assert kept("herding").shape == kept("random").shape
     assert not torch.equal(kept("herding"), kept("random"))
 
 
 def test_a_full_memory() -> None:
-    small = tiny.engine_with_tasks(FediCaRL(max_exemplars=3), TWO_ONE, cohort_size=4)
-    tiny.played(small)
+    small = tiny.simulation_with_tasks(FediCaRL(max_exemplars=3), TWO_ONE, cohort_size=4)
+    tiny.run_rounds(small)
     assert all(len(state.memory["label"]) <= 3 for state in small.client_states.values())
 
 
 def test_classified_by_the_nearest_mean_of_what_clients_hold() -> None:
-    engine = tiny.engine_with_tasks(FediCaRL(classify="nearest_mean", exemplars_per_class=3), TWO_ONE, cohort_size=4)
-    tiny.played(engine, 3)
-    held = [concat(engine.federation.data(c), engine.client_states[c].memory) for c in "0123"]
+    simulation = tiny.simulation_with_tasks(
+        FediCaRL(classify="nearest_mean", exemplars_per_class=3), TWO_ONE, cohort_size=4
+    )
+    tiny.run_rounds(simulation, 3)
+    held = [concat(simulation.federation.data(c), simulation.client_states[c].memory) for c in "0123"]
     data = {name: torch.cat([one[name] for one in held]) for name in ("input", "label")}
-    rows = normalize(engine.server.features(engine.server.model, data), dim=1)
+    rows = normalize(simulation.server.features(simulation.server.model, data), dim=1)
     means = normalize(torch.stack([rows[data["label"] == each].mean(0) for each in range(3)]), dim=1)
-    test = engine.federation.dataset.test
-    scores = nearest_mean_scores(engine.server.features(engine.server.model, test), means)
-    found = engine.algorithm.predict(engine.server, engine.server.model, test["input"])
+    test = simulation.federation.dataset.test
+    scores = nearest_mean_scores(simulation.server.features(simulation.server.model, test), means)
+    found = simulation.algorithm.predict(simulation.server, simulation.server.model, test["input"])
     torch.testing.assert_close(found, scores, rtol=1e-4, atol=1e-5)
-    record = engine.run_round().record
-    hits = engine.algorithm.predict(engine.server, engine.server.model, test["input"]).argmax(-1) == test["label"]
+    record = simulation.run_round().record
+    hits = (
+        simulation.algorithm.predict(simulation.server, simulation.server.model, test["input"]).argmax(-1)
+        == test["label"]
+    )
     assert sum(record["correct"]) == int(hits.sum())
-    linear = tiny.engine_with_tasks(FediCaRL(exemplars_per_class=3), TWO_ONE, cohort_size=4)
-    tiny.played(linear)
-    assert tiny.equal(linear.server.model, engine.server.model), "another look at the same model"
+    linear = tiny.simulation_with_tasks(FediCaRL(exemplars_per_class=3), TWO_ONE, cohort_size=4)
+    tiny.run_rounds(linear)
+    assert tiny.equal(linear.server.model, simulation.server.model), "another look at the same model"
 
 
 @pytest.mark.parametrize(("level", "start"), [("lwf", 2), ("icarl", 0)])
 def test_fedskf_by_formula(level: Any, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     method = FedSKF(level=level, exemplars_per_class=2)
-    engine, seen, old = second_task(method, monkeypatch)
+    simulation, seen, old = second_task(method, monkeypatch)
     own = seen.results[1, 2, "1"].model
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
-    value, images, labels = loss_of(engine, given, model)
-    student, local = logits(engine, model, images), logits(engine, own, images)
+    value, images, labels = loss_of(simulation, given, model)
+    student, local = logits(simulation, model, images), logits(simulation, own, images)
     truth = torch.nn.functional.one_hot(labels, 3).float()
     tsd = binary_cross_entropy_with_logits(torch.cat((local, student[:, 2:]), 1), truth)
     expected = cross_entropy(student[:, start:], labels - start) + 3 * (distilled(student, local, 2) + tsd)
-    expected = expected + distilled(student, logits(engine, old, images), 2)
+    expected = expected + distilled(student, logits(simulation, old, images), 2)
     pull = sum(
         (model[n] - given.model[n]).square().sum() for n in classifier_tensors(model)
     )  # synchronised in this round
@@ -254,24 +263,24 @@ def test_fedskf_by_formula(level: Any, start: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("reading", ["off", *get_args(TSDReading)])
 def test_fedskf_with_each_reading_of_tsd(reading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     method = FedSKF(level="icarl", tsd=reading, w_pull=0.0, w_local=5.0, w_global=0.5)
-    engine, seen, old = second_task(method, monkeypatch)
+    simulation, seen, old = second_task(method, monkeypatch)
     own, model = seen.results[1, 2, "1"].model, seen.results[2, 2, "1"].model
-    value, images, labels = loss_of(engine, seen.fits[2, 2, "1"], model)
-    student, local = logits(engine, model, images), logits(engine, own, images)
+    value, images, labels = loss_of(simulation, seen.fits[2, 2, "1"], model)
+    student, local = logits(simulation, model, images), logits(simulation, own, images)
     tsd = 0.0 if reading == "off" else tsd_loss(local, student, labels, reading, "mean")
     expected = cross_entropy(student, labels) + 5 * (distilled(student, local, 2) + tsd)
-    torch.testing.assert_close(value, expected + 0.5 * distilled(student, logits(engine, old, images), 2))
+    torch.testing.assert_close(value, expected + 0.5 * distilled(student, logits(simulation, old, images), 2))
 
 
 def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=4, cohort_size=4)
+    simulation = tiny.simulation_with_tasks(FedSKF(), TWO_ONE, rounds=4, cohort_size=4)
     sent: dict[tuple[int, int], Weights] = {}
-    while engine.finished < engine.rounds:
-        before = engine.server.model
-        record = engine.run_round().record
-        task, number = engine.schedule.position(record["round"])
-        sent[task, number] = engine.server.expand_head(before)
+    while simulation.finished < simulation.rounds:
+        before = simulation.server.model
+        record = simulation.run_round().record
+        task, number = simulation.schedule.position(record["round"])
+        sent[task, number] = simulation.server.expand_head(before)
         assert record["log"]["diagonal"]
         assert all(0 <= share <= 1 for share in record["log"]["diagonal"])
     for task in (1, 2):
@@ -289,11 +298,11 @@ def test_fedskf_classifiers_meet_once_a_task(monkeypatch: pytest.MonkeyPatch) ->
 def test_fedskf_ties_classifiers_when_the_pull_is_strong() -> None:
     def spread(w_pull: float) -> float:
         training = replace(tiny.TRAINING, epochs=30, lr=0.01, momentum=0.0)
-        engine = tiny.engine_with_tasks(
+        simulation = tiny.simulation_with_tasks(
             FedSKF(w_pull=w_pull, pit="off"), TWO_ONE, rounds=3, cohort_size=4, training=training
         )
-        tiny.played(engine, 3)
-        states: list[FedSKFClientState] = list(engine.client_states.values())
+        tiny.run_rounds(simulation, 3)
+        states: list[FedSKFClientState] = list(simulation.client_states.values())
         heads = torch.stack([state.own_model[WEIGHT] for state in states])
         return float((heads - heads.mean(0)).abs().max())
 
@@ -309,32 +318,34 @@ def test_the_bases_turn_goes_round() -> None:
 
 
 def test_the_bases_turn_goes_on_from_task_to_task() -> None:
-    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort_size=4, training=tiny.SHORT)
+    simulation = tiny.simulation_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort_size=4, training=tiny.SHORT)
     turns = []
-    while engine.finished < engine.rounds:
-        engine.run_round()
-        turns.append(engine.server.state.base)
+    while simulation.finished < simulation.rounds:
+        simulation.run_round()
+        turns.append(simulation.server.state.base)
     assert turns == list("012301")
 
 
 def test_by_lot_each_client_is_the_base_once_a_turn_and_no_round_is_somebodys() -> None:
-    engine = tiny.engine_with_tasks(FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort_size=4, training=tiny.SHORT)
+    simulation = tiny.simulation_with_tasks(
+        FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort_size=4, training=tiny.SHORT
+    )
     turns = []
-    while engine.finished < engine.rounds:
-        engine.run_round()
-        turns.append(engine.server.state.base)
+    while simulation.finished < simulation.rounds:
+        simulation.run_round()
+        turns.append(simulation.server.state.base)
     cycles = [turns[k : k + 4] for k in range(0, 16, 4)]
     assert all(sorted(cycle) == list("0123") for cycle in cycles)
     assert len({cycle[-1] for cycle in cycles}) > 1, "the last of a turn is not always the same"
 
 
 def test_by_lot_those_who_had_no_turn_come_first() -> None:
-    def drawn(clients: list[str], done: list[str]) -> set[str]:
+    def sampled(clients: list[str], done: list[str]) -> set[str]:
         return {random_turn(clients, done, torch.Generator().manual_seed(seed)) for seed in range(40)}
 
-    assert drawn(["0", "1", "10"], []) == {"0", "1", "10"}
-    assert drawn(["0", "1", "10"], ["1"]) == {"0", "10"}
-    assert drawn(["1"], ["1"]) == {"1"}, "the others are not there"
+    assert sampled(["0", "1", "10"], []) == {"0", "1", "10"}
+    assert sampled(["0", "1", "10"], ["1"]) == {"0", "10"}
+    assert sampled(["1"], ["1"]) == {"1"}, "the others are not there"
     orders = [["0", "10", "2"], ["2", "0", "10"]]
     assert random_turn(orders[0], [], torch.Generator().manual_seed(3)) == random_turn(
         orders[1], [], torch.Generator().manual_seed(3)
@@ -343,10 +354,10 @@ def test_by_lot_those_who_had_no_turn_come_first() -> None:
 
 def test_lots_are_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     def turns(seed: int) -> list[str]:
-        engine = tiny.engine_with_tasks(
+        simulation = tiny.simulation_with_tasks(
             FedSKF(pit_turn="random"), TWO_ONE, rounds=8, cohort_size=4, training=tiny.SHORT, seed=seed
         )
-        return [engine.run_round() and engine.server.state.base for _ in range(16)]  # type: ignore[func-returns-value]
+        return [simulation.run_round() and simulation.server.state.base for _ in range(16)]  # type: ignore[func-returns-value]
 
     assert turns(0) == turns(0) != turns(1)
 
@@ -354,13 +365,13 @@ def test_lots_are_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fedskfs_projection_is_its_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no neuron moves, fused with eta 1/2 is the mean of the mean and the base."""
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(FedSKF(), TWO_ONE, cohort_size=4)
-    record = engine.run_round().record
+    simulation = tiny.simulation_with_tasks(FedSKF(), TWO_ONE, cohort_size=4)
+    record = simulation.run_round().record
     assert set(record["log"]["diagonal"]) == {1.0}, "as after any first round from one start"
     models = [seen.results[1, 1, client].model for client in record["cohort"]]
     expected = mean([mean(models), seen.results[1, 1, "0"].model])
     for name, tensor in expected.items():
-        torch.testing.assert_close(engine.server.model[name], tensor)
+        torch.testing.assert_close(simulation.server.model[name], tensor)
 
 
 def test_a_network_that_cannot_be_projected_is_refused_before_anybody_trains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,36 +380,36 @@ def test_a_network_that_cannot_be_projected_is_refused_before_anybody_trains(mon
 
     seen = Seen(monkeypatch)
     with pytest.raises(ConfigError, match=r"through body\.1, a LayerNorm.*or another fusion"):
-        tiny.engine(FedSKF(), factory=network).run_round()
+        tiny.simulation(FedSKF(), factory=network).run_round()
     assert not seen.results
-    tiny.engine(FedSKF(pit="off"), factory=network).run_round()
+    tiny.simulation(FedSKF(pit="off"), factory=network).run_round()
     assert seen.results
 
 
 def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     cache_teachers = ModelRunner.logits
-    places: list[tuple[int, int]] = []
+    locations: list[tuple[int, int]] = []
 
     def spy(self: ModelRunner, model: Weights, images: torch.Tensor) -> torch.Tensor:
-        if places:
-            asked.append(places[-1])
+        if locations:
+            asked.append(locations[-1])
         return cache_teachers(self, model, images)
 
     train = FedSKF.train
 
     def noting(self: FedSKF, client: Any, model: Weights) -> Fit:
-        places.append((client.task, client.round))
+        locations.append((client.task, client.round))
         try:
             return train(self, client, model)
         finally:
-            places.pop()
+            locations.pop()
 
     noting._fedkeep_client_step = True  # type: ignore[attr-defined]
     noting.__annotations__ = train.__annotations__
     monkeypatch.setattr(ModelRunner, "logits", spy)
     monkeypatch.setattr(FedSKF, "train", noting)
-    tiny.played(tiny.engine_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort_size=4))
+    tiny.run_rounds(tiny.simulation_with_tasks(FedSKF(), TWO_ONE, rounds=3, cohort_size=4))
     assert asked == [(2, 1)] * 8, "of four clients each the own old model, for two terms, and the global one"
 
 
@@ -408,15 +419,15 @@ def test_nothing_is_taught_without_a_model_or_without_weight() -> None:
 
 
 def test_memories_are_shortened_and_joined() -> None:
-    engine = tiny.engine_with_tasks(FediCaRL(), TWO_ONE, cohort_size=4)
-    tiny.played(engine, 2)
-    state = engine.client_states["0"]
+    simulation = tiny.simulation_with_tasks(FediCaRL(), TWO_ONE, cohort_size=4)
+    tiny.run_rounds(simulation, 2)
+    state = simulation.client_states["0"]
     first = state.memory
     from fedkeep.training.party import LocalClient
 
-    engine.set_task(2)
-    client = LocalClient(engine.context, "0", engine.federation.data("0"), state, task=2, round=1, uses={})
-    later = update_memory(client, engine.server.expand_head(engine.server.model), first, 1, "herding")
+    simulation.set_task(2)
+    client = LocalClient(simulation.context, "0", simulation.federation.data("0"), state, task=2, round=1, uses={})
+    later = update_memory(client, simulation.server.expand_head(simulation.server.model), first, 1, "herding")
     assert int(torch.bincount(later["label"]).max()) == 1
     for c in set(first["label"].tolist()):
         assert torch.equal(later["input"][later["label"] == c][0], first["input"][first["label"] == c][0])

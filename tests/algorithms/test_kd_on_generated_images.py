@@ -27,11 +27,11 @@ SMALL: dict[str, Any] = {**tiny.PROTOTYPES, "server_images_per_new_class": 3}
 def test_the_images_are_feddcls_of_the_task() -> None:
     stream = tiny.stream((2, 1), absent=0)
     mine, theirs = (
-        tiny.engine_with_tasks(fed, stream, rounds=1, cohort_size=5)
+        tiny.simulation_with_tasks(fed, stream, rounds=1, cohort_size=5)
         for fed in (FTKDOnGeneratedImages(**SMALL), FedDCL(**tiny.TOYS["feddcl"]))
     )
     for old, classes in ((0, 2), (2, 3)):
-        tiny.played(mine, 1), tiny.played(theirs, 1)
+        tiny.run_rounds(mine, 1), tiny.run_rounds(theirs, 1)
         generated = mine.server.state.generated
         expected = select_images(theirs.server.state.pool, old, classes, 3)  # type: ignore[attr-defined]
         assert torch.equal(generated["input"], expected["input"])
@@ -46,22 +46,22 @@ def test_the_images_are_feddcls_of_the_task() -> None:
 )
 def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_generated: Any, plain: Any) -> None:
     stream = tiny.stream((2, 1), absent=0)
-    mine = tiny.engine_with_tasks(on_generated(**SMALL), stream, rounds=2, cohort_size=5)
-    theirs = tiny.engine_with_tasks(plain(), stream, rounds=2, cohort_size=5)
+    mine = tiny.simulation_with_tasks(on_generated(**SMALL), stream, rounds=2, cohort_size=5)
+    theirs = tiny.simulation_with_tasks(plain(), stream, rounds=2, cohort_size=5)
     for _ in range(2):
-        tiny.played(mine, 2)
+        tiny.run_rounds(mine, 2)
         theirs.server.data, theirs.server.state.holders = mine.server.state.generated, []
-        tiny.played(theirs, 2)
+        tiny.run_rounds(theirs, 2)
         assert tiny.equal(mine.server.model, theirs.server.model)
         for client in mine.federation.clients:
             assert tiny.equal(mine.client_states[client].model, theirs.client_states[client].model)
 
 
 def test_images_are_sent_once_a_task_and_weights_never() -> None:
-    engine = tiny.engine_with_tasks(
+    simulation = tiny.simulation_with_tasks(
         FTKDOnGeneratedImages(**SMALL), tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5
     )
-    records = tiny.played(engine)
+    records = tiny.run_rounds(simulation)
     for task, (new, seen) in enumerate(((2, 2), (1, 3))):
         searched, found = 2 * new * 16 * 4, 2 * (new * 16 * 4 + new * 8 + 3)
         logits, images = 3 * new * seen * 4, 3 * new * (16 + 8 + 1)

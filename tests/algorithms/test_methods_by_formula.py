@@ -43,8 +43,8 @@ def test_fedavg(aggregation: Any, training: Any) -> None:
     for number, cohort in hand.cohorts(ROUNDS):
         replies = {c: hand.train(c, number, model, hand.cross_entropy) for c in cohort}
         model = hand.by_count(replies) if aggregation == "num_examples" else average(list(replies.values()))
-    engine = byhand.played(FedAvg(aggregation=aggregation), ROUNDS, training=training)
-    byhand.assert_same(engine.server.model, model)
+    simulation = byhand.run_rounds(FedAvg(aggregation=aggregation), ROUNDS, training=training)
+    byhand.assert_same(simulation.server.model, model)
 
 
 def test_fedprox() -> None:
@@ -60,7 +60,7 @@ def test_fedprox() -> None:
 
             replies[client] = hand.train(client, number, model, loss)
         model = hand.by_count(replies)
-    byhand.assert_same(byhand.played(FedProx(mu=mu), ROUNDS).server.model, model)
+    byhand.assert_same(byhand.run_rounds(FedProx(mu=mu), ROUNDS).server.model, model)
 
 
 # FedCurv (section 5)
@@ -106,33 +106,33 @@ def test_fedcurv(fisher: Any, weight: float) -> None:
     hand = hand_of()
     readings: tuple[Reading, ...] = ("papers", "forgets the old", "keeps its own")
     ends = {reading: fedcurv(hand, ROUNDS, weight, fisher, reading) for reading in readings}
-    engine = tiny.engine(FedCurv(w_penalty=weight, fisher=fisher), rounds=ROUNDS)
+    simulation = tiny.simulation(FedCurv(w_penalty=weight, fisher=fisher), rounds=ROUNDS)
     for expected in ends["papers"]:
-        tiny.played(engine, 1)
-        byhand.assert_same(engine.server.model, expected)
+        tiny.run_rounds(simulation, 1)
+        byhand.assert_same(simulation.server.model, expected)
     for one, other in itertools.combinations(readings, 2):
         assert byhand.distance(ends[one][-1], ends[other][-1]) > 1e-4, f"{one} and {other} cannot be told apart here"
 
 
 def test_fedcurvs_two_fishers_differ() -> None:
-    sample, batch = (byhand.played(method, 3).server.model for method in (FedCurv(), FedCurv(fisher="batch")))
+    sample, batch = (byhand.run_rounds(method, 3).server.model for method in (FedCurv(), FedCurv(fisher="batch")))
     assert byhand.distance(sample, batch) > 1e-3
 
 
 def test_fedcurv_without_penalty_and_in_its_first_round_is_fedavg() -> None:
-    plain, muted, curved = (tiny.engine(m) for m in (FedAvg(), FedCurv(w_penalty=0.0), FedCurv(w_penalty=5.0)))
+    plain, muted, curved = (tiny.simulation(m) for m in (FedAvg(), FedCurv(w_penalty=0.0), FedCurv(w_penalty=5.0)))
     for number in range(1, ROUNDS + 1):
-        for engine in (plain, muted, curved):
-            tiny.played(engine, 1)
+        for simulation in (plain, muted, curved):
+            tiny.run_rounds(simulation, 1)
         assert tiny.equal(muted.server.model, plain.server.model)
         assert tiny.equal(curved.server.model, plain.server.model) is (number == 1)
 
 
-def test_fedcurvs_first_visit_of_a_lone_client_has_no_penalty_and_nor_has_any_other() -> None:
+def test_fedcurvs_first_local_training_of_a_lone_client_has_no_penalty_and_nor_has_any_other() -> None:
     """P and Q are over the others: with one client there are none."""
     alone = tiny.federation((9,))
-    curved = byhand.played(FedCurv(w_penalty=5.0), 3, federation=alone, cohort_size=1)
-    plain = byhand.played(FedAvg(), 3, federation=alone, cohort_size=1)
+    curved = byhand.run_rounds(FedCurv(w_penalty=5.0), 3, federation=alone, cohort_size=1)
+    plain = byhand.run_rounds(FedAvg(), 3, federation=alone, cohort_size=1)
     byhand.assert_same(curved.server.model, plain.server.model, rtol=1e-5, atol=1e-6)
 
 
@@ -153,7 +153,7 @@ def test_curvature_is_of_about_500_examples(method: Any, rows: int, size: int, m
         return answer
 
     monkeypatch.setattr(LocalParty, "fisher", spy)
-    byhand.played(method, 1, federation=large, cohort_size=2, training=training)
+    byhand.run_rounds(method, 1, federation=large, cohort_size=2, training=training)
     at, got = answers["0"]
     order = torch.randperm(530, generator=seeds.generator(0, "fisher", task=1, round=1, client="0"))[:rows]
     images, labels = hand.data("0")
@@ -190,12 +190,12 @@ def cwc(
             path = Path(hand, model)
             model = hand.train(client, number, model, loss, path if measure == "si" else None)
             if measure == "si":
-                told = path.importance(model, damping)
+                output = path.importance(model, damping)
             elif measure == "mas":
-                told = memory_aware(hand, model, client)
+                output = memory_aware(hand, model, client)
             else:
-                told = hand.squared_gradients(model, client, 1, 500)
-            importance = combined((1.0, importance), (1.0, told))
+                output = hand.squared_gradients(model, client, 1, 500)
+            importance = combined((1.0, importance), (1.0, output))
         left.append(model)
     return left, importance
 
@@ -209,8 +209,8 @@ class Path:
 
     def __call__(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], x: Tensor, y: Tensor) -> None:
         live = {name: weight.detach().clone().requires_grad_() for name, weight in before.items()}
-        slopes = torch.autograd.grad(self.hand.cross_entropy(live, x, y), list(live.values()))
-        for name, slope in zip(live, slopes, strict=True):
+        gradients = torch.autograd.grad(self.hand.cross_entropy(live, x, y), list(live.values()))
+        for name, slope in zip(live, gradients, strict=True):
             self.gain[name] = self.gain[name] - slope * (after[name] - live[name].detach())
 
     def importance(self, end: Model, damping: float) -> Model:
@@ -237,11 +237,11 @@ def memory_aware(hand: Hand, model: Model, client: str) -> Model:
 def test_cwc(weight: float, sigma: float) -> None:
     hand = hand_of()
     left, importance = cwc(hand, ROUNDS, weight, sigma)
-    engine = tiny.engine(CWC(w_penalty=weight, attenuation=sigma), rounds=ROUNDS)
+    simulation = tiny.simulation(CWC(w_penalty=weight, attenuation=sigma), rounds=ROUNDS)
     for expected in left:
-        tiny.played(engine, 1)
-        byhand.assert_same(engine.server.model, expected)
-    byhand.assert_same(engine.server.state.importance, importance, rtol=1e-3)
+        tiny.run_rounds(simulation, 1)
+        byhand.assert_same(simulation.server.model, expected)
+    byhand.assert_same(simulation.server.state.importance, importance, rtol=1e-3)
 
 
 MEASURES: list[dict[str, Any]] = [
@@ -263,11 +263,11 @@ def test_cwcs_other_measures_of_importance(options: dict[str, Any], weight: floa
     hand = hand_of(training=training)
     left, importance = cwc(hand, ROUNDS, weight, 0.7, **options)
     named = {"importance" if name == "measure" else name: value for name, value in options.items()}
-    engine = tiny.engine(CWC(w_penalty=weight, attenuation=0.7, **named), rounds=ROUNDS, training=training)
+    simulation = tiny.simulation(CWC(w_penalty=weight, attenuation=0.7, **named), rounds=ROUNDS, training=training)
     for expected in left:
-        tiny.played(engine, 1)
-        byhand.assert_same(engine.server.model, expected, rtol=1e-3, atol=1e-5)
-    byhand.assert_same(engine.server.state.importance, importance, rtol=5e-3, atol=1e-4)
+        tiny.run_rounds(simulation, 1)
+        byhand.assert_same(simulation.server.model, expected, rtol=1e-3, atol=1e-5)
+    byhand.assert_same(simulation.server.state.importance, importance, rtol=5e-3, atol=1e-4)
     assert all(float(tensor.min()) >= 0 for tensor in importance.values())
 
 
@@ -282,7 +282,7 @@ def test_cwcs_cap_follows_the_learning_rate() -> None:
     hand = hand_of(training=training)
     left, _ = cwc(hand, ROUNDS, 60.0, 0.9)
     byhand.assert_same(
-        byhand.played(CWC(w_penalty=60.0, attenuation=0.9), ROUNDS, training=training).server.model, left[-1]
+        byhand.run_rounds(CWC(w_penalty=60.0, attenuation=0.9), ROUNDS, training=training).server.model, left[-1]
     )
 
 
@@ -306,22 +306,22 @@ def test_cwcs_options_can_be_told_apart_here() -> None:
 
 def test_cwc_is_capped_before_it_overshoots() -> None:
     """lr w_penalty O stays at 1 at most, so that a thousandfold penalty keeps parameters near, and finite."""
-    engine = byhand.played(CWC(w_penalty=1e6, attenuation=1.0), 6)
-    assert tiny.finite(engine.server.model)
-    assert byhand.distance(engine.server.model, engine.context.runner.initial) < 10
+    simulation = byhand.run_rounds(CWC(w_penalty=1e6, attenuation=1.0), 6)
+    assert tiny.finite(simulation.server.model)
+    assert byhand.distance(simulation.server.model, simulation.context.runner.initial) < 10
 
 
 @pytest.mark.parametrize("options", [{}, {"attenuation": 1.0}, {"importance": "mas"}, {"importance": "si"}], ids=str)
 def test_cwc_without_penalty_is_fedseq(options: dict[str, Any]) -> None:
-    plain = byhand.played(FedSeq(), ROUNDS).server.model
-    assert tiny.equal(byhand.played(CWC(w_penalty=0.0, **options), ROUNDS).server.model, plain)
-    assert not tiny.equal(byhand.played(CWC(w_penalty=1.0, **options), ROUNDS).server.model, plain)
+    plain = byhand.run_rounds(FedSeq(), ROUNDS).server.model
+    assert tiny.equal(byhand.run_rounds(CWC(w_penalty=0.0, **options), ROUNDS).server.model, plain)
+    assert not tiny.equal(byhand.run_rounds(CWC(w_penalty=1.0, **options), ROUNDS).server.model, plain)
 
 
-def test_cwcs_first_visit_ever_is_fedseqs() -> None:
+def test_cwcs_first_local_training_ever_is_fedseqs() -> None:
     """Importance begins at zero; the second client of the first round is held already."""
     for cohort, equal in ((1, True), (2, False)):
-        one, two = (byhand.played(m, 1, cohort_size=cohort).server.model for m in (CWC(), FedSeq()))
+        one, two = (byhand.run_rounds(m, 1, cohort_size=cohort).server.model for m in (CWC(), FedSeq()))
         assert tiny.equal(one, two) is equal
 
 

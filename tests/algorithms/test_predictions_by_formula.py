@@ -30,30 +30,35 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 
 
 def public(hand: Hand) -> tuple[Tensor, Tensor]:
-    server = hand.engine.federation.server
-    return hand.engine.context.normalise(server["input"]).double(), server["label"]
+    server = hand.simulation.federation.server
+    return hand.simulation.context.normalise(server["input"]).double(), server["label"]
 
 
 def learn(
-    hand: Hand, start: Mapping[str, Tensor], said: Tensor, place: tuple[int, str, int], kind: str, epochs: int = 1
+    hand: Hand,
+    start: Mapping[str, Tensor],
+    output: Tensor,
+    location: tuple[int, str, int],
+    kind: str,
+    epochs: int = 1,
 ) -> Model:
-    """Return the model after passes over the public set; ``place`` names the batch orders: round, client, use."""
+    """Return the model after passes over the public set; ``location`` names the batch orders: round, client, use."""
     images, labels = public(hand)
-    number, client, use = place
-    order = seeds.generator(hand.engine.seed, "batches", task=1, round=number, client=client, use=use)
+    number, client, use = location
+    order = seeds.generator(hand.simulation.seed, "batches", task=1, round=number, client=client, use=use)
     weights = {name: tensor.detach().clone() for name, tensor in start.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    tau = getattr(hand.engine.algorithm, "tau", 1.0)
+    tau = getattr(hand.simulation.algorithm, "tau", 1.0)
     for _ in range(epochs):
         rows = torch.randperm(len(images), generator=order)
         for batch in torch.split(rows, hand.training.batch_size):
             live = {name: tensor.requires_grad_() for name, tensor in weights.items()}
             own = hand.logits(live, images[batch])
-            divergence = -(softmax(said[batch] / tau, -1) * log_softmax(own / tau, -1)).sum(-1).mean()
+            divergence = -(softmax(output[batch] / tau, -1) * log_softmax(own / tau, -1)).sum(-1).mean()
             if kind == "kd":
                 loss = divergence
             elif kind == "mse":
-                loss = ((own - said[batch]) ** 2).mean()
+                loss = ((own - output[batch]) ** 2).mean()
             else:
                 true = -log_softmax(own, -1)[torch.arange(len(batch)), labels[batch]].mean()
                 loss = 0.75 * true + 0.25 * divergence
@@ -66,99 +71,99 @@ def learn(
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
-def compare(engine: Simulation, model: Model) -> None:
-    tiny.played(engine)
-    for name, tensor in engine.server.model.items():
+def compare(simulation: Simulation, model: Model) -> None:
+    tiny.run_rounds(simulation)
+    for name, tensor in simulation.server.model.items():
         torch.testing.assert_close(tensor.double(), model[name], **CLOSE)
 
 
 def test_feddf() -> None:
-    engine = tiny.engine(FedDF(epochs=2), rounds=ROUNDS)
+    simulation = tiny.simulation(FedDF(epochs=2), rounds=ROUNDS)
     hand = hand_of()
-    hand.engine = engine
+    hand.simulation = simulation
     model = hand.initial
     images, _ = public(hand)
     for number, cohort in hand.cohorts(ROUNDS):
         trained = {client: hand.train(client, number, model, hand.cross_entropy) for client in cohort}
-        said = torch.stack([hand.taught(one, images) for one in trained.values()]).mean(0)
-        model = learn(hand, hand.by_count(trained), said, (number, "", 0), "kd", epochs=2)
-    compare(engine, model)
+        output = torch.stack([hand.taught(one, images) for one in trained.values()]).mean(0)
+        model = learn(hand, hand.by_count(trained), output, (number, "", 0), "kd", epochs=2)
+    compare(simulation, model)
 
 
 @pytest.mark.parametrize("method", [FTKD(), FTKD(ensemble="logit", tau=1.0), FedMD(), FedGEMS()], ids=repr)
 def test_own_models_and_a_consensus(method: FTKD) -> None:
-    engine = tiny.engine(method, rounds=ROUNDS, client_factories={})
+    simulation = tiny.simulation(method, rounds=ROUNDS, client_factories={})
     hand = hand_of()
-    hand.engine = engine
+    hand.simulation = simulation
     kind = {"FedMD": "mse", "FedGEMS": "labelled"}.get(type(method).__name__, "kd")
     model, own = hand.initial, {}
     images, labels = public(hand)
     for number, cohort in hand.cohorts(ROUNDS):
         for client in cohort:
             own[client] = hand.train(client, number, own.get(client, hand.initial), hand.cross_entropy)
-        told = [hand.taught(own[client], images) for client in cohort]
+        text = [hand.taught(own[client], images) for client in cohort]
         tau = getattr(method, "tau", 1.0)
         if isinstance(method, FedGEMS):
-            chances = torch.stack([softmax(said / tau, -1) for said in told])
+            chances = torch.stack([softmax(output / tau, -1) for output in text])
             sure = 1 / -(chances * chances.log()).sum(-1)
             together = tau * ((sure.exp() / sure.exp().sum(0))[..., None] * chances).sum(0).log()
             before = hand.taught(model, images)
             consensus = torch.where((before.argmax(-1) == labels)[:, None], before, together)
         elif getattr(method, "ensemble", "logit") == "prob":
-            consensus = tau * torch.stack([softmax(said / tau, -1) for said in told]).mean(0).log()
+            consensus = tau * torch.stack([softmax(output / tau, -1) for output in text]).mean(0).log()
         else:
-            consensus = torch.stack(told).mean(0)
+            consensus = torch.stack(text).mean(0)
         model = learn(hand, model, consensus, (number, "", 0), kind)
         if isinstance(method, FedGEMS):
             consensus = hand.taught(model, images)
         # The client's training drew the first batch order of the round, and digesting the second.
         own |= {client: learn(hand, own[client], consensus, (number, client, 1), kind) for client in cohort}
-    compare(engine, model)
+    compare(simulation, model)
     for client, expected in own.items():
-        for name, tensor in engine.client_states[client].model.items():
+        for name, tensor in simulation.client_states[client].model.items():
             torch.testing.assert_close(tensor.double(), expected[name], **CLOSE)
 
 
 def test_without_passes_feddf_is_fedavg() -> None:
-    one, two = tiny.engine(FedDF(epochs=0)), tiny.engine(FedAvg())
-    tiny.played(one), tiny.played(two)
+    one, two = tiny.simulation(FedDF(epochs=0)), tiny.simulation(FedAvg())
+    tiny.run_rounds(one), tiny.run_rounds(two)
     assert tiny.equal(one.server.model, two.server.model)
 
 
 def test_weights_never_leave_and_public_images_are_sent_once() -> None:
-    engine = tiny.engine(FTKD(), cohort_size=6, rounds=3)
-    records = tiny.played(engine)
-    rows = len(engine.federation.server["label"])
+    simulation = tiny.simulation(FTKD(), cohort_size=6, rounds=3)
+    records = tiny.run_rounds(simulation)
+    rows = len(simulation.federation.server["label"])
     logits = rows * tiny.CLASSES * 4
     assert [record["up"] for record in records] == [6 * logits] * 3
-    images = sum(column.nbytes for column in engine.federation.server.values())
+    images = sum(column.nbytes for column in simulation.federation.server.values())
     assert [record["down"] for record in records] == [6 * (logits + images), 6 * logits, 6 * logits]
 
 
 def test_a_client_that_says_too_little_is_lost_by_name() -> None:
-    engine = tiny.engine(FTKD())
-    said = LogitReply(torch.zeros(5, tiny.CLASSES))
-    assert "not [6, 3] in float32" in str(engine.algorithm.validate_reply(engine.server, said, 9))
-    assert engine.algorithm.validate_reply(engine.server, LogitReply(torch.zeros(6, tiny.CLASSES)), 9) is None
+    simulation = tiny.simulation(FTKD())
+    output = LogitReply(torch.zeros(5, tiny.CLASSES))
+    assert "not [6, 3] in float32" in str(simulation.algorithm.validate_reply(simulation.server, output, 9))
+    assert simulation.algorithm.validate_reply(simulation.server, LogitReply(torch.zeros(6, tiny.CLASSES)), 9) is None
 
 
 def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
-    engine = tiny.engine(FTKD(), rounds=2, evaluate_local_models=True)
-    records = tiny.played(engine)
-    assert [[visit["client"] for visit in record["local_models"]] for record in records] == [
+    simulation = tiny.simulation(FTKD(), rounds=2, evaluate_local_models=True)
+    records = tiny.run_rounds(simulation)
+    assert [[local_model["client"] for local_model in record["local_models"]] for record in records] == [
         r["cohort"] for r in records
     ]
     last = records[-1]["local_models"][0]
-    model = engine.client_states[last["client"]].model
-    assert last["correct"] == engine.evaluate(model, last["client"]).correct
+    model = simulation.client_states[last["client"]].model
+    assert last["correct"] == simulation.evaluate(model, last["client"]).correct
     assert last["previous"] is None
 
 
 @pytest.mark.parametrize("cls", [FTKD, LwFKD, EWCKD])
 def test_the_head_says_with_which_classes_labels_compete(cls: type[FTKD], monkeypatch: pytest.MonkeyPatch) -> None:
     assert [cls(head=head).head for head in ("joint", "sliced")] == ["joint", "sliced"]  # type: ignore[arg-type]
-    engines = [
-        tiny.engine_with_tasks(cls(head=head), tiny.stream((2, 1), absent=0), rounds=1, cohort_size=5)  # type: ignore[arg-type]
+    simulations = [
+        tiny.simulation_with_tasks(cls(head=head), tiny.stream((2, 1), absent=0), rounds=1, cohort_size=5)  # type: ignore[arg-type]
         for head in ("joint", "sliced")
     ]
     fit, losses = LocalParty.fit, list[Any]()
@@ -169,12 +174,12 @@ def test_the_head_says_with_which_classes_labels_compete(cls: type[FTKD], monkey
         return fit(self, model, loss, *args, **kwargs)
 
     monkeypatch.setattr(LocalParty, "fit", noted)
-    for engine in engines:
-        tiny.played(engine)
+    for simulation in simulations:
+        tiny.run_rounds(simulation)
     joint, sliced = (getattr(loss, "terms", (loss,))[0] for loss in losses)
     assert isinstance(joint, CrossEntropy)
     assert isinstance(sliced, ClassSubset)
-    assert not tiny.equal(engines[0].server.model, engines[1].server.model)
+    assert not tiny.equal(simulations[0].server.model, simulations[1].server.model)
 
 
 def test_squared_temperature_is_a_factor_of_the_distillation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,5 +192,5 @@ def test_squared_temperature_is_a_factor_of_the_distillation(monkeypatch: pytest
     monkeypatch.setattr(LocalParty, "fit", noted)
     for scale, factor in (("none", 1.0), ("tau2", 9.0)):
         factors.clear()
-        tiny.played(tiny.engine(FTKD(tau=3.0, kd_scale=scale), rounds=1))  # type: ignore[arg-type]
+        tiny.run_rounds(tiny.simulation(FTKD(tau=3.0, kd_scale=scale), rounds=1))  # type: ignore[arg-type]
         assert factors == {factor}

@@ -71,9 +71,9 @@ def test_scaffold() -> None:
             own[client] = after
         model = hand.by_count(replies)
         c = combined((1.0, c), (len(cohort) / 6, average(moved)))
-    engine = byhand.played(SCAFFOLD(), ROUNDS, training=training)
-    byhand.assert_same(engine.server.model, model)
-    byhand.assert_same(engine.server.state.c, c, atol=1e-5)
+    simulation = byhand.run_rounds(SCAFFOLD(), ROUNDS, training=training)
+    byhand.assert_same(simulation.server.model, model)
+    byhand.assert_same(simulation.server.state.c, c, atol=1e-5)
 
 
 # FedNova (section 7)
@@ -100,10 +100,10 @@ def nova(hand: Hand, rounds: int) -> list[Model]:
 @pytest.mark.parametrize("training", [tiny.TRAINING, replace(tiny.TRAINING, momentum=0.0, lr_decay=0.7)])
 def test_fednova(training: Any) -> None:
     hand = hand_of(training=training)
-    engine = tiny.engine(FedNova(), rounds=ROUNDS, training=training)
+    simulation = tiny.simulation(FedNova(), rounds=ROUNDS, training=training)
     for expected in nova(hand, ROUNDS):
-        tiny.played(engine, 1)
-        byhand.assert_same(engine.server.model, expected)
+        tiny.run_rounds(simulation, 1)
+        byhand.assert_same(simulation.server.model, expected)
 
 
 # FedAvgM and FedAdam: the server's optimiser
@@ -114,14 +114,14 @@ def test_fednova(training: Any) -> None:
 def test_fedavgm(lr: float, momentum: float, aggregation: Any) -> None:
     hand = hand_of()
     model, velocity = hand.initial, zeros(hand.initial)
-    engine = tiny.engine(FedAvgM(server_lr=lr, momentum=momentum, aggregation=aggregation), rounds=3)
+    simulation = tiny.simulation(FedAvgM(server_lr=lr, momentum=momentum, aggregation=aggregation), rounds=3)
     for number, cohort in hand.cohorts(3):
         replies = {c: hand.train(c, number, model, hand.cross_entropy) for c in cohort}
         mean = hand.by_count(replies) if aggregation == "num_examples" else average(list(replies.values()))
         velocity = combined((momentum, velocity), (1.0, mean), (-1.0, model))
         model = combined((1.0, model), (lr, velocity))
-        tiny.played(engine, 1)
-        byhand.assert_same(engine.server.model, model)
+        tiny.run_rounds(simulation, 1)
+        byhand.assert_same(simulation.server.model, model)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +132,15 @@ def test_fedadam(lr: float, betas: tuple[float, float], tau: float) -> None:
     hand = hand_of()
     model, m = hand.initial, zeros(hand.initial)
     v = {name: torch.full_like(tensor, tau**2) for name, tensor in m.items()}
-    engine = tiny.engine(FedAdam(server_lr=lr, beta1=betas[0], beta2=betas[1], tau=tau), rounds=3)
+    simulation = tiny.simulation(FedAdam(server_lr=lr, beta1=betas[0], beta2=betas[1], tau=tau), rounds=3)
     for number, cohort in hand.cohorts(3):
         replies = {c: hand.train(c, number, model, hand.cross_entropy) for c in cohort}
         step = combined((1.0, hand.by_count(replies)), (-1.0, model))
         m = {n: betas[0] * m[n] + (1 - betas[0]) * step[n] for n in m}
         v = {n: betas[1] * v[n] + (1 - betas[1]) * step[n] ** 2 for n in v}
         model = {n: model[n] + lr * m[n] / (v[n].sqrt() + tau) for n in model}
-        tiny.played(engine, 1)
-        byhand.assert_same(engine.server.model, model, atol=1e-5)
+        tiny.run_rounds(simulation, 1)
+        byhand.assert_same(simulation.server.model, model, atol=1e-5)
 
 
 class Flat(nn.Module):
@@ -164,15 +164,15 @@ def test_buffers_follow_the_mean(adam: bool, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(LocalParty, "fit", spy)
     method = FedAdam(server_lr=0.05, tau=0.01) if adam else FedAvgM(server_lr=0.5, momentum=0.8)
-    engine = tiny.engine(method, factory=normed, rounds=3)
-    model = byhand.doubled(engine.server.model)
-    parameters = set(engine.context.runner.parameters)
+    simulation = tiny.simulation(method, factory=normed, rounds=3)
+    model = byhand.doubled(simulation.server.model)
+    parameters = set(simulation.context.runner.parameters)
     assert set(model) - parameters == {"2.running_mean", "2.running_var", "2.num_batches_tracked"}
     m = {n: torch.zeros_like(model[n]) for n in parameters}
     v = {n: torch.full_like(model[n], 0.01**2) for n in parameters}
     for _ in range(3):
         left.clear()
-        (record,) = tiny.played(engine, 1)
+        (record,) = tiny.run_rounds(simulation, 1)
         fits = [left[client] for client in record["cohort"]]
         total = sum(f.num_examples for f in fits)
         for name, tensor in model.items():
@@ -192,8 +192,8 @@ def test_buffers_follow_the_mean(adam: bool, monkeypatch: pytest.MonkeyPatch) ->
             else:
                 m[name] = 0.8 * m[name] + step
                 model[name] = tensor + 0.5 * m[name]
-        byhand.assert_same(engine.server.model, model, atol=1e-5)
-        assert engine.server.model["2.num_batches_tracked"].dtype == torch.int64
+        byhand.assert_same(simulation.server.model, model, atol=1e-5)
+        assert simulation.server.model["2.num_batches_tracked"].dtype == torch.int64
 
 
 # What travels (section 17)
@@ -220,9 +220,9 @@ def test_buffers_follow_the_mean(adam: bool, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_models_that_travel(method: Any, first: tuple[int | None, int], later: tuple[int, int]) -> None:
     """Down and up per client, in round one and after. Nothing is known of curvature before the first reply."""
-    engine = tiny.engine(method, rounds=3)
-    model = sum(tensor.nbytes for tensor in engine.server.model.values())
-    for number, record in enumerate(tiny.played(engine), start=1):
+    simulation = tiny.simulation(method, rounds=3)
+    model = sum(tensor.nbytes for tensor in simulation.server.model.values())
+    for number, record in enumerate(tiny.run_rounds(simulation), start=1):
         down, up = first if number == 1 else later
         assert record["up"] == 3 * (up * model + 3 * 8)  # examples, steps and loss of a fit
         assert record["down"] == (3 * down if down is not None else 1 + 2 * 2) * model
@@ -230,6 +230,6 @@ def test_models_that_travel(method: Any, first: tuple[int | None, int], later: t
 
 def test_fedadkd_sends_one_number_more_each_way() -> None:
     """Phi down, the impurity up; SFedKD's and FedCAD's numbers are counted in their own files."""
-    plain, weighed = (tiny.played(tiny.engine(method), 2) for method in (FedAvg(), FedADKD()))
+    plain, weighed = (tiny.run_rounds(tiny.simulation(method), 2) for method in (FedAvg(), FedADKD()))
     for one, other in zip(plain, weighed, strict=True):
         assert (other["down"] - one["down"], other["up"] - one["up"]) == (3 * 8, 3 * 8)

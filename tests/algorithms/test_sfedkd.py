@@ -66,26 +66,26 @@ def names_of(teachers: list[Weights], left: dict[tuple[int, str], Weights], roun
 
 
 def test_without_teachers_it_is_fedseq_bit_for_bit() -> None:
-    one, two = tiny.engine(SFedKD(teachers=0), rounds=6), tiny.engine(FedSeq(), rounds=6)
-    assert tiny.played(one) == tiny.played(two)
+    one, two = tiny.simulation(SFedKD(teachers=0), rounds=6), tiny.simulation(FedSeq(), rounds=6)
+    assert tiny.run_rounds(one) == tiny.run_rounds(two)
     assert tiny.equal(one.server.model, two.server.model)
 
 
 def test_its_first_round_is_fedseqs_first_round() -> None:
-    taught, plain = tiny.engine(SFedKD()), tiny.engine(FedSeq())
-    ours, theirs = tiny.played(taught, 1)[0], tiny.played(plain, 1)[0]
+    taught, plain = tiny.simulation(SFedKD()), tiny.simulation(FedSeq())
+    ours, theirs = tiny.run_rounds(taught, 1)[0], tiny.run_rounds(plain, 1)[0]
     assert tiny.equal(taught.server.model, plain.server.model)
     assert ours | {"up": 0} == theirs | {"up": 0}
     assert ours["up"] == theirs["up"] + 3 * COUNTS
-    tiny.played(taught, 1)
-    tiny.played(plain, 1)
+    tiny.run_rounds(taught, 1)
+    tiny.run_rounds(plain, 1)
     assert not tiny.equal(taught.server.model, plain.server.model), "the second round has teachers"
 
 
 def test_teachers_are_the_last_rounds_graduates_throughout_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
-    engine = tiny.engine(SFedKD(teachers=2), rounds=5, cohort_size=4)
-    cohorts = [record["cohort"] for record in tiny.played(engine)]
+    simulation = tiny.simulation(SFedKD(teachers=2), rounds=5, cohort_size=4)
+    cohorts = [record["cohort"] for record in tiny.run_rounds(simulation)]
     assert all(spy.teachers[1, client] == [] for client in cohorts[0])
     for number, cohort in enumerate(cohorts[1:], start=2):
         chosen = [names_of(spy.teachers[number, client], spy.left, number - 1) for client in cohort]
@@ -96,48 +96,48 @@ def test_teachers_are_the_last_rounds_graduates_throughout_the_round(monkeypatch
 
 def test_a_graduate_is_caught_right_after_its_client_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
-    engine = tiny.engine(SFedKD(teachers=9), cohort_size=4)
-    (record,) = tiny.played(engine, 1)
-    state: PreviousRound = engine.server.state
+    simulation = tiny.simulation(SFedKD(teachers=9), cohort_size=4)
+    (record,) = tiny.run_rounds(simulation, 1)
+    state: PreviousRound = simulation.server.state
     assert list(state.models) == record["cohort"]
     for before, after in zip(record["cohort"], record["cohort"][1:], strict=False):
         assert state.models[before] is spy.left[1, before]
         sent, graduate = spy.incoming[1, after], state.models[before]
         assert all(sent[name] is graduate[name] for name in graduate)
-    assert engine.server.model is state.models[record["cohort"][-1]]
-    tiny.played(engine, 1)
-    assert len(spy.teachers[2, engine.sample_cohort(2)[0]]) == 4, "no more teachers than graduates"
+    assert simulation.server.model is state.models[record["cohort"][-1]]
+    tiny.run_rounds(simulation, 1)
+    assert len(spy.teachers[2, simulation.sample_cohort(2)[0]]) == 4, "no more teachers than graduates"
 
 
 def test_lost_clients_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
-    victim = tiny.engine(SFedKD(), cohort_size=4).sample_cohort(1)[1]
+    victim = tiny.simulation(SFedKD(), cohort_size=4).sample_cohort(1)[1]
     lose = lambda number, client, step: "gone" if (number, client, step) == (1, victim, "train") else None  # noqa: E731
-    engine = tiny.engine(SFedKD(teachers=9), cohort_size=4, fault_injector=lose)
-    tiny.played(engine, 2)
-    taught = names_of(spy.teachers[2, engine.sample_cohort(2)[0]], spy.left, 1)
+    simulation = tiny.simulation(SFedKD(teachers=9), cohort_size=4, fault_injector=lose)
+    tiny.run_rounds(simulation, 2)
+    taught = names_of(spy.teachers[2, simulation.sample_cohort(2)[0]], spy.left, 1)
     assert len(taught) == 3
     assert victim not in taught
 
 
 def test_clients_without_examples_do_not_teach() -> None:
-    engine = tiny.engine(SFedKD(), federation=tiny.federation((6, 0, 9)), cohort_size=3)
-    tiny.played(engine)
-    assert set(engine.server.state.models) == {"0", "2"}
+    simulation = tiny.simulation(SFedKD(), federation=tiny.federation((6, 0, 9)), cohort_size=3)
+    tiny.run_rounds(simulation)
+    assert set(simulation.server.state.models) == {"0", "2"}
 
 
-def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taught_local_training_is_the_papers_loss_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """CE + tau^2 (sum_k g_k NT_k + 3 sum_k h_k TC_k), teachers asked in every batch, nothing folded, plainly."""
     spy = Spy(monkeypatch)
     method = SFedKD(teachers=2, tau=2.0)
-    engine = tiny.engine(method, cohort_size=4)
-    tiny.played(engine, 2)
-    student = engine.sample_cohort(2)[0]
+    simulation = tiny.simulation(method, cohort_size=4)
+    tiny.run_rounds(simulation, 2)
+    student = simulation.sample_cohort(2)[0]
     teachers, (target, nontarget) = spy.teachers[2, student], spy.weights[2, student]
     assert target.sum().item() == pytest.approx(3)
     assert nontarget.sum().item() == pytest.approx(1)
-    data = engine.federation.data(student)
-    images, labels = engine.context.normalise(data["input"]), data["label"]
+    data = simulation.federation.data(student)
+    images, labels = simulation.context.normalise(data["input"]), data["label"]
 
     def parts(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return (ln [p_y, q_y], ln p~), of float64 logits."""
@@ -152,13 +152,13 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
         binary, others = parts(logits, y)
         for teacher, h, g in zip(teachers, target.tolist(), nontarget.tolist(), strict=True):
             with torch.no_grad():
-                told = parts(torch.func.functional_call(answering, dict(teacher), (x,)), y)
-            tc = kl_div(binary, told[0], log_target=True, reduction="batchmean")
-            nt = kl_div(others, told[1], log_target=True, reduction="batchmean")
+                output = parts(torch.func.functional_call(answering, dict(teacher), (x,)), y)
+            tc = kl_div(binary, output[0], log_target=True, reduction="batchmean")
+            nt = kl_div(others, output[1], log_target=True, reduction="batchmean")
             total = total + method.tau**2 * (h * tc + g * nt)
         return total
 
-    network, answering = engine.context.runner.build().train(), engine.context.runner.build()
+    network, answering = simulation.context.runner.build().train(), simulation.context.runner.build()
     network.load_state_dict(dict(spy.incoming[2, student]))
     training = tiny.TRAINING
     optimiser = torch.optim.SGD(
@@ -176,14 +176,14 @@ def test_a_taught_visit_is_the_papers_loss_written_out(monkeypatch: pytest.Monke
         torch.testing.assert_close(spy.left[2, student][name], tensor, rtol=1e-4, atol=2e-6)
     # The same loop without teachers ends elsewhere.
     assert not torch.allclose(
-        log_softmax(network(images), 1), log_softmax(logits_of(engine, spy, student), 1), atol=1e-2
+        log_softmax(network(images), 1), log_softmax(logits_of(simulation, spy, student), 1), atol=1e-2
     )
 
 
-def logits_of(engine: Any, spy: Spy, student: str) -> Tensor:
+def logits_of(simulation: Any, spy: Spy, student: str) -> Tensor:
     """Return what the model that came in says: far from what the trained one says."""
-    return engine.context.runner.logits(
-        spy.incoming[2, student], engine.context.normalise(engine.federation.data(student)["input"])
+    return simulation.context.runner.logits(
+        spy.incoming[2, student], simulation.context.normalise(simulation.federation.data(student)["input"])
     )
 
 
@@ -203,12 +203,12 @@ def test_uniform_ablations(
     changes: dict[str, Any], target: float | None, nontarget: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spy = Spy(monkeypatch)
-    reference = tiny.engine(SFedKD(teachers=2), cohort_size=4)
-    tiny.played(reference, 2)
+    reference = tiny.simulation(SFedKD(teachers=2), cohort_size=4)
+    tiny.run_rounds(reference, 2)
     student = reference.sample_cohort(2)[0]
     default = spy.weights[2, student]
-    changed = tiny.engine(SFedKD(teachers=2, **changes), cohort_size=4)
-    tiny.played(changed, 2)
+    changed = tiny.simulation(SFedKD(teachers=2, **changes), cohort_size=4)
+    tiny.run_rounds(changed, 2)
     for got, wanted, before in zip(spy.weights[2, student], (target, nontarget), default, strict=True):
         assert not torch.allclose(before, before.mean()), "the two teachers differ in distance"
         torch.testing.assert_close(got, before if wanted is None else torch.full((2,), wanted))
@@ -223,9 +223,9 @@ def test_one_teacher_weighs_the_same_in_every_ablation() -> None:
         {"target_weighting": "uniform"},
         {"nontarget_weighting": "uniform", "target_weighting": "uniform"},
     ):
-        engine = tiny.engine(SFedKD(teachers=1, **changes))
-        tiny.played(engine)
-        models.append(engine.server.model)
+        simulation = tiny.simulation(SFedKD(teachers=1, **changes))
+        tiny.run_rounds(simulation)
+        models.append(simulation.server.model)
     assert all(tiny.equal(model, models[0]) for model in models)
 
 
@@ -234,59 +234,59 @@ def test_random_selection_differs_and_is_reproducible(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             spy = Spy(patch)
             seed = changes.pop("seed", 0)
-            engine = tiny.engine(SFedKD(teachers=2, **changes), cohort_size=5, rounds=7, seed=seed)
-            tiny.played(engine)
-            return [names_of(spy.teachers[r, engine.sample_cohort(r)[0]], spy.left, r - 1) for r in range(2, 8)]
+            simulation = tiny.simulation(SFedKD(teachers=2, **changes), cohort_size=5, rounds=7, seed=seed)
+            tiny.run_rounds(simulation)
+            return [names_of(spy.teachers[r, simulation.sample_cohort(r)[0]], spy.left, r - 1) for r in range(2, 8)]
 
-    drawn = chosen(selection="random")
-    assert drawn == chosen(selection="random")
-    assert drawn != chosen(selection="greedy")
-    assert drawn != chosen(selection="random", seed=1)
-    assert all(len(set(names)) == 2 for names in drawn)
-    assert len({tuple(names) for names in drawn}) > 2, "drawn anew in every round"
+    sampled = chosen(selection="random")
+    assert sampled == chosen(selection="random")
+    assert sampled != chosen(selection="greedy")
+    assert sampled != chosen(selection="random", seed=1)
+    assert all(len(set(names)) == 2 for names in sampled)
+    assert len({tuple(names) for names in sampled}) > 2, "drawn anew in every round"
 
 
 @pytest.mark.parametrize("teachers", [1, 2, 5])
 def test_bytes_are_those_counted_by_hand(teachers: int) -> None:
     """Down: one model, K teachers and K weights for each part. Up: one model; label counts once in a client's life."""
-    engine = tiny.engine(SFedKD(teachers=teachers), cohort_size=4, rounds=5)
-    told: set[str] = set()
-    for number, record in enumerate(tiny.played(engine), start=1):
+    simulation = tiny.simulation(SFedKD(teachers=teachers), cohort_size=4, rounds=5)
+    output: set[str] = set()
+    for number, record in enumerate(tiny.run_rounds(simulation), start=1):
         k = 0 if number == 1 else min(teachers, 4)
-        new = set(record["cohort"]) - told
-        told |= new
+        new = set(record["cohort"]) - output
+        output |= new
         assert record["down"] == 4 * (MODEL + k * MODEL + 2 * k * 4)
         assert record["up"] == 4 * (MODEL + FIT) + len(new) * COUNTS
 
 
 def test_with_both_parts_weighing_nothing_it_trains_like_fedseq() -> None:
-    muted, plain = tiny.engine(SFedKD(w_target=0.0, w_nontarget=0.0)), tiny.engine(FedSeq())
-    tiny.played(muted)
-    tiny.played(plain)
+    muted, plain = tiny.simulation(SFedKD(w_target=0.0, w_nontarget=0.0)), tiny.simulation(FedSeq())
+    tiny.run_rounds(muted)
+    tiny.run_rounds(plain)
     for name, tensor in plain.server.model.items():
         torch.testing.assert_close(muted.server.model[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unsettled teachers, under an augmentation that happens to change nothing, teach what settled ones teach."""
-    settled = tiny.engine(SFedKD(teachers=2))
-    tiny.played(settled, 2)
+    settled = tiny.simulation(SFedKD(teachers=2))
+    tiny.run_rounds(settled, 2)
     monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     asked: list[int] = []
     frozen = NetworkView.teacher_logits
     monkeypatch.setattr(NetworkView, "teacher_logits", lambda *arguments: asked.append(1) or frozen(*arguments))
-    unsettled = tiny.engine(SFedKD(teachers=2), augmentation=Augmentation(horizontal_flip=True))
-    tiny.played(unsettled, 2)
+    unsettled = tiny.simulation(SFedKD(teachers=2), augmentation=Augmentation(horizontal_flip=True))
+    tiny.run_rounds(unsettled, 2)
     assert asked, "the teachers answered in every batch"
     for name, tensor in settled.server.model.items():
         torch.testing.assert_close(unsettled.server.model[name], tensor, rtol=0, atol=1e-5)
 
 
 def test_with_augmentation_runs_are_reproducible_and_differ_from_those_without() -> None:
-    engines = [
-        tiny.engine(SFedKD(), augmentation=Augmentation(horizontal_flip=on, crop_padding=int(on)), through_codec=c)
+    simulations = [
+        tiny.simulation(SFedKD(), augmentation=Augmentation(horizontal_flip=on, crop_padding=int(on)), through_codec=c)
         for on, c in ((True, False), (True, True), (False, False))
     ]
-    records = [tiny.played(engine) for engine in engines]
+    records = [tiny.run_rounds(simulation) for simulation in simulations]
     assert records[0] == records[1]
     assert records[0] != records[2]

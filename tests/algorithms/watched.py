@@ -27,9 +27,9 @@ class Seen:
         assignment, fit = LocalParty.train_job, LocalParty.fit
 
         def spy(party: LocalParty, *args: Any, **kwargs: Any) -> TrainJob:
-            made = assignment(party, *args, **kwargs)
-            self.fits[party.task, party.round, party.name] = made
-            return made
+            result = assignment(party, *args, **kwargs)
+            self.fits[party.task, party.round, party.name] = result
+            return result
 
         def spy_fit(party: LocalParty, *args: Any, **kwargs: Any) -> Fit:
             done = fit(party, *args, **kwargs)
@@ -40,9 +40,9 @@ class Seen:
         monkeypatch.setattr(LocalParty, "fit", spy_fit)
 
 
-def loss_of(engine: Any, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
+def loss_of(simulation: Any, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss of a model on the first rows of what it was given to train, their images and labels."""
-    batch, networks = given.streams[0].first(4), engine.context.runner
+    batch, networks = given.streams[0].first(4), simulation.context.runner
     weights = {name: model[name] for name in networks.parameters}
     student = NetworkView(
         networks, weights, lambda images: functional_call(networks.train_network, dict(model), (images,))
@@ -51,20 +51,20 @@ def loss_of(engine: Any, given: TrainJob, model: Weights) -> tuple[Tensor, Tenso
     return value, batch.data["input"], batch.data["label"]
 
 
-def logits(engine: Any, model: Weights, images: Tensor) -> Tensor:
-    return engine.context.runner.logits(model, images)  # type: ignore[no-any-return]
+def logits(simulation: Any, model: Weights, images: Tensor) -> Tensor:
+    return simulation.context.runner.logits(model, images)  # type: ignore[no-any-return]
 
 
 def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) -> Tensor:
-    said = (teacher[:, :known] / tau).softmax(-1)
-    return -(said * (student[:, :known] / tau).log_softmax(-1)).sum(-1).mean()
+    output = (teacher[:, :known] / tau).softmax(-1)
+    return -(output * (student[:, :known] / tau).log_softmax(-1)).sum(-1).mean()
 
 
 def second_task(method: Method, monkeypatch: pytest.MonkeyPatch, rounds: int = 4) -> tuple[Any, Seen, Weights]:
-    """Play some rounds, two a task; return the engine, what was trained, and the last model of the first task."""
+    """Run some rounds, two a task; return the simulation, what was trained, and the last model of the first task."""
     seen = Seen(monkeypatch)
-    engine = tiny.engine_with_tasks(method, TWO_ONE, cohort_size=4)
-    tiny.played(engine, 2)
-    old = engine.server.model
-    tiny.played(engine, rounds - 2)
-    return engine, seen, old
+    simulation = tiny.simulation_with_tasks(method, TWO_ONE, cohort_size=4)
+    tiny.run_rounds(simulation, 2)
+    old = simulation.server.model
+    tiny.run_rounds(simulation, rounds - 2)
+    return simulation, seen, old

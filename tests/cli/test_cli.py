@@ -48,7 +48,7 @@ def records(trial: Path) -> list[dict[str, Any]]:
 
 def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -> None:
     recipe = tiny.write_recipe(tmp_path)
-    told = cli(
+    shown = cli(
         "run",
         recipe,
         "--out",
@@ -66,7 +66,7 @@ def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -
         "--set",
         "run.evaluate_every=3",
     )
-    assert (told.code, told.err) == (0, "")
+    assert (shown.code, shown.err) == (0, "")
     for expected in (
         "tiny",
         "FedSeq, SFedKD on digits, 8 clients (exdir), 2 a round, 3 rounds, seeds 3, 5",
@@ -77,8 +77,8 @@ def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -
         "what to try next",
         str(tmp_path / "run"),
     ):
-        assert expected in told.out, expected
-    assert "FedAvg" not in told.out
+        assert expected in shown.out, expected
+    assert "FedAvg" not in shown.out
     trials = tmp_path / "run" / "trials"
     assert sorted(path.name for path in trials.iterdir()) == [
         "fedseq-seed3",
@@ -92,25 +92,25 @@ def test_run_shows_a_table_and_says_what_to_try_next(cli: Any, tmp_path: Path) -
 
 
 def test_a_run_that_learns_nothing_says_so_and_what_to_change(cli: Any, tmp_path: Path) -> None:
-    told = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run", "--workers", 1, "--rounds", 4,
+    shown = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run", "--workers", 1, "--rounds", 4,
                "--set", "training.lr=1e30", "--title", "too fast")  # fmt: skip
-    assert told.code == 0
-    assert told.out.startswith("too fast\n")
-    assert "(at chance)" in told.out, "in the progress"
-    assert "local trainings not finite: lower training.lr" in told.out
-    assert "FedAvg\n  at chance" in "\n".join(line[:11].rstrip() for line in told.out.splitlines()), "in the table"
-    assert "warning: FedAvg (seed 0), FedSeq (seed 0), SFedKD (seed 0) did not learn" in told.out
-    assert "--set training.lr=1e+29 (it is 1e+30), or clip gradients, --set training.max_grad_norm=1." in told.out
+    assert shown.code == 0
+    assert shown.out.startswith("too fast\n")
+    assert "(at chance)" in shown.out, "in the progress"
+    assert "local trainings not finite: lower training.lr" in shown.out
+    assert "FedAvg\n  at chance" in "\n".join(line[:11].rstrip() for line in shown.out.splitlines()), "in the table"
+    assert "warning: FedAvg (seed 0), FedSeq (seed 0), SFedKD (seed 0) did not learn" in shown.out
+    assert "--set training.lr=1e+29 (it is 1e+30), or clip gradients, --set training.max_grad_norm=1." in shown.out
     assert "did not learn" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_quiet_shows_no_progress(cli: Any, tmp_path: Path) -> None:
-    told = cli(
+    shown = cli(
         "run", tiny.write_recipe(tmp_path), "--methods", "fedavg", "--out", tmp_path / "run", "--workers", 1, "--quiet"
     )
-    assert told.code == 0
-    assert "round 2/2" not in told.out
-    assert "FedAvg" in told.out
+    assert shown.code == 0
+    assert "round 2/2" not in shown.out
+    assert "FedAvg" in shown.out
 
 
 def test_resume_goes_on_and_shows_the_table(cli: Any, run: Path, tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_resume_goes_on_and_shows_the_table(cli: Any, run: Path, tmp_path: Path)
 
     with pytest.raises(KeyboardInterrupt):
         fedkeep.run(recipe, out=tmp_path / "run", on_progress=stop)
-    told = cli("resume", tmp_path / "run", "--workers", 1)
-    assert (told.code, told.err) == (0, "")
-    assert "SFedKD" in told.out
-    assert "forgetting" in told.out
+    shown = cli("resume", tmp_path / "run", "--workers", 1)
+    assert (shown.code, shown.err) == (0, "")
+    assert "SFedKD" in shown.out
+    assert "forgetting" in shown.out
     for trial in (run / "trials").iterdir():
         assert (tmp_path / "run" / "trials" / trial.name / "rounds.jsonl").read_bytes() == (
             trial / "rounds.jsonl"
@@ -137,18 +137,18 @@ def test_an_interrupt_says_how_to_go_on(cli: Any, tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedkeep.cli.run.run_trials", interrupt)
-    told = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run")
-    assert told.code == 130
-    assert f"fedkeep resume {tmp_path / 'run'}" in told.out
+    shown = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run")
+    assert shown.code == 130
+    assert f"fedkeep resume {tmp_path / 'run'}" in shown.out
 
 
 def test_methods_lists_and_shows_one(cli: Any) -> None:
-    told = cli("methods")
-    assert told.code == 0
+    shown = cli("methods")
+    assert shown.code == 0
     for expected in ("fedavg", "parallel", "fedseq", "sequential", "sfedkd", "McMahan", "examples of each class"):
-        assert expected in told.out, expected
-    told = cli("methods", "SFedKD")
-    assert told.code == 0
+        assert expected in shown.out, expected
+    shown = cli("methods", "SFedKD")
+    assert shown.code == 0
     for expected in (
         "arXiv 2507.08508",
         "what leaves a client",
@@ -159,12 +159,12 @@ def test_methods_lists_and_shows_one(cli: Any) -> None:
         "far | uniform",
         "softmax temperature",
     ):
-        assert expected in told.out, expected
+        assert expected in shown.out, expected
 
 
 def test_datasets(cli: Any, tmp_path: Path) -> None:
-    told = cli("datasets", "--data-dir", tmp_path)
-    assert told.code == 0
+    shown = cli("datasets", "--data-dir", tmp_path)
+    assert shown.code == 0
     for name in (
         "digits",
         "mnist",
@@ -176,45 +176,45 @@ def test_datasets(cli: Any, tmp_path: Path) -> None:
         "ham10000",
         "tiny-imagenet",
     ):
-        assert name in told.out, name
+        assert name in shown.out, name
 
 
 @pytest.mark.parametrize("columns", [80, 120, 250])
 def test_recipes_are_listed_by_folder_and_table(columns: int, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    told = cli("recipes")
-    assert told.code == 0
-    assert max(map(len, told.out.splitlines())) <= columns
-    words = told.out.replace(",", " ").split()
+    shown = cli("recipes")
+    assert shown.code == 0
+    assert max(map(len, shown.out.splitlines())) <= columns
+    words = shown.out.replace(",", " ").split()
     for name in recipe_names():
         assert name.rpartition("/")[2] in words, name
     for folder in ("fedkeep/", "sfedkd/", "fedcad/", "fedadkd/", "fedskf/", "feddcl/"):
         assert folder in words
     if columns == 250:
-        (line,) = (line for line in told.out.splitlines() if "ham10000-2-1" in line)
+        (line,) = (line for line in shown.out.splitlines() if "ham10000-2-1" in line)
         assert line.split()[0] == "table1"
         assert "fashion-mnist-2-0.5, fashion-mnist-2-10, cifar10-2-0.5" in line, "in the paper's order"
-        lines = [line for line in told.out.splitlines() if line.strip()]
+        lines = [line for line in shown.out.splitlines() if line.strip()]
         alone = [name for name in recipe_names() if name.rpartition("/")[0] not in paper_tables()]
         assert len(lines) == len(paper_tables()) + 6 + len(alone) + 2, "one each, the folders, and what else is shown"
 
 
 def test_recipes_shows_a_tables_columns(cli: Any) -> None:
-    told = cli("recipes", "fedcad/table1")
-    assert told.code == 0
+    shown = cli("recipes", "fedcad/table1")
+    assert shown.code == 0
     for expected in ("FedCAD, table 1", "EMNIST", "fedcad/table1/cifar100", "CIFAR-100, Dirichlet(0.5), 10 clients"):
-        assert expected in told.out, expected
-    assert cli("recipes", "fedcad/table1/").out == told.out
+        assert expected in shown.out, expected
+    assert cli("recipes", "fedcad/table1/").out == shown.out
 
 
 def test_recipes_prints_one_that_can_be_run(cli: Any, tmp_path: Path) -> None:
-    told = cli("recipes", "demo")
-    printed = fedkeep.load_recipe(tiny.write_recipe(tmp_path, told.out))
+    shown = cli("recipes", "demo")
+    printed = fedkeep.load_recipe(tiny.write_recipe(tmp_path, shown.out))
     assert printed.to_toml() == fedkeep.load_recipe("demo").to_toml()
 
 
 def test_partition_prints_statistics_and_draws(cli: Any, tmp_path: Path) -> None:
-    told = cli(
+    shown = cli(
         "partition",
         "digits",
         "exdir",
@@ -227,24 +227,24 @@ def test_partition_prints_statistics_and_draws(cli: Any, tmp_path: Path) -> None
         "--out",
         tmp_path / "map.svg",
     )
-    assert told.code == 0
-    assert "exdir" in told.out
-    assert "hash" in told.out
+    assert shown.code == 0
+    assert "exdir" in shown.out
+    assert "hash" in shown.out
     assert "<svg" in (tmp_path / "map.svg").read_text()
-    told = cli("partition", "digits", "exdir", "clients=20", "--seed", 1, "--out", tmp_path / "map.json")
+    shown = cli("partition", "digits", "exdir", "num_clients=20", "--seed", 1, "--out", tmp_path / "map.json")
     manifest = json.loads((tmp_path / "map.json").read_text())
-    assert manifest["hash"] in told.out
+    assert manifest["hash"] in shown.out
     assert sum(map(sum, manifest["counts"])) == 1438
     assert len(manifest["counts"]) == 20
-    cli("partition", "digits", "exdir", "clients=20", "--seed", 2, "--out", tmp_path / "other.json")
+    cli("partition", "digits", "exdir", "num_clients=20", "--seed", 2, "--out", tmp_path / "other.json")
     assert json.loads((tmp_path / "other.json").read_text())["hash"] != manifest["hash"]
 
 
 def test_compare(cli: Any, run: Path) -> None:
-    told = cli("compare", run, "--against", "FedSeq")
-    assert told.code == 0
-    assert "Difference to FedSeq, paired by seed" in told.out
-    assert "0, 1" in told.out
+    shown = cli("compare", run, "--against", "FedSeq")
+    assert shown.code == 0
+    assert "Difference to FedSeq, paired by seed" in shown.out
+    assert "0, 1" in shown.out
     assert cli("compare", run, "--format", "markdown").out.startswith("|")
     csv = cli("compare", run, run, "--format", "csv").out.splitlines()
     assert len(csv) >= 4
@@ -254,9 +254,9 @@ def test_compare(cli: Any, run: Path) -> None:
 def test_report_writes_again(cli: Any, run: Path, tmp_path: Path) -> None:
     for name in ("report.html", "table.md", "results.csv"):
         (run / name).unlink()
-    told = cli("report", run, "--figure", tmp_path / "curves.png")
-    assert told.code == 0
-    assert "report.html" in told.out
+    shown = cli("report", run, "--figure", tmp_path / "curves.png")
+    assert shown.code == 0
+    assert "report.html" in shown.out
     assert all((run / name).stat().st_size > 100 for name in ("report.html", "table.md", "results.csv"))
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -286,17 +286,17 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), ERRORS, ids=[" ".join(arguments) for arguments, _ in ERRORS])
+@pytest.mark.parametrize(("arguments", "output"), ERRORS, ids=[" ".join(arguments) for arguments, _ in ERRORS])
 def test_errors_go_to_stderr_with_code_1_before_anything_is_made(
-    arguments: list[str], said: str, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], output: str, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = cli(*arguments)
-    assert told.code == 1
-    assert told.err.startswith("error: ")
-    assert said in " ".join(told.err.split())
-    assert "Traceback" not in told.err
-    assert told.out == ""
+    shown = cli(*arguments)
+    assert shown.code == 1
+    assert shown.err.startswith("error: ")
+    assert output in " ".join(shown.err.split())
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -315,30 +315,30 @@ def test_errors_go_to_stderr_with_code_1_before_anything_is_made(
     ],
 )
 def test_wrong_usage_is_code_2(arguments: list[str], cli: Any) -> None:
-    told = cli(*arguments)
-    assert told.code == 2
-    assert "usage: fedkeep" in told.err
+    shown = cli(*arguments)
+    assert shown.code == 2
+    assert "usage: fedkeep" in shown.err
 
 
 def test_help_and_version(cli: Any) -> None:
-    told = cli("--help")
-    assert told.code == 0
+    shown = cli("--help")
+    assert shown.code == 0
     for command in ("run", "resume", "methods", "datasets", "partition", "compare", "report", "recipes"):
-        assert command in told.out
+        assert command in shown.out
     assert cli("--version").out.split() == ["fedkeep", fedkeep.__version__]
 
 
 def test_a_full_folder_is_refused(cli: Any, run: Path) -> None:
-    told = cli("run", "demo", "--out", run)
-    assert told.code == 1
-    assert "fedkeep resume" in told.err
+    shown = cli("run", "demo", "--out", run)
+    assert shown.code == 1
+    assert "fedkeep resume" in shown.err
 
 
 def test_brackets_in_names_are_printed_as_they_are(cli: Any, tmp_path: Path) -> None:
     folder = tmp_path / "a [bold] [x]"
     folder.mkdir()
     text = tiny.RECIPE.replace('"tiny"', '"of [1] and [/b]"')
-    told = cli(
+    shown = cli(
         "run",
         tiny.write_recipe(folder, text),
         "--methods",
@@ -349,12 +349,12 @@ def test_brackets_in_names_are_printed_as_they_are(cli: Any, tmp_path: Path) -> 
         1,
         "--quiet",
     )
-    assert told.code == 0
-    assert "of [1] and [/b]" in told.out
-    assert f"run folder: {folder / 'run'}" in told.out
-    told = cli("run", folder / "[missing].toml")
-    assert told.code == 1
-    assert "[missing].toml" in told.err
+    assert shown.code == 0
+    assert "of [1] and [/b]" in shown.out
+    assert f"run folder: {folder / 'run'}" in shown.out
+    shown = cli("run", folder / "[missing].toml")
+    assert shown.code == 1
+    assert "[missing].toml" in shown.err
 
 
 def test_python_in_five_lines(tmp_path: Path) -> None:
@@ -374,9 +374,9 @@ def test_python_in_five_lines(tmp_path: Path) -> None:
 
 
 def test_compare_tells_the_rounds_to_a_target(cli: Any, run: Path) -> None:
-    told = cli("compare", run, "--target", 1)
-    assert told.code == 0
-    assert "Rounds to 1 %" in told.out
-    assert "1, 1" in told.out, "every model is better than that after its first round, with both seeds"
+    shown = cli("compare", run, "--target", 1)
+    assert shown.code == 0
+    assert "Rounds to 1 %" in shown.out
+    assert "1, 1" in shown.out, "every model is better than that after its first round, with both seeds"
     assert "never" in cli("compare", run, "--target", 100).out
     assert cli("compare", run, "--target", 101).code == 2

@@ -24,8 +24,8 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     def call(*arguments: object, code: int = 0) -> str:
         capsys.readouterr()
         assert main(["generator", *map(str, arguments)]) == code
-        told = capsys.readouterr()
-        return told.err if code else told.out
+        output = capsys.readouterr()
+        return output.err if code else output.out
 
     return call
 
@@ -33,31 +33,31 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 def test_train_sample_and_check(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "CLASSIFIER_STEPS", 3)
     folder = tmp_path / "g"
-    told = cli("train", "digits", "--out", folder, "--regime", "same_classes", "--half", *TINY)
+    output = cli("train", "digits", "--out", folder, "--regime", "same_classes", "--half", *TINY)
     for expected in (
         "digits: 216 images of 10 classes",
         "regime same_classes",
         "which runs keep from the clients",
         "4/4 steps  loss",
     ):
-        assert expected in told
+        assert expected in output
     card = json.loads((folder / "generator.json").read_text())
     assert (card["data"], card["regime"], card["shape"]) == ("digits", "same_classes", [1, 8, 8])
 
-    told = cli("sample", folder, *FEW)
-    assert "regime same_classes" in told
-    assert "20/20 images" in told
+    output = cli("sample", folder, *FEW)
+    assert "regime same_classes" in output
+    assert "20/20 images" in output
     assert (folder / "samples.png").read_bytes().startswith(b"\x89PNG")
 
-    told = cli("check", folder, "--model", "mlp", *FEW)
-    assert "20/20 images" in told
-    gate = json.loads((folder / "quality.json").read_text())
-    assert gate["regime"] == "same_classes"
-    assert gate["generator"] == card["hash"]
-    assert [len(gate[name]) for name in ("real", "shown", "learned", "label_names")] == [10] * 4
+    output = cli("check", folder, "--model", "mlp", *FEW)
+    assert "20/20 images" in output
+    quality = json.loads((folder / "quality.json").read_text())
+    assert quality["regime"] == "same_classes"
+    assert quality["generator"] == card["hash"]
+    assert [len(quality[name]) for name in ("real", "shown", "learned", "label_names")] == [10] * 4
 
-    told = cli("check", folder, "--on", "digits", "--set", "prototypes.steps=3", "--model", "mlp", *FEW)
-    assert "prototypes: 3 steps, loss" in told
+    output = cli("check", folder, "--on", "digits", "--set", "prototypes.steps=3", "--model", "mlp", *FEW)
+    assert "prototypes: 3 steps, loss" in output
     assert json.loads((folder / "quality-on-digits.json").read_text())["prototypes"] == "found"
 
 
@@ -72,8 +72,8 @@ def test_a_stopped_training_goes_on(cli: Any, tmp_path: Path, monkeypatch: pytes
 
     with monkeypatch.context() as context:
         context.setattr(command, "Counter", Stop)
-        told = cli(*arguments, "--out", tmp_path / "stopped", code=130)
-    assert "stopped" in told
+        output = cli(*arguments, "--out", tmp_path / "stopped", code=130)
+    assert "stopped" in output
     assert "the command that began it again" in cli("sample", tmp_path / "stopped", code=1)
     cli(*arguments, "--out", tmp_path / "stopped")
     whole, stopped = ((tmp_path / name / "generator.json").read_text() for name in ("whole", "stopped"))
@@ -102,6 +102,6 @@ def test_what_cannot_be_done_is_said(cli: Any, arguments: list[str], expected: s
 def test_without_the_extra(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     for arguments in (["train", "digits", "--out", tmp_path], ["sample", tmp_path], ["check", tmp_path]):
-        told = cli(*arguments, code=1)
-        assert told.count("\n") == 1
-        assert "pip install 'diffusers>=" in told
+        output = cli(*arguments, code=1)
+        assert output.count("\n") == 1
+        assert "pip install 'diffusers>=" in output

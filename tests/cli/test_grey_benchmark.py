@@ -53,9 +53,9 @@ def write(path: Path, names: Sequence[str], each: int, seed: int) -> None:
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    for number, (place, names) in enumerate(PLACES.items()):
-        write(tmp_path / "data" / place / "train.parquet", names, 14, number)
-        write(tmp_path / "data" / place / "test.parquet", names, 1, number + 10)
+    for number, (location, names) in enumerate(PLACES.items()):
+        write(tmp_path / "data" / location / "train.parquet", names, 14, number)
+        write(tmp_path / "data" / location / "test.parquet", names, 1, number + 10)
     return tmp_path / "data"
 
 
@@ -71,23 +71,23 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
         return capsys.readouterr().out
 
     tiny = [word for change in TINY for word in ("--set", change)]
-    told = call("generator", "train", "grey", "--regime", "same_classes", "--clusters", 2, "--out", folder, *tiny)
-    assert "60 images of 30 classes, 2 clusters each" in told
+    output = call("generator", "train", "grey", "--regime", "same_classes", "--clusters", 2, "--out", folder, *tiny)
+    assert "60 images of 30 classes, 2 clusters each" in output
     card = read_card(folder)
     assert (card.data, card.regime, card.clusters_per_class, card.held_out) == ("grey", "same_classes", 2, 0.15)
 
     few = ["--count", 3, "--set", "sampler.steps=2", "--seed", 1]
     call("generator", "sample", folder, *few)
     assert "mnist: 0" in call("generator", "check", folder, "--model", "mlp", *few)
-    gate = json.loads((folder / "quality.json").read_text())
-    assert len(gate["shown"]) == 30
+    quality = json.loads((folder / "quality.json").read_text())
+    assert len(quality["shown"]) == 30
 
     options = [f"feddcl.{change}" for change in (*FEW, *DRAWN)]
     options += [f"generator.name={folder}", "public.name=mnist", "public.num_images=10", "training.batch_size=32"]
     settings = [word for change in options for word in ("--set", change)]
     words = ["--methods", "feddcl", "--rounds", 1, "--seeds", 0, "--workers", 1, "--out", out, *settings]
-    told = call("run", "feddcl/table1-heterogeneous/gray-0.5", *words)
-    assert "(same_classes): trained on a part of each" in " ".join(told.split())
+    output = call("run", "feddcl/table1-heterogeneous/gray-0.5", *words)
+    assert "(same_classes): trained on a part of each" in " ".join(output.split())
     run = read_run(out)
     assert [trial.label for trial in run.trials] == ["FedDCL", "Labels of generated images"]
     for trial in run.trials:
@@ -99,5 +99,5 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
         assert held.sum(0).tolist() == [12] * 30, "2 of 14 images of each class are the generator's alone"
     assert "(same_classes): trained on a part of each" in (out / "table.md").read_text()
     assert "(same_classes): trained on a part of each" in (out / "report.html").read_text()
-    drawn = list((tmp_path / "cache" / "generated").iterdir())
-    assert len(drawn) == 60 + 30, "for the quality check, and once for both rows"
+    sampled = list((tmp_path / "cache" / "generated").iterdir())
+    assert len(sampled) == 60 + 30, "for the quality check, and once for both rows"

@@ -73,9 +73,9 @@ def test_a_new_method_is_one_file(
     recipe = tiny.write_recipe(tmp_path)
     words = ["--methods", "OneFile,fedavg", "--rounds", "2", "--set", "onefile.share=0.5", "--workers", "2"]
     code = main(["run", recipe, "--use", str(file), *words, "--out", str(tmp_path / "run")])
-    told = capsys.readouterr()
-    assert code == 0, told.err
-    assert "OneFile" in told.out
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    assert "OneFile" in output.out
     trial = tmp_path / "run" / "trials" / "onefile-seed0"
     records = [json.loads(line) for line in (trial / "rounds.jsonl").read_text().splitlines()]
     assert [record["log"]["visits"] >= record["round"] * 2 for record in records] == [True, True]
@@ -103,9 +103,9 @@ def test_it_is_listed_and_shown(
 def test_without_the_file_the_error_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other_file.py").write_text(METHOD.replace("OneFile", "OtherFile"))
     assert main(["run", tiny.write_recipe(tmp_path), "--methods", "otherfile", "--out", str(tmp_path / "run")]) == 1
-    told = capsys.readouterr().err
-    assert "--use" in told
-    assert "Traceback" not in told
+    output = capsys.readouterr().err
+    assert "--use" in output
+    assert "Traceback" not in output
 
 
 def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:

@@ -25,18 +25,18 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def call(*arguments: object, code: int = 0) -> str:
         capsys.readouterr()
         assert main([*map(str, arguments)]) == code
-        told = capsys.readouterr()
-        return told.err if code else told.out
+        output = capsys.readouterr()
+        return output.err if code else output.out
 
     return call
 
 
 def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "extractors" / "mine"
-    told = cli("pretrain", "digits", "--out", folder, *SET)
-    assert "digits: 1,438 images of 10 classes" in told
-    assert "3/3 steps  loss" in told
-    assert "vit, 0.00 M parameters, frozen; pre-trained on digits, " in told
+    output = cli("pretrain", "digits", "--out", folder, *SET)
+    assert "digits: 1,438 images of 10 classes" in output
+    assert "3/3 steps  loss" in output
+    assert "vit, 0.00 M parameters, frozen; pre-trained on digits, " in output
     card = json.loads((folder / CARD).read_text())
     assert card["augmentation"]["crop_padding"] == 4
     assert not card["augmentation"]["horizontal_flip"]
@@ -47,16 +47,16 @@ def test_an_extractor_is_trained_and_serves_in_a_run(cli: Any, tmp_path: Path) -
     trial = json.loads((tmp_path / "run" / "trials" / "fedavg-seed0" / "trial.json").read_text())
     assert trial["extractor"].startswith(f"{folder}: vit")
     for name in ("report.html", "table.md"):
-        told = (tmp_path / "run" / name).read_text()
-        assert "pre-trained on digits" in told, name
-        assert "by their names it learned 10 of this run" in told, name
+        output = (tmp_path / "run" / name).read_text()
+        assert "pre-trained on digits" in output, name
+        assert "by their names it learned 10 of this run" in output, name
     assert (tmp_path / "run" / "trials" / "fedavg-seed0" / "model.safetensors").stat().st_size < 1000
 
     (tmp_path / "run" / "trials" / "fedavg-seed0" / "result.json").unlink()
     (folder / CARD).unlink()
     cli("pretrain", "digits", "--out", folder, *SET, "--seed", 1)
-    told = cli("resume", tmp_path / "run", "--data-dir", tmp_path / "data", code=1)
-    assert "begun with another extractor than there is now" in told
+    output = cli("resume", tmp_path / "run", "--data-dir", tmp_path / "data", code=1)
+    assert "begun with another extractor than there is now" in output
 
 
 def test_what_is_wrong_is_said_before_anything_runs(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,9 @@ def test_a_table_grows_call_by_call_and_plays_nothing_twice(
     assert "11 trials to run" in capsys.readouterr().out
     assert {name: (trial / name).stat().st_mtime_ns for name in before} == before
     assert run(table, out) == 0
-    told = capsys.readouterr().out
-    assert "0 trials to run" in told
-    assert "Toy: first" in told
+    messages = capsys.readouterr().out
+    assert "0 trials to run" in messages
+    assert "Toy: first" in messages
     found = lines(out / "toy")
     assert [line["column"] for line in found] == ["second"] * 3 + ["first"] * 3, "the paper's order"
     for line in found:
@@ -109,9 +109,9 @@ def test_a_table_names_the_frozen_networks_that_it_rests_on(
     files, _ = read_manifest(trial.parent / "manifest.json")
     write_manifest(trial.parent / "manifest.json", files | {trial.name: digest_of(trial.read_bytes())})
     assert run(table, tmp_path, *words) == 0
-    said = "Generator of images: g (paper): it has seen them all. Pre-trained extractor: e: vit."
-    for told in (capsys.readouterr().out, *((tmp_path / "toy" / name).read_text() for name in TABLES)):
-        assert said in " ".join(told.split())
+    output = "Generator of images: g (paper): it has seen them all. Pre-trained extractor: e: vit."
+    for messages in (capsys.readouterr().out, *((tmp_path / "toy" / name).read_text() for name in TABLES)):
+        assert output in " ".join(messages.split())
 
 
 def test_the_best_of_a_grid_stands_beside_the_papers_number(table: str, tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ def test_other_settings_are_refused_by_name(table: str, tmp_path: Path, capsys: 
 
 def test_a_dry_run_plays_nothing(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(table, tmp_path / "out", "--dry-run", "--seeds", "0,1") == 0
-    told = capsys.readouterr().out
+    messages = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
-    assert told.count("GB") == 6
-    assert "Nothing was run" in told
+    assert messages.count("GB") == 6
+    assert "Nothing was run" in messages
 
 
 def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["--columns", "frist"], "has no column 'frist'. Did you mean 'first'?"),
         (["--methods", "fedavgg"], "has no method 'fedavgg'. Did you mean"),
@@ -167,10 +167,10 @@ def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_there_is_not(
-    words: list[str], said: str, table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], output: str, table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(table, tmp_path, *words) == 1
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert output in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_unknown_table_and_an_impossible_share(capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,9 +360,9 @@ def test_a_column_that_is_kept_in_an_archive_is_not_begun_beside_it(
     assert main(["archive", str(tmp_path / "out" / "toy"), "--out", str(tmp_path / "kept")]) == 0
     capsys.readouterr()
     assert run(table, tmp_path / "kept", *words, "--seeds", "1") == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "To add to them, unpack it: python -m zipfile -e" in said
-    archive, folder = said.split()[-2:]
+    output = " ".join(capsys.readouterr().err.split())
+    assert "To add to them, unpack it: python -m zipfile -e" in output
+    archive, folder = output.split()[-2:]
     with zipfile.ZipFile(archive) as file:
         file.extractall(folder)
     Path(archive).unlink()

@@ -39,9 +39,9 @@ def test_a_mistake_is_named_when_the_file_is_loaded(tmp_path: Path) -> None:
     # Another process: a class that was once defined stays.
     done = subprocess.run([sys.executable, "-c", LOAD, *map(str, files)], capture_output=True, text=True, check=False)
     assert done.returncode == len(files)
-    said = done.stderr.splitlines()
-    assert len(said) == len(files), done.stderr
-    for line, (_, _, message) in zip(said, MISTAKES, strict=True):
+    output = done.stderr.splitlines()
+    assert len(output) == len(files), done.stderr
+    for line, (_, _, message) in zip(output, MISTAKES, strict=True):
         assert message in line
 
 

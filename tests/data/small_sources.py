@@ -48,12 +48,12 @@ def write(path: Path, columns: Mapping[str, Any], classes: Mapping[str, Sequence
 
 
 def write_mnist(root: Path, train: Sequence[int] = (0, 1, 2, 3, 0), test: Sequence[int] = (3, 1, 2, 0)) -> Path:
-    place = root / "ylecun" / "mnist"
+    location = root / "ylecun" / "mnist"
     names = [f"number {i}" for i in range(10)]
     for split, labels in (("train", train), ("test", test)):
         rows = {"image": [image(10 * label + i) for i, label in enumerate(labels)], "label": list(labels)}
-        write(place / f"{split}.parquet", rows, {"label": names})
-    return place
+        write(location / f"{split}.parquet", rows, {"label": names})
+    return location
 
 
 def write_femnist(root: Path, splits: Mapping[str, int], characters: Sequence[str] = ()) -> None:

@@ -73,7 +73,7 @@ def test_crop_is_a_window_of_the_padded_image(mode: Any, padding: str) -> None:
     seen = set()
     for image, around in zip(result, padded, strict=True):
         windows = {(y, x): around[:, y : y + 12, x : x + 10] for y in range(7) for x in range(7)}
-        found = [place for place, window in windows.items() if torch.equal(window, image)]
+        found = [location for location, window in windows.items() if torch.equal(window, image)]
         assert found
         seen.add(found[0])
     assert len(seen) > 40  # of 49 places
@@ -141,11 +141,11 @@ def test_brightness_multiplies_each_image_by_a_number_of_its_own() -> None:
 
 
 def test_made_images_keep_their_brightness_and_change_no_draw() -> None:
-    images, made = noise(6), torch.tensor([True, False, False, True, False, True])
-    changed, some = (Augmentation(brightness=0.5)(images, raw, seeded(), which) for which in (None, made))
-    assert torch.equal(some[made], images[made].float())
-    assert torch.equal(some[~made], changed[~made])
-    assert not torch.equal(changed[made], some[made])
+    images, created = noise(6), torch.tensor([True, False, False, True, False, True])
+    changed, some = (Augmentation(brightness=0.5)(images, raw, seeded(), which) for which in (None, created))
+    assert torch.equal(some[created], images[created].float())
+    assert torch.equal(some[~created], changed[~created])
+    assert not torch.equal(changed[created], some[created])
 
 
 @pytest.mark.parametrize("factor", [0.76, 0.9, 1.0, 1.1, 1.24])
@@ -171,10 +171,10 @@ def test_cutout_clears_one_square_after_normalisation() -> None:
     assert torch.equal(result[~holes], (images.float() + 1000)[~holes])
     sizes = set()
     for hole in holes[:, 0]:
-        places = hole.nonzero()
-        low, high = places.min(0).values, places.max(0).values
+        locations = hole.nonzero()
+        low, high = locations.min(0).values, locations.max(0).values
         extent = high - low + 1
-        assert int(extent.prod()) == len(places)  # a full rectangle
+        assert int(extent.prod()) == len(locations)  # a full rectangle
         sizes.add(tuple(extent.tolist()))
     assert (4, 4) in sizes
     assert min(sizes) == (2, 2)  # clipped at a corner: two of the four rows lie before the centre's

@@ -90,12 +90,12 @@ def test_shared_images_are_the_first_of_each_class_in_file_order() -> None:
 @pytest.mark.parametrize("source", DRAWN)
 def test_the_seed_alone_decides(source: Any) -> None:
     auxiliary = Auxiliary(images_per_class=4, source=source)
-    drawn = [rows(auxiliary.split(numbered(), seed)[1]) for seed in (0, 0, 1, 2)]
+    sampled = [rows(auxiliary.split(numbered(), seed)[1]) for seed in (0, 0, 1, 2)]
     torch.manual_seed(3)
-    assert drawn[0] == drawn[1] == rows(auxiliary.split(numbered(), 0)[1])
-    assert len({tuple(sorted(some)) for some in drawn}) == 3
+    assert sampled[0] == sampled[1] == rows(auxiliary.split(numbered(), 0)[1])
+    assert len({tuple(sorted(some)) for some in sampled}) == 3
     _, first = Auxiliary(images_per_class=4, source="train_shared").split(numbered(), 0)
-    assert all(sorted(some) != sorted(rows(first)) for some in drawn), "drawn, not taken from the front"
+    assert all(sorted(some) != sorted(rows(first)) for some in sampled), "drawn, not taken from the front"
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -176,9 +176,9 @@ def test_a_test_subset_does_not_count_for_accuracy(tmp_path: Path) -> None:
     recipe = recipe_with(tmp_path, "test_subset")
     run = fedkeep.run(recipe, methods=[FedAvg(), FedCAD()], rounds=1, out=tmp_path / "run")
     counted = torch.bincount(fedkeep.load("digits").test["label"]) - 8
-    for cell in run.trials:
-        assert list(cell.info["test_total"]) == counted.tolist()
-        (record,) = cell.rounds
+    for trial in run.trials:
+        assert list(trial.info["test_total"]) == counted.tolist()
+        (record,) = trial.rounds
         assert all(hits <= total for hits, total in zip(record["correct"], counted.tolist(), strict=True))
 
 
@@ -191,9 +191,9 @@ def test_only_who_asks_for_the_set_learns_of_it(tmp_path: Path) -> None:
         federation = build_federation(recipe, 0)
         federation = replace(federation, server=build_federation(recipe, seed).server)
         for method in recipe.methods:
-            engine = build_simulation(recipe, method, 0, federation)
-            engine.run_round()
-            ends[seed, method.label] = engine.server.model
+            simulation = build_simulation(recipe, method, 0, federation)
+            simulation.run_round()
+            ends[seed, method.label] = simulation.server.model
     assert tiny.equal(ends[0, "FedAvg"], ends[1, "FedAvg"])
     assert not tiny.equal(ends[0, "FedCAD"], ends[1, "FedCAD"])
 

@@ -42,12 +42,12 @@ def test_normalise_per_channel_in_float32_and_leaves_its_input() -> None:
 
 def test_made_pixels_are_normalised_as_stored_ones_and_pass_gradients_on() -> None:
     stored = torch.randint(0, 256, (2, 3, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    made = (stored / 255).requires_grad_()
-    result = small().image_format.normalise(made)
+    created = (stored / 255).requires_grad_()
+    result = small().image_format.normalise(created)
     torch.testing.assert_close(result, small().normalise(stored))
     result.sum().backward()
-    assert made.grad is not None
-    torch.testing.assert_close(made.grad[0, :, 0, 0], torch.tensor([10.0, 5.0, 2.5]))
+    assert created.grad is not None
+    torch.testing.assert_close(created.grad[0, :, 0, 0], torch.tensor([10.0, 5.0, 2.5]))
     assert small().image_format.shape == (3, 4, 4)
 
 

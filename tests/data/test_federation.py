@@ -36,24 +36,24 @@ def federation(rows: torch.Tensor, offsets: torch.Tensor, examples: int) -> Fede
 
 
 def test_client_rows_of_every_column() -> None:
-    made = federation(torch.tensor([5, 2, 7, 0, 1]), torch.tensor([0, 3, 3, 5]), 8)
-    assert list(made.clients) == ["0", "1", "2"]
-    data = made.data("0")
+    result = federation(torch.tensor([5, 2, 7, 0, 1]), torch.tensor([0, 3, 3, 5]), 8)
+    assert list(result.clients) == ["0", "1", "2"]
+    data = result.data("0")
     assert set(data) == {"input", "label", "writer"}
     assert data["writer"].tolist() == [5, 2, 7]
     assert data["label"].tolist() == [1, 0, 1]
     assert data["input"].flatten().tolist() == [5, 2, 7]
-    assert [made.num_examples(client) for client in made.clients] == [3, 0, 2]
-    assert len(made.data("1")["label"]) == 0
-    assert made.to("cpu") is made
+    assert [result.num_examples(client) for client in result.clients] == [3, 0, 2]
+    assert len(result.data("1")["label"]) == 0
+    assert result.to("cpu") is result
 
 
 @pytest.mark.parametrize("name", ["3", "-1", "00", "1.0", "", " 1", "a", "٢", "9" * 30])
 def test_unknown_client(name: str) -> None:
-    made = federation(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2, 3]), 4)
-    assert name not in made.clients
+    result = federation(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2, 3]), 4)
+    assert name not in result.clients
     with pytest.raises(DataError, match="'0' to '2'"):
-        made.data(name)
+        result.data(name)
 
 
 def test_partition_of_another_data_set() -> None:
@@ -79,9 +79,9 @@ def test_names_are_a_sequence() -> None:
 
 def test_a_million_clients_start_at_once() -> None:
     count = 1_000_000
-    made = federation(torch.arange(count).flip(0), torch.arange(count + 1), count)
+    result = federation(torch.arange(count).flip(0), torch.arange(count + 1), count)
     started = time.perf_counter()
-    again = Federation(made.dataset, made.partition)
+    again = Federation(result.dataset, result.partition)
     assert len(again.clients) == count
     assert again.data("999999")["writer"].tolist() == [0]
     assert again.num_examples("123456") == 1

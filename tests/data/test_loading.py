@@ -62,12 +62,12 @@ def test_hub_id_of_a_known_set_and_the_argument_before_the_environment(
 
 
 def test_any_hub_id_below_the_data_folder_in_shards(tmp_path: Path) -> None:
-    place = tmp_path / "someone" / "shapes" / "data"
+    location = tmp_path / "someone" / "shapes" / "data"
     for shard, labels in enumerate(([0, 1], [1, 0, 1])):
         rows = {"picture": [image(i, mode="RGB") for i in labels], "kind": labels}
-        write(place / f"train-0000{shard}-of-00002.parquet", rows, {"kind": ["round", "square"]})
+        write(location / f"train-0000{shard}-of-00002.parquet", rows, {"kind": ["round", "square"]})
     rows = {"picture": [image(5), image(6)], "kind": [1, 0]}
-    write(place / "validation-00000-of-00001.parquet", rows, {"kind": ["round", "square"]})
+    write(location / "validation-00000-of-00001.parquet", rows, {"kind": ["round", "square"]})
     dataset = load("someone/shapes", data_dir=tmp_path)
     assert dataset.train["label"].tolist() == [0, 1, 1, 0, 1]
     assert dataset.shape == (3, 4, 4)  # greyscale test images were converted
@@ -77,11 +77,11 @@ def test_any_hub_id_below_the_data_folder_in_shards(tmp_path: Path) -> None:
 
 def test_folders_may_have_any_name_and_files_may_be_links(tmp_path: Path) -> None:
     """A copy of a Hub repository in the Hub's own cache is made of links."""
-    place = write_mnist(tmp_path / "store")
+    location = write_mnist(tmp_path / "store")
     folder = tmp_path / "a [b] * {c}"
     folder.mkdir()
     for split in ("train", "test"):
-        (folder / f"{split}.parquet").symlink_to(place / f"{split}.parquet")
+        (folder / f"{split}.parquet").symlink_to(location / f"{split}.parquet")
     assert (
         load(str(folder)).train["input"].tolist() == load("mnist", data_dir=tmp_path / "store").train["input"].tolist()
     )
@@ -140,19 +140,19 @@ def test_femnist_without_test_is_split_inside_each_writer(tmp_path: Path) -> Non
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, columns: dict[str, Any], says: str) -> None:
-    place = write_mnist(tmp_path)
-    write(place / "train.parquet", columns, {"label": [f"number {i}" for i in range(10)]})
+    location = write_mnist(tmp_path)
+    write(location / "train.parquet", columns, {"label": [f"number {i}" for i in range(10)]})
     with pytest.raises(DataError) as caught:
         load("mnist", data_dir=tmp_path)
     assert says in str(caught.value)
 
 
 def test_broken_and_missing_files(tmp_path: Path) -> None:
-    place = write_mnist(tmp_path)
-    (place / "test.parquet").unlink()
+    location = write_mnist(tmp_path)
+    (location / "test.parquet").unlink()
     with pytest.raises(DataError, match=r"no test\.parquet"):
         load("mnist", data_dir=tmp_path)
-    (place / "test.parquet").write_bytes(b"PAR1 not really")
+    (location / "test.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         load("mnist", data_dir=tmp_path)
 
@@ -161,10 +161,10 @@ def test_broken_and_missing_files(tmp_path: Path) -> None:
 
 
 def write_folder(root: Path, sizes: Mapping[str, int], **options: Any) -> None:
-    for place, (name, count) in enumerate(sizes.items()):
+    for location, (name, count) in enumerate(sizes.items()):
         (root / name).mkdir(parents=True, exist_ok=True)
         for i in range(count):
-            (root / name / f"{i:03}.png").write_bytes(encoded(40 * place + i, **options))
+            (root / name / f"{i:03}.png").write_bytes(encoded(40 * location + i, **options))
 
 
 def test_folder_with_train_and_test(tmp_path: Path) -> None:
@@ -237,18 +237,18 @@ def test_missing_packages_get_the_install_line(tmp_path: Path, monkeypatch: pyte
 
 
 def test_known_says_what_is_here(tmp_path: Path) -> None:
-    place = write_mnist(tmp_path, train=(0, 1, 1))
+    location = write_mnist(tmp_path, train=(0, 1, 1))
     found = known_datasets(tmp_path)
     assert set(found) == set(CATALOG)
-    assert found["mnist"].location == str(place)
+    assert found["mnist"].location == str(location)
     assert found["mnist"].num_local_classes == 2
     assert found["cifar10"].location == ""
     assert found["cifar10"].num_local_classes is None
     assert found["digits"].location
     assert found["femnist-digits"].location == "", "femnist, which it is made from, is not here"
-    (place / "test.parquet").unlink()
+    (location / "test.parquet").unlink()
     assert known_datasets(tmp_path)["mnist"].damage == "there is no test.parquet"
-    (place / "train.parquet").write_bytes(b"broken")
+    (location / "train.parquet").write_bytes(b"broken")
     broken = known_datasets(tmp_path)["mnist"]
     assert broken.num_local_classes is None
     assert "Parquet" in broken.damage

@@ -357,9 +357,9 @@ def test_odd_metadata_of_parquet_is_an_error_that_names_the_file_or_is_ignored(t
     write(path, {"image": [{"bytes": encoded(i), "path": None} for i in range(20)], "label": [0, 1] * 10}, {})
     stored = pyarrow.parquet.read_table(path).replace_schema_metadata({"huggingface": metadata})
     pyarrow.parquet.write_table(stored, path)
-    said = ""
+    output = ""
     try:
         assert load(str(tmp_path / "d")).has_images
     except DataError as error:
-        said = str(error)
-    assert not said or str(tmp_path / "d") in said
+        output = str(error)
+    assert not output or str(tmp_path / "d") in output

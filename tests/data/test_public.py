@@ -21,14 +21,14 @@ from fedkeep.experiment.recipe_loader import load_recipe
 def test_images_of_some_classes_are_drawn_by_the_seed_and_lose_their_labels() -> None:
     source = tiny.dataset(30)
     public = Public(name="x", num_images=7, classes=("a", "c"))
-    drawn = [public.draw(source, tiny.dataset(), seed) for seed in (0, 0, 1)]
+    sampled = [public.draw(source, tiny.dataset(), seed) for seed in (0, 0, 1)]
     allowed = {tuple(image.flatten().tolist()) for image in source.train["input"][source.train["label"] != 1]}
-    for data in drawn:
+    for data in sampled:
         assert data["input"].shape == (7, *tiny.SHAPE)
         assert not data["label"].any()
         assert {tuple(image.flatten().tolist()) for image in data["input"]} <= allowed
-    assert torch.equal(drawn[0]["input"], drawn[1]["input"])
-    assert not torch.equal(drawn[0]["input"], drawn[2]["input"])
+    assert torch.equal(sampled[0]["input"], sampled[1]["input"])
+    assert not torch.equal(sampled[0]["input"], sampled[2]["input"])
 
 
 def test_without_a_number_it_is_everything_in_order() -> None:
@@ -63,7 +63,7 @@ def test_a_recipe_names_it_and_methods_ask_for_it(tmp_path: Path) -> None:
     assert isinstance(recipe.methods[0].algorithm, FedDF)
     federation = build_federation(recipe, 0)
     assert len(federation.server["label"]) == 20
-    assert tiny.played(build_simulation(recipe, recipe.methods[0], 0, federation), 1)[0]["lost"] == {}
+    assert tiny.run_rounds(build_simulation(recipe, recipe.methods[0], 0, federation), 1)[0]["lost"] == {}
     with pytest.raises(ConfigError, match=r"Leave out \[auxiliary\] or \[public\]"):
         load_recipe(path, methods=["feddf"], settings=["auxiliary.images_per_class=2"])
 
@@ -83,4 +83,4 @@ def test_methods_without_a_use_for_it_are_not_disturbed(tmp_path: Path) -> None:
     without: Any = replace(recipe, public=Public())
     plain = build_simulation(without, without.methods[0], 0, build_federation(without, 0))
     assert isinstance(with_public.algorithm, FedAvg)
-    assert tiny.played(with_public) == tiny.played(plain)
+    assert tiny.run_rounds(with_public) == tiny.run_rounds(plain)

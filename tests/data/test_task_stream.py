@@ -100,11 +100,11 @@ def test_the_class_schedule_depends_on_class_names_and_not_on_examples() -> None
     whole = Tasks(num_tasks=3).stream(dataset(), IID(num_clients=2), 4)
     few = dataset()
     few = replace(few, train={name: column[:1] for name, column in few.train.items()})
-    told = Tasks(num_tasks=3).class_schedule(few, 4)
-    assert told.order == whole.order
-    assert cuts(told) == cuts(whole)
-    assert all(torch.equal(one.test, other.test) for one, other in zip(told.tasks, whole.tasks, strict=True))
-    assert not any(len(task.partition) for task in told.tasks), "nobody holds anything yet"
+    output = Tasks(num_tasks=3).class_schedule(few, 4)
+    assert output.order == whole.order
+    assert cuts(output) == cuts(whole)
+    assert all(torch.equal(one.test, other.test) for one, other in zip(output.tasks, whole.tasks, strict=True))
+    assert not any(len(task.partition) for task in output.tasks), "nobody holds anything yet"
 
 
 def test_a_given_order_and_the_first_classes_only() -> None:

@@ -32,7 +32,7 @@ def card(folder: str, *label_names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("learned", "said"),
+    ("learned", "output"),
     [
         (("cat", "dog"), "by their names it learned none of this run's 10 classes"),
         (("mnist: 3", "dog", "7"), "by their names it learned 2 of this run's 10 classes"),
@@ -40,24 +40,24 @@ def card(folder: str, *label_names: str) -> None:
     ],
 )
 def test_how_many_of_the_runs_classes_the_servers_has_learned(
-    tmp_path: Path, learned: tuple[str, ...], said: str
+    tmp_path: Path, learned: tuple[str, ...], output: str
 ) -> None:
     source = small_extractor.save(tmp_path / "extractor")
     load_extractor.cache_clear()
     if learned:
         card(source, *learned)
-    told = described(tmp_path, f'name = "pretrained"\nsource = "{source}"')
-    assert told["extractor"].startswith(f"{source}: vit")
-    assert told["extractor"].endswith(said)
-    assert told["dependencies"]["extractor"] == load_extractor(source).hash()
+    shown = described(tmp_path, f'name = "pretrained"\nsource = "{source}"')
+    assert shown["extractor"].startswith(f"{source}: vit")
+    assert shown["extractor"].endswith(output)
+    assert shown["dependencies"]["extractor"] == load_extractor(source).hash()
 
 
 def test_only_classes_that_arrive_count(tmp_path: Path) -> None:
     source = small_extractor.save(tmp_path / "extractor")
     card(source, "3", "8")
     tasks = ("tasks.num_tasks=2", "tasks.num_classes=4", "tasks.class_order=source")
-    told = described(tmp_path, f'name = "pretrained"\nsource = "{source}"', settings=tasks)
-    assert told["extractor"].endswith("it learned 1 of this run's 4 classes")
+    shown = described(tmp_path, f'name = "pretrained"\nsource = "{source}"', settings=tasks)
+    assert shown["extractor"].endswith("it learned 1 of this run's 4 classes")
 
 
 def test_those_of_clients_are_named_too(tmp_path: Path) -> None:
@@ -81,5 +81,5 @@ def test_a_public_checkpoint_tells_by_its_config(tmp_path: Path) -> None:
     config.write_text(json.dumps(written | {"id2label": dict(enumerate(names))}))
     load_extractor.cache_clear()
     assert load_extractor(source).learned == ("beaver", "castor", "3", "tench", "9", "nine")
-    told = described(tmp_path, f'name = "pretrained"\nsource = "{source}"')
-    assert told["extractor"].endswith("it learned 2 of this run's 10 classes")
+    shown = described(tmp_path, f'name = "pretrained"\nsource = "{source}"')
+    assert shown["extractor"].endswith("it learned 2 of this run's 10 classes")

@@ -52,8 +52,8 @@ def recipe(generator: Path, *methods: str, settings: tuple[str, ...] = ()) -> Re
 def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: Path) -> None:
     whole = load("digits")
     seen = read_fingerprints(same_classes)
-    drawn = load_training_data("digits", "same_classes")
-    assert torch.equal(seen, image_hashes(drawn.seen["input"]).unique())
+    sampled = load_training_data("digits", "same_classes")
+    assert torch.equal(seen, image_hashes(sampled.seen["input"]).unique())
     assert read_card(same_classes).held_out == HELD_OUT
     for settings in ((), ("tasks.num_tasks=2",)):
         federation = build_federation(recipe(same_classes, settings=settings), 0)
@@ -63,8 +63,10 @@ def test_no_client_holds_an_image_that_the_generator_learned_from(same_classes: 
             held += [image_hashes(there.data(client)["input"]) for client in there.clients]
         theirs = torch.cat(held)
         assert not torch.isin(theirs, seen).any(), "no overlap"
-        assert torch.equal(theirs.sort().values, image_hashes(drawn.unseen["input"]).sort().values), "and nothing else"
-    assert len(theirs) + drawn.is_seen.sum() == len(whole.train["label"])
+        assert torch.equal(theirs.sort().values, image_hashes(sampled.unseen["input"]).sort().values), (
+            "and nothing else"
+        )
+    assert len(theirs) + sampled.is_seen.sum() == len(whole.train["label"])
 
 
 def test_methods_without_a_generator_hold_the_same_and_need_no_folder(same_classes: Path, tmp_path: Path) -> None:
@@ -140,9 +142,9 @@ def test_a_generator_of_another_size_is_refused_before_anything_runs(
     folder = shutil.copytree(same_classes, tmp_path / "copy")
     card = json.loads((folder / CARD).read_text())
     (folder / CARD).write_text(json.dumps(card | {"shape": [1, 28, 28]}))
-    drawn = "3 x 8 x 8" if name else "1 x 28 x 28"
+    sampled = "3 x 8 x 8" if name else "1 x 28 x 28"
     changed = (f"generator.name={name}",) if name else ()
-    with pytest.raises(ConfigError, match=f"draws images of {drawn}, and this run's are 1 x 8 x 8"):
+    with pytest.raises(ConfigError, match=f"draws images of {sampled}, and this run's are 1 x 8 x 8"):
         fedkeep.run(recipe(folder, "feddcl", settings=changed), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

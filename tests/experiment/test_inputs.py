@@ -125,8 +125,8 @@ def test_the_demo_in_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "1",
     ]
     assert main([*arguments, "--quiet", "--out", out]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "in each of 5 tasks (each client's shares of the new classes repeat in every task)" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "in each of 5 tasks (each client's shares of the new classes repeat in every task)" in output
     assert "repeat in every task" in (tmp_path / "run" / "report.html").read_text()
 
 

@@ -279,9 +279,9 @@ SETTING_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "said"), SETTING_ERRORS, ids=[s[:30] for s, _ in SETTING_ERRORS])
-def test_errors_of_settings(setting: str, said: str, load: Any) -> None:
-    with pytest.raises(ConfigError, match=f"(?s){said}"):
+@pytest.mark.parametrize(("setting", "message"), SETTING_ERRORS, ids=[s[:30] for s, _ in SETTING_ERRORS])
+def test_errors_of_settings(setting: str, message: str, load: Any) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         load(settings=[setting])
 
 
@@ -327,9 +327,9 @@ FILE_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), FILE_ERRORS, ids=range(len(FILE_ERRORS)))
-def test_errors_of_files(text: str, said: str, load: Any) -> None:
-    with pytest.raises(ConfigError, match=f"(?s){said}"):
+@pytest.mark.parametrize(("text", "message"), FILE_ERRORS, ids=range(len(FILE_ERRORS)))
+def test_errors_of_files(text: str, message: str, load: Any) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         load(text)
 
 
@@ -353,7 +353,7 @@ def test_malformed_files_and_changes_together_are_errors_too(text: str, changes:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("demmo", "no recipe 'demmo'. Did you mean 'demo'.*fedkeep recipes.*toml file"),
         ("sfedkd/tabel4", "no recipe 'sfedkd/tabel4'. Did you mean 'sfedkd/table4'"),
@@ -363,8 +363,8 @@ def test_malformed_files_and_changes_together_are_errors_too(text: str, changes:
         ("", "no recipe"),
     ],
 )
-def test_errors_of_names(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"(?s){said}"):
+def test_errors_of_names(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         load_recipe(name)
 
 
@@ -448,7 +448,7 @@ def test_what_is_no_range_of_clients_is_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[[client_models]]\nname = "mlp"\n', r"\[\[client_models\]\] 1 needs clients, a list of names"),
         ('[[client_models]]\nclients = ["1"]\n', r"\[\[client_models\]\] 1 needs a name"),
@@ -458,8 +458,8 @@ def test_what_is_no_range_of_clients_is_a_name(name: str) -> None:
         ('[[client_models]]\nclients = ["1"]\nname = "mlp"\n', "FedAvg exchanges weights"),
     ],
 )
-def test_client_models_that_cannot_be(load: Any, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_client_models_that_cannot_be(load: Any, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load(tiny.RECIPE + text)
 
 

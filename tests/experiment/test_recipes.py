@@ -544,16 +544,16 @@ def test_one_setting_in_two_places_is_one_setting(name: str, same: str) -> None:
 # No repetition
 
 
-def leaves(table: dict[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def leaves(table: dict[str, Any], location: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from leaves(value, (*place, key))
+            yield from leaves(value, (*location, key))
         else:
-            yield (*place, key)
+            yield (*location, key)
 
 
-def without(table: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
-    key, *rest = place
+def without(table: dict[str, Any], location: tuple[str, ...]) -> dict[str, Any]:
+    key, *rest = location
     if rest:
         return table | {key: without(table[key], tuple(rest))}
     return {name: value for name, value in table.items() if name != key}
@@ -561,7 +561,7 @@ def without(table: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
 
 def redundant(table: dict[str, Any], base: dict[str, Any]) -> list[tuple[str, ...]]:
     whole = merge_tables(base, table)
-    return [place for place in leaves(table) if merge_tables(base, without(table, place)) == whole]
+    return [location for location in leaves(table) if merge_tables(base, without(table, location)) == whole]
 
 
 def base_of(parents: list[str]) -> dict[str, Any]:

@@ -151,8 +151,8 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
     }
     trials = [f"{method}-seed{seed}" for method in ("fedavg", "fedseq", "sfedkd") for seed in (0, 1)]
     assert sorted(path.name for path in (whole / "trials").iterdir()) == trials
-    told = json.loads((whole / "run.json").read_text())
-    assert {"fedkeep", "versions", "command", "started", "device", "threads", "title", "recipe", "git"} <= told.keys()
+    output = json.loads((whole / "run.json").read_text())
+    assert {"fedkeep", "versions", "command", "started", "device", "threads", "title", "recipe", "git"} <= output.keys()
     for trial in (whole / "trials").iterdir():
         files = {path.name for path in trial.iterdir()} - {".lock"}
         assert files == {
@@ -205,12 +205,12 @@ def test_a_run_repeats_from_its_own_recipe(whole: Path, tmp_path: Path) -> None:
 
 
 def test_two_workers_give_the_same_bytes(whole: Path, tmp_path: Path) -> None:
-    told: list[Any] = []
+    output: list[Any] = []
     recipe = load_recipe(str(whole / "recipe.toml"))
-    fedkeep.run(recipe, out=tmp_path / "run", machine=Machine(workers=2), on_progress=told.append)
+    fedkeep.run(recipe, out=tmp_path / "run", machine=Machine(workers=2), on_progress=output.append)
     assert contents(tmp_path / "run") == contents(whole)
     rounds: dict[str, list[int]] = {}
-    for step in told:
+    for step in output:
         assert step.rounds == 3
         assert "correct" in step.record
         rounds.setdefault(step.trial, []).append(step.done)
@@ -218,30 +218,30 @@ def test_two_workers_give_the_same_bytes(whole: Path, tmp_path: Path) -> None:
 
 
 def test_progress_is_told_after_every_round(tmp_path: Path) -> None:
-    told: list[Any] = []
+    output: list[Any] = []
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.evaluate_every=2"], rounds=3)
-    fedkeep.run(recipe, out=tmp_path / "run", on_progress=told.append)
-    assert [(step.trial, step.done, step.rounds) for step in told] == [("fedavg-seed0", n, 3) for n in (1, 2, 3)]
-    assert [step.record and step.record["round"] for step in told] == [None, 2, 3]
+    fedkeep.run(recipe, out=tmp_path / "run", on_progress=output.append)
+    assert [(step.trial, step.done, step.rounds) for step in output] == [("fedavg-seed0", n, 3) for n in (1, 2, 3)]
+    assert [step.record and step.record["round"] for step in output] == [None, 2, 3]
 
 
 def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
+    output: list[Any] = []
     monkeypatch.setattr(progress, "EVERY", 0.0)
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=2)
     experiment = Experiment(recipe)
     folder = prepare_run(experiment, tmp_path / "run", ["test"])
-    run_trials(experiment.trials(folder), retry="", on_progress=told.append)
+    run_trials(experiment.trials(folder), retry="", on_progress=output.append)
     many = recipe.run.cohort_size
     words = [*(f"train {n}/{many}" for n in range(many)), ""]
-    assert [(step.done, step.activity) for step in told] == [
+    assert [(step.done, step.activity) for step in output] == [
         (round + (not word), word) for round in (0, 1) for word in words
     ]
-    told.clear()
-    fedkeep.run(recipe, out=tmp_path / "again", on_progress=told.append)
-    assert [(step.done, step.activity) for step in told] == [(1, ""), (2, "")]
+    output.clear()
+    fedkeep.run(recipe, out=tmp_path / "again", on_progress=output.append)
+    assert [(step.done, step.activity) for step in output] == [(1, ""), (2, "")]
 
 
 @pytest.mark.parametrize("kind", ["file", "full folder", "run folder"])
@@ -254,8 +254,8 @@ def test_a_folder_that_is_taken_is_refused(kind: str, tmp_path: Path) -> None:
         (out / "thesis.txt").write_text("mine")
         if kind == "run folder":
             (out / "run.json").write_text("{}")
-    said = {"file": "is a file", "full folder": "not empty.*--out", "run folder": "not empty.*--out.*fedkeep resume"}
-    with pytest.raises(RunError, match=said[kind]):
+    message = {"file": "is a file", "full folder": "not empty.*--out", "run folder": "not empty.*--out.*fedkeep resume"}
+    with pytest.raises(RunError, match=message[kind]):
         prepare_run(Experiment(load_recipe(tiny.write_recipe(tmp_path))), out)
     assert (out if kind == "file" else out / "thesis.txt").read_text() == "mine"
 
@@ -358,9 +358,9 @@ def test_a_trial_tells_which_versions_ran_it(tmp_path: Path, monkeypatch: pytest
         "Trials that another version continued, which report.html names: 1 of 1."
         in (tmp_path / "run" / "table.md").read_text()
     )
-    told = read_json(trial.path / "trial.json")
-    write_json(trial.path / "trial.json", {key: told[key] for key in told if key != "versions"})
-    trial_runner.write_description(trial.path, told)
+    output = read_json(trial.path / "trial.json")
+    write_json(trial.path / "trial.json", {key: output[key] for key in output if key != "versions"})
+    trial_runner.write_description(trial.path, output)
     assert json.loads((trial.path / "trial.json").read_text())["versions"] == ["an unknown version", "FedKeep 9"]
     assert f"fedavg-seed0 was run by {here}; then FedKeep 9" in (tmp_path / "run" / "report.html").read_text()
 
@@ -478,9 +478,9 @@ def test_workers_stop_on_a_signal(how: signal.Signals, group: bool, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "said"), [("crashing", "the crash of the test"), ("dying", "a worker process died")]
+    ("method", "message"), [("crashing", "the crash of the test"), ("dying", "a worker process died")]
 )
-def test_a_crash_in_a_worker_is_reported_and_does_not_hang(method: str, said: str, tmp_path: Path) -> None:
+def test_a_crash_in_a_worker_is_reported_and_does_not_hang(method: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "crashing_method.py").write_text(CRASHING_METHOD)
     (tmp_path / "slow_method.py").write_text(SLOW_METHOD)
     text = (
@@ -504,7 +504,7 @@ def test_a_crash_in_a_worker_is_reported_and_does_not_hang(method: str, said: st
         os.killpg(process.pid, signal.SIGKILL)
         pytest.fail("the other worker was waited for: it would have taken minutes")
     assert process.returncode == 1
-    assert said in errors
+    assert message in errors
     if method == "crashing":
         assert "crashing_method.py" in errors, "the worker's traceback"
         assert "ArithmeticError" in errors

@@ -23,15 +23,15 @@ def populous() -> Federation:
 
 
 def test_of_a_million_clients_only_the_asked_exist() -> None:
-    engine = tiny.engine(SCAFFOLD(), federation=populous(), rounds=3)
-    tiny.played(engine, 1)
+    simulation = tiny.simulation(SCAFFOLD(), federation=populous(), rounds=3)
+    tiny.run_rounds(simulation, 1)
     before = sys.getallocatedblocks()
-    records = tiny.played(engine)
+    records = tiny.run_rounds(simulation)
     assert sys.getallocatedblocks() - before < 10_000, "nothing was made for each client"
-    assert set(engine.client_states) == set(engine.sample_cohort(1)) | {
+    assert set(simulation.client_states) == set(simulation.sample_cohort(1)) | {
         c for record in records for c in record["cohort"]
     }
-    assert len(engine.client_states) == 9
+    assert len(simulation.client_states) == 9
 
 
 def test_who_holds_what_is_told_of_a_population_that_can_be_read() -> None:

@@ -77,9 +77,9 @@ def test_it_predicts_in_onnx_and_where_there_is_no_fedkeep(run: Path, tmp_path: 
     plain, onnx = blocks(folder / "README.md")
     code = f"import sys, torch\nsys.modules['fedkeep'] = None\nimages = torch.load('images.pt')\n{plain}"
     code = f"{code}\nimages = images.numpy()\n{onnx}".replace(".argmax(-1)", ".tolist()")
-    told = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    for line in told.stdout.splitlines():
+    shown = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    for line in shown.stdout.splitlines():
         check_scores(torch.tensor(json.loads(line)), folder, run)
     assert str(Path(fedkeep.__file__).parent).encode() not in (folder / "model.onnx").read_bytes()
 
@@ -94,8 +94,8 @@ def test_the_files_say_what_belongs_to_the_model_and_name_no_path(run: Path, exp
         name: tuple(t.shape) for name, t in load_file(run / "trials" / "fedseq-seed4" / "model.safetensors").items()
     }
     card = (exported / "README.md").read_text()
-    for said in ("FedSeq", "exdir", "8 clients", "## Accuracy by class", "| 9 |", "train: model"):
-        assert said in card, said
+    for output in ("FedSeq", "exdir", "8 clients", "## Accuracy by class", "| 9 |", "train: model"):
+        assert output in card, output
     for path in exported.iterdir():
         assert str(Path(fedkeep.__file__).parent).encode() not in path.read_bytes(), path.name
 

@@ -21,15 +21,15 @@ def test_the_repository_is_an_app_whose_configuration_is_whole() -> None:
 
 
 def test_what_a_node_does_not_say_the_run_may_say() -> None:
-    place = read_node_config(
+    node_config = read_node_config(
         {"partition-id": 3, "num-partitions": 8}, {"state-dir": "there", "data-dir": "", "rounds": 3}
     )
-    assert (place.site, place.partition_id, place.state_dir) == ("3", 3, "there")
+    assert (node_config.site, node_config.partition_id, node_config.state_dir) == ("3", 3, "there")
     assert read_node_config({"site": 1, "data": "x", "state-dir": "here"}, {"state-dir": "there"}).state_dir == "here"
 
 
 @pytest.mark.parametrize(
-    ("node", "said"),
+    ("node", "message"),
     [
         ({}, "no name"),
         ({"site": "a"}, "no data"),
@@ -37,8 +37,8 @@ def test_what_a_node_does_not_say_the_run_may_say() -> None:
         ({"site": "a", "data": "x", "threads": 0}, "at least 1"),
     ],
 )
-def test_a_node_that_is_configured_badly_is_told_how(node: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_node_that_is_configured_badly_is_told_how(node: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read_node_config(node, {})
 
 

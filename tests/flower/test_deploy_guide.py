@@ -78,8 +78,8 @@ def test_the_keys_can_be_made_and_the_proxy_starts_with_them(tmp_path: Path, mon
 
 def test_a_site_takes_the_node_config_of_the_guide() -> None:
     (line,) = (line for line in LINES if "--node-config" in line)
-    place = read_node_config(parse_config_args([after("--node-config", line)]), {})
-    assert (place.site, place.data, place.state_dir) == ("a", "/data/a", "/var/lib/fedkeep")
+    node_config = read_node_config(parse_config_args([after("--node-config", line)]), {})
+    assert (node_config.site, node_config.data, node_config.state_dir) == ("a", "/data/a", "/var/lib/fedkeep")
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_the_trial_on_one_machine_runs(tmp_path: Path) -> None:
         found.bind(("127.0.0.1", 0))
         port = int(found.getsockname()[1])
     with hosts.simulation(tmp_path, port) as host:
-        said = host.run("/bin/sh", "-ec", "\n".join([*exports, trial]), timeout=1500)
+        message = host.run("/bin/sh", "-ec", "\n".join([*exports, trial]), timeout=1500)
     found = list((tmp_path / "simulation").glob("runs/recipe-*"))
-    assert len(found) == 1, said
-    assert all(trial.finished for trial in read_run(found[0]).trials), said
+    assert len(found) == 1, message
+    assert all(trial.finished for trial in read_run(found[0]).trials), message

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import small_extractor
 import tiny
-from local_line import LocalLine, places
+from local_transport import LocalTransport, node_configs
 from toys import TINY, toy_recipe
 from trial import Killed, config, killing, model, records
 
@@ -33,15 +33,15 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_sites_of_three_networks_give_the_same_as_one_machine(recipe: str, tmp_path: Path) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
     assert main(["run", recipe, "--workers", "1", "--quiet", "--out", str(one)]) == 0
-    line = LocalLine(places(tmp_path / "sites", 3))
-    serve(line, config(recipe, many, (), methods="feddcl", rounds=2))
+    transport = LocalTransport(node_configs(tmp_path / "sites", 3))
+    serve(transport, config(recipe, many, (), methods="feddcl", rounds=2))
     assert tiny.equal(model(one), model(many))
     assert records(one) == records(many)
     (trial,) = read_run(one).trials
-    said = "generator (paper): trained on all training images of the clients"
-    assert said in trial.generator
-    assert said in (one / "report.html").read_text()
-    steps = {parcel.head["request"]["step"] for _, kind, parcel in line.sent if kind == "perform"}
+    reply = "generator (paper): trained on all training images of the clients"
+    assert reply in trial.generator
+    assert reply in (one / "report.html").read_text()
+    steps = {envelope.head["request"]["step"] for _, kind, envelope in transport.sent if kind == "perform"}
     assert steps == {"search", "receive", "train", "feedback", "remember"}
     # After a task's first round nothing travels but logits about the server's six images of each of two new classes,
     # and their mean.
@@ -52,12 +52,12 @@ def test_sites_of_three_networks_give_the_same_as_one_machine(recipe: str, tmp_p
 def test_sites_hold_no_image_that_the_generator_learned_from(tmp_path: Path) -> None:
     recipe, one, many = toy_recipe(tmp_path, regime="same_classes"), tmp_path / "one", tmp_path / "many"
     assert main(["run", recipe, "--workers", "1", "--quiet", "--out", str(one)]) == 0
-    serve(LocalLine(places(tmp_path / "sites", 3)), config(recipe, many, (), methods="feddcl", rounds=2))
+    serve(LocalTransport(node_configs(tmp_path / "sites", 3)), config(recipe, many, (), methods="feddcl", rounds=2))
     assert tiny.equal(model(one), model(many))
     there = {"partition_id": -1, "num_partitions": 0, "data": "digits", "generator": str(tmp_path / "generator")}
-    own = places(tmp_path / "own", 3, **there)
-    line = LocalLine(own)
-    serve(line, config(recipe, tmp_path / "real", (), methods="feddcl", rounds=1))
+    own = node_configs(tmp_path / "own", 3, **there)
+    transport = LocalTransport(own)
+    serve(transport, config(recipe, tmp_path / "real", (), methods="feddcl", rounds=1))
     book = json.loads(next((tmp_path / "real" / "trials").rglob("sites.json")).read_text())
     left = load_training_data("digits", "same_classes").unseen["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
@@ -69,25 +69,25 @@ def test_methods_that_draw_nothing_leave_the_same_images_out(tmp_path: Path) -> 
     own = {"partition_id": -1, "num_partitions": 0, "data": "digits"}
     wanted = config(recipe, tmp_path / "real", (), methods="ft-kd", rounds=1)
     with pytest.raises(FedKeepError, match=r"keeps what its generator learned from out.*node-config: generator="):
-        serve(LocalLine(places(tmp_path / "sites", 3, **own)), wanted)
-    serve(LocalLine(places(tmp_path / "own", 3, **own, generator=str(tmp_path / "generator"))), wanted)
+        serve(LocalTransport(node_configs(tmp_path / "sites", 3, **own)), wanted)
+    serve(LocalTransport(node_configs(tmp_path / "own", 3, **own, generator=str(tmp_path / "generator"))), wanted)
     book = json.loads(next((tmp_path / "real" / "trials").rglob("sites.json")).read_text())
     left = load_training_data("digits", "same_classes").unseen["label"]
     assert all(sum(examples) == int((left < 4).sum()) for examples in book["examples"].values())
 
 
 def test_a_real_site_needs_a_generator_of_its_own(recipe: str, tmp_path: Path) -> None:
-    own = places(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
+    own = node_configs(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
     with pytest.raises(FedKeepError, match=r"has no generator of images.*node-config: generator="):
-        serve(LocalLine(own), config(recipe, tmp_path / "many", (), methods="feddcl", rounds=2))
+        serve(LocalTransport(own), config(recipe, tmp_path / "many", (), methods="feddcl", rounds=2))
 
 
 def copies(recipe: str, folder: Path) -> dict[int, NodeConfig]:
     """Return three real sites, each with a copy of the run's generator."""
-    sites = places(folder / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
-    for node, place in sites.items():
-        there = shutil.copytree(Path(recipe).parent / "generator", folder / f"generator of {place.site}")
-        sites[node] = replace(place, generator=str(there))
+    sites = node_configs(folder / "sites", 3, partition_id=-1, num_partitions=0, data="digits")
+    for node, node_config in sites.items():
+        there = shutil.copytree(Path(recipe).parent / "generator", folder / f"generator of {node_config.site}")
+        sites[node] = replace(node_config, generator=str(there))
     return sites
 
 
@@ -102,7 +102,7 @@ def test_another_generator_than_the_servers_is_refused(recipe: str, tmp_path: Pa
     sites = copies(recipe, tmp_path)
     exchange(sites[101].generator)
     with pytest.raises(FedKeepError, match="site 1 has another generator of images than the run's server"):
-        serve(LocalLine(sites), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2, min_clients=3))
+        serve(LocalTransport(sites), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2, min_clients=3))
 
 
 def test_sites_have_a_generator_of_each_task(recipe: str, tmp_path: Path) -> None:
@@ -118,35 +118,37 @@ def test_sites_have_a_generator_of_each_task(recipe: str, tmp_path: Path) -> Non
     both = tiny.write_recipe(tmp_path, by_task)
     one, many = tmp_path / "one", tmp_path / "many"
     assert main(["run", both, "--workers", "1", "--quiet", "--out", str(one)]) == 0
-    serve(LocalLine(places(tmp_path / "sites", 3)), config(both, many, (), methods="feddcl", rounds=2))
+    serve(LocalTransport(node_configs(tmp_path / "sites", 3)), config(both, many, (), methods="feddcl", rounds=2))
     assert tiny.equal(model(one), model(many))
     own = {"partition_id": -1, "num_partitions": 0, "data": "digits"}
-    theirs = places(tmp_path / "own", 3, **own, generator=",".join(map(str, folders)))
-    serve(LocalLine(theirs), config(both, tmp_path / "real", (), methods="feddcl", rounds=1))
+    theirs = node_configs(tmp_path / "own", 3, **own, generator=",".join(map(str, folders)))
+    serve(LocalTransport(theirs), config(both, tmp_path / "real", (), methods="feddcl", rounds=1))
     assert not any(record["lost"] for record in records(tmp_path / "real"))
     other, few = "site 1 has another generator of images than the run's server", "names 1 folders.* has 2 generators"
     for wrong, why in ((reversed(folders), other), (folders[:1], few)):
         theirs[101] = replace(theirs[101], generator=",".join(map(str, wrong)))
         with pytest.raises(FedKeepError, match=why):
-            serve(LocalLine(theirs), config(both, tmp_path / "wrong", (), methods="feddcl", rounds=1, min_clients=3))
+            serve(
+                LocalTransport(theirs), config(both, tmp_path / "wrong", (), methods="feddcl", rounds=1, min_clients=3)
+            )
 
 
 def test_a_site_that_changed_its_generator_between_stop_and_resume_is_noticed(recipe: str, tmp_path: Path) -> None:
     sites, wanted = copies(recipe, tmp_path), config(recipe, tmp_path / "run", (), methods="feddcl", rounds=2)
     first_round = 2 * 3 + 3 * 3  # prototypes twice, then images, training, feedback
     with pytest.raises(Killed):
-        serve(LocalLine(sites, killing(first_round)), wanted)
+        serve(LocalTransport(sites, killing(first_round)), wanted)
     exchange(sites[101].generator)
-    serve(LocalLine(sites), wanted)
+    serve(LocalTransport(sites), wanted)
     lost = [row["lost"] for row in records(tmp_path / "run")]
     assert [list(each) for each in lost] == [[], ["1"], ["1"], ["1"]]
     assert "has another generator of images than the run's server" in lost[1]["1"]
 
 
 def test_a_run_without_a_generator_does_not_know_that_of_a_site(recipe: str, tmp_path: Path) -> None:
-    (place,) = places(tmp_path, 1, partition_id=-1, data="digits", generator="of/this/site").values()
-    assert client_handler._generator(load_recipe(recipe), place).name == "of/this/site"
-    assert client_handler._generator(load_recipe(tiny.write_recipe(tmp_path)), place) == GeneratorConfig()
+    (node_config,) = node_configs(tmp_path, 1, partition_id=-1, data="digits", generator="of/this/site").values()
+    assert client_handler._generator(load_recipe(recipe), node_config).name == "of/this/site"
+    assert client_handler._generator(load_recipe(tiny.write_recipe(tmp_path)), node_config) == GeneratorConfig()
 
 
 def frozen(recipe: str, folder: Path, sites: str) -> str:
@@ -166,7 +168,7 @@ def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
     toy = frozen(recipe, tmp_path, '["1-2"]')
     one, many = tmp_path / "one", tmp_path / "many"
     assert main(["run", toy, "--workers", "1", "--quiet", "--out", str(one)]) == 0
-    serve(LocalLine(places(tmp_path / "sites", 3)), config(toy, many, (), methods="feddcl", rounds=2))
+    serve(LocalTransport(node_configs(tmp_path / "sites", 3)), config(toy, many, (), methods="feddcl", rounds=2))
     assert tiny.equal(model(one), model(many))
     assert set(model(one)) == {"classifier.weight", "classifier.bias"}
     assert records(one) == records(many)
@@ -176,7 +178,7 @@ def test_sites_with_networks_of_their_own_never_see_the_servers_extractor(
 
 def test_a_real_site_cannot_name_an_extractor_yet(recipe: str, tmp_path: Path) -> None:
     has = {"data": "digits", "generator": str(Path(recipe).parent / "generator")}
-    real = places(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, **has)
+    real = node_configs(tmp_path / "sites", 3, partition_id=-1, num_partitions=0, **has)
     asked = config(frozen(recipe, tmp_path, '["1"]'), tmp_path / "many", (), methods="feddcl", min_clients=3)
     with pytest.raises(FedKeepError, match="would need a copy of the pre-trained extractor"):
-        serve(LocalLine(real), asked)
+        serve(LocalTransport(real), asked)

@@ -218,9 +218,9 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def compare(app: Path, out: Path, said: str) -> None:
-    """Check that a run on Flower has the models of the embedded engine."""
-    assert (out / "report.html").is_file(), said
+def compare(app: Path, out: Path, reported: str) -> None:
+    """Check that a run on Flower has the models of the embedded simulation."""
+    assert (out / "report.html").is_file(), reported
     run = fedkeep.run(load_recipe(str(app / "recipe.toml")), out=out.parent / "embedded")
     assert len(run.trials) >= 2
     for trial in run.trials:
@@ -249,16 +249,16 @@ def test_the_simulation_gives_the_same_models(methods: list[str], tmp_path: Path
 def test_a_superlink_with_supernodes_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
     app, out = new_app(tmp_path, methods), tmp_path / "out"
     names = [str(number) for number in range(sites_of(methods))]
-    with hosts.federation(tmp_path, names, port=free_port()) as made:
-        made.make_keys(names)
-        made.start_superlink()
-        made.start_gate()
+    with hosts.federation(tmp_path, names, port=free_port()) as result:
+        result.make_keys(names)
+        result.start_superlink()
+        result.start_gate()
         for name in names:
-            made.register(name)
-            made.start_supernode(name, f"partition-id={name} num-partitions={len(names)}")
-        made.start_run(app, f'out="{out}"').wait(timeout=1500)
-        said = made.link.log("run.log")
-    compare(app, out, said)
+            result.register(name)
+            result.start_supernode(name, f"partition-id={name} num-partitions={len(names)}")
+        result.start_run(app, f'out="{out}"').wait(timeout=1500)
+        reported = result.link.log("run.log")
+    compare(app, out, reported)
 
 
 def test_flower_is_not_imported_unless_used_and_without_it_a_command_says_what_to_install(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def against(
 ) -> None:
     """Let an attack act on a listening proxy."""
 
-    async def play() -> None:
+    async def run_once() -> None:
         app = PathProxy("x:1", httpx.AsyncClient(transport=httpx.MockTransport(echo)), limits.body_bytes)
         server = await start_proxy("127.0.0.1", 0, app, context, limits)
         port = server.sockets[0].getsockname()[1]
@@ -124,7 +124,7 @@ def against(
         await attack(connect)
         server.close()
 
-    asyncio.run(asyncio.wait_for(play(), 20))
+    asyncio.run(asyncio.wait_for(run_once(), 20))
 
 
 async def answer(reader: asyncio.StreamReader, seconds: float = 10) -> bytes:
@@ -180,7 +180,7 @@ def test_half_open_requests_of_many_addresses_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "limits", "said"),
+    ("sent", "limits", "message"),
     [
         (HEAD + b"x: " + b"y" * 10**6, Limits(), b"HTTP/1.1 400"),
         (HEAD + b"content-length: 2000\r\n\r\n" + b"x" * 2000, Limits(body_bytes=1000), b"HTTP/1.1 413"),
@@ -189,11 +189,11 @@ def test_half_open_requests_of_many_addresses_are_cut() -> None:
     ],
     ids=["a large header", "a large body", "a body that stops", "a chunk that stops"],
 )
-def test_too_much_and_too_slow_is_refused(sent: bytes, limits: Limits, said: bytes) -> None:
+def test_too_much_and_too_slow_is_refused(sent: bytes, limits: Limits, message: bytes) -> None:
     async def attack(connect: Connect) -> None:
         reader, writer = await connect()
         writer.write(sent)
-        assert (await answer(reader)).startswith(said) if said else await answer(reader) == b""
+        assert (await answer(reader)).startswith(message) if message else await answer(reader) == b""
 
     against(limits, attack)
 
@@ -242,7 +242,7 @@ def test_connections_without_a_handshake_count_and_are_cut(keys: Path) -> None:
 def test_a_request_that_comes_with_the_end_of_the_handshake_is_not_lost() -> None:
     """asyncio hands on what comes after a handshake before the one who waits for the handshake goes on."""
 
-    async def play() -> list[bytes]:
+    async def start_run() -> list[bytes]:
         written: list[bytes] = []
 
         class Transport(asyncio.Transport):
@@ -265,7 +265,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_not_lost() -> Non
             await asyncio.sleep(0)
         return written
 
-    assert b"".join(asyncio.run(play())).startswith(b"HTTP/1.1 200")
+    assert b"".join(asyncio.run(start_run())).startswith(b"HTTP/1.1 200")
 
 
 def test_certificates_that_end_soon_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -274,10 +274,10 @@ def test_certificates_that_end_soon_are_named(tmp_path: Path, caplog: pytest.Log
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger=keys_module.__name__):
             warn_before_expiry(tmp_path / str(days) / "superlink.crt")
-        said = [record.getMessage() for record in caplog.records]
+        message = [record.getMessage() for record in caplog.records]
         end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
-        assert len(said) == (days < 30)
-        assert all(f"{end:%Y-%m}" in line and ("ended" if days == 0 else "28 days") in line for line in said)
+        assert len(message) == (days < 30)
+        assert all(f"{end:%Y-%m}" in line and ("ended" if days == 0 else "28 days") in line for line in message)
 
 
 class SuperLink(BaseHTTPRequestHandler):
@@ -299,9 +299,9 @@ class SuperLink(BaseHTTPRequestHandler):
 @pytest.fixture
 def unused_ports() -> tuple[int, int]:
     found = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    ports = [place.getsockname()[1] for place in found]
-    for place in found:
-        place.close()
+    ports = [node_config.getsockname()[1] for node_config in found]
+    for node_config in found:
+        node_config.close()
     return ports[0], ports[1]
 
 
@@ -356,8 +356,8 @@ async def _flood(port: int, trusted: ssl.SSLContext) -> None:
         reply = await node.post(f"https://127.0.0.1:{port}/v1/fleet/pull-messages", content=b"honest")
     assert reply.content == b"honest"
     assert {await answer(reader, 15) for reader, _ in raw} == {b""}, "the header's time-out is 10 s"
-    said = [await answer(reader, 0.2) for reader, _ in bodies]
-    assert said.count(b"waits") == 8, "one address has eight requests at once"
+    message = [await answer(reader, 0.2) for reader, _ in bodies]
+    assert message.count(b"waits") == 8, "one address has eight requests at once"
     for _, writer in [*raw, *bodies]:
         writer.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from local_line import LocalLine, Tamper, places
+from local_transport import LocalTransport, Tamper, node_configs
 from trial import SETTINGS, Killed, config, embedded, embedded_once, killing, model, records
 
 from fedkeep._utils.digests import read_toml, write_toml
@@ -51,8 +51,8 @@ def alone(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 def test_sites_give_the_same_as_one_machine(
     method: str, recipe: str, alone: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    line = LocalLine(places(tmp_path / "states"))
-    serve(line, config(recipe, tmp_path / "sites", methods=method))
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    serve(local_transport, config(recipe, tmp_path / "sites", methods=method))
     assert tiny.equal(model(alone(method)), model(tmp_path / "sites"))
     assert records(alone(method)) == records(tmp_path / "sites")
     assert (tmp_path / "sites" / "report.html").is_file()
@@ -63,7 +63,8 @@ def test_private_sites_give_the_same_as_one_machine_and_tell_what_they_spent(rec
     private = (*SETTINGS, "privacy.noise_multiplier=1.0", "privacy.counts_epsilon=1.0")
     embedded(recipe, "sfedkd", tmp_path / "one", 1, private)
     serve(
-        LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", private, methods="sfedkd", rounds=1)
+        LocalTransport(node_configs(tmp_path / "states")),
+        config(recipe, tmp_path / "sites", private, methods="sfedkd", rounds=1),
     )
     assert records(tmp_path / "one") == records(tmp_path / "sites")
     assert records(tmp_path / "sites")[0]["privacy"]["clients"]
@@ -76,13 +77,13 @@ def test_a_real_sites_noise_is_its_own_secret_and_stays(tmp_path: Path) -> None:
 
 
 def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -> None:
-    line = LocalLine(places(tmp_path / "states"))
-    serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1))
-    site, kind, parcel = line.sent[-1]
-    asked = Envelope({**parcel.head, "request": {**parcel.head["request"], "step": "round"}}, parcel.tensors)
-    number = line.send(100 + int(site), kind, asked, 1, 1.0)
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1))
+    site, kind, envelope = local_transport.sent[-1]
+    asked = Envelope({**envelope.head, "request": {**envelope.head["request"], "step": "round"}}, envelope.tensors)
+    number = local_transport.send(100 + int(site), kind, asked, 1, 1.0)
     assert isinstance(number, str)
-    (reply,) = line.receive([number]).values()
+    (reply,) = local_transport.receive([number]).values()
     assert isinstance(reply, Envelope)
     assert reply.head == {"error": "'round' is not a client step of fedavg."}
 
@@ -105,10 +106,10 @@ def test_a_server_that_was_killed_lets_nobody_work_twice(
         store(self, call, state, found)
 
     monkeypatch.setattr(StateStore, "store", watch)
-    first = LocalLine(places(tmp_path / "states"), killing(after))
+    first = LocalTransport(node_configs(tmp_path / "states"), killing(after))
     with pytest.raises(Killed):
         serve(first, config(recipe, tmp_path / "sites", methods=method))
-    second = LocalLine(places(tmp_path / "states"))
+    second = LocalTransport(node_configs(tmp_path / "states"))
     serve(second, config(recipe, tmp_path / "sites", methods=method))
     assert tiny.equal(model(alone(method)), model(tmp_path / "sites"))
     assert records(alone(method)) == records(tmp_path / "sites")
@@ -118,45 +119,47 @@ def test_a_server_that_was_killed_lets_nobody_work_twice(
 
 
 def test_a_message_that_comes_twice_gets_the_same_answer(recipe: str, tmp_path: Path) -> None:
-    line = LocalLine(places(tmp_path / "states"))
-    serve(line, config(recipe, tmp_path / "sites", methods="scaffold"))
-    site, kind, parcel = line.sent[-1]
-    node = next(node for node, place in line.places.items() if place.site == site)
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="scaffold"))
+    site, kind, envelope = local_transport.sent[-1]
+    node = next(node for node, node_config in local_transport.node_configs.items() if node_config.site == site)
     heads = []
     for _ in range(2):
-        number = line.send(node, kind, parcel, 3, 1.0)
+        number = local_transport.send(node, kind, envelope, 3, 1.0)
         assert isinstance(number, str)
-        heads.append(line.receive([number])[number].head)  # type: ignore[union-attr]
+        heads.append(local_transport.receive([number])[number].head)  # type: ignore[union-attr]
     assert heads[0] == heads[1], "seconds of training are in it, so it was not performed again"
 
 
 def test_a_message_that_comes_late_removes_nothing_that_is_needed(recipe: str, tmp_path: Path) -> None:
-    line = LocalLine(places(tmp_path / "states"))
-    serve(line, config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
     kept = set((tmp_path / "states").rglob("*.state"))
-    for site, kind, parcel in list(line.sent):
+    for site, kind, envelope in list(local_transport.sent):
         if kind == "perform":
-            line.send(100 + int(site), kind, parcel, 1, 1.0)
+            local_transport.send(100 + int(site), kind, envelope, 1, 1.0)
     assert kept <= set((tmp_path / "states").rglob("*.state"))
 
 
 def spoiling(hows: Mapping[int, str], victims: Mapping[int, str]) -> Tamper:
     """Let one site answer badly in some rounds, each time in another way."""
 
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | ClientFailure | None:
+    def tamper(
+        node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope
+    ) -> Envelope | ClientFailure | None:
         request = asked.head.get("request", {})
         round = request.get("round")
-        if round not in hows or (place.site, request.get("step")) != (victims[round], "train"):
-            return said
-        first = next(iter(said.tensors))
+        if round not in hows or (node_config.site, request.get("step")) != (victims[round], "train"):
+            return reported
+        first = next(iter(reported.tensors))
         bad = {
             "error": Envelope({"error": "ZeroDivisionError: on purpose"}),
             "silence": None,
             "gone": ClientFailure("no answer: the node is gone"),
-            "nan": Envelope(said.head, {**said.tensors, first: said.tensors[first] * torch.nan}),
-            "shape": Envelope(said.head, {**said.tensors, first: torch.zeros(3, 5)}),
-            "type": Envelope(said.head, {**said.tensors, first: said.tensors[first].double()}),
-            "missing": Envelope(said.head, {name: said.tensors[name] for name in list(said.tensors)[1:]}),
+            "nan": Envelope(reported.head, {**reported.tensors, first: reported.tensors[first] * torch.nan}),
+            "shape": Envelope(reported.head, {**reported.tensors, first: torch.zeros(3, 5)}),
+            "type": Envelope(reported.head, {**reported.tensors, first: reported.tensors[first].double()}),
+            "missing": Envelope(reported.head, {name: reported.tensors[name] for name in list(reported.tensors)[1:]}),
             "nonsense": Envelope({"answer": {"list": [1]}}),
             "empty": Envelope({}),
         }
@@ -185,93 +188,101 @@ def test_a_bad_answer_loses_a_site_and_no_run(
     assert all(len(cohort) == 4 for cohort in cohorts)
     hows = dict(enumerate(REASONS, start=2))
     victims = {round: cohorts[round - 1][1] for round in hows}
-    line = LocalLine(places(tmp_path / "states"), spoiling(hows, victims))
-    run = serve(line, config(recipe, tmp_path / "sites", methods=method, deadline=0.3, rounds=len(cohorts)))
+    local_transport = LocalTransport(node_configs(tmp_path / "states"), spoiling(hows, victims))
+    run = serve(local_transport, config(recipe, tmp_path / "sites", methods=method, deadline=0.3, rounds=len(cohorts)))
     found = records(tmp_path / "sites")
     assert [record["cohort"] for record in found] == cohorts
     assert [list(record["lost"]) for record in found] == [[], *([victim] for victim in victims.values()), []]
     log = (tmp_path / "sites" / "server.log").read_text().splitlines()
     for round, how in hows.items():
         assert REASONS[how] in found[round - 1]["lost"][victims[round]], how
-        (told,) = (text for text in log if f"round {round} of {len(cohorts)}" in text)
-        assert f"; lost {victims[round]}: " in told, how
+        (output,) = (text for text in log if f"round {round} of {len(cohorts)}" in text)
+        assert f"; lost {victims[round]}: " in output, how
     assert not any(record["rolled_back"] for record in found)
     assert run.trials[0].finished
 
 
-def test_a_slope_of_the_wrong_shape_is_refused_too(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
-        if asked.head.get("request", {}).get("round") != 2 or place.site != victim:
-            return said
-        fields = said.head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]  # of the one outcome, its reply
+def test_a_gradient_of_the_wrong_shape_is_refused_too(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        if asked.head.get("request", {}).get("round") != 2 or node_config.site != victim:
+            return reported
+        fields = reported.head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]  # of the one outcome, its reply
         name = fields["change"]["dict"][0][1]["tensor"]
-        return Envelope(said.head, {**said.tensors, name: torch.zeros(2)})
+        return Envelope(reported.head, {**reported.tensors, name: torch.zeros(2)})
 
     victim = cohorts[1][0]
-    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "sites", methods="scaffold"))
+    serve(
+        LocalTransport(node_configs(tmp_path / "states"), tamper),
+        config(recipe, tmp_path / "sites", methods="scaffold"),
+    )
     assert "shape" in records(tmp_path / "sites")[1]["lost"][victim]
 
 
 def test_too_few_answers_undo_the_round(recipe: str, cohorts: list[list[str]], tmp_path: Path) -> None:
-    line = LocalLine(places(tmp_path / "states"), spoiling({2: "error"}, {2: cohorts[1][1]}))
-    serve(line, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=4))
+    local_transport = LocalTransport(node_configs(tmp_path / "states"), spoiling({2: "error"}, {2: cohorts[1][1]}))
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=4))
     assert [record["rolled_back"] for record in records(tmp_path / "sites")] == [False, True, False]
 
 
 def test_too_few_sites_stop_a_run_that_can_be_continued(recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
         if asked.head.get("request", {}).get("round") == 2:
-            line.places = {}  # all cables are cut
-        return said
+            local_transport.node_configs = {}  # all cables are cut
+        return reported
 
-    line = LocalLine(places(tmp_path / "states"), tamper)
+    local_transport = LocalTransport(node_configs(tmp_path / "states"), tamper)
     with pytest.raises(RunError, match=r"too few sites.*Missing: .*The finished rounds are saved"):
-        serve(line, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3))
+        serve(local_transport, config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3))
     assert len(records(tmp_path / "sites")) >= 1
-    serve(LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3))
+    serve(
+        LocalTransport(node_configs(tmp_path / "states")),
+        config(recipe, tmp_path / "sites", methods="scaffold", min_clients=3),
+    )
     assert len(records(tmp_path / "sites")) == 3
 
 
 def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = LocalLine({})
+    local_transport = LocalTransport({})
     looks = [0]
 
     def nodes() -> dict[int, str]:
         looks[0] += 1
         if looks[0] == 3:
-            line.places = places(tmp_path / "states")
-        return dict.fromkeys(line.places, "")
+            local_transport.node_configs = node_configs(tmp_path / "states")
+        return dict.fromkeys(local_transport.node_configs, "")
 
-    monkeypatch.setattr(line, "nodes", nodes)
-    serve(line, config(recipe, tmp_path / "sites", methods="fedavg", wait=5.0))
+    monkeypatch.setattr(local_transport, "nodes", nodes)
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg", wait=5.0))
     assert looks[0] > 3
 
 
 def test_who_is_not_of_the_run_is_turned_away(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_registry, "RETRY_SECONDS", 0.0)
-    line = LocalLine(places(tmp_path / "states"))
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
     monkeypatch.setattr(executor, "POLL_SECONDS", 0.0)
     add: Sequence[tuple[int, str]] = ((200, "stranger"), (201, "3"))
 
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
         if asked.head.get("request", {}).get("round") == 1:
             for node, name in add:
-                line.places.setdefault(node, places(tmp_path / "states", 8)[103].__class__(site=name, partition_id=3))
-        return said
+                local_transport.node_configs.setdefault(
+                    node, node_configs(tmp_path / "states", 8)[103].__class__(site=name, partition_id=3)
+                )
+        return reported
 
-    line.tamper = tamper
-    serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+    local_transport.tamper = tamper
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg"))
     log = (tmp_path / "sites" / "server.log").read_text()
     assert "'stranger' is no site of this run" in log
     assert "node 103, which is connected, is '3' already" in log
-    assert all(site != "stranger" for site, kind, _ in line.sent if kind == "perform")
+    assert all(site != "stranger" for site, kind, _ in local_transport.sent if kind == "perform")
 
 
 def test_a_registered_name_is_binding(recipe: str, tmp_path: Path) -> None:
-    line = LocalLine(places(tmp_path / "states"))
-    line.registered = {103: "4"}
-    serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1))
-    assert not any(site == "3" for site, kind, _ in line.sent if kind == "perform")
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    local_transport.registered = {103: "4"}
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1))
+    assert not any(site == "3" for site, kind, _ in local_transport.sent if kind == "perform")
     assert "it calls itself '3' and is registered as '4'" in (tmp_path / "sites" / "server.log").read_text()
 
 
@@ -290,14 +301,14 @@ def test_a_registered_name_is_binding(recipe: str, tmp_path: Path) -> None:
 def test_no_site_stops_a_run_with_its_introduction(
     answer: dict[str, Any] | None, reason: str, recipe: str, tmp_path: Path
 ) -> None:
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | None:
-        if place.site != "3":
-            return said
-        return None if answer is None else Envelope({**said.head, **answer})
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope | None:
+        if node_config.site != "3":
+            return reported
+        return None if answer is None else Envelope({**reported.head, **answer})
 
-    line = LocalLine(places(tmp_path / "states"), tamper)
+    local_transport = LocalTransport(node_configs(tmp_path / "states"), tamper)
     settings = ("run.cohort_size=8", "auxiliary.images_per_class=2")
-    serve(line, config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1, wait=0.1))
+    serve(local_transport, config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1, wait=0.1))
     assert sorted(records(tmp_path / "run")[0]["cohort"]) == sorted(set("01234567") - {"3"})
     log = (tmp_path / "run" / "server.log").read_text()
     assert "the run begins with 7 of 8 sites. Node 103: " in log
@@ -305,20 +316,20 @@ def test_no_site_stops_a_run_with_its_introduction(
 
 
 def test_a_run_to_which_no_site_fits_stops_at_once(recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
         return Envelope({"error": "another version"})
 
     with pytest.raises(RunError, match=r"0 of 8 sites are connected.*another version"):
         serve(
-            LocalLine(places(tmp_path / "states"), tamper),
+            LocalTransport(node_configs(tmp_path / "states"), tamper),
             config(recipe, tmp_path / "run", methods="fedavg", wait=60.0),
         )
 
 
 def test_a_site_too_many_stops_no_run(recipe: str, tmp_path: Path) -> None:
-    line = LocalLine(places(tmp_path / "states"))
-    line.places[300] = replace(line.places[100], site="extra")
-    serve(line, config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    local_transport.node_configs[300] = replace(local_transport.node_configs[100], site="extra")
+    serve(local_transport, config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
     assert "These came too late: extra." in (tmp_path / "run" / "server.log").read_text()
 
 
@@ -326,14 +337,14 @@ def test_a_site_too_many_stops_no_run(recipe: str, tmp_path: Path) -> None:
     "text", ["", "{", "[]", '{"run": 1}', '{"run": "a", "nodes": {"0": 1}, "examples": {"0": [-1]}}']
 )
 def test_a_damaged_file_of_the_sites_is_named(text: str, recipe: str, tmp_path: Path) -> None:
-    line = LocalLine(places(tmp_path / "states"), killing(3))
+    local_transport = LocalTransport(node_configs(tmp_path / "states"), killing(3))
     with pytest.raises(Killed):
-        serve(line, config(recipe, tmp_path / "run", methods="fedavg"))
+        serve(local_transport, config(recipe, tmp_path / "run", methods="fedavg"))
     (file,) = (tmp_path / "run").glob("trials/*/sites.json")
     file.write_text(text)
-    line.tamper = None
+    local_transport.tamper = None
     with pytest.raises(RunError, match=r"sites\.json is damaged"):
-        serve(line, config(recipe, tmp_path / "run", methods="fedavg"))
+        serve(local_transport, config(recipe, tmp_path / "run", methods="fedavg"))
 
 
 def test_data_that_do_not_fit_are_told_at_both_ends(
@@ -351,21 +362,21 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
         (0.0,),
         (1.0,),
     )
-    line = LocalLine(places(tmp_path / "states"))
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
     with pytest.MonkeyPatch.context() as patch:
         own = {str(strange): odd}
         patch.setattr(
             "fedkeep.flower.client_handler.load_data", lambda name, *rest: own.get(name) or load_data(name, *rest)
         )
-        line.places[103] = line.places[103].__class__(site="3", data=str(strange))
-        serve(line, config(recipe, tmp_path / "sites", methods="fedavg", wait=0.1))
+        local_transport.node_configs[103] = local_transport.node_configs[103].__class__(site="3", data=str(strange))
+        serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg", wait=0.1))
     assert "3" not in {site for row in records(tmp_path / "sites") for site in row["cohort"]}
     assert "'cat'" in (tmp_path / "sites" / "server.log").read_text()
     assert any("site 3 cannot answer" in message and "'cat'" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reported"),
     [
         ({"settings": ["run.evaluate_local_models=true"]}, "evaluate_local_models"),
         ({"methods": "fedavgg"}, "fedavg"),
@@ -374,47 +385,50 @@ def test_data_that_do_not_fit_are_told_at_both_ends(
     ],
 )
 def test_a_run_that_cannot_be_is_refused_before_it_begins(
-    changes: dict[str, Any], said: str, recipe: str, tmp_path: Path
+    changes: dict[str, Any], reported: str, recipe: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(FedKeepError, match=said):
-        serve(LocalLine({}), config(recipe, tmp_path / "sites", **changes))
+    with pytest.raises(FedKeepError, match=reported):
+        serve(LocalTransport({}), config(recipe, tmp_path / "sites", **changes))
     assert not (tmp_path / "sites").exists()
 
 
 def test_a_folder_is_continued_or_refused_with_a_reason(recipe: str, tmp_path: Path) -> None:
-    line = LocalLine(places(tmp_path / "states"))
-    serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg"))
     with pytest.raises(RunError, match="is finished"):
-        serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+        serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg"))
     begun = tmp_path / "sites" / "recipe.toml"
     whole = read_toml(begun)
     write_toml(begun, whole.replace("by_task = []\n", ""))
     assert read_toml(begun) != whole
     with pytest.raises(RunError, match="is finished"):  # a version without the option began it
-        serve(line, config(recipe, tmp_path / "sites", methods="fedavg"))
+        serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg"))
     with pytest.raises(RunError, match="another recipe"):
-        serve(line, config(recipe, tmp_path / "sites", methods="fedavg", rounds=5))
+        serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg", rounds=5))
     assert trial_name(load_recipe(recipe, methods=["fedavg"]).methods[0], 0) == "fedavg-seed0"
 
 
 def test_sites_that_wait_for_their_turn_work_ahead(recipe: str, tmp_path: Path) -> None:
-    line = LocalLine(places(tmp_path / "states"))
-    serve(line, config(recipe, tmp_path / "sites", methods="sfedkd"))
-    asked = [parcel.head["request"] for _, kind, parcel in line.sent if kind == "perform"]
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="sfedkd"))
+    asked = [envelope.head["request"] for _, kind, envelope in local_transport.sent if kind == "perform"]
     steps = [request["step"] for request in asked if request["round"] == 2 and request["step"] != "label_counts"]
     assert steps == ["prepare"] * 4 + ["train"] * 4
 
 
 def test_states_are_kept_as_long_as_they_may_be_named(recipe: str, tmp_path: Path) -> None:
-    serve(LocalLine(places(tmp_path / "states")), config(recipe, tmp_path / "sites", methods="scaffold", rounds=6))
+    serve(
+        LocalTransport(node_configs(tmp_path / "states")),
+        config(recipe, tmp_path / "sites", methods="scaffold", rounds=6),
+    )
     for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
         assert len(list(site.glob("*.state"))) <= 2, "this round's and the one that it began with"
 
 
-def outweighing(said: Envelope, **changes: Any) -> Envelope:
-    head = json.loads(json.dumps(said.head))
+def outweighing(reported: Envelope, **changes: Any) -> Envelope:
+    head = json.loads(json.dumps(reported.head))
     head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"].update(changes)
-    return Envelope(head, said.tensors)
+    return Envelope(head, reported.tensors)
 
 
 @pytest.mark.parametrize(
@@ -429,12 +443,14 @@ def outweighing(said: Envelope, **changes: Any) -> Envelope:
 def test_a_site_cannot_count_for_more_than_it_has(
     changes: dict[str, int], reason: str, recipe: str, cohorts: list[list[str]], tmp_path: Path
 ) -> None:
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
-        bad = asked.head.get("request", {}).get("round") == 2 and place.site == victim
-        return outweighing(said, **changes) if bad else said
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        bad = asked.head.get("request", {}).get("round") == 2 and node_config.site == victim
+        return outweighing(reported, **changes) if bad else reported
 
     victim = cohorts[1][0]
-    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "sites", methods="fedavg"))
+    serve(
+        LocalTransport(node_configs(tmp_path / "states"), tamper), config(recipe, tmp_path / "sites", methods="fedavg")
+    )
     found = records(tmp_path / "sites")
     assert reason in found[1]["lost"][victim]
     assert not any(record["rolled_back"] for record in found)
@@ -453,15 +469,15 @@ def test_what_a_kill_left_half_written_in_the_reply_log_is_dropped(tmp_path: Pat
 def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> None:
     begun = config(recipe, tmp_path / "run", methods="fedavg")
 
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
         if kind == "perform" and not again:
             again.append(1)
             with pytest.raises(TrialBusy, match="another server app"):
-                serve(LocalLine(places(tmp_path / "others")), begun)
-        return said
+                serve(LocalTransport(node_configs(tmp_path / "others")), begun)
+        return reported
 
     again: list[int] = []
-    serve(LocalLine(places(tmp_path / "states"), tamper), begun)
+    serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
     assert again
 
 
@@ -476,29 +492,35 @@ def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> No
     ],
 )
 def test_label_counts_that_are_none_lose_the_site(bad: torch.Tensor, reason: str, recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
         step = asked.head.get("request", {}).get("step")
-        if step != "label_counts" or place.site != victims.setdefault("first", place.site):
-            return said
-        return Envelope(said.head, dict.fromkeys(said.tensors, bad))
+        if step != "label_counts" or node_config.site != victims.setdefault("first", node_config.site):
+            return reported
+        return Envelope(reported.head, dict.fromkeys(reported.tensors, bad))
 
     victims: dict[str, str] = {}
-    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="sfedkd", rounds=1))
-    said = records(tmp_path / "run")[0]["lost"][victims["first"]]
-    assert "label counts" in said
-    assert reason in said
+    serve(
+        LocalTransport(node_configs(tmp_path / "states"), tamper),
+        config(recipe, tmp_path / "run", methods="sfedkd", rounds=1),
+    )
+    reported = records(tmp_path / "run")[0]["lost"][victims["first"]]
+    assert "label counts" in reported
+    assert reason in reported
 
 
 @pytest.mark.parametrize("seconds", [-1.0, {"float": "nan"}, {"float": "inf"}])
 def test_seconds_that_cannot_be_lose_the_site(seconds: Any, recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
-        if kind == "perform" and place.site == victims.setdefault("first", place.site):
-            answers, _, teachers = said.head["answer"]["tuple"]
-            return Envelope({**said.head, "answer": {"tuple": [answers, seconds, teachers]}}, said.tensors)
-        return said
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        if kind == "perform" and node_config.site == victims.setdefault("first", node_config.site):
+            answers, _, teachers = reported.head["answer"]["tuple"]
+            return Envelope({**reported.head, "answer": {"tuple": [answers, seconds, teachers]}}, reported.tensors)
+        return reported
 
     victims: dict[str, str] = {}
-    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
+    serve(
+        LocalTransport(node_configs(tmp_path / "states"), tamper),
+        config(recipe, tmp_path / "run", methods="fedavg", rounds=1),
+    )
     assert "a training of" in records(tmp_path / "run")[0]["lost"][victims["first"]]
 
 
@@ -507,19 +529,19 @@ def test_an_old_reply_sent_again_is_refused(recipe: str, cohorts: list[list[str]
     (first, *_), later = sorted(set(cohorts[0]) & set(cohorts[1])), 2
     old: dict[str, Envelope] = {}
 
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
-        if kind != "perform" or place.site != first:
-            return said
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        if kind != "perform" or node_config.site != first:
+            return reported
         if asked.head["request"]["round"] == 1:
-            old["reply"] = said
+            old["reply"] = reported
         elif asked.head["request"]["round"] == later:
             call = asked.head["call"] if stamped else old["reply"].head["call"]
             return Envelope({**old["reply"].head, "call": call}, old["reply"].tensors)
-        return said
+        return reported
 
     for stamped, reason in ((False, "answered another call"), (True, "had answered with before")):
         out = tmp_path / str(stamped)
-        transport = LocalLine(places(tmp_path / f"states-{stamped}"), tamper)
+        transport = LocalTransport(node_configs(tmp_path / f"states-{stamped}"), tamper)
         serve(transport, config(recipe, out, methods="fedseq", rounds=2))
         found = records(out)[1]
         assert reason in found["lost"][first]
@@ -533,39 +555,44 @@ def test_what_a_site_says_forges_no_line_of_a_log(recipe: str, cohorts: list[lis
     """Neither with an error, nor with the name of a tensor that is no model's, nor as it comes in again."""
     victims = cohorts[1][:2]
 
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | ClientFailure:
-        if asked.head.get("request", {}).get("round") != 2 or place.site not in victims:
-            return said
-        if place.site == victims[0]:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope | ClientFailure:
+        if asked.head.get("request", {}).get("round") != 2 or node_config.site not in victims:
+            return reported
+        if node_config.site == victims[0]:
             return Envelope({"error": FORGED})
-        head = json.loads(json.dumps(said.head))
+        head = json.loads(json.dumps(reported.head))
         model = head["answer"]["tuple"][0]["tuple"][0]["tuple"][0]["fields"]["model"]["dict"]
         model[0][0] = FORGED
-        return Envelope(head, said.tensors)
+        return Envelope(head, reported.tensors)
 
-    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg"))
+    serve(LocalTransport(node_configs(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg"))
     lost = records(tmp_path / "run")[1]["lost"]
     assert sorted(lost) == sorted(victims)
     assert all("all is well" in reason and reason.isprintable() and len(reason) <= 1000 for reason in lost.values())
     lines = (tmp_path / "run" / "server.log").read_text().split("\n")
-    assert all(line.isprintable() for line in lines)
-    assert not any(line.startswith("2026-01-01 INFO all") for line in lines)
+    assert all(local_transport.isprintable() for local_transport in lines)
+    assert not any(local_transport.startswith("2026-01-01 INFO all") for local_transport in lines)
 
 
 @pytest.mark.parametrize("how", ["error", "lost", "name"])
 def test_a_newcomer_forges_no_line_of_a_log(how: str, recipe: str, tmp_path: Path) -> None:
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope | ClientFailure:
-        if place.site != "3":
-            return said
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope | ClientFailure:
+        if node_config.site != "3":
+            return reported
         bad = {
             "error": Envelope({"error": FORGED}),
             "lost": ClientFailure(FORGED),
-            "name": Envelope({**said.head, "site": "3\n4"}),
+            "name": Envelope({**reported.head, "site": "3\n4"}),
         }
         return bad[how]
 
-    serve(LocalLine(places(tmp_path / "states"), tamper), config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
-    assert all(line.isprintable() for line in (tmp_path / "run" / "server.log").read_text().split("\n"))
+    serve(
+        LocalTransport(node_configs(tmp_path / "states"), tamper),
+        config(recipe, tmp_path / "run", methods="fedavg", rounds=1),
+    )
+    assert all(
+        local_transport.isprintable() for local_transport in (tmp_path / "run" / "server.log").read_text().split("\n")
+    )
 
 
 def test_a_report_that_a_kill_left_unwritten_is_written(
@@ -579,28 +606,28 @@ def test_a_report_that_a_kill_left_unwritten_is_written(
     with monkeypatch.context() as patch:
         patch.setattr("fedkeep.flower.server.write_all", killed)
         with pytest.raises(Killed):
-            serve(LocalLine(places(tmp_path / "states")), begun)
+            serve(LocalTransport(node_configs(tmp_path / "states")), begun)
     assert not (tmp_path / "run" / "report.html").exists()
-    line = LocalLine(places(tmp_path / "states"))
-    serve(line, begun)
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    serve(local_transport, begun)
     assert (tmp_path / "run" / "report.html").is_file()
-    assert not line.sent, "nobody had to be asked"
+    assert not local_transport.sent, "nobody had to be asked"
     with pytest.raises(RunError, match="is finished"):
-        serve(line, begun)
+        serve(local_transport, begun)
 
 
-@pytest.mark.parametrize(("rounds", "played"), [(2, 2), (6, 3)])
-def test_a_run_whose_every_round_is_undone_stops_and_can_begin_anew(
-    rounds: int, played: int, recipe: str, tmp_path: Path
+@pytest.mark.parametrize(("rounds", "run_rounds"), [(2, 2), (6, 3)])
+def test_a_run_whose_every_round_is_rolled_back_stops_and_can_begin_anew(
+    rounds: int, run_rounds: int, recipe: str, tmp_path: Path
 ) -> None:
     begun = config(recipe, tmp_path / "run", methods="fedavg", rounds=rounds, min_clients=4)
 
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
-        return Envelope({"error": "out of order"}) if kind == "perform" else said
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
+        return Envelope({"error": "out of order"}) if kind == "perform" else reported
 
-    with pytest.raises(RunError, match=rf"too few sites: fewer than 4 answered in each of {played} rounds"):
-        serve(LocalLine(places(tmp_path / "states"), tamper), begun)
-    assert [record["rolled_back"] for record in records(tmp_path / "run")] == [True] * played
-    run = serve(LocalLine(places(tmp_path / "states")), begun)
+    with pytest.raises(RunError, match=rf"too few sites: fewer than 4 answered in each of {run_rounds} rounds"):
+        serve(LocalTransport(node_configs(tmp_path / "states"), tamper), begun)
+    assert [record["rolled_back"] for record in records(tmp_path / "run")] == [True] * run_rounds
+    run = serve(LocalTransport(node_configs(tmp_path / "states")), begun)
     assert [record["rolled_back"] for record in records(tmp_path / "run")] == [False] * rounds
     assert run.trials[0].finished

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tiny
-from local_line import LocalLine
+from local_transport import LocalTransport
 from trial import config, records
 
 from fedkeep.data import load
@@ -26,10 +26,10 @@ def write_images(folder: Path, classes: tuple[int, ...]) -> Path:
     digits = load("digits")
     for split, data in (("train", digits.train), ("test", digits.test)):
         for c in classes:
-            place = folder / split / digits.label_names[c]
-            place.mkdir(parents=True)
+            node_config = folder / split / digits.label_names[c]
+            node_config.mkdir(parents=True)
             for number, image in enumerate(data["input"][data["label"] == c][:IMAGES]):
-                pillow.fromarray(image[0].numpy()).save(place / f"{number}.png")
+                pillow.fromarray(image[0].numpy()).save(node_config / f"{number}.png")
     return folder
 
 
@@ -40,8 +40,8 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return tiny.write_recipe(tmp_path)
 
 
-def line_to(folder: Path, data: dict[str, str]) -> LocalLine:
-    return LocalLine(
+def line_to(folder: Path, data: dict[str, str]) -> LocalTransport:
+    return LocalTransport(
         {
             number: NodeConfig(site=site, data=source, state_dir=str(folder / "states"))
             for number, (site, source) in enumerate(data.items())
@@ -77,19 +77,19 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_site_that_cannot_reach_the_hub_is_told_of_at_both_ends(
     recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line = line_to(tmp_path, {"a": "someone/clinic", "b": "digits", "c": "digits"})
-    said = "'someone/clinic' was not found locally, and the Hugging Face Hub cannot be reached (no route to host)"
-    serve(line, config(recipe, tmp_path / "run", SETTINGS, methods="fedavg", sites=3, rounds=1))
-    assert f"is rejected: The data set {said}" in (tmp_path / "run" / "server.log").read_text()
-    (told,) = (message for message in caplog.messages if message.startswith("site a cannot answer"))
-    assert "no route to host" in told
-    assert "someone/clinic/train.parquet" in told, "what to do instead"
+    transport = line_to(tmp_path, {"a": "someone/clinic", "b": "digits", "c": "digits"})
+    reply = "'someone/clinic' was not found locally, and the Hugging Face Hub cannot be reached (no route to host)"
+    serve(transport, config(recipe, tmp_path / "run", SETTINGS, methods="fedavg", sites=3, rounds=1))
+    assert f"is rejected: The data set {reply}" in (tmp_path / "run" / "server.log").read_text()
+    (output,) = (message for message in caplog.messages if message.startswith("site a cannot answer"))
+    assert "no route to host" in output
+    assert "someone/clinic/train.parquet" in output, "what to do instead"
 
 
 @pytest.mark.usefixtures("_no_hub")
 def test_a_server_that_cannot_reach_the_hub_asks_nobody(recipe: str, tmp_path: Path) -> None:
-    line = line_to(tmp_path, {"a": "digits"})
+    transport = line_to(tmp_path, {"a": "digits"})
     with pytest.raises(DataError, match=r"cannot be reached \(no route to host\)"):
-        serve(line, config(recipe, tmp_path / "run", methods="fedavg", data="someone/clinic"))
+        serve(transport, config(recipe, tmp_path / "run", methods="fedavg", data="someone/clinic"))
     assert "someone/clinic" in (tmp_path / "run" / "server.log").read_text()
-    assert not line.sent
+    assert not transport.sent

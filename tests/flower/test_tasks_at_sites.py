@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from local_line import LocalLine, places
+from local_transport import LocalTransport, node_configs
 from trial import Killed, config, embedded_once, killing, model, records
 
 from fedkeep.data import DataSet
@@ -43,8 +43,8 @@ def alone(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
     return embedded_once(recipe, tmp_path_factory, ROUNDS, SETTINGS)
 
 
-def at_sites(recipe: str, out: Path, line: LocalLine, method: str, **changes: Any) -> None:
-    serve(line, config(recipe, out, SETTINGS, methods=method, rounds=ROUNDS, **changes))
+def at_sites(recipe: str, out: Path, local_transport: LocalTransport, method: str, **changes: Any) -> None:
+    serve(local_transport, config(recipe, out, SETTINGS, methods=method, rounds=ROUNDS, **changes))
 
 
 def same(one: Path, other: Path) -> bool:
@@ -55,7 +55,7 @@ def same(one: Path, other: Path) -> bool:
 def test_sites_give_the_same_as_one_machine(
     method: str, recipe: str, alone: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
+    at_sites(recipe, tmp_path / "sites", LocalTransport(node_configs(tmp_path / "states")), method)
     assert same(alone(method), tmp_path / "sites")
     found = records(tmp_path / "sites")
     assert [(record["task"], record["round"], len(record["correct"])) for record in found] == [
@@ -88,10 +88,10 @@ def test_sites_with_data_of_their_own_take_the_rows_of_each_task(
     one = alone("fedskf")
     monkeypatch.setattr("fedkeep.flower.client_handler.load_data", lambda name, *_: as_held(whole, name))
     own = {node: NodeConfig(site=str(node), data=str(node), state_dir=str(tmp_path / "states")) for node in range(8)}
-    line = LocalLine(own)
-    at_sites(recipe, tmp_path / "sites", line, "fedskf")
+    local_transport = LocalTransport(own)
+    at_sites(recipe, tmp_path / "sites", local_transport, "fedskf")
     assert same(one, tmp_path / "sites")
-    assert all(place.partition_id < 0 for place in line.places.values())
+    assert all(node_config.partition_id < 0 for node_config in local_transport.node_configs.values())
 
 
 @pytest.mark.parametrize(("method", "after"), [("fedskf", 10), ("fedskf", 17), ("fedskf", 22), ("scaffold", 9)])
@@ -113,35 +113,35 @@ def test_a_server_that_was_killed_in_a_task_continues_there(
 
     monkeypatch.setattr(StateStore, "store", watch)
     with pytest.raises(Killed):
-        at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), killing(after)), method)
-    at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), method)
+        at_sites(recipe, tmp_path / "sites", LocalTransport(node_configs(tmp_path / "states"), killing(after)), method)
+    at_sites(recipe, tmp_path / "sites", LocalTransport(node_configs(tmp_path / "states")), method)
     assert same(alone(method), tmp_path / "sites")
     assert len(performed) == len(set(performed))
 
 
 def test_a_site_that_is_away_as_a_task_ends_is_told_of_and_undoes_nothing(recipe: str, tmp_path: Path) -> None:
-    def tamper(place: NodeConfig, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+    def tamper(node_config: NodeConfig, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
         step = asked.head.get("request", {}).get("step")
-        return Envelope({"error": "away"}) if step == "remember" and place.site == "5" else said
+        return Envelope({"error": "away"}) if step == "remember" and node_config.site == "5" else reply
 
-    at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), tamper), "fedskf")
+    at_sites(recipe, tmp_path / "sites", LocalTransport(node_configs(tmp_path / "states"), tamper), "fedskf")
     found = records(tmp_path / "sites")
     assert [list(record["lost"]) for record in found] == [[], ["5"], [], ["5"]]
     assert not any(record["rolled_back"] for record in found)
 
 
 def test_a_site_tells_its_examples_of_every_task(recipe: str, tmp_path: Path) -> None:
-    def tamper(place: NodeConfig, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
-        short = kind == "introduce" and place.site == "5"
-        return Envelope({**said.head, "examples": said.head["examples"][:1]}) if short else said
+    def tamper(node_config: NodeConfig, kind: MessageKind, asked: Envelope, reply: Envelope) -> Envelope:
+        short = kind == "introduce" and node_config.site == "5"
+        return Envelope({**reply.head, "examples": reply.head["examples"][:1]}) if short else reply
 
-    at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states"), tamper), "fedavg")
+    at_sites(recipe, tmp_path / "sites", LocalTransport(node_configs(tmp_path / "states"), tamper), "fedavg")
     assert not any("5" in record["cohort"] for record in records(tmp_path / "sites"))
     assert "its number of examples in each task" in (tmp_path / "sites" / "server.log").read_text()
 
 
 def test_states_are_kept_over_a_tasks_end(recipe: str, tmp_path: Path) -> None:
-    at_sites(recipe, tmp_path / "sites", LocalLine(places(tmp_path / "states")), "fedskf")
+    at_sites(recipe, tmp_path / "sites", LocalTransport(node_configs(tmp_path / "states")), "fedskf")
     for site in (folder for run in (tmp_path / "states").iterdir() for folder in run.iterdir()):
         rounds = {file.name[:6] for file in site.glob("*.state")}
         assert "000004" in rounds, "the call that ended the last task"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from local_line import Tamper
+from local_transport import Tamper
 from safetensors.torch import load_file
 
 import fedkeep
@@ -32,15 +32,15 @@ def embedded(recipe: str, method: str, out: Path, rounds: int = 3, settings: Seq
 
 
 def embedded_once(recipe: str, factory: pytest.TempPathFactory, *given: Any) -> Callable[[str], Path]:
-    """Return what gives the folder of a method's `embedded` run, which is played when it is first asked for."""
+    """Return what gives the folder of a method's `embedded` run, which is run when it is first asked for."""
 
     @functools.cache
-    def played(method: str) -> Path:
+    def run_rounds(method: str) -> Path:
         out = factory.mktemp(method) / "one"
         embedded(recipe, method, out, *given)
         return out
 
-    return played
+    return run_rounds
 
 
 def model(run: Path) -> dict[str, torch.Tensor]:
@@ -60,10 +60,10 @@ def killing(after: int) -> Tamper:
     """Kill the server when a site has answered so many calls and answers another."""
     calls = [0]
 
-    def tamper(place: Any, kind: MessageKind, asked: Envelope, said: Envelope) -> Envelope:
+    def tamper(node_config: Any, kind: MessageKind, asked: Envelope, message: Envelope) -> Envelope:
         calls[0] += kind == "perform"
         if calls[0] > after:
             raise Killed
-        return said
+        return message
 
     return tamper

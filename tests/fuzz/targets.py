@@ -118,10 +118,10 @@ def outcome(attempt: Callable[[], Any]) -> Counter[str]:
         try:
             attempt()
         except FedKeepError as error:
-            said = str(error)
+            output = str(error)
         else:
             return Counter(["accepted"])
-    assert said.strip(), "an error without words"
+    assert output.strip(), "an error without words"
     return Counter(["refused"])
 
 
@@ -250,8 +250,10 @@ def recipe_tables(draw: st.DrawFn) -> dict[str, Any]:
                 if isinstance(table.get("methods"), list):
                     table["methods"].append(entry)
             case "odd":
-                place = draw(st.sampled_from([table, *(part for part in table.values() if isinstance(part, dict))]))
-                place[draw(st.sampled_from([*KEYS, *place]) | ODD_TEXT)] = draw(ODD)
+                node_config = draw(
+                    st.sampled_from([table, *(part for part in table.values() if isinstance(part, dict))])
+                )
+                node_config[draw(st.sampled_from([*KEYS, *node_config]) | ODD_TEXT)] = draw(ODD)
             case _ if table:
                 del table[draw(st.sampled_from(sorted(table)))]
     return table

@@ -20,7 +20,7 @@ EXAMPLES = {"recipes": 30, "command lines": 15, "data files": 40, "messages": 50
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_odd_input_is_accepted_or_refused_with_a_clear_error(name: str) -> None:
-    drawn, check = TARGETS[name]
+    sampled, check = TARGETS[name]
     outcomes = set()
 
     @settings(
@@ -31,7 +31,7 @@ def test_odd_input_is_accepted_or_refused_with_a_clear_error(name: str) -> None:
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    @given(drawn)
+    @given(sampled)
     def try_one(given_input: Any) -> None:
         outcomes.update(check(given_input))
 

@@ -117,12 +117,12 @@ class Federation:
         names = ["link", *sites]
         self.hosts = {name: self._host(name, number) for number, name in enumerate(names, start=1)}
         self.link = self.hosts["link"]
-        self.gate = Host(folder / "gate", self.link.address, self.link.prefix)
+        self.proxy = Host(folder / "proxy", self.link.address, self.link.prefix)
         self.sites = {name: self.hosts[name] for name in sites}
 
     @property
     def superlink(self) -> str:
-        """The address that sites know, which is the gate's."""
+        """The address that sites know, which is the proxy's."""
         return f"{self.link.address}:{self.port}"
 
     @property
@@ -155,9 +155,9 @@ class Federation:
         self.connect(self.link, self.control)
         wait_for("the SuperLink", lambda: self._nodes() is not None, 90)
 
-    def start_gate(self) -> None:
+    def start_proxy(self) -> None:
         words = ("--listen", self.superlink, "--superlink", self.control, "--keys", str(self.folder / "keys"))
-        self.gate.process = self.gate.start("fedkeep", "flower", "proxy", *words)
+        self.proxy.process = self.proxy.start("fedkeep", "flower", "proxy", *words)
 
     def connect(self, host: Host, address: str) -> None:
         """Tell a host's `flwr` where the SuperLink is."""
@@ -195,15 +195,15 @@ class Federation:
 
     def _nodes(self) -> list[dict[str, str]] | None:
         """Return what the SuperLink knows of its nodes; None if it does not answer."""
-        said = self.link.run("flwr", "supernode", "list", "--format", "json", check=False)
+        output = self.link.run("flwr", "supernode", "list", "--format", "json", check=False)
         try:
-            nodes: list[dict[str, str]] = json.loads(said[said.index("{") :])["nodes"]
+            nodes: list[dict[str, str]] = json.loads(output[output.index("{") :])["nodes"]
         except (ValueError, KeyError):
             return None
         return nodes
 
     def stop(self) -> None:
-        for host in (self.gate, *self.hosts.values()):
+        for host in (self.proxy, *self.hosts.values()):
             host.kill()
         if self.namespaces:
             for name in self.hosts:
@@ -219,13 +219,13 @@ class Federation:
 @contextmanager
 def federation(folder: Path, sites: list[str], *, namespaces: bool = False, port: int = PORT) -> Iterator[Federation]:
     """Give a federation whose network is up, and take everything down in the end."""
-    made = Federation(folder, sites, namespaces=namespaces, port=port)
+    result = Federation(folder, sites, namespaces=namespaces, port=port)
     try:
         if namespaces:
-            _lay_network(made)
-        yield made
+            _lay_network(result)
+        yield result
     finally:
-        made.stop()
+        result.stop()
 
 
 @contextmanager
@@ -304,15 +304,15 @@ def _namespace(name: str) -> str:
     return f"fk{os.getpid()}-{name}"
 
 
-def _lay_network(made: Federation) -> None:
+def _lay_network(result: Federation) -> None:
     """Make a namespace for each host; the SuperLink's holds the bridge to which the others are connected."""
     link = _namespace("link")
     _ip("netns", "add", link)
     _ip("-n", link, "link", "set", "lo", "up")
     _ip("-n", link, "link", "add", "br0", "type", "bridge")
-    _ip("-n", link, "addr", "add", f"{made.link.address}/24", "dev", "br0")
+    _ip("-n", link, "addr", "add", f"{result.link.address}/24", "dev", "br0")
     _ip("-n", link, "link", "set", "br0", "up")
-    for name, host in made.sites.items():
+    for name, host in result.sites.items():
         _connect(name, host.address)
 
 

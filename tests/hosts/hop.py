@@ -88,23 +88,23 @@ def measure(folder: Path) -> list[dict[str, float]]:
     """Run, and return the seconds of each call by where they went; the first round is left out."""
     times = folder / "times"
     times.mkdir()
-    with federation(folder, SITES, port=8700) as made:
-        made.make_keys(SITES)
+    with federation(folder, SITES, port=8700) as result:
+        result.make_keys(SITES)
         app, out = folder / "app", folder / "out"
         words = ("--sites", "2", "--methods", "fedseq", "--seeds", "0", "--rounds", str(ROUNDS))
-        made.link.run("fedkeep", "flower", "new", str(app), *words, "--set", "partition.classes_per_client=6")
+        result.link.run("fedkeep", "flower", "new", str(app), *words, "--set", "partition.classes_per_client=6")
         (app / "fedkeep_app.py").write_text(TIMED_APP)
-        made.link.environment["TIMES"] = str(times)
-        made.start_superlink()
-        made.start_gate()
+        result.link.environment["TIMES"] = str(times)
+        result.start_superlink()
+        result.start_proxy()
         for name in SITES:
-            made.register(name)
-            made.sites[name].environment["TIMES"] = str(times)
-            made.start_supernode(name, f"partition-id={name} num-partitions=2")
-        wait_for("two nodes", lambda: made.online() == 2, 120)
-        made.start_run(app, f'out="{out}"').wait(timeout=900)
+            result.register(name)
+            result.sites[name].environment["TIMES"] = str(times)
+            result.start_supernode(name, f"partition-id={name} num-partitions=2")
+        wait_for("two nodes", lambda: result.online() == 2, 120)
+        result.start_run(app, f'out="{out}"').wait(timeout=900)
         if not (out / "report.html").is_file():
-            raise RuntimeError(made.link.log("run.log"))
+            raise RuntimeError(result.link.log("run.log"))
     seen: dict[str, dict[str, dict[str, float]]] = {}
     for file in times.iterdir():
         for line in file.read_text().splitlines():

@@ -133,8 +133,8 @@ def prepare(trial: Trial) -> None:
     config = (trial.app / "pyproject.toml").read_text()
     config = config.replace("deadline = 3600.0", "deadline = 120.0").replace("wait = 600.0", "wait = 120.0")
     (trial.app / "pyproject.toml").write_text(config)
-    place = trial.data / "zalando-datasets" / "fashion_mnist"
-    train, test = (parquet.read_table(place / f"{split}.parquet") for split in ("train", "test"))
+    node_config = trial.data / "zalando-datasets" / "fashion_mnist"
+    train, test = (parquet.read_table(node_config / f"{split}.parquet") for split in ("train", "test"))
     for number, site in enumerate(SITES):
         folder = hosts.folder / "data" / site
         folder.mkdir(parents=True)
@@ -159,23 +159,23 @@ def check_intruders(trial: Trial) -> None:
     hosts, log = trial.hosts, trial.log
     for name in ("nobody", "thief"):
         host = hosts.hosts[name]
-        said = host.log()
-        reason = next((line.strip() for line in said.splitlines() if line.startswith("[code:")), "")
-        log.check(f"{name} was not let in: {reason[:150]}", "SuperNode ID" not in said and reason)
+        output = host.log()
+        reason = next((line.strip() for line in output.splitlines() if line.startswith("[code:")), "")
+        log.check(f"{name} was not let in: {reason[:150]}", "SuperNode ID" not in output and reason)
         host.kill()
     log.check("three nodes are online", hosts.online() == 3)
     thief = hosts.hosts["thief"]
     hosts.connect(thief, hosts.superlink)
-    said = thief.run("flwr", "supernode", "register", str(hosts.folder / "stolen" / "thief.pub"), check=False)
-    log.check("the thief cannot register its key itself", "registered" not in said)
-    log.check("the gate's log says so", "which is not for nodes" in hosts.gate.log())
+    output = thief.run("flwr", "supernode", "register", str(hosts.folder / "stolen" / "thief.pub"), check=False)
+    log.check("the thief cannot register its key itself", "registered" not in output)
+    log.check("the proxy's log says so", "which is not for nodes" in hosts.proxy.log())
 
 
 def disturb(trial: Trial) -> None:
     """Run, and disturb the run."""
     hosts, log = trial.hosts, trial.log
     hosts.start_superlink()
-    hosts.start_gate()
+    hosts.start_proxy()
     for site in SITES:
         hosts.register(site)
     for site in SITES:

@@ -301,7 +301,7 @@ def test_a_refusal_says_where() -> None:
 
 
 @pytest.mark.parametrize(
-    ("structure", "said"),
+    ("structure", "reported"),
     [
         ({"class": "Trap", "fields": {}}, "'Trap' where Inner is expected"),
         ({"class": "TrapData", "fields": {"number": 666}}, "'TrapData' where Inner is expected"),
@@ -316,8 +316,8 @@ def test_a_refusal_says_where() -> None:
         ({"class": INNER, "fields": {"number": 1, "txet": None}}, "has the fields"),
     ],
 )
-def test_only_what_the_annotation_names_is_constructed(structure: Any, said: str) -> None:
-    with pytest.raises(ValueRefused, match=said):
+def test_only_what_the_annotation_names_is_constructed(structure: Any, reported: str) -> None:
+    with pytest.raises(ValueRefused, match=reported):
         decode(message(structure), Inner)
 
 
@@ -395,8 +395,8 @@ def test_a_message_cut_at_any_length_is_refused() -> None:
 @given(st.data())
 def test_flipped_bytes_are_refused_or_decode_to_the_same_type(data: st.DataObject) -> None:
     blob = bytearray(encode({"a": torch.arange(3), "b": [1, "x"], "c": [Inner(2, "y")]}))
-    for place in data.draw(st.lists(st.integers(0, len(blob) - 1), min_size=1, max_size=3)):
-        blob[place] = data.draw(st.integers(0, 255))
+    for location in data.draw(st.lists(st.integers(0, len(blob) - 1), min_size=1, max_size=3)):
+        blob[location] = data.draw(st.integers(0, 255))
     try:
         value = decode(bytes(blob), dict[str, Tensor | list[int | str | Inner]])
     except ValueRefused:

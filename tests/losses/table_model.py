@@ -88,8 +88,8 @@ def value_and_gradients(
     view = TableView(model)
     loss = objective(view, list(batches))
     assert loss.shape == ()
-    slopes = torch.autograd.grad(loss, list(view.weights.values()), allow_unused=True)
-    named = zip(view.weights, slopes, strict=True)
+    gradients = torch.autograd.grad(loss, list(view.weights.values()), allow_unused=True)
+    named = zip(view.weights, gradients, strict=True)
     return loss.detach(), {n: torch.zeros_like(model[n]) if g is None else g for n, g in named}
 
 

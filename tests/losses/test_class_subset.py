@@ -47,8 +47,8 @@ def cross_entropy_by_hand(columns: slice, labels: Mapping[str, Tensor]) -> float
 
 def distillation_by_hand(teacher_entropy: bool) -> float:
     batch, total = draw(NEW, ROWS), 0.0
-    for own, said in zip(logits(STUDENT, batch), logits(TEACHER, batch), strict=True):
-        s, p = softmax(own[:OLD] / TAU), softmax(said / TAU)
+    for own, output in zip(logits(STUDENT, batch), logits(TEACHER, batch), strict=True):
+        s, p = softmax(own[:OLD] / TAU), softmax(output / TAU)
         total -= sum(p[c] * math.log(s[c]) for c in range(OLD))
         if teacher_entropy:
             total += sum(p[c] * math.log(p[c]) for c in range(OLD))
@@ -61,17 +61,17 @@ def distil(teacher_entropy: bool = True, weight: float = 1.0, **options: object)
 
 
 def test_cross_entropy_among_the_new_classes() -> None:
-    loss, slopes = value_and_gradients(ClassSubset(CrossEntropy(), OLD), STUDENT, draw(NEW, ROWS))
+    loss, gradients = value_and_gradients(ClassSubset(CrossEntropy(), OLD), STUDENT, draw(NEW, ROWS))
     assert float(loss) == pytest.approx(cross_entropy_by_hand(slice(OLD, None), NEW), rel=1e-12)
-    assert not slopes["classifier.weight"][:OLD].any(), "old rows do not compete"
-    assert slopes["classifier.weight"][OLD:].any()
+    assert not gradients["classifier.weight"][:OLD].any(), "old rows do not compete"
+    assert gradients["classifier.weight"][OLD:].any()
 
 
 def test_cross_entropy_among_the_old_classes_and_among_all() -> None:
     old = data([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
-    loss, slopes = value_and_gradients(ClassSubset(CrossEntropy(), 0, OLD), STUDENT, draw(old, ROWS))
+    loss, gradients = value_and_gradients(ClassSubset(CrossEntropy(), 0, OLD), STUDENT, draw(old, ROWS))
     assert float(loss) == pytest.approx(cross_entropy_by_hand(slice(0, OLD), old), rel=1e-12)
-    assert not slopes["classifier.weight"][OLD:].any()
+    assert not gradients["classifier.weight"][OLD:].any()
     whole, _ = value_and_gradients(ClassSubset(CrossEntropy()), STUDENT, draw(MIXED, ROWS))
     plain, _ = value_and_gradients(CrossEntropy(), STUDENT, draw(MIXED, ROWS))
     assert torch.equal(whole, plain)
@@ -88,14 +88,14 @@ def test_distillation_of_the_old_classes_on_new_examples(teacher_entropy: bool, 
     objective: Loss = distil(teacher_entropy)
     if is_settled:
         objective = settled(objective, NEW)
-    loss, slopes = value_and_gradients(objective, STUDENT, draw(NEW, ROWS))
+    loss, gradients = value_and_gradients(objective, STUDENT, draw(NEW, ROWS))
     assert float(loss) == pytest.approx(distillation_by_hand(teacher_entropy), rel=1e-10)
-    assert not slopes["classifier.weight"][OLD:].any()
+    assert not gradients["classifier.weight"][OLD:].any()
     # The gradient of both: softmax differences over tau, through the old logits.
     batch = draw(NEW, ROWS)
-    own, said = (logits(m, batch)[:, :OLD] / TAU for m in (STUDENT, TEACHER))
-    upstream = (own.softmax(-1) - said.softmax(-1)) / TAU / len(ROWS)
-    torch.testing.assert_close(slopes["classifier.bias"][:OLD], upstream.sum(0), **EXACT)
+    own, output = (logits(m, batch)[:, :OLD] / TAU for m in (STUDENT, TEACHER))
+    upstream = (own.softmax(-1) - output.softmax(-1)) / TAU / len(ROWS)
+    torch.testing.assert_close(gradients["classifier.bias"][:OLD], upstream.sum(0), **EXACT)
 
 
 def test_labels_do_not_count_in_the_whole_divergence() -> None:
@@ -123,11 +123,11 @@ def test_a_settled_slice_asks_nobody_and_holds_the_slice_only() -> None:
 
 @pytest.mark.parametrize("scale", ["none", "tau2"])
 def test_squared_temperature_scales_exactly(scale: str) -> None:
-    loss, slopes = value_and_gradients(distil(scale=scale), STUDENT, draw(NEW, ROWS))
+    loss, gradients = value_and_gradients(distil(scale=scale), STUDENT, draw(NEW, ROWS))
     plain, slope = value_and_gradients(distil(), STUDENT, draw(NEW, ROWS))
     factor = TAU**2 if scale == "tau2" else 1.0
     torch.testing.assert_close(loss, factor * plain, **EXACT)
-    torch.testing.assert_close(slopes["classifier.weight"], factor * slope["classifier.weight"], **EXACT)
+    torch.testing.assert_close(gradients["classifier.weight"], factor * slope["classifier.weight"], **EXACT)
 
 
 def test_learning_without_forgetting_is_a_sum_of_terms() -> None:
@@ -140,18 +140,18 @@ def test_learning_without_forgetting_is_a_sum_of_terms() -> None:
 
 def test_one_old_class_teaches_nothing() -> None:
     single = replace(distil(), stop=1)
-    loss, slopes = value_and_gradients(ClassSubset(CrossEntropy(), OLD) + single, STUDENT, draw(NEW, ROWS))
+    loss, gradients = value_and_gradients(ClassSubset(CrossEntropy(), OLD) + single, STUDENT, draw(NEW, ROWS))
     alone, slope = value_and_gradients(ClassSubset(CrossEntropy(), OLD), STUDENT, draw(NEW, ROWS))
     assert torch.equal(loss, alone)
-    assert all(torch.equal(slopes[name], slope[name]) for name in slopes)
+    assert all(torch.equal(gradients[name], slope[name]) for name in gradients)
     assert settled(single, NEW) is ZERO_LOSS
 
 
 def test_one_new_class_has_nothing_to_be_told_from() -> None:
     only = data([4] * EXAMPLES)
-    loss, slopes = value_and_gradients(ClassSubset(CrossEntropy(), 4), STUDENT, draw(only, ROWS))
+    loss, gradients = value_and_gradients(ClassSubset(CrossEntropy(), 4), STUDENT, draw(only, ROWS))
     assert float(loss) == 0.0
-    assert not any(slope.any() for slope in slopes.values())
+    assert not any(slope.any() for slope in gradients.values())
 
 
 def test_images_stay_the_same_tensor_so_that_a_student_answers_once() -> None:
@@ -176,9 +176,9 @@ def test_a_second_data_set_is_cut_too() -> None:
 
 def test_scaling_a_term() -> None:
     plain, slope = value_and_gradients(CrossEntropy(), STUDENT, draw(MIXED, ROWS))
-    loss, slopes = value_and_gradients(Scaled(0.25, CrossEntropy()), STUDENT, draw(MIXED, ROWS))
+    loss, gradients = value_and_gradients(Scaled(0.25, CrossEntropy()), STUDENT, draw(MIXED, ROWS))
     torch.testing.assert_close(loss, plain / 4, **EXACT)
-    torch.testing.assert_close(slopes["table"], slope["table"] / 4, **EXACT)
+    torch.testing.assert_close(gradients["table"], slope["table"] / 4, **EXACT)
     quarter = settled(Scaled(0.25, distil()), NEW)
     expected = distillation_by_hand("kl") / 4
     assert float(value_and_gradients(quarter, STUDENT, draw(NEW, ROWS))[0]) == pytest.approx(expected, rel=1e-10)
@@ -188,10 +188,12 @@ def test_scaling_a_term() -> None:
 def test_a_pull_on_the_classifier_alone() -> None:
     """FedSKF's eq. 3: alpha times the squared distances of weight and bias, neither halved nor averaged."""
     head = {name: tensor + 0.5 for name, tensor in STUDENT.items() if name.startswith("classifier.")}
-    loss, slopes = value_and_gradients(QuadraticPenalty(head, 2.0), STUDENT, draw(NEW, ROWS))
+    loss, gradients = value_and_gradients(QuadraticPenalty(head, 2.0), STUDENT, draw(NEW, ROWS))
     assert float(loss) == pytest.approx(2.0 * 0.25 * (CLASSES * WIDTH + CLASSES))
-    assert not slopes["table"].any()
-    torch.testing.assert_close(slopes["classifier.bias"], torch.full_like(slopes["classifier.bias"], -2.0), **EXACT)
+    assert not gradients["table"].any()
+    torch.testing.assert_close(
+        gradients["classifier.bias"], torch.full_like(gradients["classifier.bias"], -2.0), **EXACT
+    )
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -201,19 +203,19 @@ def test_among_all_the_student_answers_with_all_its_outputs(is_settled: bool, sc
     if is_settled:
         objective = settled(objective, NEW)
     batch, total, factor = draw(NEW, ROWS), 0.0, 0.7 * (TAU**2 if scale == "tau2" else 1.0)
-    for own, said in zip(logits(STUDENT, batch), logits(TEACHER, batch), strict=True):
-        q, p = softmax(own / TAU), softmax(said / TAU)
+    for own, output in zip(logits(STUDENT, batch), logits(TEACHER, batch), strict=True):
+        q, p = softmax(own / TAU), softmax(output / TAU)
         total -= sum(p[c] * math.log(q[c]) for c in range(OLD))
     view = TableView(STUDENT)
     objective(view, [batch])
     assert view.teacher_calls == (0 if is_settled else 1)
-    loss, slopes = value_and_gradients(objective, STUDENT, batch)
+    loss, gradients = value_and_gradients(objective, STUDENT, batch)
     assert float(loss) == pytest.approx(factor * total / len(ROWS), rel=1e-12)
-    own, said = logits(STUDENT, batch) / TAU, logits(TEACHER, batch) / TAU
-    target = torch.cat((said.softmax(-1), torch.zeros(len(ROWS), CLASSES - OLD)), -1)
+    own, output = logits(STUDENT, batch) / TAU, logits(TEACHER, batch) / TAU
+    target = torch.cat((output.softmax(-1), torch.zeros(len(ROWS), CLASSES - OLD)), -1)
     upstream = factor * (own.softmax(-1) - target) / TAU / len(ROWS)
-    torch.testing.assert_close(slopes["classifier.bias"], upstream.sum(0), **EXACT)
-    assert (slopes["classifier.bias"][OLD:] > 0).all(), "outputs that are not spoken of are lowered"
+    torch.testing.assert_close(gradients["classifier.bias"], upstream.sum(0), **EXACT)
+    assert (gradients["classifier.bias"][OLD:] > 0).all(), "outputs that are not spoken of are lowered"
 
 
 def test_among_all_by_numbers() -> None:

@@ -23,10 +23,10 @@ def sigmoid(x: float) -> float:
 def test_examples_of_old_and_of_new_classes_weigh_by_their_own_mean(old: int, rows: tuple[int, ...]) -> None:
     batch = draw(DATA, rows)
     labels = batch.data["label"].tolist()
-    said = logits(STUDENT, batch).tolist()
-    gaps = [1 - sigmoid(z[label]) for z, label in zip(said, labels, strict=True)]
+    output = logits(STUDENT, batch).tolist()
+    gaps = [1 - sigmoid(z[label]) for z, label in zip(output, labels, strict=True)]
     expected = 0.0
-    for z, label, gap in zip(said, labels, gaps, strict=True):
+    for z, label, gap in zip(output, labels, gaps, strict=True):
         alike = [g for g, other in zip(gaps, labels, strict=True) if (other < old) == (label < old)]
         for c in range(CLASSES):
             p = sigmoid(z[c]) if c == label else 1 - sigmoid(z[c])
@@ -46,21 +46,21 @@ def test_before_there_are_old_classes_all_weigh_the_same() -> None:
 def test_weights_have_no_gradient() -> None:
     """Of one example alone the weight is 1, whatever its gap: the loss is the plain binary cross-entropy."""
     batch = draw(DATA, (3,))
-    _, slopes = value_and_gradients(CompensatedCrossEntropy(OLD), STUDENT, batch)
+    _, gradients = value_and_gradients(CompensatedCrossEntropy(OLD), STUDENT, batch)
     truth = torch.nn.functional.one_hot(batch.data["label"], CLASSES).double()
     expected = (logits(STUDENT, batch).sigmoid() - truth)[0] / CLASSES
-    torch.testing.assert_close(slopes["classifier.bias"], expected, **EXACT)
+    torch.testing.assert_close(gradients["classifier.bias"], expected, **EXACT)
     two = draw(DATA, (3, 5))
-    _, slopes = value_and_gradients(CompensatedCrossEntropy(OLD), STUDENT, two)
+    _, gradients = value_and_gradients(CompensatedCrossEntropy(OLD), STUDENT, two)
     gaps = 1 - logits(STUDENT, two).sigmoid()[:, 3]
     errors = logits(STUDENT, two).sigmoid() - torch.nn.functional.one_hot(two.data["label"], CLASSES)
     expected = (gaps / gaps.mean())[:, None] * errors
-    torch.testing.assert_close(slopes["classifier.bias"], expected.mean(0) / CLASSES, **EXACT)
+    torch.testing.assert_close(gradients["classifier.bias"], expected.mean(0) / CLASSES, **EXACT)
 
 
 def test_certain_examples_stay_finite() -> None:
     sure = {**STUDENT, "classifier.weight": STUDENT["classifier.weight"] * 0}
     sure["classifier.bias"] = torch.tensor([900.0, -900, -900, -900, -900]).double()
-    loss, slopes = value_and_gradients(CompensatedCrossEntropy(OLD), sure, draw(DATA, (0, 7)))
+    loss, gradients = value_and_gradients(CompensatedCrossEntropy(OLD), sure, draw(DATA, (0, 7)))
     assert float(loss) == 0.0
-    assert all(bool(torch.isfinite(slope).all()) for slope in slopes.values())
+    assert all(bool(torch.isfinite(slope).all()) for slope in gradients.values())

@@ -56,7 +56,7 @@ def test_where_images_are_answered_one_by_one_nothing_changes(known: bool) -> No
     if known:
         terms = [term.cache_teachers(TableOutputs(PAST), PAST, 1) for term in terms]  # type: ignore[arg-type]
     batches = draw(NEW, (7, 2, 5, 0)), draw(PAST, (1, 3, 8))
-    (loss, slopes), (other, others) = (value_and_gradients(term, STUDENT, *batches) for term in terms)
+    (loss, gradients), (other, others) = (value_and_gradients(term, STUDENT, *batches) for term in terms)
     torch.testing.assert_close(loss, other, **EXACT)
-    for name, slope in slopes.items():
+    for name, slope in gradients.items():
         torch.testing.assert_close(slope, others[name], **EXACT)

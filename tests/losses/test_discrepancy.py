@@ -315,14 +315,14 @@ def test_choice_is_greedy(table: list[list[int]], count: int, metric: Any) -> No
 @pytest.fixture(scope="module")
 def rounds() -> list[tuple[Tensor, list[int]]]:
     """Return (label counts of 100 clients, a cohort of ten) for rounds of CIFAR-10 in ExDir(2, 0.5)."""
-    train, drawn = {"label": torch.arange(50_000) % 10}, []
+    train, sampled = {"label": torch.arange(50_000) % 10}, []
     for seed in range(8):
         counts = (
             ExDir(num_clients=100, classes_per_client=2, alpha=0.5).split(train, 10, seed).counts(train["label"], 10)
         )
         generator = torch.Generator().manual_seed(seed)
-        drawn += [(counts, torch.randperm(100, generator=generator)[:10].tolist()) for _ in range(20)]
-    return drawn
+        sampled += [(counts, torch.randperm(100, generator=generator)[:10].tolist()) for _ in range(20)]
+    return sampled
 
 
 @pytest.mark.parametrize("amount", [1e-2, 1e-4, 1e-6, 1e-8])

@@ -195,8 +195,8 @@ def test_settled_on_some_rows_of_a_larger_data_set() -> None:
     for index in ([0, 1, 2, 3, 4], [4, 2], [3], [1, 0, 4]):
         batch = draw(data, index)
         asked = value_and_gradient(objective, Table(random_table(1)), batch)
-        told = value_and_gradient(settled, TeacherlessView(random_table(1)), batch)
-        torch.testing.assert_close(told, asked, rtol=EXACT, atol=EXACT)
+        output = value_and_gradient(settled, TeacherlessView(random_table(1)), batch)
+        torch.testing.assert_close(output, asked, rtol=EXACT, atol=EXACT)
 
 
 def test_a_pass_in_any_order_has_the_same_mean() -> None:
@@ -215,8 +215,8 @@ def test_settled_in_float32_says_the_same_to_rounding() -> None:
     objective = CrossEntropy() + three_teachers(dtype=torch.float32)
     student = random_table(1, dtype=torch.float32)
     asked = value_and_gradient(objective, Table(student), batch)
-    told = value_and_gradient(cache_teachers(objective, data), TeacherlessView(student), batch)
-    torch.testing.assert_close(told, asked, rtol=1e-5, atol=1e-5)
+    output = value_and_gradient(cache_teachers(objective, data), TeacherlessView(student), batch)
+    torch.testing.assert_close(output, asked, rtol=1e-5, atol=1e-5)
 
 
 def test_settled_objective_follows_the_student() -> None:
@@ -225,8 +225,8 @@ def test_settled_objective_follows_the_student() -> None:
     settled = cache_teachers(objective, data)
     for seed in (1, 2):
         asked = value_and_gradient(objective, Table(random_table(seed)), batch)
-        told = value_and_gradient(settled, TeacherlessView(random_table(seed)), batch)
-        torch.testing.assert_close(told, asked, rtol=EXACT, atol=EXACT)
+        output = value_and_gradient(settled, TeacherlessView(random_table(seed)), batch)
+        torch.testing.assert_close(output, asked, rtol=EXACT, atol=EXACT)
 
 
 def test_settling_changes_nothing_but_teachers_on_that_data() -> None:

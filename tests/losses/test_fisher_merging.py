@@ -36,8 +36,8 @@ def test_new_rows_are_free() -> None:
     """1000 * 1/2 * sum F (w - w*)^2 over what the model before had."""
     fisher = {name: tensor.abs() for name, tensor in model(6, 4, 3, seed=3).items()}
     penalty = QuadraticPenalty(pad_rows(OLD, NEW), 500.0, pad_rows(fisher, NEW))
-    loss, slopes = value_and_gradients(penalty, NEW, draw(data([0] * 6), (0, 1)))
+    loss, gradients = value_and_gradients(penalty, NEW, draw(data([0] * 6), (0, 1)))
     moved = {name: (NEW[name][: len(tensor)] - tensor).square() for name, tensor in OLD.items()}
     assert float(loss) == pytest.approx(500.0 * sum(float((fisher[name] * moved[name]).sum()) for name in moved))
-    assert not slopes["classifier.weight"][3:].any()
-    assert slopes["classifier.weight"][:3].all()
+    assert not gradients["classifier.weight"][3:].any()
+    assert gradients["classifier.weight"][:3].all()

@@ -34,8 +34,8 @@ def test_sampled_features_spread_around_their_class() -> None:
     found, labels = known.sample(600, torch.Generator().manual_seed(0))
     assert found.shape == (600, 50)
     assert set(labels.tolist()) == {4, 7, 9}
-    for place, c in enumerate((4, 7, 9)):
-        own = found[labels == c] - known.means[place]
+    for location, c in enumerate((4, 7, 9)):
+        own = found[labels == c] - known.means[location]
         assert 150 < len(own) < 250
         assert float(own.std()) == pytest.approx(0.5, rel=0.05)
         assert float(own.mean().abs()) < 0.05
@@ -51,13 +51,13 @@ def known(classes: list[int], means: list[list[float]], examples: list[int], rad
 def test_prototypes_from_elsewhere_are_looked_at() -> None:
     good = known([2, 3], [[1.0], [2.0]], [3, 1], 0.5)
     assert good.validate(range(2, 4), 1, 100) is None
-    for bad, said in (
+    for bad, output in (
         (known([1], [[1.0]], [3], 0.5), "[1], which are no classes"),
         (known([2], [[1.0, 2.0]], [3], 0.5), "shape [1, 2] for 1 classes, not [1, 1]"),
         (known([2, 3], [[1.0], [2.0]], [3], 0.5), "for 2 classes"),
         (known([2], [[1.0]], [0], 0.5), "no examples"),
     ):
-        assert said in str(bad.validate(range(2, 4), 1, 100))
+        assert output in str(bad.validate(range(2, 4), 1, 100))
 
 
 def test_newer_classes_are_added_and_the_first_radius_may_stay() -> None:
@@ -90,15 +90,15 @@ def test_prototypes_of_all_parties_are_means_over_their_examples() -> None:
 
 def test_the_classifier_sees_prototypes_and_the_features_do_not() -> None:
     given, labels = noise(EXAMPLES, WIDTH, seed=9), torch.arange(EXAMPLES) % CLASSES
-    loss, slopes = value_and_gradients(PrototypeCrossEntropy(given, labels), STUDENT, draw(DATA, ROWS))
+    loss, gradients = value_and_gradients(PrototypeCrossEntropy(given, labels), STUDENT, draw(DATA, ROWS))
     expected = 0.0
     for row in ROWS:
         z = (STUDENT["classifier.weight"] @ given[row] + STUDENT["classifier.bias"]).tolist()
         largest = max(z) / 0.1
         expected -= z[int(labels[row])] / 0.1 - largest - math.log(sum(math.exp(v / 0.1 - largest) for v in z))
     assert float(loss) == pytest.approx(expected / len(ROWS), rel=1e-10)
-    assert not slopes["table"].any()
-    assert slopes["classifier.weight"].any()
+    assert not gradients["table"].any()
+    assert gradients["classifier.weight"].any()
 
 
 def test_a_classifier_without_bias_will_do() -> None:
@@ -116,16 +116,16 @@ def test_the_distance_of_features_is_that_of_the_whole_batch(is_settled: bool) -
     batch = draw(DATA, ROWS)
     difference = features(STUDENT, batch) - features(TEACHER, batch)
     expected = math.sqrt(sum(v * v for v in difference.flatten().tolist()))
-    loss, slopes = value_and_gradients(objective, STUDENT, batch)
+    loss, gradients = value_and_gradients(objective, STUDENT, batch)
     assert float(loss) == pytest.approx(expected, rel=1e-12)
-    torch.testing.assert_close(slopes["table"][list(ROWS)], difference / expected, **EXACT)
-    assert not slopes["classifier.weight"].any()
+    torch.testing.assert_close(gradients["table"][list(ROWS)], difference / expected, **EXACT)
+    assert not gradients["classifier.weight"].any()
 
 
-def test_at_the_teacher_itself_the_distance_has_no_slope() -> None:
-    loss, slopes = value_and_gradients(FeatureDistance(STUDENT), STUDENT, draw(DATA, ROWS))
+def test_at_the_teacher_itself_the_distance_has_no_gradient() -> None:
+    loss, gradients = value_and_gradients(FeatureDistance(STUDENT), STUDENT, draw(DATA, ROWS))
     assert float(loss) == 0.0
-    assert not slopes["table"].any()
+    assert not gradients["table"].any()
 
 
 def test_settled_it_asks_nobody() -> None:

@@ -127,10 +127,10 @@ def test_terms_see_every_rotation(is_settled: bool) -> None:
     assert student.asked == (0 if is_settled else 2)
     turned = torch.stack([IMAGES[row].rot90(k, (1, 2)) for row in ROWS for k in range(4)])
     labels = torch.tensor([4 * int(LABELS[row]) + k for row in ROWS for k in range(4)])
-    own, said = logits(STUDENT, turned), logits(TEACHER, turned)
+    own, output = logits(STUDENT, turned), logits(TEACHER, turned)
     expected = cross_entropy(own / 0.1, labels)
     expected = expected + 10 * (features(STUDENT, turned) - features(TEACHER, turned)).norm()
-    probabilities = (said / 2).softmax(-1)
+    probabilities = (output / 2).softmax(-1)
     expected = expected - 3 * (probabilities * (own[:, : 4 * OLD] / 2).log_softmax(-1)).sum(-1).mean()
     torch.testing.assert_close(value, expected, **EXACT)
 
@@ -143,12 +143,12 @@ def test_clients_side_by_side_see_the_same() -> None:
 
     stacked = {name: torch.stack((tensor, tensor + 0.1)) for name, tensor in STUDENT.items()}
     rows = torch.tensor([[1, 2, 3], [4, 5, 0]])
-    slopes, losses = vmap(grad_and_value(loss))(stacked, rows, IMAGES[rows], LABELS[rows])
+    gradients, losses = vmap(grad_and_value(loss))(stacked, rows, IMAGES[rows], LABELS[rows])
     for client in range(2):
         own = {name: tensor[client] for name, tensor in stacked.items()}
         slope, value = grad_and_value(loss)(own, rows[client], IMAGES[rows[client]], LABELS[rows[client]])
         torch.testing.assert_close(losses[client], value, **EXACT)
-        torch.testing.assert_close(slopes["body"][client], slope["body"], **EXACT)
+        torch.testing.assert_close(gradients["body"][client], slope["body"], **EXACT)
 
 
 def test_only_the_first_data_set_is_turned() -> None:

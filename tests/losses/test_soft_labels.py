@@ -69,13 +69,13 @@ def test_logits_are_matched_in_squares() -> None:
 @pytest.mark.parametrize(("start", "count"), [(0, 3), (3, 2), (1, 1)])
 @pytest.mark.parametrize(("tau", "scale"), [(1.0, "none"), (2.0, "none"), (2.0, "tau2")])
 def test_taught_among_all_outputs(start: int, count: int, tau: float, scale: Any) -> None:
-    said = noise(EXAMPLES, count, seed=3)
+    output = noise(EXAMPLES, count, seed=3)
     batch, total = draw(PUBLIC, ROWS), 0.0
     for own, row in zip(logits(STUDENT, batch), ROWS, strict=True):
-        p = torch.softmax(said[row] / tau, 0).tolist()
+        p = torch.softmax(output[row] / tau, 0).tolist()
         everything = math.log(sum(math.exp(z / tau) for z in own.tolist()))
         total -= sum(p[c] * (own[start + c].item() / tau - everything) for c in range(count))
-    term = soft_label_loss(said, PUBLIC, tau, 0.7, start=start, scale=scale, num_outputs=CLASSES)
+    term = soft_label_loss(output, PUBLIC, tau, 0.7, start=start, scale=scale, num_outputs=CLASSES)
     value, gradients = value_and_gradients(term, STUDENT, batch)
     factor = 0.7 * (tau**2 if scale == "tau2" else 1.0)
     torch.testing.assert_close(value.item(), factor * total / len(ROWS), **EXACT)
@@ -83,16 +83,16 @@ def test_taught_among_all_outputs(start: int, count: int, tau: float, scale: Any
 
 
 def test_where_all_classes_are_spoken_of_it_makes_no_difference() -> None:
-    said, batch = noise(EXAMPLES, CLASSES, seed=3), draw(PUBLIC, ROWS)
+    output, batch = noise(EXAMPLES, CLASSES, seed=3), draw(PUBLIC, ROWS)
     ways = [
-        value_and_gradients(soft_label_loss(said, PUBLIC, 2.0, num_outputs=n), STUDENT, batch) for n in (0, CLASSES)
+        value_and_gradients(soft_label_loss(output, PUBLIC, 2.0, num_outputs=n), STUDENT, batch) for n in (0, CLASSES)
     ]
     assert torch.equal(ways[0][0], ways[1][0])
     assert all(torch.equal(ways[0][1][name], slope) for name, slope in ways[1][1].items())
 
 
 def test_squared_temperature_scales_exactly() -> None:
-    said, batch = noise(EXAMPLES, 3, seed=3), draw(PUBLIC, ROWS)
-    plain, scaled = (soft_label_loss(said, PUBLIC, 2.0, scale=scale) for scale in ("none", "tau2"))  # type: ignore[arg-type]
+    output, batch = noise(EXAMPLES, 3, seed=3), draw(PUBLIC, ROWS)
+    plain, scaled = (soft_label_loss(output, PUBLIC, 2.0, scale=scale) for scale in ("none", "tau2"))  # type: ignore[arg-type]
     one, other = (value_and_gradients(term, STUDENT, batch)[0] for term in (plain, scaled))
     torch.testing.assert_close(4 * one, other, **EXACT)

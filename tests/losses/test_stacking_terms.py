@@ -64,10 +64,10 @@ def test_stacked_clients(name: str) -> None:
     stacked = {key: torch.stack((tensor, tensor + 0.1)) for key, tensor in STUDENT.items()}
     rows = torch.tensor([[1, 2, 3], [4, 5, 6]])
     columns = rows, DATA["input"][rows], DATA["label"][rows]
-    slopes, losses = vmap(grad_and_value(loss))(stacked, *columns)
+    gradients, losses = vmap(grad_and_value(loss))(stacked, *columns)
     for client in range(2):
         own = {key: tensor[client] for key, tensor in stacked.items()}
         slope, value = grad_and_value(loss)(own, *(column[client] for column in columns))
         torch.testing.assert_close(losses[client], value, **EXACT)
         for key in own:
-            torch.testing.assert_close(slopes[key][client], slope[key], **EXACT)
+            torch.testing.assert_close(gradients[key][client], slope[key], **EXACT)

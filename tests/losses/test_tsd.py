@@ -27,8 +27,8 @@ def sigmoid(x: float) -> float:
 def by_hand(old: Tensor, student: Tensor, labels: list[int], reading: TSDReading, reduction: Reduction) -> float:
     """Return the loss as the papers write it, a binary cross-entropy of every example and class."""
     total = 0.0
-    for said, own, label in zip(old.tolist(), student.tolist(), labels, strict=True):
-        joined = [*said, *own[OLD:]]
+    for output, own, label in zip(old.tolist(), student.tolist(), labels, strict=True):
+        joined = [*output, *own[OLD:]]
         powers = [math.exp(z) for z in joined]
         for c in range(CLASSES):
             target = float(c == label)
@@ -37,7 +37,7 @@ def by_hand(old: Tensor, student: Tensor, labels: list[int], reading: TSDReading
             elif reading == "recombined_softmax":
                 p = powers[c] / sum(powers)
             else:
-                p, target = sigmoid(own[c]), sigmoid(said[c]) if c < OLD else target
+                p, target = sigmoid(own[c]), sigmoid(output[c]) if c < OLD else target
             total -= target * math.log(p) + (1 - target) * math.log(1 - p)
     return total / len(labels) / (CLASSES if reduction == "mean" else 1)
 
@@ -53,34 +53,34 @@ def test_each_reading_is_its_formula(reading: TSDReading, reduction: Reduction, 
     assert float(loss) == pytest.approx(expected, rel=1e-10)
 
 
-def slopes_of(reading: TSDReading) -> dict[str, Tensor]:
+def gradients_of(reading: TSDReading) -> dict[str, Tensor]:
     return value_and_gradients(TSD(TEACHER, OLD, reading, "sum"), STUDENT, draw(DATA, ROWS))[1]
 
 
 def test_as_printed_it_is_the_binary_cross_entropy_of_the_new_rows_alone() -> None:
-    slopes = slopes_of("recombined_sigmoid")
-    assert not slopes["classifier.weight"][:OLD].any()
-    assert not slopes["classifier.bias"][:OLD].any()
+    gradients = gradients_of("recombined_sigmoid")
+    assert not gradients["classifier.weight"][:OLD].any()
+    assert not gradients["classifier.bias"][:OLD].any()
     batch = draw(DATA, ROWS)
     truth = torch.nn.functional.one_hot(batch.data["label"], CLASSES).double()
     expected = (logits(STUDENT, batch).sigmoid() - truth)[:, OLD:].sum(0) / len(ROWS)
-    torch.testing.assert_close(slopes["classifier.bias"][OLD:], expected, **EXACT)
+    torch.testing.assert_close(gradients["classifier.bias"][OLD:], expected, **EXACT)
 
 
 def test_through_a_softmax_old_logits_compete_but_old_rows_learn_nothing() -> None:
-    slopes = slopes_of("recombined_softmax")
-    assert not slopes["classifier.weight"][:OLD].any()
+    gradients = gradients_of("recombined_softmax")
+    assert not gradients["classifier.weight"][:OLD].any()
     higher = {**TEACHER, "classifier.bias": TEACHER["classifier.bias"] + 1}
     other = value_and_gradients(TSD(higher, OLD, "recombined_softmax", "sum"), STUDENT, draw(DATA, ROWS))[1]
-    assert not torch.allclose(other["classifier.bias"], slopes["classifier.bias"])
+    assert not torch.allclose(other["classifier.bias"], gradients["classifier.bias"])
 
 
 def test_as_in_glfc_old_rows_are_taught() -> None:
-    slopes = slopes_of("glfc")
+    gradients = gradients_of("glfc")
     batch = draw(DATA, ROWS)
-    own, said = logits(STUDENT, batch).sigmoid(), logits(TEACHER, batch).sigmoid()
-    torch.testing.assert_close(slopes["classifier.bias"][:OLD], (own[:, :OLD] - said).sum(0) / len(ROWS), **EXACT)
-    assert slopes["classifier.weight"][:OLD].any()
+    own, output = logits(STUDENT, batch).sigmoid(), logits(TEACHER, batch).sigmoid()
+    torch.testing.assert_close(gradients["classifier.bias"][:OLD], (own[:, :OLD] - output).sum(0) / len(ROWS), **EXACT)
+    assert gradients["classifier.weight"][:OLD].any()
 
 
 def test_the_sum_over_classes_is_so_many_times_the_mean() -> None:

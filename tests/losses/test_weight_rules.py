@@ -75,7 +75,7 @@ def confidence_weights(teachers: Tensor) -> list[list[float]]:
     return [[(1 - math.exp(ce[k][i]) / total[i]) / (count - 1) for i in range(EXAMPLES)] for k in range(count)]
 
 
-def lesson(rule: WeightRule, teachers: Tensor, student: Tensor, tau: float) -> Tensor:
+def distillation(rule: WeightRule, teachers: Tensor, student: Tensor, tau: float) -> Tensor:
     return decoupled_loss(student, LABELS, merge(teachers, LABELS, *rule(teachers, LABELS, tau), tau), tau)
 
 
@@ -94,7 +94,7 @@ def test_rules_are_their_formulas(name: str, count: int, tau: float) -> None:
         "entropy": (FullKLByEntropy(1.7), [[1.7 * w for w in row] for row in entropy_weights(teachers)]),
         "confidence": (FullKLByConfidence(1.7), [[1.7 * w for w in row] for row in confident]),
     }[name]
-    got = lesson(rule, teachers, student, tau)
+    got = distillation(rule, teachers, student, tau)
     torch.testing.assert_close(got, naive(weights, teachers, student, tau), **EXACT)
 
 
@@ -102,12 +102,12 @@ def test_rules_are_their_formulas(name: str, count: int, tau: float) -> None:
 def test_whole_is_the_divergence_itself(tau: float) -> None:
     """By PyTorch's own divergence, value and gradient."""
     teacher, student = logits(1), logits(1, seed=9)[0].requires_grad_()
-    got = lesson(FullKL(1.0), teacher, student, tau).mean()
+    got = distillation(FullKL(1.0), teacher, student, tau).mean()
     log_s, log_t = (student / tau).log_softmax(-1), (teacher[0] / tau).log_softmax(-1)
     expected = torch.nn.functional.kl_div(log_s, log_t, log_target=True, reduction="batchmean")
     torch.testing.assert_close(got, expected, **EXACT)
-    slopes = [torch.autograd.grad(loss, student, retain_graph=True)[0] for loss in (got, expected)]
-    torch.testing.assert_close(*slopes, **EXACT)
+    gradients = [torch.autograd.grad(loss, student, retain_graph=True)[0] for loss in (got, expected)]
+    torch.testing.assert_close(*gradients, **EXACT)
 
 
 def test_weights_add_up_to_what_the_papers_say() -> None:
@@ -158,7 +158,7 @@ def test_teachers_without_any_entropy_count_alike() -> None:
 def test_extreme_teachers_leave_finite_weights_and_gradients(rule: WeightRule, size: float) -> None:
     teachers = logits(3, size=size).float()
     student = logits(1, seed=4, size=size)[0].float().requires_grad_()
-    loss = lesson(rule, teachers, student, 1.0).sum()
+    loss = distillation(rule, teachers, student, 1.0).sum()
     (slope,) = torch.autograd.grad(loss, student)
     assert torch.isfinite(loss)
     assert torch.isfinite(slope).all()
@@ -250,11 +250,11 @@ def test_quadratic() -> None:
     assert evaluated(QuadraticPenalty(anchor, 0.5), WeightsView([1.0, -1.0])) == (0.0, [0.0, 0.0])
     for penalty in (QuadraticPenalty(anchor, 0.7), curved):
         _, slope = evaluated(penalty, WeightsView([3.0, 2.0]))
-        told = penalty.gradient({"slope": torch.tensor([3.0, 2.0]), "free": torch.ones(2)})
-        assert {name: tensor.tolist() for name, tensor in told.items()} == {"slope": pytest.approx(slope)}
+        text = penalty.gradient({"slope": torch.tensor([3.0, 2.0]), "free": torch.ones(2)})
+        assert {name: tensor.tolist() for name, tensor in text.items()} == {"slope": pytest.approx(slope)}
 
 
-def test_slope() -> None:
+def test_gradient() -> None:
     given = {"slope": torch.tensor([5.0, -0.5]), "buffer": torch.tensor([7])}
     loss, slope = evaluated(LinearTerm(given), WeightsView([3.0, 2.0]))
     assert loss == pytest.approx(5 * 3 - 0.5 * 2)
@@ -314,12 +314,12 @@ def test_contrast_of_dead_features_is_finite() -> None:
 def test_weighted_cross_entropy() -> None:
     rows, weight = [3, 0, 6, 4], torch.tensor([0.2, 0.0, 3.0], dtype=torch.float64)
     view = WeightsView([0.8, 0.4])
-    said, labels = view.logits(batch(rows)).detach(), batch(rows).data["label"]
+    output, labels = view.logits(batch(rows)).detach(), batch(rows).data["label"]
     assert set(labels.tolist()) == {0, 1}
-    each = [-weight[y].item() * math.log(softmax(z)[y]) for z, y in zip(said, labels.tolist(), strict=True)]
+    each = [-weight[y].item() * math.log(softmax(z)[y]) for z, y in zip(output, labels.tolist(), strict=True)]
     loss, slope = evaluated(WeightedCrossEntropy(weight), view, rows)
     assert loss == pytest.approx(sum(each) / len(rows)), "divided by the examples, not by their weights"
-    divided = cross_entropy(said, labels, weight=weight).item()
+    divided = cross_entropy(output, labels, weight=weight).item()
     assert loss != pytest.approx(divided, rel=0.1)
     plain = evaluated(CrossEntropy(), view, rows)
     ones = evaluated(WeightedCrossEntropy(torch.ones(3, dtype=torch.float64)), view, rows)

@@ -71,8 +71,8 @@ def test_golden() -> None:
 @pytest.mark.parametrize("support", [False, True])
 @few
 @given(pairs)
-def test_it_is_the_formula(support: bool, drawn: list[tuple[int, float]]) -> None:
-    counts, accuracies = zip(*drawn, strict=True)
+def test_it_is_the_formula(support: bool, sampled: list[tuple[int, float]]) -> None:
+    counts, accuracies = zip(*sampled, strict=True)
     assume(sum(counts))
     got = kold(counts, accuracies, support=support)
     assert got == pytest.approx(by_hand(counts, accuracies, support), nan_ok=True)
@@ -172,7 +172,7 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def weighed(seen: list[Any], value: Callable[[Any], float]) -> float:
-    """Return the mean over visits by examples, of those that have a value."""
+    """Return the mean over local trainings by examples, of those that have a value."""
     known: list[tuple[int, float]] = [(sum(v[1]), value(v)) for v in seen if not math.isnan(value(v))]
     return sum(n * v for n, v in known) / sum(n for n, _ in known)
 
@@ -182,15 +182,15 @@ def test_kold_of_a_run(watched: tuple[TrialResult, list[Any]], support: bool) ->
     """By examples over the cohort; rounds together, whose cohorts are of nearly one size."""
     trial, seen = watched
     got = trial.kold(support=support)
-    for place in (0, 1):
-        expected = weighed(seen, lambda visit, i=place: by_hand(visit[1], visit[2], support)[i])  # type: ignore[misc]
-        assert got[place] == pytest.approx(expected, abs=1e-6)
+    for location in (0, 1):
+        expected = weighed(seen, lambda local_model, i=location: by_hand(local_model[1], local_model[2], support)[i])  # type: ignore[misc]
+        assert got[location] == pytest.approx(expected, abs=1e-6)
     if not support:
         assert (trial.kold_in, trial.kold_out) == pytest.approx(got)
     assert got[0] > got[1], "clients know more of their own classes"
-    everything = sum(min(visit[1]) > 0 for visit in seen)
+    everything = sum(min(local_model[1]) > 0 for local_model in seen)
     assert everything == 0 if trial.partition["scheme"] == "exdir" else 0 < everything < len(seen)
-    unweighted = np.nanmean([by_hand(visit[1], visit[2], support)[0] for visit in seen])
+    unweighted = np.nanmean([by_hand(local_model[1], local_model[2], support)[0] for local_model in seen])
     assert got[0] != pytest.approx(unweighted, abs=1e-5)
 
 
@@ -199,16 +199,16 @@ def test_how_far_clients_differ_in_it(watched: tuple[TrialResult, list[Any]], su
     """The standard deviation over the clients of a round, of those that have a value, and its mean over rounds."""
     trial, seen = watched
     got = trial.kold_spread(support=support)
-    for place in (0, 1):
+    for location in (0, 1):
         spreads = []
         for number in (1, 2, 3):
-            values = [by_hand(v[1], v[2], support)[place] for v in seen if v[0] == number]
+            values = [by_hand(v[1], v[2], support)[location] for v in seen if v[0] == number]
             known = [value for value in values if not math.isnan(value)]
             mean = sum(known) / len(known)
             if len(known) > 1:
                 spreads.append(math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1)))
-        assert got[place] == pytest.approx(sum(spreads) / len(spreads), abs=1e-6)
-        assert got[place] > 0 or (support and place), "nobody knows anything of what it has not seen"
+        assert got[location] == pytest.approx(sum(spreads) / len(spreads), abs=1e-6)
+        assert got[location] > 0 or (support and location), "nobody knows anything of what it has not seen"
 
 
 def test_both_definitions_are_columns_of_the_report(watched: tuple[TrialResult, list[Any]]) -> None:
@@ -235,7 +235,7 @@ def test_accuracy_of_local_models(watched: tuple[TrialResult, list[Any]]) -> Non
     history: Mapping[int, float] = trial.local_history
     assert list(history) == [1, 2, 3]
     for number, value in history.items():
-        assert value == pytest.approx(np.mean([visit[3] for visit in seen if visit[0] == number]))
+        assert value == pytest.approx(np.mean([local_model[3] for local_model in seen if local_model[0] == number]))
     assert trial.local_accuracy == pytest.approx(np.mean(list(history.values())))
 
 

@@ -37,15 +37,15 @@ def test_those_of_several_parties_are_stacked() -> None:
     assert stack_dense([], LAYERS) == {}
 
 
-@pytest.mark.parametrize("place", [-1, 8])
-def test_places_that_do_not_exist_are_a_fault(place: int) -> None:
-    few = SparseTensors(torch.ones(1), torch.tensor([place], dtype=torch.int32))
+@pytest.mark.parametrize("location", [-1, 8])
+def test_places_that_do_not_exist_are_a_fault(location: int) -> None:
+    few = SparseTensors(torch.ones(1), torch.tensor([location], dtype=torch.int32))
     assert "8 that there are" in str(few.fault(8))
 
 
-@pytest.mark.parametrize("places", [[3, 3], [3, 1]])
-def test_a_place_is_told_once(places: list[int]) -> None:
-    few = SparseTensors(torch.ones(2), torch.tensor(places, dtype=torch.int32))
+@pytest.mark.parametrize("locations", [[3, 3], [3, 1]])
+def test_a_place_is_told_once(locations: list[int]) -> None:
+    few = SparseTensors(torch.ones(2), torch.tensor(locations, dtype=torch.int32))
     assert "not in rising order, each once" in str(few.fault(8))
 
 
@@ -77,8 +77,8 @@ def test_weights_are_computed_from_their_parts() -> None:
     model = {**LAYERS, "bias": torch.ones(3), "mask.a": torch.tensor([0.0, 100.0, -100.0])}
     model |= {"adaptive.a": torch.full((3, 2), 0.5), "attention.a": torch.tensor([2.0, -1.0])}
     others = {"a": torch.stack((torch.ones(3, 2), torch.full((3, 2), 3.0)))}
-    made = FedWeITParametrization(others)(model)
-    assert list(made) == ["a", "b", "bias"]
-    torch.testing.assert_close(made["a"], torch.tensor([[0.5, -1.0], [0.1, 3.0], [0.0, 0.0]]) + 0.5 + 2 - 3)
-    assert made["b"] is LAYERS["b"]
-    torch.testing.assert_close(FedWeITParametrization()(model)["a"], made["a"] + 1)
+    result = FedWeITParametrization(others)(model)
+    assert list(result) == ["a", "b", "bias"]
+    torch.testing.assert_close(result["a"], torch.tensor([[0.5, -1.0], [0.1, 3.0], [0.0, 0.0]]) + 0.5 + 2 - 3)
+    assert result["b"] is LAYERS["b"]
+    torch.testing.assert_close(FedWeITParametrization()(model)["a"], result["a"] + 1)

@@ -1,4 +1,4 @@
-"""ResNets: sizes and strides worked out by hand, the network as plain formulas, and batch norm through an engine."""
+"""ResNets: sizes and strides by hand, the network as plain formulas, and batch norm through a simulation."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_the_norm_is_an_option() -> None:
         ResNet18(norm="layer")  # type: ignore[arg-type]
 
 
-# Through an engine
+# Through a simulation
 
 
 def squares(sizes: tuple[int, ...]) -> Federation:
@@ -242,8 +242,8 @@ def squares(sizes: tuple[int, ...]) -> Federation:
     return replace(small, dataset=replace(data, train=grown(data.train), test=grown(data.test)))
 
 
-def engine(norm: Norm, sizes: tuple[int, ...], batch_size: int) -> Simulation:
-    return tiny.engine(
+def simulation(norm: Norm, sizes: tuple[int, ...], batch_size: int) -> Simulation:
+    return tiny.simulation(
         FedAvg(),
         factory=lambda: ResNet18(norm=norm).build((1, 8, 8), tiny.CLASSES),
         federation=squares(sizes),
@@ -253,8 +253,8 @@ def engine(norm: Norm, sizes: tuple[int, ...], batch_size: int) -> Simulation:
 
 
 @pytest.fixture(scope="module")
-def played() -> tuple[Simulation, dict[str, Fit]]:
-    """An engine after one round with batch norm, and what its clients sent: 5, 2 and 1 examples, in batches of 2."""
+def run_rounds() -> tuple[Simulation, dict[str, Fit]]:
+    """A simulation after one round with batch norm, and what its clients sent: 5, 2 and 1 examples, in twos."""
     fits: dict[str, Fit] = {}
     fit = LocalParty.fit
 
@@ -262,45 +262,45 @@ def played() -> tuple[Simulation, dict[str, Fit]]:
         fits[self.name] = fit(self, *args, **kwargs)
         return fits[self.name]
 
-    played = engine("batch", (5, 2, 1), batch_size=2)
+    run_rounds = simulation("batch", (5, 2, 1), batch_size=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalParty, "fit", spy)
-        (record,) = tiny.played(played)
+        (record,) = tiny.run_rounds(run_rounds)
     assert not record["lost"]
-    return played, fits
+    return run_rounds, fits
 
 
-def test_no_batch_is_of_one_example(played: tuple[Simulation, dict[str, Fit]]) -> None:
-    _, fits = played
+def test_no_batch_is_of_one_example(run_rounds: tuple[Simulation, dict[str, Fit]]) -> None:
+    _, fits = run_rounds
     assert {name: fit.num_steps for name, fit in fits.items()} == {"0": 2, "1": 1, "2": 0}, "2 and 3, 2, none"
     counters = {name: fit.model["body.norm.num_batches_tracked"].item() for name, fit in fits.items()}
     assert counters == {"0": 2, "1": 1, "2": 0}
 
 
 def test_running_statistics_are_averaged_by_examples_and_counters_kept(
-    played: tuple[Simulation, dict[str, Fit]],
+    run_rounds: tuple[Simulation, dict[str, Fit]],
 ) -> None:
-    engine, fits = played
-    model, first = engine.server.model, next(iter(fits.values()))
+    simulation, fits = run_rounds
+    model, first = simulation.server.model, next(iter(fits.values()))
     statistics = [name for name in model if name.endswith(("running_mean", "running_var"))]
     assert len(statistics) == 2 * 20
     for name in statistics:
         expected = sum(n * fits[client].model[name].double() for client, n in (("0", 5), ("1", 2), ("2", 1))) / 8
         torch.testing.assert_close(model[name].double(), expected, rtol=1e-5, atol=1e-6)
-        assert not torch.equal(model[name], engine.context.runner.initial[name])
+        assert not torch.equal(model[name], simulation.context.runner.initial[name])
     for name in model:
         if name.endswith("num_batches_tracked"):
             assert model[name].dtype == torch.int64
             assert torch.equal(model[name], first.model[name])
 
 
-def test_a_teacher_hears_each_image_alone_and_learns_nothing(played: tuple[Simulation, dict[str, Fit]]) -> None:
-    engine, fits = played
+def test_a_teacher_hears_each_image_alone_and_learns_nothing(run_rounds: tuple[Simulation, dict[str, Fit]]) -> None:
+    simulation, fits = run_rounds
     model = fits["0"].model
     before = {name: tensor.clone() for name, tensor in model.items()}
-    assert engine.context.runner.train_network.training, "as the last fit left it"
+    assert simulation.context.runner.train_network.training, "as the last fit left it"
     x = images((1, 8, 8), 3)
-    for ask in (engine.context.runner.logits, engine.context.runner.features):
+    for ask in (simulation.context.runner.logits, simulation.context.runner.features):
         together, alone = ask(model, x), torch.cat([ask(model, image[None]) for image in x])
         # Beside the largest: after two steps the statistics lag far behind, and let numbers grow from layer to layer.
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-5 * float(together.abs().max()))
@@ -308,8 +308,8 @@ def test_a_teacher_hears_each_image_alone_and_learns_nothing(played: tuple[Simul
 
 
 def test_group_norm_learns_from_a_single_example() -> None:
-    single = engine("group", (1, 3), batch_size=1)
-    (record,) = tiny.played(single)
+    single = simulation("group", (1, 3), batch_size=1)
+    (record,) = tiny.run_rounds(single)
     assert not record["lost"]
     assert tiny.finite(single.server.model)
     assert not torch.equal(single.server.model["classifier.weight"], single.context.runner.initial["classifier.weight"])

@@ -48,8 +48,8 @@ def assert_same(given: Weights, expected: Weights) -> None:
 
 def assert_apart(given: Weights, *others: Weights) -> None:
     """Assert that no tensor lies in the memory of another."""
-    places = {tensor.data_ptr() for other in others for tensor in other.values()}
-    assert not places & {tensor.data_ptr() for tensor in given.values()}
+    locations = {tensor.data_ptr() for other in others for tensor in other.values()}
+    assert not locations & {tensor.data_ptr() for tensor in given.values()}
 
 
 def test_weights_of_copies_parameters_and_buffers() -> None:

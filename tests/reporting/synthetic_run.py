@@ -115,7 +115,7 @@ def write_trial(
 
 
 def write_demo(path: Path, *, classes: int = 10, rounds: int = 40, labels: Mapping[str, float] | None = None) -> Path:
-    """Write a run like the demo's: three methods, three seeds, losses, an undone round, one seed killed half-way."""
+    """Write a run like the demo: three methods and seeds, losses, a round rolled back, one seed killed half-way."""
     write_run(path, recipe=RECIPE.replace("rounds = 4", f"rounds = {rounds}"))
     labels = labels or {"FedAvg": 0.86, "FedSeq": 0.88, "SFedKD": 0.93}
     names = [f"class {i}" for i in range(classes)] if classes > 10 else [str(i) for i in range(classes)]
@@ -125,15 +125,15 @@ def write_demo(path: Path, *, classes: int = 10, rounds: int = 40, labels: Mappi
         "SFedKD": "Xu et al., SFedKD: Sequential Federated Learning with Discrepancy-Aware Multi-Teacher KD, 2025",
     }
     total = np.full(classes, 36)
-    for place, (label, level) in enumerate(labels.items()):
+    for location, (label, level) in enumerate(labels.items()):
         for seed in range(3):
-            random = np.random.default_rng([place, seed])
-            stop = rounds // 2 if (place, seed) == (2, 2) else rounds
+            random = np.random.default_rng([location, seed])
+            stop = rounds // 2 if (location, seed) == (2, 2) else rounds
             counts = [[0] * classes for _ in range(20)]
             for held in counts:
                 for c in random.choice(classes, 2, replace=False):
                     held[c] = int(random.integers(5, 90))
-            swing = 0.03 if place == 0 else 0.10
+            swing = 0.03 if location == 0 else 0.10
             corrects: list[list[int] | None] = []
             for r in range(1, stop + 1):
                 wave = level * (1 - np.exp(-r / (0.2 * rounds))) + swing * random.normal(size=classes)
@@ -142,14 +142,14 @@ def write_demo(path: Path, *, classes: int = 10, rounds: int = 40, labels: Mappi
             rows: dict[int, dict[str, Any]] = {5: {"lost": {"3": "dropped out"}, "up": 500}}
             if seed == 1:
                 rows[9] = {"lost": {"3": "too late", "7": "not finite: classifier.weight"}, "rolled_back": True}
-            seconds = 0.8 + 0.5 * (place == 2) + 0.05 * random.random()
+            seconds = 0.8 + 0.5 * (location == 2) + 0.05 * random.random()
             write_trial(
                 path, label, seed, corrects, total=total.tolist(), finished=stop == rounds, planned=rounds,
-                rows=rows if place else None, cut='{"task": 1, "rou' if stop < rounds else "", counts=counts,
-                timings=[{"round": r + 1, "train": seconds, "teachers": 0.3 * (place == 2), "evaluate": 0.02}
+                rows=rows if location else None, cut='{"task": 1, "rou' if stop < rounds else "", counts=counts,
+                timings=[{"round": r + 1, "train": seconds, "teachers": 0.3 * (location == 2), "evaluate": 0.02}
                          for r in range(stop)],
                 label_names=names, paper=papers.get(label, ""), cohort_size=10,
-                schedule="sequential" if place else "parallel",
-                options={"teachers": 5, "temperature": 4.0, "selection": "greedy"} if place == 2 else {},
+                schedule="sequential" if location else "parallel",
+                options={"teachers": 5, "temperature": 4.0, "selection": "greedy"} if location == 2 else {},
             )  # fmt: skip
     return path

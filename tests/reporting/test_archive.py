@@ -92,8 +92,8 @@ def test_a_file_that_unpacks_to_more_than_it_says_is_cut_and_refused(tmp_path: P
     """The archive's directory says a hundred bytes; what is packed are a hundred megabytes."""
     path = hostile(tmp_path / "liar.zip", {"run.json": b" " * 100_000_000})
     raw = bytearray(path.read_bytes())
-    place = raw.index(b"PK\1\2")
-    raw[place + 24 : place + 28] = struct.pack("<I", 100)
+    location = raw.index(b"PK\1\2")
+    raw[location + 24 : location + 28] = struct.pack("<I", 100)
     path.write_bytes(raw)
     with pytest.raises(RunError, match=r"run\.json is damaged"):
         read_run(path)

@@ -16,7 +16,7 @@ from fedkeep.reporting.heatmap import class_heatmap
 def pixels(svg: str) -> np.ndarray:
     """Return the picture inside, [classes, clients, 4] in 0..1."""
     image = pytest.importorskip("matplotlib.image")
-    # The colour bar is an image too; only the cells ask not to be smoothed.
+    # The colour bar is an image too; only the trials ask not to be smoothed.
     (found,) = [tag for tag in re.findall(r"<image[^>]*>", svg) if "pixelated" in tag]
     data = re.search(r'data:image/png;base64,([^"]+)"', found)
     assert data

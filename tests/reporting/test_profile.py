@@ -23,9 +23,11 @@ def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
         assert parts["evaluation"] > 0
     console = Console(width=140, record=True, file=(tmp_path / "out").open("w"))
     console.print(profile_table(run))
-    told = console.export_text()
-    assert told.count("SFedKD") == 1, "an average that was served took no time of its own"
-    assert all(part in told for part in ("training", "teachers", "server", "evaluation", "saving", "the rest", "whole"))
+    output = console.export_text()
+    assert output.count("SFedKD") == 1, "an average that was served took no time of its own"
+    assert all(
+        part in output for part in ("training", "teachers", "server", "evaluation", "saving", "the rest", "whole")
+    )
 
 
 def test_steps_and_the_server_by_task(tmp_path: Path) -> None:
@@ -42,6 +44,6 @@ def test_steps_and_the_server_by_task(tmp_path: Path) -> None:
     assert trial.task_seconds("no such part") == [0.0] * 3
     console = Console(width=140, record=True, file=(tmp_path / "out").open("w"))
     console.print(step_table(run))
-    told = console.export_text()
-    assert all(word in told for word in ("train", "server", "task 1", "task 2", "task 3"))
-    assert f"{by_task[1]:.1f}" in told
+    output = console.export_text()
+    assert all(word in output for word in ("train", "server", "task 1", "task 2", "task 3"))
+    assert f"{by_task[1]:.1f}" in output

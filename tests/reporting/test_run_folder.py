@@ -32,7 +32,7 @@ def test_numbers_of_a_cell_are_those_computed_by_hand(tmp_path: Path) -> None:
     np.testing.assert_allclose(trial.forgetting_history, [np.nan, 0.0, 0.2], atol=1e-12)
     assert trial.train_seconds == pytest.approx(4 * 2.5)
     assert trial.seconds("evaluate") == pytest.approx(1.0)
-    # Nine visits in all: 2 + 2 + 2 + 3.
+    # Nine local trainings in all: 2 + 2 + 2 + 3.
     assert trial.down == pytest.approx((3 * 2000 + 3000) / 9)
     assert trial.up == pytest.approx((1000 + 500 + 1000 + 0) / 9)
     assert trial.traffic == 9000 + 2500
@@ -145,8 +145,8 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"trial\.json lacks test_total"):
         read_run(run)
     for wrong in ({"test_total": 5}, {"test_total": ["5", "5"]}, {"seed": "0"}, {"options": []}):
-        told = {"label": "FedAvg", "algorithm": "fedavg", "seed": 0, "test_total": [5, 5]} | wrong
-        write_json(folder / "trial.json", told)
+        output = {"label": "FedAvg", "algorithm": "fedavg", "seed": 0, "test_total": [5, 5]} | wrong
+        write_json(folder / "trial.json", output)
         with pytest.raises(RunError, match=rf"trial\.json holds {next(iter(wrong))} of another kind"):
             read_run(run)
     (folder / "trial.json").write_text("[1]")

@@ -1,4 +1,4 @@
-"""Checkpoints and cell folders: whole or not there, whatever strikes in between."""
+"""Checkpoints and trial folders: whole or not there, whatever strikes in between."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def kill(at: int) -> Callback:
 
 def killed(algorithm: Algorithm[Any, Any], folder: Path, at: int = 2) -> Path:
     with pytest.raises(Killed):
-        run_trial(tiny.engine(algorithm), folder, [kill(at)])
+        run_trial(tiny.simulation(algorithm), folder, [kill(at)])
     return folder
 
 
@@ -74,29 +74,29 @@ def saved_round(folder: Path) -> int:
     return load_manifest(folder / "checkpoint" / manifests(folder / "checkpoint")[0]).round
 
 
-def states(engine: Any) -> dict[str, bytes]:
-    return {client: encode(state) for client, state in sorted(engine.client_states.items())}
+def states(simulation: Any) -> dict[str, bytes]:
+    return {client: encode(state) for client, state in sorted(simulation.client_states.items())}
 
 
 def test_only_what_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, written = tiny.engine(Remembering(), cohort_size=2, rounds=9), []
+    simulation, written = tiny.simulation(Remembering(), cohort_size=2, rounds=9), []
     monkeypatch.setattr(
         module, "atomic_write", lambda path, content, **sync: written.append(path.name) or atomic_write(path, content)
     )
     checkpoint = Checkpoint(tmp_path)
     for number in range(1, 6):
-        cohort = tiny.played(engine, 1)[0]["cohort"]
+        cohort = tiny.run_rounds(simulation, 1)[0]["cohort"]
         written.clear()
-        checkpoint.save(engine, {})
+        checkpoint.save(simulation, {})
         clients = [f"client-{client}-{number}.safetensors" for client in sorted(cohort)]
         assert written == [*clients, f"server-{number}.safetensors", f"model-{number}.safetensors"]
         last = [load_manifest(tmp_path / name) for name in manifests(tmp_path)]
         assert [manifest.round for manifest in last] == [number, number - 1][:number], "the last two are kept"
         on_disk = {path.name for path in tmp_path.iterdir()}
         assert on_disk == {name for manifest in last for name in (manifest.name, *manifest.files)}
-    fresh = tiny.engine(Remembering(), cohort_size=2, rounds=9)
+    fresh = tiny.simulation(Remembering(), cohort_size=2, rounds=9)
     checkpoint.restore(fresh)
-    assert states(fresh) == states(engine)
+    assert states(fresh) == states(simulation)
     assert fresh.finished == 5
 
 
@@ -107,12 +107,12 @@ def test_a_save_that_is_cut_short_at_any_write_loses_nothing(
     """The checkpoint of round 1 stands until that of round 2 is whole; and saving once more works."""
     for cut in range(1, 9):
         folder = tmp_path / str(cut)
-        engine = tiny.engine(algorithm)
+        simulation = tiny.simulation(algorithm)
         checkpoint = Checkpoint(folder)
-        tiny.played(engine, 1)
-        checkpoint.save(engine, {"at": Digest(1, "")})
-        reference = states(engine)
-        tiny.played(engine, 1)
+        tiny.run_rounds(simulation, 1)
+        checkpoint.save(simulation, {"at": Digest(1, "")})
+        reference = states(simulation)
+        tiny.run_rounds(simulation, 1)
         writes: list[str] = []
 
         def failing(path: Path, content: Any, cut: int = cut, writes: list[str] = writes, **sync: Any) -> None:
@@ -125,19 +125,19 @@ def test_a_save_that_is_cut_short_at_any_write_loses_nothing(
             patch.setattr(module, "atomic_write", failing)
             patch.setattr(digests, "atomic_write", failing)
             try:
-                checkpoint.save(engine, {"at": Digest(2, "")})
+                checkpoint.save(simulation, {"at": Digest(2, "")})
             except KeyboardInterrupt:
-                fresh = tiny.engine(algorithm)
+                fresh = tiny.simulation(algorithm)
                 assert Checkpoint(folder).restore(fresh) == {"at": Digest(1, "")}
                 assert states(fresh) == reference
-        checkpoint.save(engine, {"at": Digest(3, "")})
-        fresh = tiny.engine(algorithm)
+        checkpoint.save(simulation, {"at": Digest(3, "")})
+        fresh = tiny.simulation(algorithm)
         assert Checkpoint(folder).restore(fresh) == {"at": Digest(3, "")}
-        assert states(fresh) == states(engine)
+        assert states(fresh) == states(simulation)
 
 
 def test_an_interrupt_while_saving_still_saves_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "whole")
     interrupted = []
 
     def once(path: Path, content: Any, **sync: Any) -> None:
@@ -149,9 +149,9 @@ def test_an_interrupt_while_saving_still_saves_at_the_end(tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(module, "atomic_write", once)
         with pytest.raises(KeyboardInterrupt):
-            run_trial(tiny.engine(SFedKD()), tmp_path / "cut", checkpoint_share=1e9)  # due after every round
+            run_trial(tiny.simulation(SFedKD()), tmp_path / "cut", checkpoint_share=1e9)  # due after every round
     assert saved_round(tmp_path / "cut") == 2
-    run_trial(tiny.engine(SFedKD()), tmp_path / "cut")
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "cut")
     assert (tmp_path / "cut" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
 
 
@@ -160,7 +160,7 @@ def test_an_interrupt_while_saving_still_saves_at_the_end(tmp_path: Path, monkey
 def test_an_interrupt_between_a_round_and_its_records_loses_nothing(
     file: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "whole")
     write, interrupted = JsonlWriter.write, []
 
     def once(log: JsonlWriter, line: dict[str, Any]) -> None:
@@ -174,20 +174,20 @@ def test_an_interrupt_between_a_round_and_its_records_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(JsonlWriter, "write", once)
         with pytest.raises(KeyboardInterrupt):
-            run_trial(tiny.engine(SFedKD()), tmp_path / "cut")
+            run_trial(tiny.simulation(SFedKD()), tmp_path / "cut")
     assert saved_round(tmp_path / "cut") == 2
-    run_trial(tiny.engine(SFedKD()), tmp_path / "cut")
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "cut")
     assert (tmp_path / "cut" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
     rounds = [json.loads(line)["round"] for line in (tmp_path / "cut" / "timings.jsonl").read_text().splitlines()]
     assert rounds == sorted(set(rounds))
 
 
 def test_leftovers_of_a_kill_while_writing_are_cleared(tmp_path: Path) -> None:
-    engine = tiny.engine(SFedKD())
-    tiny.played(engine, 1)
+    simulation = tiny.simulation(SFedKD())
+    tiny.run_rounds(simulation, 1)
     tmp_path.joinpath(".model-7.safetensors.12345.tmp").write_bytes(b"half")
     tmp_path.joinpath("model-7.safetensors").write_bytes(b"never named")
-    Checkpoint(tmp_path).save(engine, {})
+    Checkpoint(tmp_path).save(simulation, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "manifest-1.json",
         "model-1.safetensors",
@@ -195,17 +195,17 @@ def test_leftovers_of_a_kill_while_writing_are_cleared(tmp_path: Path) -> None:
     ]
 
 
-def test_restoring_into_a_used_engine_forgets_what_it_was(tmp_path: Path) -> None:
-    engine = tiny.engine(Remembering())
-    tiny.played(engine, 1)
+def test_restoring_into_a_used_simulation_forgets_what_it_was(tmp_path: Path) -> None:
+    simulation = tiny.simulation(Remembering())
+    tiny.run_rounds(simulation, 1)
     checkpoint = Checkpoint(tmp_path)
-    checkpoint.save(engine, {})
-    tiny.played(engine, 2)
-    checkpoint.restore(engine)
-    checkpoint.save(engine, {})  # must not look for clients that changed in a future now forgotten
-    fresh = tiny.engine(Remembering())
+    checkpoint.save(simulation, {})
+    tiny.run_rounds(simulation, 2)
+    checkpoint.restore(simulation)
+    checkpoint.save(simulation, {})  # must not look for clients that changed in a future now forgotten
+    fresh = tiny.simulation(Remembering())
     Checkpoint(tmp_path).restore(fresh)
-    assert tiny.played(fresh) == tiny.played(tiny.engine(Remembering()))[1:]
+    assert tiny.run_rounds(fresh) == tiny.run_rounds(tiny.simulation(Remembering()))[1:]
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "3", "null", '{"format": 1}', '{"format": 99}', "\0" * 20])
@@ -214,7 +214,7 @@ def test_a_damaged_manifest_is_a_clear_error(content: str, tmp_path: Path) -> No
     for name in manifests(folder / "checkpoint"):
         (folder / "checkpoint" / name).write_text(content)
     with pytest.raises(RunError, match=r"no checkpoint in .* is whole: .*manifest-2\.json is damaged"):
-        run_trial(tiny.engine(SFedKD()), folder)
+        run_trial(tiny.simulation(SFedKD()), folder)
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "gone", "swap"])
@@ -232,18 +232,18 @@ def test_a_damaged_checkpoint_file_is_a_clear_error(damage: str, name: str, tmp_
                 content[: len(content) // 2] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1])
             )
     with pytest.raises(RunError, match=rf"no checkpoint .* is whole: .*{name}-.* (is damaged|is missing): expected"):
-        run_trial(tiny.engine(Remembering()), folder)
+        run_trial(tiny.simulation(Remembering()), folder)
 
 
 def test_the_checkpoint_before_is_taken_where_the_last_one_is_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run_trial(tiny.engine(Remembering()), tmp_path / "whole")
+    run_trial(tiny.simulation(Remembering()), tmp_path / "whole")
     with pytest.raises(Killed):
-        run_trial(tiny.engine(Remembering()), tmp_path / "cut", [kill(3)], checkpoint_share=1e9)
+        run_trial(tiny.simulation(Remembering()), tmp_path / "cut", [kill(3)], checkpoint_share=1e9)
     path = tmp_path / "cut" / "checkpoint" / "model-3.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    run_trial(tiny.engine(Remembering()), tmp_path / "cut")
+    run_trial(tiny.simulation(Remembering()), tmp_path / "cut")
     (warning,) = (record.getMessage() for record in caplog.records)
     assert "model-3.safetensors is damaged: expected" in warning
     assert "goes on from its checkpoint of round 2" in warning
@@ -255,9 +255,9 @@ def test_a_checkpoint_of_another_model_or_method_is_refused(tmp_path: Path) -> N
     folder = killed(SFedKD(), tmp_path / "cell")
     other = lambda: get_architecture("mlp")(hidden=(9,)).build(tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]  # noqa: E731
     with pytest.raises(RunError, match=r"another model.*shape"):
-        run_trial(tiny.engine(SFedKD(), factory=other), folder)
+        run_trial(tiny.simulation(SFedKD(), factory=other), folder)
     with pytest.raises(RunError, match="NoState"):
-        run_trial(tiny.engine(FedAvg()), folder)
+        run_trial(tiny.simulation(FedAvg()), folder)
 
 
 def test_records_shorter_than_the_checkpoint_are_a_clear_error(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_records_shorter_than_the_checkpoint_are_a_clear_error(tmp_path: Path) -
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: len(content) // 3])
         with pytest.raises(RunError, match=rf"{name} is damaged"):
-            run_trial(tiny.engine(SFedKD()), folder)
+            run_trial(tiny.simulation(SFedKD()), folder)
         assert b"\0" not in (folder / name).read_bytes()
 
 
@@ -284,46 +284,46 @@ def test_records_are_on_disk_before_the_checkpoint_that_counts_them(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    run_trial(tiny.engine(FedAvg(), rounds=1), tmp_path)
-    manifest = next(place for place, name in enumerate(forced) if "manifest" in name)
+    run_trial(tiny.simulation(FedAvg(), rounds=1), tmp_path)
+    manifest = next(location for location, name in enumerate(forced) if "manifest" in name)
     assert "rounds.jsonl" in forced[:manifest]
 
 
 def test_a_broken_last_line_is_cut_off(tmp_path: Path) -> None:
-    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "whole")
     folder = killed(SFedKD(), tmp_path / "cell")
     with (folder / "rounds.jsonl").open("ab") as file:
         file.write(b'{"task":1,"rou')
-    run_trial(tiny.engine(SFedKD()), folder)
+    run_trial(tiny.simulation(SFedKD()), folder)
     assert (folder / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
 
 
 def test_killed_before_the_first_checkpoint_it_starts_again(tmp_path: Path) -> None:
-    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "whole")
     folder = tmp_path / "cell"
     folder.mkdir()
     (folder / "rounds.jsonl").write_bytes((tmp_path / "whole" / "rounds.jsonl").read_bytes()[:300])
-    run_trial(tiny.engine(SFedKD()), folder)
+    run_trial(tiny.simulation(SFedKD()), folder)
     assert (folder / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
 
 
 def test_killed_after_the_last_round_only_the_result_is_written(tmp_path: Path) -> None:
-    run_trial(tiny.engine(SFedKD()), tmp_path)
+    run_trial(tiny.simulation(SFedKD()), tmp_path)
     before = (tmp_path / "rounds.jsonl").read_bytes()
     model = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "result.json").unlink()
     (tmp_path / "model.safetensors").unlink()
-    engine = tiny.engine(SFedKD())
-    run_trial(engine, tmp_path, [OnRoundEnd(lambda state, result: pytest.fail("a round was run"))])
+    simulation = tiny.simulation(SFedKD())
+    run_trial(simulation, tmp_path, [OnRoundEnd(lambda state, result: pytest.fail("a round was run"))])
     assert (tmp_path / "rounds.jsonl").read_bytes() == before
     assert (tmp_path / "model.safetensors").read_bytes() == model
 
 
 def test_a_moved_folder_resumes(tmp_path: Path) -> None:
-    run_trial(tiny.engine(SFedKD()), tmp_path / "whole")
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "whole")
     killed(SFedKD(), tmp_path / "here")
     shutil.move(tmp_path / "here", tmp_path / "there")
-    run_trial(tiny.engine(SFedKD()), tmp_path / "there")
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "there")
     assert (tmp_path / "there" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
 
 
@@ -336,9 +336,9 @@ def test_saving_stays_within_its_share_of_the_time(monkeypatch: pytest.MonkeyPat
         "atomic_write",
         lambda path, content, **sync: now.__setitem__(0, now[0] + 0.75) or atomic_write(path, content),
     )
-    engine = tiny.engine(FedAvg())
+    simulation = tiny.simulation(FedAvg())
     assert checkpoint.due(), "the first is free"
-    checkpoint.save(engine, {})
+    checkpoint.save(simulation, {})
     assert checkpoint.cost == pytest.approx(1.5)
     now[0] += 29.9
     assert not checkpoint.due()

@@ -45,101 +45,105 @@ def feddcl(extractor: Extractor, method: Algorithm[Any, Any] | None = None, **ch
     tasks = tiny.stream((2, 1), absent=0)
     own = dict.fromkeys(Federation.from_stream(tasks, 1).clients, partial(plain, 2))
     method = method or FedDCL(**tiny.TOYS["feddcl"])
-    return tiny.engine_with_tasks(
+    return tiny.simulation_with_tasks(
         method, tasks, cohort_size=5, factory=partial(FrozenNetwork, extractor, 2), client_factories=own, **changes
     )
 
 
 def test_feddcl_trains_the_servers_classifier_and_nothing_else(extractor: Extractor, tmp_path: Path) -> None:
-    engine, before = feddcl(extractor), extractor.hash()
-    first = engine.server.model
-    tiny.played(engine)
+    simulation, before = feddcl(extractor), extractor.hash()
+    first = simulation.server.model
+    tiny.run_rounds(simulation)
     assert extractor.hash() == before
-    assert engine.server.model.keys() == HEAD
-    assert engine.server.model["classifier.weight"].shape == (3, 8), "it grew with its classes"
-    assert not torch.equal(engine.server.model["classifier.weight"][:2], first["classifier.weight"])
-    assert engine.client_states["0"].model.keys() != HEAD, "clients have networks of their own"
-    Checkpoint(tmp_path / "saved").save(engine, {})
-    saved = tmp_path / "saved" / f"model-{engine.finished}.safetensors"
+    assert simulation.server.model.keys() == HEAD
+    assert simulation.server.model["classifier.weight"].shape == (3, 8), "it grew with its classes"
+    assert not torch.equal(simulation.server.model["classifier.weight"][:2], first["classifier.weight"])
+    assert simulation.client_states["0"].model.keys() != HEAD, "clients have networks of their own"
+    Checkpoint(tmp_path / "saved").save(simulation, {})
+    saved = tmp_path / "saved" / f"model-{simulation.finished}.safetensors"
     assert saved.stat().st_size < 1000 < (tmp_path / "extractor" / "model.safetensors").stat().st_size
 
 
 def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extractor) -> None:
-    engine = feddcl(extractor, evaluate_every=2)
-    tiny.played(engine)
-    method = engine.algorithm
+    simulation = feddcl(extractor, evaluate_every=2)
+    tiny.run_rounds(simulation)
+    method = simulation.algorithm
     assert isinstance(method, FedDCL)
-    tests = [len(engine.federation.for_task(task).dataset.test["label"]) for task in (1, 2)]
-    made = (2 + 1) * method.server_images_per_new_class + 2 * method.server_images_per_old_class
-    assert extractor.read == sum(tests) + made, "test images, and the server's made ones, in each task"
+    tests = [len(simulation.federation.for_task(task).dataset.test["label"]) for task in (1, 2)]
+    result = (2 + 1) * method.server_images_per_new_class + 2 * method.server_images_per_old_class
+    assert extractor.read == sum(tests) + result, "test images, and the server's made ones, in each task"
 
     forgetful = Extractor(extractor.network, extractor.reading, memory=0)
     again = feddcl(forgetful, evaluate_every=2)
-    tiny.played(again)
+    tiny.run_rounds(again)
     assert forgetful.read > extractor.read
-    assert tiny.equal(again.server.model, engine.server.model)
+    assert tiny.equal(again.server.model, simulation.server.model)
 
 
 def test_a_resume_ends_in_the_same_bits(extractor: Extractor, tmp_path: Path) -> None:
     whole, stopped, resumed = (feddcl(extractor) for _ in range(3))
-    tiny.played(whole)
-    tiny.played(stopped, 3)
+    tiny.run_rounds(whole)
+    tiny.run_rounds(stopped, 3)
     Checkpoint(tmp_path / "saved").save(stopped, {})
     Checkpoint(tmp_path / "saved").restore(resumed)
-    tiny.played(resumed)
+    tiny.run_rounds(resumed)
     assert tiny.equal(resumed.server.model, whole.server.model)
 
 
 @pytest.mark.parametrize("changes", [{}, {"stack": 3}, {"through_codec": True}])
 def test_clients_may_share_one_too_and_send_their_classifiers(extractor: Extractor, changes: dict[str, Any]) -> None:
-    engine = tiny.engine(FedAvg(), factory=partial(FrozenNetwork, extractor, tiny.CLASSES), rounds=8, **changes)
-    records = tiny.played(engine)
+    simulation = tiny.simulation(FedAvg(), factory=partial(FrozenNetwork, extractor, tiny.CLASSES), rounds=8, **changes)
+    records = tiny.run_rounds(simulation)
     assert records[-1]["down"] == 3 * 4 * (8 * 3 + 3)
     assert records[-1]["up"] == records[-1]["down"] + 3 * 3 * 8, "and what the training took"
-    assert not tiny.equal(engine.server.model, engine.context.runner.initial)
+    assert not tiny.equal(simulation.server.model, simulation.context.runner.initial)
     assert extractor.read <= sum(tiny.SIZES) + 31
 
 
 def test_it_reads_images_as_they_are_while_other_networks_augment_them(extractor: Extractor) -> None:
-    engine = feddcl(extractor, augmentation=Augmentation(horizontal_flip=True))
-    assert engine.context.augmentation == Augmentation()
-    assert {place.augmentation for place in engine.own_contexts.values()} == {Augmentation(horizontal_flip=True)}
-    assert all(context.timer is engine.context.timer for context in engine.own_contexts.values())
-    tiny.played(engine)
+    simulation = feddcl(extractor, augmentation=Augmentation(horizontal_flip=True))
+    assert simulation.context.augmentation == Augmentation()
+    assert {location.augmentation for location in simulation.own_contexts.values()} == {
+        Augmentation(horizontal_flip=True)
+    }
+    assert all(context.timer is simulation.context.timer for context in simulation.own_contexts.values())
+    tiny.run_rounds(simulation)
     same = feddcl(extractor)
     with torch.no_grad():
         images = same.federation.dataset.test["input"]
-        assert torch.equal(engine.context.normalise(images), extractor(images))
+        assert torch.equal(simulation.context.normalise(images), extractor(images))
 
 
 def test_old_models_teach_about_features(extractor: Extractor) -> None:
     tasks = tiny.stream((2, 1), absent=0)
-    engine = tiny.engine_with_tasks(FedLwF(), tasks, cohort_size=5, factory=partial(FrozenNetwork, extractor, 2))
-    tiny.played(engine)
-    assert engine.server.model["classifier.weight"].shape == (3, 8)
+    simulation = tiny.simulation_with_tasks(
+        FedLwF(), tasks, cohort_size=5, factory=partial(FrozenNetwork, extractor, 2)
+    )
+    tiny.run_rounds(simulation)
+    assert simulation.server.model["classifier.weight"].shape == (3, 8)
 
 
 @pytest.mark.parametrize("method", [FTKD(), EWCKD(), LwFKD()], ids=lambda method: str(method.name()))
 def test_the_other_rows_of_its_table(extractor: Extractor, method: Algorithm[Any, Any]) -> None:
-    engine, before = feddcl(extractor, method), extractor.hash()
-    first = engine.server.model
-    tiny.played(engine)
+    simulation, before = feddcl(extractor, method), extractor.hash()
+    first = simulation.server.model
+    tiny.run_rounds(simulation)
     assert extractor.hash() == before
-    assert engine.server.model.keys() == HEAD
-    assert not torch.equal(engine.server.model["classifier.weight"][:2], first["classifier.weight"])
-    tests = sum(len(engine.federation.for_task(task).dataset.test["label"]) for task in (1, 2))
-    assert extractor.read == len(engine.federation.server["label"]) + tests, "public images, and test images, once"
+    assert simulation.server.model.keys() == HEAD
+    assert not torch.equal(simulation.server.model["classifier.weight"][:2], first["classifier.weight"])
+    tests = sum(len(simulation.federation.for_task(task).dataset.test["label"]) for task in (1, 2))
+    assert extractor.read == len(simulation.federation.server["label"]) + tests, "public images, and test images, once"
 
 
 @pytest.mark.parametrize("name", ["target", "lander"])
 def test_methods_that_look_for_images_are_told(extractor: Extractor, name: str) -> None:
     tasks = tiny.stream((2, 1), absent=0)
     method = tiny.configured(get_algorithm(name))
-    engine = tiny.engine_with_tasks(method, tasks, cohort_size=5, factory=partial(FrozenNetwork, extractor, 2))
+    simulation = tiny.simulation_with_tasks(method, tasks, cohort_size=5, factory=partial(FrozenNetwork, extractor, 2))
     with pytest.raises(ConfigError):
-        tiny.played(engine)
+        tiny.run_rounds(simulation)
 
 
 def test_methods_that_turn_images_are_refused(extractor: Extractor) -> None:
     with pytest.raises(ConfigError, match="rotates images cannot learn from a frozen extractor"):
-        tiny.engine(FedPASS(), factory=partial(FrozenNetwork, extractor, tiny.CLASSES))
+        tiny.simulation(FedPASS(), factory=partial(FrozenNetwork, extractor, tiny.CLASSES))

@@ -1,4 +1,4 @@
-"""What is served: averages of models that were trained anyway, which change nothing that is trained."""
+"""What is evaluated: averages of models that were trained anyway, which change nothing that is trained."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ALL = ("last", "round", "moving")
 
 @pytest.mark.parametrize("method", [FedSeq(), SFedKD(), FedAvg()], ids=repr)
 def test_serving_changes_nothing_that_is_trained(method: Any) -> None:
-    plain, served = tiny.engine(method), tiny.engine(method, evaluation_models=ALL)
-    without, records = tiny.played(plain), tiny.played(served)
-    assert tiny.equal(plain.server.model, served.server.model)
+    plain, averaged = tiny.simulation(method), tiny.simulation(method, evaluation_models=ALL)
+    without, records = tiny.run_rounds(plain), tiny.run_rounds(averaged)
+    assert tiny.equal(plain.server.model, averaged.server.model)
     for record in records:
         assert record.pop("evaluation_models").keys() == {"round", "moving"}
     assert without == records
 
 
 def test_the_averages_are_those_of_the_formulas() -> None:
-    engine = tiny.engine(FedSeq(), evaluation_models=ALL, rounds=3, ema_decay=0.7)
+    simulation = tiny.simulation(FedSeq(), evaluation_models=ALL, rounds=3, ema_decay=0.7)
     own: list[Weights] = []
     train = FedSeq.train
     moving: dict[str, torch.Tensor] = {}
@@ -47,41 +47,41 @@ def test_the_averages_are_those_of_the_formulas() -> None:
         keep._fedkeep_client_step = True  # type: ignore[attr-defined]
         FedSeq.train = keep  # type: ignore[method-assign]
         try:
-            record = engine.run_round().record
+            record = simulation.run_round().record
         finally:
             FedSeq.train = train  # type: ignore[method-assign]
         assert len(own) == 3
         mean = {name: torch.stack([m[name].double() for m in own]).mean(0) for name in own[0]}
         moving = {name: 0.7 * moving[name] + 0.3 * mean[name] for name in mean} if moving else mean
-        assert tiny.equal(engine.evaluation_model("last"), own[-1])
+        assert tiny.equal(simulation.evaluation_model("last"), own[-1])
         for what, expected in (("round", mean), ("moving", moving)):
-            got = engine.evaluation_model(what)  # type: ignore[arg-type]
+            got = simulation.evaluation_model(what)  # type: ignore[arg-type]
             for name in expected:
                 torch.testing.assert_close(got[name].double(), expected[name], rtol=1e-5, atol=1e-6)
-            assert record["evaluation_models"][what]["correct"] == engine.evaluate(got).correct
-        assert not tiny.equal(engine.evaluation_model("round"), engine.evaluation_model("last"))
+            assert record["evaluation_models"][what]["correct"] == simulation.evaluate(got).correct
+        assert not tiny.equal(simulation.evaluation_model("round"), simulation.evaluation_model("last"))
 
 
 def test_the_mean_of_a_parallel_round_is_what_the_server_made() -> None:
-    engine = tiny.engine(FedAvg(), evaluation_models=("round", "last"))
-    for record in tiny.played(engine):
+    simulation = tiny.simulation(FedAvg(), evaluation_models=("round", "last"))
+    for record in tiny.run_rounds(simulation):
         assert record["evaluation_models"]["last"]["correct"] == record["correct"]
-    assert tiny.equal(engine.evaluation_model("round"), engine.server.model)
+    assert tiny.equal(simulation.evaluation_model("round"), simulation.server.model)
 
 
-def test_an_undone_round_leaves_the_averages() -> None:
-    engine = tiny.engine(
+def test_an_rolled_back_round_leaves_the_averages() -> None:
+    simulation = tiny.simulation(
         FedSeq(),
         evaluation_models=ALL,
         min_clients=3,
         fault_injector=lambda number, client, step: "gone" if number == 2 else None,
     )
-    tiny.played(engine, 1)
-    before = [engine.evaluation_model(what) for what in ("round", "moving")]  # type: ignore[arg-type]
-    (record,) = tiny.played(engine, 1)
+    tiny.run_rounds(simulation, 1)
+    before = [simulation.evaluation_model(what) for what in ("round", "moving")]  # type: ignore[arg-type]
+    (record,) = tiny.run_rounds(simulation, 1)
     assert record["rolled_back"]
     for what, model in zip(("round", "moving"), before, strict=True):
-        assert tiny.equal(engine.evaluation_model(what), model)  # type: ignore[arg-type]
+        assert tiny.equal(simulation.evaluation_model(what), model)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -90,16 +90,16 @@ def test_it_resumes_to_the_same_bytes(at: int, tmp_path: Path) -> None:
         if result.record["round"] == at:
             raise KeyboardInterrupt
 
-    serving = {"evaluation_models": ("moving", "last", "round")}
-    run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "whole")
+    several = {"evaluation_models": ("moving", "last", "round")}
+    run_trial(tiny.simulation(FedSeq(), **several), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "cut", [OnRoundEnd(stop)])
-    run_trial(tiny.engine(FedSeq(), **serving), tmp_path / "cut")
+        run_trial(tiny.simulation(FedSeq(), **several), tmp_path / "cut", [OnRoundEnd(stop)])
+    run_trial(tiny.simulation(FedSeq(), **several), tmp_path / "cut")
     for name in ("rounds.jsonl", "model.safetensors"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 @pytest.mark.parametrize("evaluation_models", [(), ("last", "last")])
-def test_what_is_served_is_named_once(served: tuple[Any, ...]) -> None:
+def test_an_evaluation_model_is_named_once(evaluation_models: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError, match="each once"):
-        Schedule(evaluation_models=served)
+        Schedule(evaluation_models=evaluation_models)

@@ -35,12 +35,12 @@ from fedkeep.simulation.workers import DONE, Handler, Message, Worker, kill_work
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 
 
-def with_thread(engine: Simulation, twin: Simulation) -> ProcessExecutor:
-    """Give an engine one worker that is a thread: the whole protocol, without the seconds that a process takes."""
+def with_thread(simulation: Simulation, twin: Simulation) -> ProcessExecutor:
+    """Give a simulation one worker that is a thread: the whole protocol, without the seconds that a process takes."""
     near, far = multiprocessing.Pipe()
     threading.Thread(target=serve, args=(far, step_handlers(twin)), daemon=True).start()
-    executor = ProcessExecutor([Worker(near)], engine)
-    engine.executor = executor
+    executor = ProcessExecutor([Worker(near)], simulation)
+    simulation.executor = executor
     return executor
 
 
@@ -50,7 +50,7 @@ def in_process(connection: Connection, methods: Sequence[Algorithm[Any, Any]], c
     handlers: dict[str, Handler] = {}
 
     def choose(content: Any, tensors: Any) -> Message:
-        handlers.update(step_handlers(tiny.engine(methods[content], **changes)))
+        handlers.update(step_handlers(tiny.simulation(methods[content], **changes)))
         return None, {}
 
     handlers["choose"] = choose
@@ -58,7 +58,7 @@ def in_process(connection: Connection, methods: Sequence[Algorithm[Any, Any]], c
 
 
 @pytest.fixture
-def hired() -> Iterator[Any]:
+def with_workers() -> Iterator[Any]:
     started: list[Worker] = []
 
     def give(*methods: Algorithm[Any, Any], workers: int = 2, **changes: Any) -> Iterator[ProcessExecutor]:
@@ -68,8 +68,8 @@ def hired() -> Iterator[Any]:
             for worker in started:
                 worker.send("choose", number)
                 assert worker.receive()[0] == DONE
-            engine = tiny.engine(method, **changes)
-            engine.executor = executor = ProcessExecutor(started, engine)
+            simulation = tiny.simulation(method, **changes)
+            simulation.executor = executor = ProcessExecutor(started, simulation)
             yield executor
 
     yield give
@@ -80,10 +80,10 @@ def hired() -> Iterator[Any]:
 @pytest.mark.parametrize("stack", [1, 2])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], stack: int) -> None:
-    alone, pooled = (tiny.engine(method, stack=stack, training=tiny.SHORT) for _ in range(2))
-    executor = with_thread(pooled, tiny.engine(method, training=tiny.SHORT))
+    alone, pooled = (tiny.simulation(method, stack=stack, training=tiny.SHORT) for _ in range(2))
+    executor = with_thread(pooled, tiny.simulation(method, training=tiny.SHORT))
     try:
-        assert tiny.played(pooled) == tiny.played(alone)
+        assert tiny.run_rounds(pooled) == tiny.run_rounds(alone)
     finally:
         executor.stop()
     assert tiny.equal(alone.server.model, pooled.server.model)
@@ -94,11 +94,11 @@ def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], stack: in
     assert all(executor.known.values()), "the worker has worked"
 
 
-def test_two_processes_give_the_same_bits(hired: Any) -> None:
-    for executor in hired(FedAvg(), SFedKD(), MOON(), cohort_size=5):
+def test_two_processes_give_the_same_bits(with_workers: Any) -> None:
+    for executor in with_workers(FedAvg(), SFedKD(), MOON(), cohort_size=5):
         pooled = executor.state
-        alone = tiny.engine(pooled.algorithm, cohort_size=5)
-        assert tiny.played(pooled) == tiny.played(alone), pooled.algorithm
+        alone = tiny.simulation(pooled.algorithm, cohort_size=5)
+        assert tiny.run_rounds(pooled) == tiny.run_rounds(alone), pooled.algorithm
         assert tiny.equal(alone.server.model, pooled.server.model), pooled.algorithm
         assert all(executor.known.values()), "both have worked"
     for worker in executor.workers:
@@ -119,10 +119,10 @@ class Sleeping(FedAvg):
         return client.fit(model, CrossEntropy())
 
 
-def test_a_worker_without_a_parent_ends_in_the_middle_of_a_step(hired: Any) -> None:
-    (executor,) = hired(Sleeping(), workers=1)
-    engine = executor.state
-    task = ClientTask("0", engine.algorithm.train, (engine.server.model,), {}, 1, 1)
+def test_a_worker_without_a_parent_ends_in_the_middle_of_a_step(with_workers: Any) -> None:
+    (executor,) = with_workers(Sleeping(), workers=1)
+    simulation = executor.state
+    task = ClientTask("0", simulation.algorithm.train, (simulation.server.model,), {}, 1, 1)
     executor.submit(task)
     (worker,) = executor.workers
     worker.process.join(1)
@@ -135,16 +135,16 @@ def test_a_worker_without_a_parent_ends_in_the_middle_of_a_step(hired: Any) -> N
     assert worker.process.exitcode == 0
 
 
-def test_lost_clients_and_undone_rounds_are_the_same() -> None:
+def test_lost_clients_and_rolled_back_rounds_are_the_same() -> None:
     def lose(number: int, client: str, step: str) -> str | None:
         return "gone" if number == 2 or (number, client) == (3, "4") else None
 
     changes = {"fault_injector": lose, "min_clients": 2, "cohort_size": 5}
-    alone, pooled = tiny.engine(SFedKD(), **changes), tiny.engine(SFedKD(), **changes)
-    executor = with_thread(pooled, tiny.engine(SFedKD(), **changes))
-    records = tiny.played(pooled)
+    alone, pooled = tiny.simulation(SFedKD(), **changes), tiny.simulation(SFedKD(), **changes)
+    executor = with_thread(pooled, tiny.simulation(SFedKD(), **changes))
+    records = tiny.run_rounds(pooled)
     executor.stop()
-    assert records == tiny.played(alone)
+    assert records == tiny.run_rounds(alone)
     assert [record["rolled_back"] for record in records] == [False, True, False, False]
     assert tiny.equal(alone.server.model, pooled.server.model)
 
@@ -166,29 +166,32 @@ def failing(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "output"),
     [(ZeroDivisionError("on purpose"), "ZeroDivisionError: on purpose"), (ConfigError("do that"), "do that")],
 )
 def test_an_error_in_a_step_is_told_with_its_place(
-    error: BaseException, said: str, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, undisturbed = tiny.engine(FedAvg(), cohort_size=6), tiny.played(tiny.engine(FedAvg(), cohort_size=6))
-    with_thread(engine, tiny.engine(FedAvg(), cohort_size=6))
-    records = tiny.played(engine, 1)
+    simulation, undisturbed = (
+        tiny.simulation(FedAvg(), cohort_size=6),
+        tiny.run_rounds(tiny.simulation(FedAvg(), cohort_size=6)),
+    )
+    with_thread(simulation, tiny.simulation(FedAvg(), cohort_size=6))
+    records = tiny.run_rounds(simulation, 1)
     with monkeypatch.context() as patch:
         patch.setattr(FedAvg, "train", failing(error))
         with pytest.raises(RunError, match=r"(?s)step 'train' of client 4, round 2") as caught:
-            engine.run_round()
-    assert said in str(caught.value)
-    assert engine.finished == 1
-    assert engine.executor is engine.serial
-    assert records + tiny.played(engine) == undisturbed, "the same round again, alone"
+            simulation.run_round()
+    assert output in str(caught.value)
+    assert simulation.finished == 1
+    assert simulation.executor is simulation.serial
+    assert records + tiny.run_rounds(simulation) == undisturbed, "the same round again, alone"
 
 
 def test_an_error_in_what_is_done_ahead_fails_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(SFedKD(), cohort_size=5)
-    with_thread(engine, tiny.engine(SFedKD(), cohort_size=5))
-    tiny.played(engine, 1)
+    simulation = tiny.simulation(SFedKD(), cohort_size=5)
+    with_thread(simulation, tiny.simulation(SFedKD(), cohort_size=5))
+    tiny.run_rounds(simulation, 1)
     prepare = SFedKD.prepare
 
     @functools.wraps(prepare)
@@ -197,13 +200,13 @@ def test_an_error_in_what_is_done_ahead_fails_the_round(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(SFedKD, "prepare", step)
     with pytest.raises(RunError, match=r"(?s)step 'prepare' of client \d, round 2.*ZeroDivisionError: on purpose"):
-        engine.run_round()
-    assert engine.finished == 1
+        simulation.run_round()
+    assert simulation.finished == 1
 
 
 def test_no_more_than_a_few_clients_are_prepared_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(SFedKD(), cohort_size=6, rounds=2)
-    executor = with_thread(engine, tiny.engine(SFedKD(), cohort_size=6))
+    simulation = tiny.simulation(SFedKD(), cohort_size=6, rounds=2)
+    executor = with_thread(simulation, tiny.simulation(SFedKD(), cohort_size=6))
     under_way: list[int] = []
     look_ahead = RoundState._look_ahead
 
@@ -212,7 +215,7 @@ def test_no_more_than_a_few_clients_are_prepared_ahead(monkeypatch: pytest.Monke
         under_way.append(len(round.under_way))
 
     monkeypatch.setattr(RoundState, "_look_ahead", watch)
-    tiny.played(engine)
+    tiny.run_rounds(simulation)
     executor.stop()
     assert executor.ahead == 2
     assert 2 <= max(under_way) <= 3, "of six; one may be the one that is waited for"
@@ -220,42 +223,42 @@ def test_no_more_than_a_few_clients_are_prepared_ahead(monkeypatch: pytest.Monke
 
 class Answers(FedAvg):
     title = "answers what cannot travel, or is not what it said"
-    said: ClassVar[Any] = None
+    reply: ClassVar[Any] = None
 
     def round(self, server: Any, cohort: Any) -> None:
         cohort.ask(self.tell)
 
     @on_client
     def tell(self, client: Any) -> Tensor:
-        return self.said
+        return self.reply
 
 
 @pytest.mark.parametrize(
-    "said", [object(), lambda: 0, torch.eye(2).to_sparse(), "text"], ids=["object", "function", "sparse", "text"]
+    "reply", [object(), lambda: 0, torch.eye(2).to_sparse(), "text"], ids=["object", "function", "sparse", "text"]
 )
-def test_an_answer_that_cannot_travel_is_told_with_its_place(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Answers, "said", said)
-    engine = tiny.engine(Answers())
-    with_thread(engine, tiny.engine(Answers()))
+def test_an_answer_that_cannot_travel_is_told_with_its_place(reply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Answers, "reply", reply)
+    simulation = tiny.simulation(Answers())
+    with_thread(simulation, tiny.simulation(Answers()))
     with pytest.raises(RunError, match=r"(?s)step 'tell' of client \d, round 1"):
-        engine.run_round()
-    assert engine.executor is engine.serial
+        simulation.run_round()
+    assert simulation.executor is simulation.serial
 
 
-def test_a_death_is_told_and_nothing_waits(hired: Any) -> None:
-    (executor,) = hired(FedSeq(), workers=1, cohort_size=5)
-    engine = executor.state
-    tiny.played(engine, 1)
+def test_a_death_is_told_and_nothing_waits(with_workers: Any) -> None:
+    (executor,) = with_workers(FedSeq(), workers=1, cohort_size=5)
+    simulation = executor.state
+    tiny.run_rounds(simulation, 1)
     process = executor.workers[0].process
     os.kill(process.pid, 9)
     with pytest.raises(RunError, match=r"a worker process died with code -9.*step 'train'"):
-        engine.run_round()
-    assert engine.finished == 1
+        simulation.run_round()
+    assert simulation.finished == 1
 
 
 def test_a_model_travels_to_a_worker_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(FedAvg(), cohort_size=6, rounds=2)
-    executor = with_thread(engine, tiny.engine(FedAvg(), cohort_size=6))
+    simulation = tiny.simulation(FedAvg(), cohort_size=6, rounds=2)
+    executor = with_thread(simulation, tiny.simulation(FedAvg(), cohort_size=6))
     models: list[int] = []
     send = Worker.send
 
@@ -264,49 +267,49 @@ def test_a_model_travels_to_a_worker_once_a_round(monkeypatch: pytest.MonkeyPatc
         send(self, kind, content, tensors)
 
     monkeypatch.setattr(Worker, "send", watch)
-    tiny.played(engine)
+    tiny.run_rounds(simulation)
     executor.stop()
-    whole = len(engine.server.model)
+    whole = len(simulation.server.model)
     assert models == [whole, 0, 0, 0, 0, 0] * 2
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
-@pytest.mark.parametrize("place", ["_encode", "_accept"])
+@pytest.mark.parametrize("location", ["_encode", "_accept"])
 def test_an_exception_while_talking_to_a_worker_never_waits(
-    error: BaseException, place: str, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = tiny.played(tiny.engine(FedAvg(), cohort_size=5))
-    engine = tiny.engine(FedAvg(), cohort_size=5)
-    with_thread(engine, tiny.engine(FedAvg(), cohort_size=5))
-    records = tiny.played(engine, 1)
+    undisturbed = tiny.run_rounds(tiny.simulation(FedAvg(), cohort_size=5))
+    simulation = tiny.simulation(FedAvg(), cohort_size=5)
+    with_thread(simulation, tiny.simulation(FedAvg(), cohort_size=5))
+    records = tiny.run_rounds(simulation, 1)
 
     def fail(*given: Any) -> None:
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(ProcessExecutor, place, fail)
+        patch.setattr(ProcessExecutor, location, fail)
         with pytest.raises(type(error)):
-            engine.run_round()
-    assert records + tiny.played(engine) == undisturbed
+            simulation.run_round()
+    assert records + tiny.run_rounds(simulation) == undisturbed
 
 
 def test_arguments_arrive_under_their_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the client parameter is not annotated, and with defaults."""
-    told: list[list[float]] = []
+    text: list[list[float]] = []
 
     class Asks(FedAvg):
         title = "asks of its clients"
 
         def round(self, server: Any, cohort: Any) -> None:
-            told.append(list(cohort.ask(self.tell, 5.0, 6.0).values()))
+            text.append(list(cohort.ask(self.tell, 5.0, 6.0).values()))
             super().round(server, cohort)
 
         @on_client
         def tell(self, client, a: float = 1.0, b: float = 2.0) -> float:  # type: ignore[no-untyped-def]
             return float(a + b)
 
-    engine = tiny.engine(Asks(), rounds=1)
-    executor = with_thread(engine, tiny.engine(Asks(), rounds=1))
-    tiny.played(engine)
+    simulation = tiny.simulation(Asks(), rounds=1)
+    executor = with_thread(simulation, tiny.simulation(Asks(), rounds=1))
+    tiny.run_rounds(simulation)
     executor.stop()
-    assert told == [[11.0] * 3]
+    assert text == [[11.0] * 3]

@@ -37,7 +37,7 @@ def scaled(factor: float) -> Lie:
     return lie
 
 
-def told(**changes: Any) -> Lie:
+def output(**changes: Any) -> Lie:
     return lambda fit, sent: replace(fit, **changes)
 
 
@@ -58,10 +58,10 @@ def let_lie(simulation: Simulation, lie: Lie, client: str, rounds: range) -> Non
 @pytest.mark.parametrize("method", [FedAvg(), FedSeq()])
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_huge_update_is_refused_and_ruins_nothing(method: Any, first: int) -> None:
-    simulation = tiny.engine(method, cohort_size=6, rounds=3)
+    simulation = tiny.simulation(method, cohort_size=6, rounds=3)
     client = simulation.sample_cohort(first)[0]
     let_lie(simulation, scaled(1e30), client, range(first, first + 1))
-    records = tiny.played(simulation)
+    records = tiny.run_rounds(simulation)
     refused = records[first - 1]
     assert list(refused["lost"]) == refused["refused"] == [client]
     assert "an update of norm" in refused["lost"][client]
@@ -80,28 +80,28 @@ def test_buffers_are_compared_too() -> None:
         built.register_buffer("running", torch.ones(3))
         return built
 
-    simulation = tiny.engine(FedAvg(), cohort_size=6, rounds=1, factory=network)
+    simulation = tiny.simulation(FedAvg(), cohort_size=6, rounds=1, factory=network)
     client = simulation.sample_cohort(1)[0]
     let_lie(simulation, lie, client, range(1, 2))
-    assert "buffers with a change" in tiny.played(simulation)[0]["lost"][client]
+    assert "buffers with a change" in tiny.run_rounds(simulation)[0]["lost"][client]
 
 
 @pytest.mark.parametrize(
     ("method", "lie", "reason"),
     [
-        (FedNova(), told(num_steps=10**9), "in 1000000000 steps"),
-        (FedNova(), told(num_steps=-1), "num_steps -1"),
-        (FedAvg(), told(num_examples=-1), "num_examples -1"),
-        (FedAvg(), told(num_examples=10**6), "trained on 1000000 examples"),
-        (FedADKD(), told(gini=-1.0), "gini -1, which must be 0 to 1"),
-        (FedADKD(), told(gini=1.5), "gini 1.5"),
+        (FedNova(), output(num_steps=10**9), "in 1000000000 steps"),
+        (FedNova(), output(num_steps=-1), "num_steps -1"),
+        (FedAvg(), output(num_examples=-1), "num_examples -1"),
+        (FedAvg(), output(num_examples=10**6), "trained on 1000000 examples"),
+        (FedADKD(), output(gini=-1.0), "gini -1, which must be 0 to 1"),
+        (FedADKD(), output(gini=1.5), "gini 1.5"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(method: Any, lie: Lie, reason: str) -> None:
-    simulation = tiny.engine(method, cohort_size=4, rounds=2)
+    simulation = tiny.simulation(method, cohort_size=4, rounds=2)
     client = simulation.sample_cohort(1)[0]
     let_lie(simulation, lie, client, range(1, 2))
-    first, _ = tiny.played(simulation)
+    first, _ = tiny.run_rounds(simulation)
     assert reason in first["lost"][client]
 
 
@@ -128,17 +128,17 @@ def test_a_replayed_model_is_refused_and_an_idle_client_is_not() -> None:
     def lie(fit: Fit, sent: Weights) -> Fit:
         return old.setdefault(0, fit)
 
-    simulation = tiny.engine(FedSeq(), cohort_size=len(tiny.SIZES), rounds=3)
+    simulation = tiny.simulation(FedSeq(), cohort_size=len(tiny.SIZES), rounds=3)
     let_lie(simulation, lie, "1", range(1, 4))
-    records = tiny.played(simulation)
+    records = tiny.run_rounds(simulation)
     assert [list(record["lost"]) for record in records] == [[], ["1"], ["1"]]
     assert "had answered with before" in records[1]["lost"]["1"]
 
 
 def test_a_client_refused_again_and_again_is_set_aside() -> None:
-    simulation = tiny.engine(FedAvg(), cohort_size=len(tiny.SIZES), rounds=4, defense=Defense(refusals=2))
+    simulation = tiny.simulation(FedAvg(), cohort_size=len(tiny.SIZES), rounds=4, defense=Defense(refusals=2))
     let_lie(simulation, scaled(1e30), "2", range(1, 5))
-    reasons = [record["lost"]["2"] for record in tiny.played(simulation)]
+    reasons = [record["lost"]["2"] for record in tiny.run_rounds(simulation)]
     assert ["set aside" in reason for reason in reasons] == [False, False, True, True]
     assert simulation.history.refused == {"2": 2}
 
@@ -156,7 +156,7 @@ def test_a_model_that_no_longer_answers_stops_the_run(tmp_path: Path) -> None:
         wrap_steps(simulation, wrap)
 
     for _ in range(2):  # it stays stopped when it is resumed
-        simulation = tiny.engine(FedAvg(), rounds=9, defense=Defense(refused_rounds=3))
+        simulation = tiny.simulation(FedAvg(), rounds=9, defense=Defense(refused_rounds=3))
         ruin(simulation)
         with pytest.raises(RunError, match=r"stopped after round [56].*The model is that of round 2"):
             run_trial(simulation, tmp_path / "trial")
@@ -174,12 +174,12 @@ def test_a_collapse_stops_the_run_only_after_it_was_far_above_chance() -> None:
 
 
 def test_what_is_known_of_replies_is_in_the_checkpoint(tmp_path: Path) -> None:
-    simulation = tiny.engine(FedSeq(), cohort_size=6, rounds=3)
+    simulation = tiny.simulation(FedSeq(), cohort_size=6, rounds=3)
     client = simulation.sample_cohort(1)[1]
     let_lie(simulation, scaled(1e30), client, range(1, 2))
-    tiny.played(simulation, 1)
+    tiny.run_rounds(simulation, 1)
     Checkpoint(tmp_path).save(simulation, {})
-    other = tiny.engine(FedSeq(), cohort_size=6, rounds=3)
+    other = tiny.simulation(FedSeq(), cohort_size=6, rounds=3)
     Checkpoint(tmp_path).restore(other)
     assert other.history == simulation.history
     assert other.history.refused == {client: 1}

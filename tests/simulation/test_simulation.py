@@ -1,4 +1,4 @@
-"""The embedded engine: verbs, lost clients, tasks, cohorts and what is evaluated."""
+"""The embedded simulation: verbs, lost clients, tasks, cohorts and what is evaluated."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Probe(Algorithm[Kept, Diary]):
 
 
 def probe(script: Callable[[Probe, Server[Kept], Cohort], None], **changes: Any) -> Any:
-    return tiny.engine(Probe(script=script), **changes)
+    return tiny.simulation(Probe(script=script), **changes)
 
 
-def diaries(engine: Any) -> dict[str, list[str]]:
-    return {client: state.entries for client, state in engine.client_states.items() if state.entries}
+def diaries(simulation: Any) -> dict[str, list[str]]:
+    return {client: state.entries for client, state in simulation.client_states.items() if state.entries}
 
 
 def test_asking_a_cohort_gives_replies_in_its_order() -> None:
@@ -88,11 +88,11 @@ def test_asking_a_cohort_gives_replies_in_its_order() -> None:
         assert [client.id for client in cohort] == list(got)
         assert len(cohort) == 3
 
-    engine = probe(script)
-    (record,) = tiny.played(engine, 1)
+    simulation = probe(script)
+    (record,) = tiny.run_rounds(simulation, 1)
     assert list(got) == record["cohort"]
     assert got == {client: f"{client}ab" for client in record["cohort"]}
-    assert diaries(engine) == {client: ["ab"] for client in record["cohort"]}
+    assert diaries(simulation) == {client: ["ab"] for client in record["cohort"]}
 
 
 @pytest.mark.parametrize("through_codec", [False, True])
@@ -107,10 +107,10 @@ def test_each_reaches_only_those_it_names(through_codec: bool) -> None:
         first, *_ = cohort
         assert first.ask(method.write, each({b: "x"})) is None
 
-    engine = probe(script, through_codec=through_codec)
-    (record,) = tiny.played(engine, 1)
+    simulation = probe(script, through_codec=through_codec)
+    (record,) = tiny.run_rounds(simulation, 1)
     _, b, c = record["cohort"]
-    assert diaries(engine) == {b: ["x", "y1"], c: ["z"]}
+    assert diaries(simulation) == {b: ["x", "y1"], c: ["z"]}
     assert record["lost"] == {}, "not to be named is not to be lost"
 
 
@@ -119,7 +119,7 @@ def test_only_steps_can_be_asked() -> None:
         cohort.ask(probe.name)  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError, match=r"name is not a client step.*@on_client"):
-        tiny.engine(Probe(script=script)).run_round()
+        tiny.simulation(Probe(script=script)).run_round()
 
 
 def test_a_cohort_without_some() -> None:
@@ -129,7 +129,7 @@ def test_a_cohort_without_some() -> None:
         assert list(cohort.without([a]).without([c]).ask(method.write, "w")) == [b]
         assert cohort.without([a, b, c]).ask(method.write, "w") == {}
 
-    tiny.played(probe(script), 1)
+    tiny.run_rounds(probe(script), 1)
 
 
 def test_steps_are_done_in_the_order_asked_and_by_the_rounds_end() -> None:
@@ -140,10 +140,10 @@ def test_steps_are_done_in_the_order_asked_and_by_the_rounds_end() -> None:
         first.ask(method.write, "3")
         cohort.start(method.note, "4")
 
-    engine = probe(script)
-    (record,) = tiny.played(engine, 1)
+    simulation = probe(script)
+    (record,) = tiny.run_rounds(simulation, 1)
     a, b, c = record["cohort"]
-    assert diaries(engine) == {a: ["1", "2", "3", "4"], b: ["1", "2", "4"], c: ["1", "2", "4"]}
+    assert diaries(simulation) == {a: ["1", "2", "3", "4"], b: ["1", "2", "4"], c: ["1", "2", "4"]}
 
 
 def test_a_lost_client_is_out_for_the_round_with_its_state_as_before_that_call() -> None:
@@ -155,11 +155,11 @@ def test_a_lost_client_is_out_for_the_round_with_its_state_as_before_that_call()
         assert victim.id not in cohort.ask(method.write, "all")
         cohort.start(method.note, "later")
 
-    engine = probe(script, rounds=1)
-    (record,) = tiny.played(engine)
+    simulation = probe(script, rounds=1)
+    (record,) = tiny.run_rounds(simulation)
     a, b, c = record["cohort"]
     assert record["lost"] == {a: "answered with a the value that is not finite"} or "not finite" in record["lost"][a]
-    assert diaries(engine) == {a: ["kept"], b: ["all", "later"], c: ["all", "later"]}
+    assert diaries(simulation) == {a: ["kept"], b: ["all", "later"], c: ["all", "later"]}
 
 
 def test_a_call_that_waits_is_dropped_with_its_client() -> None:
@@ -167,23 +167,23 @@ def test_a_call_that_waits_is_dropped_with_its_client() -> None:
         cohort.start(method.poison, "x")  # type: ignore[arg-type]
         assert cohort.ask(method.write, "y") == {}
 
-    engine = probe(script, min_clients=1)
-    (record,) = tiny.played(engine, 1)
+    simulation = probe(script, min_clients=1)
+    (record,) = tiny.run_rounds(simulation, 1)
     assert record["rolled_back"]
-    assert diaries(engine) == {}
+    assert diaries(simulation) == {}
 
 
-def test_an_undone_round_keeps_the_clients_states() -> None:
+def test_an_rolled_back_round_keeps_the_clients_states() -> None:
     def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
         cohort.ask(method.write, str(server.round))
         if server.round == 2:
             cohort.ask(method.poison, "x")
 
-    engine = probe(script, cohort_size=6, min_clients=6)
-    tiny.played(engine, 1)
-    before = {client: list(entries) for client, entries in diaries(engine).items()}
-    assert tiny.played(engine, 1)[0]["rolled_back"]
-    assert diaries(engine) == before
+    simulation = probe(script, cohort_size=6, min_clients=6)
+    tiny.run_rounds(simulation, 1)
+    before = {client: list(entries) for client, entries in diaries(simulation).items()}
+    assert tiny.run_rounds(simulation, 1)[0]["rolled_back"]
+    assert diaries(simulation) == before
     assert set(before) == set("012345")
 
 
@@ -191,10 +191,10 @@ def test_a_state_lives_from_round_to_round() -> None:
     def script(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
         cohort.ask(method.write, str(server.round))
 
-    engine = probe(script, cohort_size=2, rounds=6)
-    records = tiny.played(engine)
+    simulation = probe(script, cohort_size=2, rounds=6)
+    records = tiny.run_rounds(simulation)
     for client in set().union(*(record["cohort"] for record in records)):
-        assert diaries(engine)[client] == [str(r["round"]) for r in records if client in r["cohort"]]
+        assert diaries(simulation)[client] == [str(r["round"]) for r in records if client in r["cohort"]]
 
 
 def test_what_a_method_logs_is_in_its_rounds_record_only() -> None:
@@ -203,7 +203,7 @@ def test_what_a_method_logs_is_in_its_rounds_record_only() -> None:
             server.log("x", 1.5)
             server.log("y", [1.0, 2.0])
 
-    assert [record["log"] for record in tiny.played(probe(script))] == [{}, {"x": 1.5, "y": [1.0, 2.0]}, {}, {}]
+    assert [record["log"] for record in tiny.run_rounds(probe(script))] == [{}, {"x": 1.5, "y": [1.0, 2.0]}, {}, {}]
 
 
 def test_bytes_are_counted_for_every_call_that_reached_a_client() -> None:
@@ -211,9 +211,9 @@ def test_bytes_are_counted_for_every_call_that_reached_a_client() -> None:
         cohort.ask(method.write, "abc")
         cohort.start(method.note, "de")
 
-    engine = probe(script)
-    tiny.played(engine, 1)
-    (record,) = tiny.played(engine, 1)
+    simulation = probe(script)
+    tiny.run_rounds(simulation, 1)
+    (record,) = tiny.run_rounds(simulation, 1)
     assert (record["down"], record["up"]) == (3 * 3 + 3 * 2, 3 * 4)
 
 
@@ -231,53 +231,55 @@ def train(method: Probe, server: Server[Kept], cohort: Cohort) -> None:
 
 
 def test_a_task_begins_and_ends_once() -> None:
-    engine = probe(nothing)
+    simulation = probe(nothing)
     for expected in ((6, 0), (6, 0), (6, 0), (6, 1)):
-        tiny.played(engine, 1)
-        assert (engine.server.state.began, engine.server.state.ended) == expected
+        tiny.run_rounds(simulation, 1)
+        assert (simulation.server.state.began, simulation.server.state.ended) == expected
 
 
-def test_an_undone_first_round_does_not_undo_the_beginning_of_the_task() -> None:
-    engine = probe(
+def test_an_rolled_back_first_round_does_not_undo_the_beginning_of_the_task() -> None:
+    simulation = probe(
         train, fault_injector=lambda number, client, step: "gone" if (number, step) == (1, "train") else None
     )
-    records = tiny.played(engine)
+    records = tiny.run_rounds(simulation)
     assert [record["rolled_back"] for record in records] == [True, False, False, False]
-    assert engine.server.state.began == 6
+    assert simulation.server.state.began == 6
 
 
-def test_an_undone_last_round_does_not_undo_the_end_of_the_task() -> None:
-    engine = probe(
+def test_an_rolled_back_last_round_does_not_undo_the_end_of_the_task() -> None:
+    simulation = probe(
         train, fault_injector=lambda number, client, step: "gone" if (number, step) == (4, "train") else None
     )
-    assert [record["rolled_back"] for record in tiny.played(engine)] == [False, False, False, True]
-    assert engine.server.state.ended == 1
+    assert [record["rolled_back"] for record in tiny.run_rounds(simulation)] == [False, False, False, True]
+    assert simulation.server.state.ended == 1
 
 
 def test_clients_outside_the_cohort_do_not_count_towards_its_minimum() -> None:
     cohort = probe(train, cohort_size=2).sample_cohort(1)
-    engine = probe(
+    simulation = probe(
         train, cohort_size=2, fault_injector=lambda number, client, step: None if client in cohort else "asleep"
     )
-    (record,) = tiny.played(engine, 1)
+    (record,) = tiny.run_rounds(simulation, 1)
     assert not record["rolled_back"]
-    assert engine.server.state.began == 2
-    assert not tiny.equal(engine.server.model, engine.context.runner.initial)
+    assert simulation.server.state.began == 2
+    assert not tiny.equal(simulation.server.model, simulation.context.runner.initial)
 
 
 # Cohorts
 
 
 def test_cohorts_are_drawn_without_replacement_from_seed_and_round_alone() -> None:
-    engine = tiny.engine(FedAvg(), cohort_size=4, rounds=50)
-    drawn = [engine.sample_cohort(number) for number in range(1, 51)]
-    assert all(len(set(cohort)) == 4 for cohort in drawn)
-    assert drawn == [tiny.engine(FedSeq(), cohort_size=4).sample_cohort(number) for number in range(1, 51)]
-    assert len({tuple(cohort) for cohort in drawn}) > 30
-    counts = [sum(client in cohort for cohort in drawn) for client in engine.federation.clients]
+    simulation = tiny.simulation(FedAvg(), cohort_size=4, rounds=50)
+    sampled = [simulation.sample_cohort(number) for number in range(1, 51)]
+    assert all(len(set(cohort)) == 4 for cohort in sampled)
+    assert sampled == [tiny.simulation(FedSeq(), cohort_size=4).sample_cohort(number) for number in range(1, 51)]
+    assert len({tuple(cohort) for cohort in sampled}) > 30
+    counts = [sum(client in cohort for cohort in sampled) for client in simulation.federation.clients]
     assert all(18 <= count <= 48 for count in counts), "33 expected, deviation 3.3"
-    assert drawn != [tiny.engine(FedAvg(), cohort_size=4, seed=1).sample_cohort(number) for number in range(1, 51)]
-    assert len(tiny.engine(FedAvg(), cohort_size=99).sample_cohort(1)) == 6
+    assert sampled != [
+        tiny.simulation(FedAvg(), cohort_size=4, seed=1).sample_cohort(number) for number in range(1, 51)
+    ]
+    assert len(tiny.simulation(FedAvg(), cohort_size=99).sample_cohort(1)) == 6
 
 
 def test_a_cohort_of_millions_is_drawn_without_a_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,25 +287,25 @@ def test_a_cohort_of_millions_is_drawn_without_a_permutation(monkeypatch: pytest
     federation = tiny.by_hand(data, [[0, 1, 2]])
     offsets = torch.cat([torch.tensor([0]), torch.full((3_000_000,), 3)])
     object.__setattr__(federation.partition, "offsets", offsets)
-    engine = tiny.engine(FedAvg(), federation=federation, cohort_size=50)
+    simulation = tiny.simulation(FedAvg(), federation=federation, cohort_size=50)
     monkeypatch.setattr(torch, "randperm", lambda *args, **kwargs: pytest.fail("a permutation"))
-    drawn = engine.sample_cohort(1)
-    assert len(set(drawn)) == 50
-    assert drawn == engine.sample_cohort(1) != engine.sample_cohort(2)
-    assert max(map(int, drawn)) > 1_000_000
+    sampled = simulation.sample_cohort(1)
+    assert len(set(sampled)) == 50
+    assert sampled == simulation.sample_cohort(1) != simulation.sample_cohort(2)
+    assert max(map(int, sampled)) > 1_000_000
 
 
 # Evaluation
 
 
 def test_counts_of_a_record_are_those_of_the_model() -> None:
-    engine = tiny.engine(FedSeq(), evaluate_every=3, rounds=5)
-    records = tiny.played(engine)
+    simulation = tiny.simulation(FedSeq(), evaluate_every=3, rounds=5)
+    records = tiny.run_rounds(simulation)
     assert [record["round"] for record in records if "correct" in record] == [3, 5]
-    test = engine.federation.dataset.test
-    network = engine.context.runner.build()
-    network.load_state_dict(dict(engine.server.model))
-    logits = network(engine.context.normalise(test["input"])).detach()
+    test = simulation.federation.dataset.test
+    network = simulation.context.runner.build()
+    network.load_state_dict(dict(simulation.server.model))
+    logits = network(simulation.context.normalise(test["input"])).detach()
     hits = [int(((logits.argmax(1) == c) & (test["label"] == c)).sum()) for c in range(tiny.CLASSES)]
     assert records[-1]["correct"] == hits
     assert records[-1]["test_loss"] == pytest.approx(
@@ -312,27 +314,30 @@ def test_counts_of_a_record_are_those_of_the_model() -> None:
     assert sum(hits) > len(test["label"]) / 2, "it learned"
 
 
-def test_visits_tell_what_each_client_left_and_what_became_of_the_one_before() -> None:
-    engine = tiny.engine(FedSeq(), evaluate_local_models=True, rounds=1)
-    (record,) = tiny.played(engine)
-    sizes = [engine.federation.num_examples(client) for client in record["cohort"]]
-    assert [visit["client"] for visit in record["local_models"]] == record["cohort"]
+def test_local_trainings_tell_what_each_client_left_and_what_became_of_the_one_before() -> None:
+    simulation = tiny.simulation(FedSeq(), evaluate_local_models=True, rounds=1)
+    (record,) = tiny.run_rounds(simulation)
+    sizes = [simulation.federation.num_examples(client) for client in record["cohort"]]
+    assert [local_model["client"] for local_model in record["local_models"]] == record["cohort"]
     assert record["local_models"][-1]["correct"] == record["correct"]
-    assert [visit["own"][1] for visit in record["local_models"]] == sizes
-    assert [visit["previous"] and visit["previous"][1] for visit in record["local_models"]] == [None, *sizes[:-1]]
+    assert [local_model["own"][1] for local_model in record["local_models"]] == sizes
+    assert [local_model["previous"] and local_model["previous"][1] for local_model in record["local_models"]] == [
+        None,
+        *sizes[:-1],
+    ]
 
 
 def test_the_loss_of_a_round_weighs_clients_by_examples() -> None:
-    engine = tiny.engine(FedAvg(), rounds=1)
-    (record,) = tiny.played(engine)
+    simulation = tiny.simulation(FedAvg(), rounds=1)
+    (record,) = tiny.run_rounds(simulation)
     losses = {}
     for client in record["cohort"]:
         alone = tiny.by_hand(
-            engine.federation.dataset, [[]] * int(client) + [engine.federation.partition[int(client)].tolist()]
+            simulation.federation.dataset, [[]] * int(client) + [simulation.federation.partition[int(client)].tolist()]
         )
-        single = tiny.engine(FedAvg(), federation=alone, rounds=1, cohort_size=99)
-        losses[client] = tiny.played(single)[0]["loss"]
-    weights = {client: engine.federation.num_examples(client) for client in losses}
+        single = tiny.simulation(FedAvg(), federation=alone, rounds=1, cohort_size=99)
+        losses[client] = tiny.run_rounds(single)[0]["loss"]
+    weights = {client: simulation.federation.num_examples(client) for client in losses}
     expected = sum(losses[c] * weights[c] for c in losses) / sum(weights.values())
     assert record["loss"] == pytest.approx(expected)
     assert record["examples"] == sum(weights.values())
@@ -344,10 +349,10 @@ def test_fedavg_is_the_weighted_mean_of_the_graduates(monkeypatch: pytest.Monkey
     fits: list[Fit] = []
     fit = LocalParty.fit
     monkeypatch.setattr(LocalParty, "fit", lambda *args, **kwargs: fits.append(fit(*args, **kwargs)) or fits[-1])
-    engine = tiny.engine(FedAvg(), rounds=1)
-    tiny.played(engine)
+    simulation = tiny.simulation(FedAvg(), rounds=1)
+    tiny.run_rounds(simulation)
     total = sum(reply.num_examples for reply in fits)
     assert len(fits) == 3
-    for name, tensor in engine.server.model.items():
+    for name, tensor in simulation.server.model.items():
         mean = sum(reply.model[name].double() * reply.num_examples for reply in fits) / total
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-7)

@@ -1,4 +1,4 @@
-"""The engine task after task: heads that grow alike everywhere, workers that follow, and what a record says."""
+"""The simulation task after task: heads that grow alike everywhere, workers that follow, and what a record says."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Watching(Algorithm[NoState, Seen]):
 
 
 def test_new_rows_are_the_same_everywhere_and_old_logits_stay() -> None:
-    engine = tiny.engine_with_tasks(Watching(), tiny.stream((1, 2), absent=1))
-    tiny.played(engine)
-    states: list[Seen] = list(engine.client_states.values())
+    simulation = tiny.simulation_with_tasks(Watching(), tiny.stream((1, 2), absent=1))
+    tiny.run_rounds(simulation)
+    states: list[Seen] = list(simulation.client_states.values())
     assert len(states) == 5
     for state in states:
         received, initial = state.rows[-2:]
@@ -90,48 +90,50 @@ def test_new_rows_are_the_same_everywhere_and_old_logits_stay() -> None:
         assert grown.shape == model.shape == (2, 3)
         assert torch.equal(grown[:, :1], model[:, :1])
         torch.testing.assert_close(grown[:, :1], older, rtol=0, atol=1e-6)
-    assert bool((engine.context.runner.initial[BIAS][1:] == 0).all())
+    assert bool((simulation.context.runner.initial[BIAS][1:] == 0).all())
 
 
 def test_rounds_and_classes_are_counted_by_task() -> None:
-    engine = tiny.engine_with_tasks(Watching(), tiny.stream((2, 1), absent=0), cohort_size=5)
-    assert engine.rounds == 4
-    tiny.played(engine)
-    for state in engine.client_states.values():
+    simulation = tiny.simulation_with_tasks(Watching(), tiny.stream((2, 1), absent=0), cohort_size=5)
+    assert simulation.rounds == 4
+    tiny.run_rounds(simulation)
+    for state in simulation.client_states.values():
         assert state.where == [[1, 1, 0, 2], [1, 2, 0, 2], [2, 1, 2, 3], [2, 2, 2, 3]]
 
 
-@pytest.mark.parametrize(("number", "place"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 1)), (9, (3, 3))])
-def test_a_round_of_the_run_has_a_task_and_a_round_in_it(number: int, place: tuple[int, int]) -> None:
-    assert Schedule(rounds=3).position(number) == place
+@pytest.mark.parametrize(("number", "location"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 1)), (9, (3, 3))])
+def test_a_round_of_the_run_has_a_task_and_a_round_in_it(number: int, location: tuple[int, int]) -> None:
+    assert Schedule(rounds=3).position(number) == location
 
 
 def test_the_last_round_of_every_task_is_evaluated() -> None:
-    engine = tiny.engine_with_tasks(FedAvg(), rounds=3, evaluate_every=2)
-    assert [record["round"] for record in tiny.played(engine) if "correct" in record] == [2, 3, 5, 6, 8, 9]
+    simulation = tiny.simulation_with_tasks(FedAvg(), rounds=3, evaluate_every=2)
+    assert [record["round"] for record in tiny.run_rounds(simulation) if "correct" in record] == [2, 3, 5, 6, 8, 9]
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Watching()], ids=repr)
 def test_workers_follow_from_task_to_task(method: Algorithm[Any, Any]) -> None:
-    alone, pooled = tiny.engine_with_tasks(method, rounds=1), tiny.engine_with_tasks(method, rounds=1)
-    records = tiny.played(alone)
-    first = tiny.played(pooled, 1)
-    pool = with_thread(pooled, tiny.engine_with_tasks(method, rounds=1))  # hired late: its first task is the second
+    alone, pooled = tiny.simulation_with_tasks(method, rounds=1), tiny.simulation_with_tasks(method, rounds=1)
+    records = tiny.run_rounds(alone)
+    first = tiny.run_rounds(pooled, 1)
+    pool = with_thread(
+        pooled, tiny.simulation_with_tasks(method, rounds=1)
+    )  # started late: its first task is the second
     try:
-        assert first + tiny.played(pooled) == records
+        assert first + tiny.run_rounds(pooled) == records
     finally:
         pool.stop()
     assert tiny.equal(alone.server.model, pooled.server.model)
 
 
 def test_served_averages_grow_too() -> None:
-    engine = tiny.engine_with_tasks(FedAvg(), evaluation_models=("last", "moving", "round"))
-    records = tiny.played(engine)
+    simulation = tiny.simulation_with_tasks(FedAvg(), evaluation_models=("last", "moving", "round"))
+    records = tiny.run_rounds(simulation)
     assert [len(record["evaluation_models"]["moving"]["correct"]) for record in records] == [1, 1, 2, 2, 3, 3]
 
 
 def test_one_task_is_the_run_without_tasks() -> None:
-    plain = tiny.engine(FedAvg())
+    plain = tiny.simulation(FedAvg())
     assert plain.federation.num_tasks == 1
     assert plain.server.num_classes == tiny.CLASSES
     assert plain.server.num_old_classes == 0
@@ -140,11 +142,11 @@ def test_one_task_is_the_run_without_tasks() -> None:
 
 
 def test_a_network_without_a_linear_classifier_is_told_so() -> None:
-    engine = tiny.engine_with_tasks(
+    simulation = tiny.simulation_with_tasks(
         FedAvg(), factory=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 1))
     )
     with pytest.raises(ConfigError, match=r"needs a torch.nn.Linear named classifier"):
-        tiny.played(engine)
+        tiny.run_rounds(simulation)
 
 
 def test_a_federation_leads_to_every_task() -> None:

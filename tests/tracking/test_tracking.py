@@ -91,15 +91,15 @@ def test_tensorboard_reads_it(recipe: Recipe, tmp_path: Path) -> None:
 
 def leveldb_records(log: bytes) -> Iterator[bytes]:
     """Yield the records of a log as LevelDB writes it: blocks of 32 kB, whose first here lacks 7 bytes."""
-    place, parts = 0, b""
-    while place + 7 <= len(log):
-        left = 32768 - (place + 7) % 32768
+    location, parts = 0, b""
+    while location + 7 <= len(log):
+        left = 32768 - (location + 7) % 32768
         if left < 7:
-            place += left
+            location += left
             continue
-        size, kind = struct.unpack_from("<HB", log, place + 4)
-        parts += log[place + 7 : place + 7 + size]
-        place += 7 + size
+        size, kind = struct.unpack_from("<HB", log, location + 4)
+        parts += log[location + 7 : location + 7 + size]
+        location += 7 + size
         if kind in (1, 4):  # whole, or the last part
             yield parts
             parts = b""

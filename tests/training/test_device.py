@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from pretended import DEVICE, There, pretended
+from fake_device import DEVICE, There, fake_device
 from torch import nn
 
 from fedkeep.algorithms.parallel.fedavg import FedAvg
@@ -25,30 +25,30 @@ MOVING = Augmentation(crop_padding=1, horizontal_flip=True, rotation=10.0, brigh
 CASES: dict[str, dict[str, Any]] = {"plain": {}, "augmented": {"augmentation": MOVING}, "stacked": {"stack": 2}}
 
 
-def engine(method: Algorithm[Any, Any], **changes: Any) -> Simulation:
+def simulation(method: Algorithm[Any, Any], **changes: Any) -> Simulation:
     in_tasks = handles_tasks(type(method)) and "auxiliary" not in method.needs
-    play = tiny.engine_with_tasks if in_tasks else tiny.engine
-    return play(method, rounds=2, training=tiny.SHORT, **changes)
+    run_once = tiny.simulation_with_tasks if in_tasks else tiny.simulation
+    return run_once(method, rounds=2, training=tiny.SHORT, **changes)
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name())
 def test_a_method_plays_on_another_device_and_its_steps_do_not_wait(method: Algorithm[Any, Any], case: str) -> None:
-    here = engine(method, **CASES[case])
-    records = tiny.played(here)
-    with pretended() as pretence:
-        other = engine(method, device=DEVICE, load_generator=lambda task: tiny.ToyGenerator(DEVICE), **CASES[case])
-        assert tiny.played(other) == records
+    here = simulation(method, **CASES[case])
+    records = tiny.run_rounds(here)
+    with fake_device() as rules:
+        other = simulation(method, device=DEVICE, load_generator=lambda task: tiny.ToyGenerator(DEVICE), **CASES[case])
+        assert tiny.run_rounds(other) == records
     assert all(isinstance(tensor, There) for tensor in other.server.model.values())
-    assert pretence.trainings, "trainings were watched"
-    assert not pretence.waits, Counter(pretence.waits)
+    assert rules.trainings, "trainings were watched"
+    assert not rules.waits, Counter(rules.waits)
 
 
 def test_what_a_gpu_does_is_timed_where_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says at once that it was told; what it then does would be counted as what next waits for it."""
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    context, gpu = tiny.engine(FedAvg()).context, torch.device("cuda")
+    context, gpu = tiny.simulation(FedAvg()).context, torch.device("cuda")
     for clock in (context.inference_time, context.training_time):
         with clock():
             pass
@@ -65,12 +65,14 @@ CONVOLVED: tuple[nn.Module, ...] = (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Re
 
 def test_convolutions_batch_norm_dropout_and_clipping_do_not_wait() -> None:
     training = replace(tiny.SHORT, max_grad_norm=0.5)
-    with pretended() as pretence:
-        engine = tiny.engine(FedAvg(), factory=convolved, training=training, device=DEVICE, evaluate_local_models=True)
-        (record,) = tiny.played(engine, 1)
+    with fake_device() as rules:
+        simulation = tiny.simulation(
+            FedAvg(), factory=convolved, training=training, device=DEVICE, evaluate_local_models=True
+        )
+        (record,) = tiny.run_rounds(simulation, 1)
     assert 0 < record["loss"] < 10
-    assert pretence.trainings == 3
-    assert not pretence.waits, Counter(pretence.waits)
+    assert rules.trainings == 3
+    assert not rules.waits, Counter(rules.waits)
 
 
 def convolved() -> nn.Module:

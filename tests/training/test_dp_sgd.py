@@ -29,7 +29,7 @@ PRIVATE = Privacy(noise_multiplier=1.0, max_grad_norm=0.5, counts_epsilon=1.0)
 
 
 def client(privacy: Privacy, name: str = "0") -> LocalClient:
-    simulation = tiny.engine(get_algorithm("fedavg")(), privacy=privacy)
+    simulation = tiny.simulation(get_algorithm("fedavg")(), privacy=privacy)
     return LocalClient(simulation.context, name, simulation.federation.data(name), None, task=1, round=1, uses={})
 
 
@@ -79,20 +79,20 @@ def test_epsilon_is_the_accountants() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_counts_that_differ_by_one_are_told_apart_by_epsilon_alone(epsilon: float) -> None:
-    drawn = discrete_laplace(400_000, epsilon, 3)
-    assert torch.equal(drawn, drawn.round())
-    at = [float((drawn == value).double().mean()) for value in range(-1, 3)]
+    sampled = discrete_laplace(400_000, epsilon, 3)
+    assert torch.equal(sampled, sampled.round())
+    at = [float((sampled == value).double().mean()) for value in range(-1, 3)]
     ratios = [at[1] / at[0], at[1] / at[2], at[2] / at[3]]
     assert ratios == pytest.approx([torch.tensor(epsilon).exp().item()] * 3, rel=0.05)
 
 
 def test_a_client_tells_the_same_noised_counts_again() -> None:
     exact, noised = client(Privacy()).label_counts(), client(Privacy(counts_epsilon=0.1))
-    told = noised.label_counts()
-    assert not torch.equal(told, exact)
-    assert torch.equal(told, noised.label_counts())
+    output = noised.label_counts()
+    assert not torch.equal(output, exact)
+    assert torch.equal(output, noised.label_counts())
     noised.context.noise_seed = 5
-    assert not torch.equal(told, noised.label_counts()), "a real site's noise is its own"
+    assert not torch.equal(output, noised.label_counts()), "a real site's noise is its own"
 
 
 def test_a_private_run_tells_its_epsilon_and_is_the_same_again(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_private_run_tells_its_epsilon_and_is_the_same_again(tmp_path: Path) -
 def test_what_noise_would_not_cover_is_refused(method: str, counts: float, reason: str) -> None:
     privacy = Privacy(noise_multiplier=1.0, counts_epsilon=counts)
     with pytest.raises(ConfigError, match=reason):
-        tiny.engine(get_algorithm(method)(), privacy=privacy)
+        tiny.simulation(get_algorithm(method)(), privacy=privacy)
 
 
 def test_means_have_the_noise_that_epsilon_is_computed_for() -> None:
@@ -144,7 +144,7 @@ def test_a_run_with_noised_means_tells_the_epsilon_of_a_client(tmp_path: Path) -
 @pytest.mark.parametrize(("method", "reason"), [("fedseq", "passes on the model"), ("fedadkd", "more than a model")])
 def test_noised_means_are_for_methods_that_only_average(method: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        tiny.engine(get_algorithm(method)(), privacy=Privacy(client_noise_multiplier=1.0))
+        tiny.simulation(get_algorithm(method)(), privacy=Privacy(client_noise_multiplier=1.0))
 
 
 def test_what_epsilon_would_not_cover_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,9 +134,9 @@ def test_only_batch_norm_counts_as_batch_norm(norm: nn.Module, expected: bool) -
 def test_batches_of_one_are_refused_before_batch_norm_meets_them() -> None:
     ones = replace(tiny.TRAINING, batch_size=1)
     with pytest.raises(ConfigError, match=r"batch norm needs at least two .*training\.batch_size is 1\. Set it to 2"):
-        tiny.engine(FedAvg(), factory=lambda: Normed(nn.BatchNorm1d(8)), training=ones)
-    engine = tiny.engine(FedAvg(), factory=lambda: Normed(nn.GroupNorm(4, 8)), training=ones)
-    assert not any(record["lost"] for record in tiny.played(engine))
+        tiny.simulation(FedAvg(), factory=lambda: Normed(nn.BatchNorm1d(8)), training=ones)
+    simulation = tiny.simulation(FedAvg(), factory=lambda: Normed(nn.GroupNorm(4, 8)), training=ones)
+    assert not any(record["lost"] for record in tiny.run_rounds(simulation))
 
 
 @pytest.mark.parametrize(("factory", "rows"), [(NETWORKS["cnn4"][1], 128), (tiny.network, 1024)])

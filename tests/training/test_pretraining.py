@@ -83,9 +83,9 @@ def test_a_stopped_training_ends_in_the_same_bits(digits: DataSet, tmp_path: Pat
 @pytest.mark.parametrize("steps", [6, 1])
 def test_a_training_that_diverges_leaves_no_extractor(digits: DataSet, tmp_path: Path, steps: int) -> None:
     # After one step the weights are spoiled, and the loss is still that of the initial ones.
-    said = "the loss of step [2-6] is" if steps > 1 else "has numbers that are not finite"
+    output = "the loss of step [2-6] is" if steps > 1 else "has numbers that are not finite"
     settings = replace(SETTINGS, steps=steps, lr=1e38, warm_up=0.0)
-    with pytest.raises(RunError, match=rf"diverged: .*{said}.*lower training\.lr"):
+    with pytest.raises(RunError, match=rf"diverged: .*{output}.*lower training\.lr"):
         trained(digits, tmp_path, settings=settings)
     assert not (tmp_path / CARD).exists()
 

@@ -104,8 +104,8 @@ def trained(
 ) -> Fit:
     sources = [source(d, order) for order, d in enumerate(data, start=1)]
     objective, model = objective or CrossEntropy(), model or networks.initial
-    made = TrainJob(model, objective, sources, training.epochs, round, seed, parametrization=parametrization)
-    return fit(networks, made, training)
+    created = TrainJob(model, objective, sources, training.epochs, round, seed, parametrization=parametrization)
+    return fit(networks, created, training)
 
 
 def by_hand(
@@ -268,8 +268,8 @@ def test_the_loss_is_the_mean_over_steps() -> None:
     )
     still = trained(networks, Training(epochs=1, batch_size=4, lr=0.0), data)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
-    said = networks.logits(networks.initial, data["input"])
-    steps = [cross_entropy(said[rows], data["label"][rows]).item() for rows in order.split(4)]
+    output = networks.logits(networks.initial, data["input"])
+    steps = [cross_entropy(output[rows], data["label"][rows]).item() for rows in order.split(4)]
     assert still.loss == pytest.approx(sum(steps) / 2)
 
 
@@ -310,11 +310,11 @@ def test_several_data_sets_are_drawn_side_by_side() -> None:
 
 def test_a_pass_may_end_with_the_shortest_and_batches_have_sizes_of_their_own() -> None:
     watching, training = Watching(), Training(epochs=2, batch_size=4, lr=0.1)
-    engine = tiny.engine(FedAvg(), training=training)
+    simulation = tiny.simulation(FedAvg(), training=training)
     sets = columns(10), columns(6, seed=3), columns(50, seed=4)
     assert (
-        engine.server.fit(
-            engine.server.model, watching, *sets, batch_sizes=(0, 3), epoch_ends_with="shortest"
+        simulation.server.fit(
+            simulation.server.model, watching, *sets, batch_sizes=(0, 3), epoch_ends_with="shortest"
         ).num_steps
         == 4
     )
@@ -324,9 +324,9 @@ def test_a_pass_may_end_with_the_shortest_and_batches_have_sizes_of_their_own() 
     assert sorted(joined(short[:2])) == sorted(joined(short[2:])) == list(range(6))
     assert [len(rows) for rows in long] == [4] * 4, "the recipe's, where no size is given"
     assert set(joined(long[:2])) != set(joined(long[2:])), "all begin anew, in a new order"
-    assert engine.server.fit(engine.server.model, Watching(), *sets[:2], batch_sizes=(3,)).num_steps == 8
+    assert simulation.server.fit(simulation.server.model, Watching(), *sets[:2], batch_sizes=(3,)).num_steps == 8
     with pytest.raises(ValueError, match="2 batch sizes for 1 data sets"):
-        engine.server.fit(engine.server.model, watching, sets[0], batch_sizes=(1, 2))
+        simulation.server.fit(simulation.server.model, watching, sets[0], batch_sizes=(1, 2))
 
 
 def test_a_second_data_set_changes_nothing_about_the_first() -> None:
@@ -387,10 +387,10 @@ def test_dropout_differs_between_rounds_and_clients_but_not_between_runs() -> No
             return super().forward(images)
 
     federation = tiny.federation((4, 4, 4))
-    first = tiny.played(tiny.engine(FedAvg(), factory=Noted, federation=federation, rounds=2))
+    first = tiny.run_rounds(tiny.simulation(FedAvg(), factory=Noted, federation=federation, rounds=2))
     run, noise = noise, []
     assert len(set(run)) == 6, "three clients, two rounds"
-    assert tiny.played(tiny.engine(FedAvg(), factory=Forgetful, federation=federation, rounds=2)) == first
+    assert tiny.run_rounds(tiny.simulation(FedAvg(), factory=Forgetful, federation=federation, rounds=2)) == first
 
 
 @pytest.mark.parametrize(
@@ -399,8 +399,8 @@ def test_dropout_differs_between_rounds_and_clients_but_not_between_runs() -> No
 def test_a_whole_run_leaves_every_global_generator_alone(augmentation: Augmentation) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    tiny.played(
-        tiny.engine(FedAvg(), factory=lambda: Normed(0.5), augmentation=augmentation, evaluate_local_models=True)
+    tiny.run_rounds(
+        tiny.simulation(FedAvg(), factory=lambda: Normed(0.5), augmentation=augmentation, evaluate_local_models=True)
     )
     assert torch.equal(torch.get_rng_state(), before[0])
     assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[1], strict=True))  # noqa: NPY002
@@ -425,7 +425,7 @@ def test_an_exception_in_training_gives_the_global_generator_back() -> None:
 
 
 def server(factory: Callable[[], nn.Module] = tiny.network, count: int = 70) -> Any:
-    party = tiny.engine(FedAvg(), factory=factory).server
+    party = tiny.simulation(FedAvg(), factory=factory).server
     party.begin_round(task=1, round=2)
     party.data = columns(count)
     return party
@@ -496,10 +496,10 @@ def test_who_watches_sees_every_step_and_changes_nothing(name: str) -> None:
             ({n: w.detach().clone() for n, w in weights.items()}, {n: w.grad.clone() for n, w in weights.items()})
         )
 
-    made = TrainJob(
+    created = TrainJob(
         networks.initial, CrossEntropy(), [source(data)], training.epochs, 1, 0, step_callback=step_callback
     )
-    watched = fit(networks, made, training)
+    watched = fit(networks, created, training)
     plain = trained(networks, training, data)
     assert tiny.equal(watched.model, plain.model)
     assert len(seen) == plain.num_steps
@@ -550,9 +550,9 @@ def test_a_network_with_tied_weights_can_be_evaluated() -> None:
         def forward(self, images: Tensor) -> Tensor:
             return self.c(self.b(torch.relu(self.a(images.flatten(1)))))
 
-    engine = tiny.engine(FedAvg(), factory=Tied)
-    assert not any(record["lost"] for record in tiny.played(engine))
-    assert torch.equal(engine.server.model["a.weight"], engine.server.model["b.weight"])
+    simulation = tiny.simulation(FedAvg(), factory=Tied)
+    assert not any(record["lost"] for record in tiny.run_rounds(simulation))
+    assert torch.equal(simulation.server.model["a.weight"], simulation.server.model["b.weight"])
 
 
 def test_randomness_of_a_party_is_named() -> None:
@@ -578,15 +578,15 @@ def test_bfloat16_trains_the_same_weights_a_little_coarser() -> None:
 
 
 def test_made_images_are_not_brightened() -> None:
-    engine = tiny.engine(FedAvg(), augmentation=Augmentation(brightness=1.0))
-    data = engine.federation.data("0")
-    made = torch.arange(len(data["label"])) % 2 == 1
-    client = LocalClient(engine.context, "0", data, None, task=1, round=1, uses={})
-    (source,) = client.train_job(engine.server.model, CrossEntropy(), {**data, "generated": made}).streams
+    simulation = tiny.simulation(FedAvg(), augmentation=Augmentation(brightness=1.0))
+    data = simulation.federation.data("0")
+    created = torch.arange(len(data["label"])) % 2 == 1
+    client = LocalClient(simulation.context, "0", data, None, task=1, round=1, uses={})
+    (source,) = client.train_job(simulation.server.model, CrossEntropy(), {**data, "generated": created}).streams
     (batch,) = source.batches(1000, merge_last=False)
     assert "generated" not in batch.data
-    as_they_were = (batch.data["input"] == engine.context.normalise(data["input"])[batch.index]).flatten(1).all(1)
-    assert torch.equal(as_they_were, made[batch.index])
+    as_they_were = (batch.data["input"] == simulation.context.normalise(data["input"])[batch.index]).flatten(1).all(1)
+    assert torch.equal(as_they_were, created[batch.index])
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])

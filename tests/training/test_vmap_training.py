@@ -63,7 +63,7 @@ def group(
     epochs: int = 3,
 ) -> list[TrainJob]:
     """Return trainings of clients of these sizes, each from weights of its own."""
-    made = []
+    result = []
     for number, count in enumerate(sizes):
         noise = torch.Generator().manual_seed(100 + number)
         model = {
@@ -73,8 +73,8 @@ def group(
         }
         model = dict(of.initial) | model
         data = source(columns(count, number, shape), number)
-        made.append(TrainJob(model, objective(number, count), [data], epochs, round=2, seed=0))
-    return made
+        result.append(TrainJob(model, objective(number, count), [data], epochs, round=2, seed=0))
+    return result
 
 
 def agree(stacked: Sequence[Fit], looped: Sequence[Fit]) -> None:
@@ -106,16 +106,17 @@ def test_a_stack_takes_the_steps_of_the_loop(name: str) -> None:
 
 def test_convolutions_are_stacked() -> None:
     of = networks(lambda: LeNet5().build((1, 16, 16), tiny.CLASSES))
-    made = [group(of, sizes=(9, 8, 8), shape=(1, 16, 16), epochs=2) for _ in range(2)]
+    result = [group(of, sizes=(9, 8, 8), shape=(1, 16, 16), epochs=2) for _ in range(2)]
     agree(
-        ModelStack(of, SETTINGS["everything"], made[0]).fit(), [fit(of, one, SETTINGS["everything"]) for one in made[1]]
+        ModelStack(of, SETTINGS["everything"], result[0]).fit(),
+        [fit(of, one, SETTINGS["everything"]) for one in result[1]],
     )
 
 
 def test_augmented_images_and_further_data_sets_are_stacked() -> None:
     of = networks()
 
-    def made() -> list[TrainJob]:
+    def result() -> list[TrainJob]:
         both = []
         for number, count in enumerate((9, 6, 6)):
             raw = {"input": (columns(count, number)["input"] * 40 + 120).clamp(0, 255).to(torch.uint8)}
@@ -127,7 +128,7 @@ def test_augmented_images_and_further_data_sets_are_stacked() -> None:
             both.append(TrainJob(of.initial, CrossEntropy() + CrossEntropy(dataset=1), sources, 2, round=1, seed=0))
         return both
 
-    agree(ModelStack(of, PLAIN, made()).fit(), [fit(of, one, PLAIN) for one in made()])
+    agree(ModelStack(of, PLAIN, result()).fit(), [fit(of, one, PLAIN) for one in result()])
 
 
 def test_columns_of_different_lengths_and_shared_tensors() -> None:
@@ -137,14 +138,17 @@ def test_columns_of_different_lengths_and_shared_tensors() -> None:
 
     def objective(number: int, count: int) -> Loss:
         noise = torch.Generator().manual_seed(200 + number)
-        said = torch.rand(count, 2 + tiny.CLASSES + 1, generator=noise, dtype=torch.float64)
-        lesson = CachedDistillation(
-            MergedTeachers(said[:, :2], said[:, 2:-1], said[:, -1]), tau=2.0, factor=0.5, log_weights=said[:, -1]
+        output = torch.rand(count, 2 + tiny.CLASSES + 1, generator=noise, dtype=torch.float64)
+        cached_loss = CachedDistillation(
+            MergedTeachers(output[:, :2], output[:, 2:-1], output[:, -1]),
+            tau=2.0,
+            factor=0.5,
+            log_weights=output[:, -1],
         )
-        return CrossEntropy() + lesson + QuadraticPenalty(anchor, 0.3)
+        return CrossEntropy() + cached_loss + QuadraticPenalty(anchor, 0.3)
 
-    made = group(of, objective)
-    agree(ModelStack(of, PLAIN, made).fit(), [fit(of, assignment, PLAIN) for assignment in group(of, objective)])
+    result = group(of, objective)
+    agree(ModelStack(of, PLAIN, result).fit(), [fit(of, assignment, PLAIN) for assignment in group(of, objective)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +174,7 @@ def frozen() -> nn.Module:
 class Scaled(Loss):
     """What a user might write: it counts how often it was made, and is scaled by what is no field."""
 
-    made: ClassVar[list[int]] = []
+    created: ClassVar[list[int]] = []
     inner: Loss
 
     def __init__(self, inner: Loss, factor: float = 1.0) -> None:
@@ -205,8 +209,8 @@ def test_what_cannot_be_stacked_is_trained_in_the_loop(factory: Callable[[], nn.
 
 def test_what_is_watched_is_trained_in_the_loop() -> None:
     of, seen = networks(), []
-    made = [replace(one, step_callback=lambda weights: seen.append(len(weights))) for one in group(of)]
-    for one, other in zip(VmapTrainer(of, PLAIN).fit(made), [fit(of, a, PLAIN) for a in group(of)], strict=True):
+    result = [replace(one, step_callback=lambda weights: seen.append(len(weights))) for one in group(of)]
+    for one, other in zip(VmapTrainer(of, PLAIN).fit(result), [fit(of, a, PLAIN) for a in group(of)], strict=True):
         assert isinstance(one, Fit)
         assert tiny.equal(one.model, other.model)
     assert seen == [len(of.parameters)] * (9 + 3 + 9 + 9 + 3)
@@ -222,8 +226,8 @@ def test_only_trainings_of_one_kind_are_stacked(monkeypatch: pytest.MonkeyPatch)
         QuadraticPenalty(of.initial, 0.25) + CrossEntropy(),
         QuadraticPenalty(of.initial, 0.5) + CrossEntropy(),
     ]
-    made = group(of, lambda number, count: objectives[number])
-    found = VmapTrainer(of, PLAIN).fit(made)
+    result = group(of, lambda number, count: objectives[number])
+    found = VmapTrainer(of, PLAIN).fit(result)
     assert sizes == [2, 2, 2, 2], "a trial of two and a stack of two, for each of the kinds that occur twice"
     agree(found, [fit(of, one, PLAIN) for one in group(of, lambda number, count: objectives[number])])
 
@@ -244,7 +248,7 @@ def test_no_model_holds_on_to_the_others() -> None:
 
 def test_groups_follow_from_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     """About equal groups, the largest clients first, whoever drops out."""
-    engine = tiny.engine(
+    simulation = tiny.simulation(
         FedAvg(),
         cohort_size=6,
         stack=4,
@@ -252,9 +256,9 @@ def test_groups_follow_from_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
         fault_injector=lambda round, client, step: "x" if client == "3" else None,
     )
     groups: list[list[str]] = []
-    submit = engine.serial.submit
-    monkeypatch.setattr(engine.serial, "submit", lambda *r: groups.append([one.client for one in r]) or submit(*r))
-    tiny.played(engine)
+    submit = simulation.serial.submit
+    monkeypatch.setattr(simulation.serial, "submit", lambda *r: groups.append([one.client for one in r]) or submit(*r))
+    tiny.run_rounds(simulation)
     assert groups == [["4", "2", "5"], ["1", "0"]]  # of sizes 17, 12, 10 and 9, 7; client 3 is lost
 
 
@@ -279,10 +283,10 @@ def test_one_gradient_for_two_weights_is_not_changed_twice(clip: float | None) -
 
 def test_one_clients_nan_stays_its_own() -> None:
     of = networks()
-    made, clean = group(of), group(of)
-    made[2].streams[0].data["input"][0] = torch.nan
+    result, clean = group(of), group(of)
+    result[2].streams[0].data["input"][0] = torch.nan
     for number, (one, other) in enumerate(
-        zip(ModelStack(of, PLAIN, made).fit(), ModelStack(of, PLAIN, clean).fit(), strict=True)
+        zip(ModelStack(of, PLAIN, result).fit(), ModelStack(of, PLAIN, clean).fit(), strict=True)
     ):
         assert tiny.finite(one.model) == (number != 2)
         assert number == 2 or tiny.equal(one.model, other.model)
@@ -290,8 +294,8 @@ def test_one_clients_nan_stays_its_own() -> None:
 
 def test_a_model_of_another_form_is_refused_as_in_the_loop() -> None:
     of = networks()
-    made = [replace(one, model={**one.model, "stranger": torch.zeros(1)}) for one in group(of)]
-    assert all(isinstance(error, ValueRefused) for error in VmapTrainer(of, PLAIN).fit(made))
+    result = [replace(one, model={**one.model, "stranger": torch.zeros(1)}) for one in group(of)]
+    assert all(isinstance(error, ValueRefused) for error in VmapTrainer(of, PLAIN).fit(result))
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +326,7 @@ class Stubborn(FedAvg):
 def test_an_error_in_a_group_says_whose_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stubborn, "where", where)
     with pytest.raises(ZeroDivisionError, match=where) as caught:
-        tiny.engine(Stubborn(), cohort_size=6, stack=3).run_round()
+        tiny.simulation(Stubborn(), cohort_size=6, stack=3).run_round()
     assert "client 4, round 1" in caught.value.__notes__[-1]
 
 
@@ -338,9 +342,9 @@ class Forgiving(FedAvg):
 
 
 def test_a_step_may_catch_the_error_of_its_own_training() -> None:
-    looped, stacked = tiny.engine(Forgiving(), cohort_size=6), tiny.engine(Forgiving(), cohort_size=6, stack=3)
-    tiny.played(looped, 1)
-    tiny.played(stacked, 1)
+    looped, stacked = tiny.simulation(Forgiving(), cohort_size=6), tiny.simulation(Forgiving(), cohort_size=6, stack=3)
+    tiny.run_rounds(looped, 1)
+    tiny.run_rounds(stacked, 1)
     for name, tensor in looped.server.model.items():
         torch.testing.assert_close(stacked.server.model[name], tensor, rtol=1e-4, atol=1e-6)
 
@@ -358,12 +362,14 @@ class Two(FedAvg):
 
 
 def test_calls_that_wait_change_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(Two(), cohort_size=6, stack=3, rounds=1)
+    simulation = tiny.simulation(Two(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
-    submit = engine.serial.submit
-    monkeypatch.setattr(engine.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r))
-    engine.serial.ahead = 4  # as if workers were idle
-    tiny.played(engine)
+    submit = simulation.serial.submit
+    monkeypatch.setattr(
+        simulation.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r)
+    )
+    simulation.serial.ahead = 4  # as if workers were idle
+    tiny.run_rounds(simulation)
     assert groups == [("warm", 3), ("warm", 3), ("train", 3), ("train", 3)]
 
 
@@ -378,27 +384,29 @@ class OneFirst(Two):
 
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_waiting_for_one_client_changes_no_group(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny.engine(OneFirst(), cohort_size=6, stack=3, rounds=1)
+    simulation = tiny.simulation(OneFirst(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
-    submit = engine.serial.submit
-    monkeypatch.setattr(engine.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r))
-    engine.serial.ahead = ahead
-    tiny.played(engine)
+    submit = simulation.serial.submit
+    monkeypatch.setattr(
+        simulation.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r)
+    )
+    simulation.serial.ahead = ahead
+    tiny.run_rounds(simulation)
     assert groups == [("train", 1), ("warm", 1), ("train", 3), ("train", 3), ("train", 2), ("train", 3)]
 
 
 def test_a_stack_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one client"):
-        tiny.engine(FedAvg(), stack=0)
+        tiny.simulation(FedAvg(), stack=0)
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, alone: float, together: Callable[[int], float]) -> None:
-    monkeypatch.setattr(choose, "_alone", lambda engine, clients: alone)
-    monkeypatch.setattr(choose, "_together", lambda engine, clients: together(len(clients)))
+    monkeypatch.setattr(choose, "_alone", lambda simulation, clients: alone)
+    monkeypatch.setattr(choose, "_together", lambda simulation, clients: together(len(clients)))
 
 
 def populous(cohort_size: int = 48, rounds: int = 1000, **changes: Any) -> Any:
-    return tiny.engine(
+    return tiny.simulation(
         FedAvg(), federation=tiny.federation((2,) * 60), cohort_size=cohort_size, rounds=rounds, **changes
     )
 
@@ -425,15 +433,15 @@ def test_a_first_stack_that_is_slower_ends_the_search(monkeypatch: pytest.Monkey
 def test_a_gpu_is_warm_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [9.0, 1.0]  # the first training loads libraries
     timed(monkeypatch, 1.0, lambda clients: 2.0 * clients)
-    monkeypatch.setattr(choose, "_alone", lambda engine, clients: seconds.pop(0))
-    engine = populous()
-    engine.device = torch.device("cuda")
-    assert choose_stack_size(engine) == 1
+    monkeypatch.setattr(choose, "_alone", lambda simulation, clients: seconds.pop(0))
+    simulation = populous()
+    simulation.device = torch.device("cuda")
+    assert choose_stack_size(simulation) == 1
     assert not seconds
 
 
 def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "_alone", lambda engine, clients: pytest.fail("measured"))
+    monkeypatch.setattr(choose, "_alone", lambda simulation, clients: pytest.fail("measured"))
     assert choose_stack_size(populous(rounds=20)) == 1, "a short run is over before a choice pays"
     assert choose_stack_size(populous(factory=body(nn.BatchNorm1d(16)))) == 1
 
@@ -441,8 +449,8 @@ def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPat
 def test_measuring_changes_nothing() -> None:
     measured, untouched = populous(rounds=25), populous(rounds=25)
     assert choose_stack_size(measured) in (1, *choose.SIZES)
-    tiny.played(measured, 2)
-    tiny.played(untouched, 2)
+    tiny.run_rounds(measured, 2)
+    tiny.run_rounds(untouched, 2)
     assert tiny.equal(measured.server.model, untouched.server.model)
 
 
@@ -451,22 +459,22 @@ def test_distillation_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[int] = []
     whole = ModelStack.fit
     monkeypatch.setattr(ModelStack, "fit", lambda self: trained.append(len(self.group)) or whole(self))
-    tiny.played(tiny.engine(FedNTD(), cohort_size=6, stack=6))
+    tiny.run_rounds(tiny.simulation(FedNTD(), cohort_size=6, stack=6))
     assert trained == [6, 6, 6, 6]
 
 
 def test_bfloat16_is_stacked() -> None:
     of, training = ModelRunner(tiny.network, 0, CPU), replace(PLAIN, precision="bfloat16")
 
-    def made() -> list[TrainJob]:
+    def result() -> list[TrainJob]:
         return [replace(one, model=of.initial, streams=[floated(one.streams[0])]) for one in group(of)]
 
-    stacked = ModelStack(of, training, made()).fit()
-    for one, other in zip(stacked, [fit(of, assignment, training) for assignment in made()], strict=True):
+    stacked = ModelStack(of, training, result()).fit()
+    for one, other in zip(stacked, [fit(of, assignment, training) for assignment in result()], strict=True):
         assert one.loss == pytest.approx(other.loss, rel=0.02)
         for name in one.model:
             torch.testing.assert_close(one.model[name], other.model[name], rtol=0.1, atol=0.02)
-    fine = ModelStack(of, PLAIN, made()).fit()
+    fine = ModelStack(of, PLAIN, result()).fit()
     assert not tiny.equal(fine[0].model, stacked[0].model), "it was computed otherwise"
 
 

@@ -76,21 +76,21 @@ def test_a_run_draws_each_task_by_its_own_and_tells_so(tmp_path: Path, monkeypat
     monkeypatch.setenv("FEDKEEP_CACHE", str(tmp_path / "cache"))
     first, second = saved(tmp_path / "first", "01234"), saved(tmp_path / "second", "56789x", seed=1)
     chosen = recipe(first, second, settings=("generator.space=code",))
-    engine = build_simulation(chosen, chosen.methods[0], 0, build_federation(chosen, 0))
-    one, two, again = (engine.context.load_generator(task) for task in (1, 2, 1))
+    simulation = build_simulation(chosen, chosen.methods[0], 0, build_federation(chosen, 0))
+    one, two, again = (simulation.context.load_generator(task) for task in (1, 2, 1))
     assert one is again
     assert one.hash() != two.hash()
     assert generator_hash(chosen) == f"{one.hash()} {two.hash()}"
 
     out = tmp_path / "run"
-    (cell,) = fedkeep.run(chosen, out=out).trials
-    said = f"{first} in task 1, {second} in task 2 (paper, each for its task): {REGIMES['paper']}"
-    assert cell.generator == said
-    assert said in (out / "table.md").read_text()
+    (trial,) = fedkeep.run(chosen, out=out).trials
+    output = f"{first} in task 1, {second} in task 2 (paper, each for its task): {REGIMES['paper']}"
+    assert trial.generator == output
+    assert output in (out / "table.md").read_text()
     keys = [json.loads(key) for key in cached(tmp_path / "cache" / "generated")]
     assert {key["class"]: key["generator"] for key in keys} == {c: (one if c < 5 else two).hash() for c in range(10)}
 
-    (cell.path / "result.json").unlink()
+    (trial.path / "result.json").unlink()
     shutil.rmtree(second)
     saved(second, "56789x", seed=2)
     with pytest.raises(RunError, match="begun with another generator than there is now"):

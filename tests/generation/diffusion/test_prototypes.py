@@ -63,26 +63,26 @@ def test_the_search_lowers_the_loss_and_changes_no_weight(trained: PixelGenerato
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("space", ["embedding", "subclass"])
 def test_rows_of_absent_classes_stay(space: str, optimizer: str) -> None:
-    made = toy.generator(space=space)
+    result = toy.generator(space=space)
     data = toy.data(20)
     held = {name: column[data["label"] != 1] for name, column in data.items()}
-    found = search(made, held, PrototypeSearch(steps=5, batch_size=8, optimizer=optimizer))  # type: ignore[arg-type]
-    start = made.initial_prototypes(3)
+    found = search(result, held, PrototypeSearch(steps=5, batch_size=8, optimizer=optimizer))  # type: ignore[arg-type]
+    start = result.initial_prototypes(3)
     assert torch.equal(found.prototypes[1], start[1])
     assert not torch.equal(found.prototypes[0], start[0])
     assert found.counts[1] == 0
 
 
 def test_with_weight_decay_they_shrink_as_in_dddr() -> None:
-    made = toy.generator(initial="null")
+    result = toy.generator(initial="null")
     held = {name: column[:1] for name, column in toy.data(3).items()}
-    found = search(made, held, PrototypeSearch(steps=5, batch_size=8, lr=0.02, weight_decay=0.01))
-    assert torch.allclose(found.prototypes[1], made.initial_prototypes(3)[1] * (1 - 0.02 * 0.01) ** 5)
+    found = search(result, held, PrototypeSearch(steps=5, batch_size=8, lr=0.02, weight_decay=0.01))
+    assert torch.allclose(found.prototypes[1], result.initial_prototypes(3)[1] * (1 - 0.02 * 0.01) ** 5)
 
 
 def test_the_loss_is_the_formula() -> None:
-    made, data = toy.generator(), toy.data(9)
-    found = search(made, data, PrototypeSearch(steps=1, batch_size=4))
+    result, data = toy.generator(), toy.data(9)
+    found = search(result, data, PrototypeSearch(steps=1, batch_size=4))
     rng = torch.Generator().manual_seed(3)
     chosen = torch.randint(9, (4,), generator=rng)
     clean = data["input"][chosen].double() / 127.5 - 1
@@ -90,40 +90,40 @@ def test_the_loss_is_the_formula() -> None:
     noise = torch.randn(clean.shape, generator=rng)
     kept = (1 - torch.linspace(1e-4, 0.4, 20).double()).cumprod(0)[times].view(4, 1, 1, 1)
     noisy = kept.sqrt() * clean + (1 - kept).sqrt() * noise
-    said = made.predict_noise(noisy.float(), times, made.initial_prototypes(3)[data["label"][chosen]])
-    assert found.losses[0] == pytest.approx(float((said - noise).square().mean()), rel=1e-5)
+    output = result.predict_noise(noisy.float(), times, result.initial_prototypes(3)[data["label"][chosen]])
+    assert found.losses[0] == pytest.approx(float((output - noise).square().mean()), rel=1e-5)
 
 
 def test_a_client_without_images_returns_what_it_was_sent() -> None:
-    made = toy.generator()
-    found = search(made, {name: column[:0] for name, column in toy.data().items()})
-    assert torch.equal(found.prototypes, made.initial_prototypes(3))
+    result = toy.generator()
+    found = search(result, {name: column[:0] for name, column in toy.data().items()})
+    assert torch.equal(found.prototypes, result.initial_prototypes(3))
     assert found.losses == ()
     assert found.counts.tolist() == [0, 0, 0]
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    made, data = toy.generator(), toy.data()
+    result, data = toy.generator(), toy.data()
     rng = torch.Generator()
     with pytest.raises(ValueRefused, match="Use those that were found with this generator"):
-        search_prototypes(made, torch.zeros(3, 2, 32), data["input"], data["label"], SETTINGS, rng)
+        search_prototypes(result, torch.zeros(3, 2, 32), data["input"], data["label"], SETTINGS, rng)
     with pytest.raises(DataError, match="draws uint8 images of 1 x 8 x 8"):
-        search(made, toy.data(side=12))
+        search(result, toy.data(side=12))
     with pytest.raises(DataError, match=r"labels must lie in 0..1"):
-        search(made, data, classes=2)
+        search(result, data, classes=2)
 
 
 def test_a_generator_that_changes_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = toy.generator()
-    predict = made.predict_noise
+    result = toy.generator()
+    predict = result.predict_noise
 
-    def broken(noisy: Tensor, times: Tensor, told: Tensor) -> Tensor:
-        made.network.table.data.add_(0.1)
-        return predict(noisy, times, told)
+    def broken(noisy: Tensor, times: Tensor, text: Tensor) -> Tensor:
+        result.network.table.data.add_(0.1)
+        return predict(noisy, times, text)
 
-    monkeypatch.setattr(made, "predict_noise", broken)
+    monkeypatch.setattr(result, "predict_noise", broken)
     with pytest.raises(RunError, match="must stay frozen"):
-        search(made, toy.data())
+        search(result, toy.data())
 
 
 @pytest.mark.parametrize(

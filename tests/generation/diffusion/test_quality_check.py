@@ -35,14 +35,14 @@ def test_both_directions_by_class() -> None:
         learned_from.append(data)
         return brightest if data is train else lambda images: torch.eye(3)[[0]].expand(len(images), 3)
 
-    gate = quality_check(learn, train, test, generated, 3)  # type: ignore[arg-type]
-    assert gate.real.tolist() == [1, 1, 1]
-    assert gate.shown.tolist() == [0, 1, 1]
-    assert gate.learned.tolist() == [1, 0, 0]
+    quality = quality_check(learn, train, test, generated, 3)  # type: ignore[arg-type]
+    assert quality.real.tolist() == [1, 1, 1]
+    assert quality.shown.tolist() == [0, 1, 1]
+    assert quality.learned.tolist() == [1, 0, 0]
     assert learned_from[1] is generated
 
 
-def test_the_gate_tells_apart_classes_that_were_found_by_prototypes(tmp_path: Path) -> None:
+def test_the_quality_check_tells_apart_classes_that_were_found_by_prototypes(tmp_path: Path) -> None:
     settings = GeneratorTraining(steps=150, batch_size=32, lr=5e-3, ema=0.98)
     generator = train_generator(toy.card(), toy.data(90), settings, tmp_path)
     private = toy.data(60, seed=1)  # images that it has not seen
@@ -51,14 +51,14 @@ def test_the_gate_tells_apart_classes_that_were_found_by_prototypes(tmp_path: Pa
     found = search_prototypes(generator, start, private["input"], private["label"], look, rng)
     assert generator.hash() == before
 
-    def drawn(prototypes: Tensor) -> dict[str, Tensor]:
+    def sampled(prototypes: Tensor) -> dict[str, Tensor]:
         images = sample(generator, prototypes, [0, 1, 2] * 10, list(range(30)), Sampler(steps=10))
         return {"input": images, "label": torch.arange(30) % 3}
 
-    accuracy = class_accuracies(brightest, drawn(found.prototypes), 3)
+    accuracy = class_accuracies(brightest, sampled(found.prototypes), 3)
     assert float(accuracy.mean()) > 0.8, accuracy
     assert float(accuracy.min()) > 0.6, accuracy
-    blind = class_accuracies(brightest, drawn(start), 3)
+    blind = class_accuracies(brightest, sampled(start), 3)
     assert float(blind.mean()) < 0.6, "told nothing of classes it shows none"
 
 
@@ -75,12 +75,12 @@ def test_a_classifier_is_trained_alone_and_always_the_same() -> None:
         return images.float() / 255 if images.dtype == torch.uint8 else images
 
     state = torch.get_rng_state()
-    made = [
+    result = [
         train_classifier(MLP(hidden=(8,)), train, 3, normalise, Training(batch_size=16, lr=0.3), steps=30, seed=seed)
         for seed in (0, 0, 1)
     ]
-    first, again, other = (classify(test["input"]) for classify in made)
+    first, again, other = (classify(test["input"]) for classify in result)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert class_accuracies(made[0], test, 3).mean() > 0.9
+    assert class_accuracies(result[0], test, 3).mean() > 0.9
     assert torch.equal(torch.get_rng_state(), state)

@@ -39,48 +39,50 @@ class Known(PixelGenerator):
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 def test_every_sampler_finds_the_image_of_an_exact_model(method: Any, guidance: float) -> None:
     plain = toy.generator()
-    made = Known(plain.card, plain.network.state_dict())
+    result = Known(plain.card, plain.network.state_dict())
     picture = toy.data(3)["input"][2:]
-    made.image = made.encode(picture, torch.Generator())  # type: ignore[attr-defined]
-    drawn = sample(made, made.class_embeddings(), [0, 1], [5, 6], Sampler(method=method, steps=20, guidance=guidance))
-    assert drawn.dtype == torch.uint8
-    assert (drawn.int() - picture.int()).abs().max() <= 4
+    result.image = result.encode(picture, torch.Generator())  # type: ignore[attr-defined]
+    generated_images = sample(
+        result, result.class_embeddings(), [0, 1], [5, 6], Sampler(method=method, steps=20, guidance=guidance)
+    )
+    assert generated_images.dtype == torch.uint8
+    assert (generated_images.int() - picture.int()).abs().max() <= 4
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_image_depends_on_its_seed_and_prototype_alone(method: Any) -> None:
-    made, sampler = toy.generator(), Sampler(method=method, steps=4)
+    result, sampler = toy.generator(), Sampler(method=method, steps=4)
     rows, image_seeds = [0, 1, 2, 0, 1], [11, 12, 13, 14, 11]
-    whole = sample(made, made.class_embeddings(), rows, image_seeds, sampler)
+    whole = sample(result, result.class_embeddings(), rows, image_seeds, sampler)
     assert whole.shape == (5, 1, 8, 8)
-    told: list[int] = []
+    output: list[int] = []
     for size in (1, 2, 3):
         again = sample(
-            made, made.class_embeddings(), rows, image_seeds, sampler, batch_size=size, on_images=told.append
+            result, result.class_embeddings(), rows, image_seeds, sampler, batch_size=size, on_images=output.append
         )
         assert (again.int() - whole.int()).abs().max() <= 1  # other batches round differently
-    assert told[-2:] == [3, 5]
+    assert output[-2:] == [3, 5]
     assert not torch.equal(whole[0], whole[3])
     assert not torch.equal(whole[0], whole[4])
-    assert torch.equal(sample(made, made.class_embeddings(), rows, image_seeds, sampler), whole)
+    assert torch.equal(sample(result, result.class_embeddings(), rows, image_seeds, sampler), whole)
 
 
 def test_guidance_by_the_formula() -> None:
-    made = toy.generator()
+    result = toy.generator()
     asked: list[int] = []
-    predict = made.predict_noise
+    predict = result.predict_noise
 
-    def watched(noisy: Tensor, times: Tensor, told: Tensor) -> Tensor:
+    def watched(noisy: Tensor, times: Tensor, output: Tensor) -> Tensor:
         asked.append(len(noisy))
-        return predict(noisy, times, told)
+        return predict(noisy, times, output)
 
-    made.predict_noise = watched  # type: ignore[method-assign]
+    result.predict_noise = watched  # type: ignore[method-assign]
     one, none, two = (
-        sample(made, made.class_embeddings(), [0], [1], Sampler(steps=3, guidance=g)) for g in (1.0, 0.0, 4.0)
+        sample(result, result.class_embeddings(), [0], [1], Sampler(steps=3, guidance=g)) for g in (1.0, 0.0, 4.0)
     )
     assert asked == [1] * 3 + [2] * 6
-    null = made.null_conditioning().detach()
-    assert torch.equal(none, sample(made, null, [0], [1], Sampler(steps=3, guidance=1.0)))
+    null = result.null_conditioning().detach()
+    assert torch.equal(none, sample(result, null, [0], [1], Sampler(steps=3, guidance=1.0)))
     assert not torch.equal(one, two)
 
 
@@ -102,15 +104,15 @@ def test_more_steps_than_times_are_refused() -> None:
 
 
 def stored(folder: Path, generator: PixelGenerator | None = None, **changes: Any) -> Any:
-    made = generator or toy.generator()
+    result = generator or toy.generator()
     given = {
-        "prototypes": made.class_embeddings(),
+        "prototypes": result.class_embeddings(),
         "labels": [4, 7, 2],
         "count": 2,
         "sampler": SAMPLER,
         "seed": 0,
     } | changes
-    return ImageCache(folder, given.pop("most", MAX_BYTES)).images(made, **given)
+    return ImageCache(folder, given.pop("most", MAX_BYTES)).images(result, **given)
 
 
 class Sampled:
@@ -131,19 +133,19 @@ class Sampled:
 
 
 def test_nothing_is_drawn_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled, told, heard = Sampled(monkeypatch), [], []
+    sampled, output, heard = Sampled(monkeypatch), [], []
     monkeypatch.setattr(progress, "EVERY", 0.0)
     with progress.subscribe(heard.append):
-        first = stored(tmp_path, on_images=lambda done, total: told.append((done, total)))
+        first = stored(tmp_path, on_images=lambda done, total: output.append((done, total)))
     assert heard[-1] == "images generated 6/6"
     assert first["label"].tolist() == [4, 4, 7, 7, 2, 2]
     assert first["input"].shape == (6, 1, 8, 8)
-    assert told[-1] == (6, 6)
+    assert output[-1] == (6, 6)
     assert sampled.since() == 6
-    again = stored(tmp_path, on_images=lambda done, total: told.append((done, total)))
+    again = stored(tmp_path, on_images=lambda done, total: output.append((done, total)))
     assert torch.equal(again["input"], first["input"])
     assert sampled.since() == 0
-    assert told[-1] == (6, 6)
+    assert output[-1] == (6, 6)
     rows = toy.generator().class_embeddings()
     rows[1] += 0.1
     for changes, fresh in (

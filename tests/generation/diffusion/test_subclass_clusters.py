@@ -81,13 +81,13 @@ def test_classes_are_drawn_evenly_and_told_by_their_codes() -> None:
     data = looks()
     codes = cluster_subclasses(data["input"], data["label"], 2, seed=0)
     card = toy.card(label_names=("a", "b"), clusters_per_class=2)
-    images, told, *_ = _Batches(
+    images, output, *_ = _Batches(
         {**data, "subclass": codes}, card, replace(toy.TRAINING, batch_size=2000, null=0.25), 0
     )(0)
-    counts = torch.bincount(told, minlength=5) / 2000
+    counts = torch.bincount(output, minlength=5) / 2000
     assert torch.allclose(counts, torch.tensor([0.1875] * 4 + [0.25]), atol=0.04)
     above = images[:, 0, :4].mean((1, 2)) > images[:, 0, 4:].mean((1, 2))
-    assert all(len(above[told == code].unique()) == 1 for code in (0, 1)), "what is told is what is shown"
+    assert all(len(above[output == code].unique()) == 1 for code in (0, 1)), "what is told is what is shown"
 
 
 @pytest.mark.parametrize("codes", [1, 2])
@@ -103,9 +103,9 @@ def test_a_generator_has_a_row_for_each_code(tmp_path: Path) -> None:
     data = looks()
     data["subclass"] = cluster_subclasses(data["input"], data["label"], 2, seed=0)
     card = toy.card(label_names=("a", "b"), clusters_per_class=2)
-    made = train_generator(card, data, GeneratorTraining(steps=3, batch_size=8), tmp_path / "g")
-    assert len(made.class_embeddings()) == 4
-    assert made.card.clusters_per_class == 2
+    result = train_generator(card, data, GeneratorTraining(steps=3, batch_size=8), tmp_path / "g")
+    assert len(result.class_embeddings()) == 4
+    assert result.card.clusters_per_class == 2
     again = load_generator(tmp_path / "g", space="code")
     assert again.initial_prototypes(3).shape == (3, 4), "so many weights has a mixture"
-    assert torch.allclose(made.initial_prototypes(1)[0], made.class_embeddings().mean(0), atol=1e-6)
+    assert torch.allclose(result.initial_prototypes(1)[0], result.class_embeddings().mean(0), atol=1e-6)

@@ -47,15 +47,15 @@ def pipeline(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("latent")
+    location = tmp_path_factory.mktemp("latent")
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(0)
-        pipeline(place).save_pretrained(place / "model")
-    return place / "model"
+        pipeline(location).save_pretrained(location / "model")
+    return location / "model"
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path) -> LatentGenerator:
+def result(folder: Path) -> LatentGenerator:
     return load_latent(folder, side=12)
 
 
@@ -63,69 +63,69 @@ def images(count: int = 6) -> torch.Tensor:
     return torch.randint(0, 256, (count, 3, 12, 12), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 
 
-def test_what_was_loaded(made: LatentGenerator, folder: Path) -> None:
-    assert (made.schedule.beta_schedule, made.schedule.num_timesteps, made.schedule.clip_sample) == (
+def test_what_was_loaded(result: LatentGenerator, folder: Path) -> None:
+    assert (result.schedule.beta_schedule, result.schedule.num_timesteps, result.schedule.clip_sample) == (
         "scaled_linear",
         1000,
         False,
     )
-    assert (made.shape, made.sample_shape, made.side, made.regime) == ((3, 12, 12), (4, 8, 8), 16, "ldm")
-    assert made.hash() == load_latent(folder, side=12).hash()
+    assert (result.shape, result.sample_shape, result.side, result.regime) == ((3, 12, 12), (4, 8, 8), 16, "ldm")
+    assert result.hash() == load_latent(folder, side=12).hash()
 
 
-def test_a_prototype_takes_the_place_of_a_word(made: LatentGenerator) -> None:
-    tokenizer, text = made.tokenizer, made.parts["text"]
-    own = made._embedding().weight[tokenizer.convert_tokens_to_ids("sculpture")]
-    assert torch.equal(made.initial_prototypes(2), own.expand(2, -1))
-    said = tokenizer(["a photo of sculpture"], padding="max_length", max_length=12, return_tensors="pt").input_ids
-    assert torch.allclose(made.conditioning(made.initial_prototypes(1)), text(said)[0], atol=1e-6)
+def test_a_prototype_takes_the_place_of_a_word(result: LatentGenerator) -> None:
+    tokenizer, text = result.tokenizer, result.parts["text"]
+    own = result._embedding().weight[tokenizer.convert_tokens_to_ids("sculpture")]
+    assert torch.equal(result.initial_prototypes(2), own.expand(2, -1))
+    output = tokenizer(["a photo of sculpture"], padding="max_length", max_length=12, return_tensors="pt").input_ids
+    assert torch.allclose(result.conditioning(result.initial_prototypes(1)), text(output)[0], atol=1e-6)
     rng = torch.Generator().manual_seed(0)
-    told = made.conditioning(made.initial_prototypes(8), rng)
-    assert told.shape == (8, 12, WIDTH)
-    assert not torch.allclose(told[0], told[1:], atol=1e-6)
+    shown = result.conditioning(result.initial_prototypes(8), rng)
+    assert shown.shape == (8, 12, WIDTH)
+    assert not torch.allclose(shown[0], shown[1:], atol=1e-6)
     empty = tokenizer([""], padding="max_length", max_length=12, return_tensors="pt").input_ids
-    assert torch.allclose(made.null_conditioning(), text(empty)[0], atol=1e-6)
+    assert torch.allclose(result.null_conditioning(), text(empty)[0], atol=1e-6)
 
 
-def test_prototypes_learn_and_nothing_else_does(made: LatentGenerator) -> None:
-    before, state = made.hash(), torch.get_rng_state()
+def test_prototypes_learn_and_nothing_else_does(result: LatentGenerator) -> None:
+    before, state = result.hash(), torch.get_rng_state()
     labels = torch.tensor([0, 0, 2, 2, 0, 2])
     found = search_prototypes(
-        made,
-        made.initial_prototypes(3),
+        result,
+        result.initial_prototypes(3),
         images(),
         labels,
         PrototypeSearch(steps=3, batch_size=4),
         torch.Generator().manual_seed(2),
     )
-    assert made.hash() == before
+    assert result.hash() == before
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(found.prototypes[1], made.initial_prototypes(3)[1])
-    assert not torch.equal(found.prototypes[0], made.initial_prototypes(3)[0])
+    assert torch.equal(found.prototypes[1], result.initial_prototypes(3)[1])
+    assert not torch.equal(found.prototypes[0], result.initial_prototypes(3)[0])
     assert len(found.losses) == 3
 
 
-def test_images_from_prototypes(made: LatentGenerator) -> None:
+def test_images_from_prototypes(result: LatentGenerator) -> None:
     sampler = Sampler(steps=2, guidance=3.0)
-    drawn = sample(made, made.initial_prototypes(2), [0, 1, 1], [1, 2, 1], sampler)
-    assert drawn.shape == (3, 3, 12, 12)
-    assert drawn.dtype == torch.uint8
-    assert torch.equal(drawn[0], drawn[2])  # same seed, same prototype
-    assert not torch.equal(drawn[0], drawn[1])
+    sampled = sample(result, result.initial_prototypes(2), [0, 1, 1], [1, 2, 1], sampler)
+    assert sampled.shape == (3, 3, 12, 12)
+    assert sampled.dtype == torch.uint8
+    assert torch.equal(sampled[0], sampled[2])  # same seed, same prototype
+    assert not torch.equal(sampled[0], sampled[1])
 
 
-def test_encoding_turns_some_over_and_is_drawn_by_the_generator(made: LatentGenerator) -> None:
-    first, again = (made.encode(images(), torch.Generator().manual_seed(4)) for _ in range(2))
+def test_encoding_turns_some_over_and_is_drawn_by_the_generator(result: LatentGenerator) -> None:
+    first, again = (result.encode(images(), torch.Generator().manual_seed(4)) for _ in range(2))
     assert first.shape == (6, 4, 8, 8)
     assert torch.equal(first, again)
-    assert not torch.equal(first, made.encode(images(), torch.Generator().manual_seed(5)))
+    assert not torch.equal(first, result.encode(images(), torch.Generator().manual_seed(5)))
 
 
-def test_what_does_not_fit(made: LatentGenerator, tmp_path: Path) -> None:
+def test_what_does_not_fit(result: LatentGenerator, tmp_path: Path) -> None:
     with pytest.raises(ValueRefused, match=r"of size \[5\] each, and this generator takes \[16\]"):
-        made.check_prototypes(torch.zeros(2, 5))
+        result.check_prototypes(torch.zeros(2, 5))
     with pytest.raises(DataError, match="draws uint8 images of 3 x 12 x 12"):
-        made.encode(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.Generator())
+        result.encode(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.Generator())
     with pytest.raises(RunError, match=r"cannot load a text-to-image model from .*save_pretrained"):
         load_latent(tmp_path / "nothing")
 

@@ -23,13 +23,13 @@ def train(folder: Path, settings: GeneratorTraining = toy.TRAINING, **changes: A
 def test_it_learns_and_keeps_the_average(tmp_path: Path) -> None:
     losses: list[float] = []
     settings = replace(toy.TRAINING, steps=60, batch_size=16)
-    made = train(tmp_path, settings, on_step=lambda done, loss: losses.append(loss))
+    result = train(tmp_path, settings, on_step=lambda done, loss: losses.append(loss))
     assert len(losses) == 60
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
-    assert made.card.training["steps"] == 60
-    assert made.card.training["images"] == 30
+    assert result.card.training["steps"] == 60
+    assert result.card.training["images"] == 30
     assert sorted(path.name for path in tmp_path.iterdir()) == ["generator.json", "weights.safetensors"]
-    assert load_generator(tmp_path).hash() == made.hash()
+    assert load_generator(tmp_path).hash() == result.hash()
 
 
 @pytest.mark.parametrize(("killed_at", "saved_at"), [(1, 1), (5, 3), (6, 6), (4, 0)])
@@ -74,8 +74,8 @@ def test_classes_are_drawn_evenly_and_some_not_told() -> None:
     assert torch.allclose(share, torch.full((4,), 0.25), atol=0.03)
     assert (int(times.min()), int(times.max())) == (0, 19)
     bright = images.mean(3).unfold(2, 2, 2).mean(3)[:, 0]
-    told = classes < 3
-    assert ((bright.argmax(1) * 2 // 3 - classes).abs()[told] <= 1).all()
+    text = classes < 3
+    assert ((bright.argmax(1) * 2 // 3 - classes).abs()[text] <= 1).all()
     assert noise.shape == images.shape
     assert not torch.equal(draws(1)[3], noise)
 
@@ -113,8 +113,8 @@ def test_data_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [6, 1])
 def test_a_training_that_diverges_leaves_no_generator(tmp_path: Path, steps: int) -> None:
     # After one step the weights are spoiled, and the loss is still that of the initial ones.
-    said = "the loss of step [2-6] is" if steps > 1 else "has numbers that are not finite"
-    with pytest.raises(RunError, match=rf"diverged: .*{said}.*lower training\.lr"):
+    output = "the loss of step [2-6] is" if steps > 1 else "has numbers that are not finite"
+    with pytest.raises(RunError, match=rf"diverged: .*{output}.*lower training\.lr"):
         train(tmp_path, replace(toy.TRAINING, steps=steps, lr=1e38))
     assert not (tmp_path / "generator.json").exists()
 

@@ -39,7 +39,7 @@ def data(count: int = 30, classes: int = CLASSES, side: int = 8, seed: int = 0) 
 def generator(unet: UNet = UNET, seed: int = 0, device: str = "cpu", **changes: Any) -> PixelGenerator:
     """Return an untrained generator."""
     space = {name: changes.pop(name) for name in ("space", "initial") if name in changes}
-    made = card(unet, **changes)
+    result = card(unet, **changes)
     with seeds.temporary_seed(seed):
-        network = made.unet.build(made.shape, len(made.label_names))
-    return PixelGenerator(made, network.state_dict(), device, **space)
+        network = result.unet.build(result.shape, len(result.label_names))
+    return PixelGenerator(result, network.state_dict(), device, **space)

@@ -32,12 +32,12 @@ def test_both_forms_hold_the_same(form: str, tmp_path: Path) -> None:
 
 def test_what_does_not_serve_is_said(tmp_path: Path) -> None:
     path = write(tmp_path, "csv")
-    for wrong, said in ((str(tmp_path / "no.csv"), "No such file"), (str(tmp_path / "a.pickle"), "expected a .csv")):
-        with pytest.raises(ConfigError, match=said):
+    for wrong, message in ((str(tmp_path / "no.csv"), "No such file"), (str(tmp_path / "a.pickle"), "expected a .csv")):
+        with pytest.raises(ConfigError, match=message):
             read_anchors(wrong, ["cat"])
     with pytest.raises(ConfigError, match=r"no anchor for class 'cats', and 1 more\. Did you mean 'cat'"):
         read_anchors(path, ["cats", "dogs"])
-    for text, said in (("a,1,2\nb,1\n", "of one length"), ("a,1\nb,nan\n", "not finite"), ("a,one\nb,2\n", "'one'")):
+    for text, message in (("a,1,2\nb,1\n", "of one length"), ("a,1\nb,nan\n", "not finite"), ("a,one\nb,2\n", "'one'")):
         Path(path).write_text(text)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             read_anchors(path, ["a", "b"])

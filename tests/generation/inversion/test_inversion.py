@@ -144,11 +144,11 @@ def test_images_are_what_the_teacher_takes_for_their_classes(make: Any, norm: bo
         "generator_channels": 8,
         "w_batch_norm": 0.1,
     }
-    made = make(given=given, **settings, anchors=torch.eye(3)).synthesize(num_batches=2, num_discarded=0)
-    assert made["input"].dtype == torch.uint8
-    assert made["input"].shape == (32, 3, 8, 8)
-    brightest = made["input"].float().mean((2, 3)).argmax(1)
-    assert float((brightest == made["label"]).float().mean()) > 0.8
+    result = make(given=given, **settings, anchors=torch.eye(3)).synthesize(num_batches=2, num_discarded=0)
+    assert result["input"].dtype == torch.uint8
+    assert result["input"].shape == (32, 3, 8, 8)
+    brightest = result["input"].float().mean((2, 3)).argmax(1)
+    assert float((brightest == result["label"]).float().mean()) > 0.8
 
 
 @pytest.mark.parametrize("make", [latent, text])
@@ -220,8 +220,8 @@ def test_the_generator_learns_from_the_sum_of_its_copys_gradients(monkeypatch: p
 
 def test_text_has_all_classes_in_turn_and_learns_its_normalisation() -> None:
     inverter = text()
-    made = inverter.synthesize(2, num_discarded=1)
-    assert made["label"][:6].tolist() == [0, 1, 2, 0, 1, 2]
+    result = inverter.synthesize(2, num_discarded=1)
+    assert result["label"][:6].tolist() == [0, 1, 2, 0, 1, 2]
     assert not torch.equal(inverter.mean, torch.full_like(inverter.mean, 0.5))
     assert not torch.equal(inverter.std, torch.full_like(inverter.std, 0.2))
 

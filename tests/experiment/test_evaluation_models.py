@@ -128,8 +128,8 @@ def test_the_moving_average_from_outside(tmp_path: Path) -> None:
 
     def run(rounds: int, *settings: str) -> dict[str, Tensor]:
         folder = tmp_path / f"{rounds}{''.join(settings)}"
-        made = fedkeep.run(recipe(tmp_path, *settings, rounds=rounds, methods=["fedavg"]), out=folder)
-        return exported(made, "fedavg")
+        created = fedkeep.run(recipe(tmp_path, *settings, rounds=rounds, methods=["fedavg"]), out=folder)
+        return exported(created, "fedavg")
 
     one, two, three = (run(rounds) for rounds in (1, 2, 3))
     for decay, settings in ((0.8, []), (0.3, ["run.ema_decay=0.3"])):

@@ -70,7 +70,7 @@ class There(Tensor):
         raise RuntimeError(f"{func} on the pretended device, but nobody pretends")
 
 
-class Pretence(TorchDispatchMode):
+class FakeDevice(TorchDispatchMode):
     """Keeps the rules of the device while it is entered.
 
     Attributes
@@ -141,31 +141,31 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def pretended() -> Iterator[Pretence]:
+def fake_device() -> Iterator[FakeDevice]:
     """Pretend that there is the device `DEVICE`, for the block."""
-    pretence = Pretence()
+    rules = FakeDevice()
     tensor, autocast, steps = torch.tensor, torch.autocast, TrainJob.steps
 
-    def made(data: Any, *, device: Any = None, **others: Any) -> Tensor:
+    def result(data: Any, *, device: Any = None, **others: Any) -> Tensor:
         # PyTorch makes it here and moves it, unseen by modes.
         plain = tensor(data, **others)
         return plain if device is None else plain.to(device)
 
     @functools.wraps(steps)
     def watched(*given: Any, **named: Any) -> Iterator[Any]:
-        pretence.trainings += 1
-        pretence.under_way += 1
+        rules.trainings += 1
+        rules.under_way += 1
         try:
             yield from steps(*given, **named)
         finally:
-            pretence.under_way -= 1
+            rules.under_way -= 1
 
     def either(device: str, *given: Any, **named: Any) -> Callable[..., Any]:
         return autocast("cpu", *given, **named)
 
-    with pytest.MonkeyPatch.context() as patch, pretence:
-        patch.setattr(torch, "tensor", made)
+    with pytest.MonkeyPatch.context() as patch, rules:
+        patch.setattr(torch, "tensor", result)
         patch.setattr(torch, "autocast", either)
         patch.setattr(Tensor, "pin_memory", _pinned)
         patch.setattr(TrainJob, "steps", watched)
-        yield pretence
+        yield rules

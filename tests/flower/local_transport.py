@@ -16,29 +16,29 @@ Tamper = Callable[[NodeConfig, MessageKind, Envelope, Envelope], Envelope | Clie
 """May change what a site answers, given what it was asked; None: no answer ever."""
 
 
-class LocalLine:
+class LocalTransport:
     """Answers at once, through JSON, what is sent to it."""
 
-    def __init__(self, places: dict[int, NodeConfig], tamper: Tamper | None = None) -> None:
-        self.places = places
+    def __init__(self, node_configs: dict[int, NodeConfig], tamper: Tamper | None = None) -> None:
+        self.node_configs = node_configs
         self.registered: dict[int, str] = {}
         self.tamper = tamper
         self.waiting: dict[str, Envelope | ClientFailure] = {}
         self.sent: list[tuple[str, MessageKind, Envelope]] = []
 
     def nodes(self) -> dict[int, str]:
-        return {node: self.registered.get(node, "") for node in self.places}
+        return {node: self.registered.get(node, "") for node in self.node_configs}
 
-    def send(self, node: int, kind: MessageKind, parcel: Envelope, round: int, seconds: float) -> str | ClientFailure:
-        if node not in self.places:
+    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str | ClientFailure:
+        if node not in self.node_configs:
             return ClientFailure("the node is gone")
-        self.sent.append((self.places[node].site, kind, parcel))
-        arrived = Envelope(json.loads(json.dumps(parcel.head)), parcel.tensors)
-        said = handle_message(kind, arrived, self.places[node])
-        reply: Envelope | ClientFailure | None = Envelope(json.loads(json.dumps(said.head)), said.tensors)
+        self.sent.append((self.node_configs[node].site, kind, envelope))
+        arrived = Envelope(json.loads(json.dumps(envelope.head)), envelope.tensors)
+        answer = handle_message(kind, arrived, self.node_configs[node])
+        reply: Envelope | ClientFailure | None = Envelope(json.loads(json.dumps(answer.head)), answer.tensors)
         if self.tamper is not None:
             assert isinstance(reply, Envelope)
-            reply = self.tamper(self.places[node], kind, arrived, reply)
+            reply = self.tamper(self.node_configs[node], kind, arrived, reply)
         if reply is not None:
             self.waiting[str(len(self.sent))] = reply
         return str(len(self.sent))
@@ -47,8 +47,8 @@ class LocalLine:
         return {number: self.waiting.pop(number) for number in list(sent) if number in self.waiting}
 
 
-def places(folder: Path, count: int = 8, **changes: object) -> dict[int, NodeConfig]:
-    """Return sites that play the clients of a recipe, each on a node of its own."""
+def node_configs(folder: Path, count: int = 8, **changes: object) -> dict[int, NodeConfig]:
+    """Return sites that run the clients of a recipe, each on a node of its own."""
     return {
         100 + i: replace(
             NodeConfig(site=str(i), partition_id=i, num_partitions=count, state_dir=str(folder)), **changes

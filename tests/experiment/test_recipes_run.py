@@ -78,31 +78,31 @@ def presets(paper: str) -> dict[str, tuple[Recipe, Method]]:
 
 @pytest.mark.parametrize("paper", ["sfedkd", "fedcad", "fedadkd"])
 def test_every_recipe_can_be_carried_out(paper: str) -> None:
-    played = presets(paper)
-    assert len(played) > 10
-    for name, (recipe, method) in played.items():
+    run_rounds = presets(paper)
+    assert len(run_rounds) > 10
+    for name, (recipe, method) in run_rounds.items():
         recipe = small(recipe)
         federation = split_clients(recipe, 0, *split_server_data(recipe, 0, digits()))
-        engine = build_simulation(recipe, method, 0, federation)
-        for record in tiny.played(engine):
+        simulation = build_simulation(recipe, method, 0, federation)
+        for record in tiny.run_rounds(simulation):
             assert record["lost"] == {}, name
             assert sum(record["correct"]) > 0, name
-        assert tiny.finite(engine.server.model), name
-        assert not tiny.equal(engine.server.model, engine.context.runner.initial), name
+        assert tiny.finite(simulation.server.model), name
+        assert not tiny.equal(simulation.server.model, simulation.context.runner.initial), name
 
 
 @pytest.mark.parametrize(("table", "methods"), [("fedskf", 12), ("feddcl/table1", 4)])
 def test_every_recipe_with_tasks_can_be_carried_out(table: str, methods: int) -> None:
-    played = {method.label: (recipe, method) for recipe, method in presets(table).values()}
-    assert len(played) == methods
-    for name, (recipe, method) in played.items():
+    run_rounds = {method.label: (recipe, method) for recipe, method in presets(table).values()}
+    assert len(run_rounds) == methods
+    for name, (recipe, method) in run_rounds.items():
         recipe = small_in_tasks(recipe)
         if isinstance(method.algorithm, TARGET):
             method = replace(method, algorithm=replace(method.algorithm, **tiny.INVERSION))
-        engine = build_simulation(recipe, method, 0, split_clients(recipe, 0, digits(), {}))
-        records = tiny.played(engine)
+        simulation = build_simulation(recipe, method, 0, split_clients(recipe, 0, digits(), {}))
+        records = tiny.run_rounds(simulation)
         assert [len(record["correct"]) for record in records] == [5, 10], name
         for record in records:
             assert record["lost"] == {}, name
             assert sum(record["correct"]) > 0, name
-        assert tiny.finite(engine.server.model), name
+        assert tiny.finite(simulation.server.model), name

@@ -18,7 +18,7 @@ from fedkeep.reporting.table import caption
 
 
 @pytest.fixture
-def undone(tmp_path: Path) -> Run:
+def rolled_back_run(tmp_path: Path) -> Run:
     """A run whose every reply is refused, with an average served beside the model."""
     recipe = tmp_path / "tiny.toml"
     paper = '\n[paper]\ntable = "toy"\naccuracy = { FedAvg = [50.0], FedSeq = [60.0] }\n'
@@ -29,8 +29,8 @@ def undone(tmp_path: Path) -> Run:
     )
 
 
-def test_a_table_says_what_was_undone(undone: Run) -> None:
-    rows = summary(undone)
+def test_a_table_says_what_was_rolled_back(rolled_back_run: Run) -> None:
+    rows = summary(rolled_back_run)
     for row in rows:
         assert row.finished
         assert row.broken
@@ -47,21 +47,21 @@ def test_a_table_says_what_was_undone(undone: Run) -> None:
     assert "of 3 rounds rolled back)" in markdown(rows)
 
 
-def test_what_was_played_once_counts_once(undone: Run) -> None:
-    rows = summary(undone)
+def test_what_was_run_once_counts_once(rolled_back_run: Run) -> None:
+    rows = summary(rolled_back_run)
     assert [trial.label for trial in deduplicate(rows)] == ["FedAvg", "FedSeq"]
     assert len(rows) == 4
     assert [costs["label"] for costs in _costs(rows)] == ["FedAvg", "FedSeq"]
-    told = _lost(rows)
-    assert told["rolled_back"] == sum(len(set(row.trials[0].rolled_back)) for row in rows) / 2, (
+    output = _lost(rows)
+    assert output["rolled_back"] == sum(len(set(row.trials[0].rolled_back)) for row in rows) / 2, (
         "not once for each average"
     )
-    assert told["refused"][0].startswith("client ")
-    assert told["clients"] == sum(len(row.trials[0].lost) for row in rows) / 2
+    assert output["refused"][0].startswith("client ")
+    assert output["clients"] == sum(len(row.trials[0].lost) for row in rows) / 2
 
 
-def test_what_was_undone_agrees_with_no_paper(undone: Run) -> None:
-    column = ColumnResult("toy", undone)
+def test_what_was_rolled_back_agrees_with_no_paper(rolled_back_run: Run) -> None:
+    column = ColumnResult("toy", rolled_back_run)
     assert column.agreement == (0, 0, 0, 0)
     line = column.line("FedAvg")
     assert line.row is not None
