@@ -68,7 +68,7 @@ def main() -> None:
         write(f"docs/tutorials/{name}.ipynb", notebook(program))
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     config |= {"nav": navigation(methods), "docs_dir": str(SOURCE), "site_dir": str(ROOT / "build" / "site")}
-    config["plugins"][1]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]
+    config["plugins"][-1]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]
     (ROOT / "build" / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
