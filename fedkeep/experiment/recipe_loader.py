@@ -22,7 +22,7 @@ from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
-from fedkeep.options import Options, build
+from fedkeep.options import Options, build, options_of
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.schedule import Schedule
 
@@ -293,6 +293,9 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model
     validation = sections["data"].pop("validation", 0.0)
     if not isinstance(data, str):
         raise ConfigError(f"{where}: [data] needs a name, a known data set, a Hub id or a path, not {data!r}.")
+    if unknown := next((key for key in sections["data"] if key not in options_of(DataOptions)), ""):
+        hint = did_you_mean(unknown, ["name", "validation", *options_of(DataOptions)])
+        raise ConfigError(f"{where}, [data]: there is no option {unknown!r}.{hint}")
     data_options = build(DataOptions, sections["data"], f"{where}, [data]")
     scheme = sections["partition"].pop("scheme", "iid")
     if not isinstance(scheme, str) or scheme not in schemes():
