@@ -1,1 +1,1 @@
-
+"""Run folders and archives read back: tables, figures, the HTML report, pages of reproductions."""

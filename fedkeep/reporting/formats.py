@@ -116,7 +116,7 @@ def _markdown_line(cells: Sequence[str]) -> str:
 
 
 def latex(rows: Sequence[Row], against: str = "", target: float | None = None) -> str:
-    """Return `tables` as LaTeX for ``\\usepackage{booktabs}``, each in an environment of its own.
+    r"""Return `tables` as LaTeX for ``\usepackage{booktabs}``, each in an environment of its own.
 
     The result table has accuracy and forgetting only: what training costs is no column of a paper's table of results.
     """

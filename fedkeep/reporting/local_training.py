@@ -48,8 +48,10 @@ def local_training(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _comparable(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return one trial a method: parallel, without tasks, of few classes and one seed; of several evaluation "
-    "models the first."""
+    """Return one trial a method: parallel, without tasks, of few classes and one seed.
+
+    Of several evaluation models it is the first.
+    """
     found = [
         trial
         for trial in trials
