@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -97,11 +98,23 @@ def run_trials(
                 )
         return
     for number, trial in enumerate(trials):
-        with pinned_threads(trial.experiment.machine.threads):
+        again = f" Finished rounds are saved. Continue with: {retry}"
+        with pinned_threads(trial.experiment.machine.threads), _disk_errors_explained(trial.folder, again):
             simulation, trial_callbacks = _prepare(trial, report, workers)
             run_trial(simulation, trial.folder, [*trial_callbacks, *callbacks])
         if not any(other.experiment is trial.experiment and other.seed == trial.seed for other in trials[number + 1 :]):
             trial.experiment.release(trial.seed)
+
+
+@contextmanager
+def _disk_errors_explained(folder: Path, again: str = "") -> Iterator[None]:
+    """Turn an error of the disk, such as a full one, into one that names the path and says how to continue."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES):
+            raise
+        raise RunError(f"{error.strerror}: {error.filename or folder}.{again}") from error
 
 
 def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, list[Callback]]:
@@ -354,7 +367,7 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
     def run(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)
         try:
-            with pinned_threads(trial.experiment.machine.threads):
+            with pinned_threads(trial.experiment.machine.threads), _disk_errors_explained(trial.folder):
                 simulation, callbacks = _prepare(trial, report, spare)
                 run_trial(simulation, trial.folder, callbacks)
         except TrialBusy:

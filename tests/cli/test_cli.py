@@ -142,6 +142,17 @@ def test_an_interrupt_says_how_to_go_on(cli: Any, tmp_path: Path, monkeypatch: p
     assert f"fedkeep resume {tmp_path / 'run'}" in shown.out
 
 
+def test_a_full_disk_names_the_path_and_how_to_go_on(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedkeep.experiment.trial_runner.run_trial", full)
+    told = cli("run", tiny.write_recipe(tmp_path), "--out", tmp_path / "run", "--workers", 1)
+    assert told.code == 1
+    assert f"No space left on device: {tmp_path / 'run' / 'trials' / 'fedavg-seed0'}." in told.err
+    assert f"Continue with: fedkeep resume {tmp_path / 'run'}" in told.err
+
+
 def test_methods_lists_and_shows_one(cli: Any) -> None:
     shown = cli("methods")
     assert shown.code == 0
