@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 from fedkeep.errors import MissingExtra
 
-ORDERS = [*range(2, 65), 96, 128, 256, 512]
-"""Orders of the Rényi divergence over which epsilon is minimised. Opacus takes much longer for fractions."""
+ORDERS = [1.25, 1.5, 1.75, *range(2, 65), 96, 128, 256, 512]
+"""Orders of the Rényi divergence over which epsilon is minimised. Opacus takes longer for fractions."""
 
 
 def require_accountant() -> None:
