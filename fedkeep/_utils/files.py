@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fedkeep.errors import ConfigError, in_one_line
+
 
 def atomic_write(path: str | Path, content: bytes | str, *, sync: bool = True) -> Path:
     """Write a file so that after a crash either the old file or the new one is there, and never a part.
@@ -92,3 +94,21 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for created in reversed(missing):
         sync_folder(created.parent)
+
+
+def check_path(name: str, option: str) -> None:
+    """Raise `ConfigError` if a name can be no file's or folder's: too long, with a NUL, or of an unknown user's home.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    option : str
+        The option that gives it, for the error message.
+    """
+    try:
+        Path(name).expanduser().stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{option} cannot be {in_one_line(repr(name), 80)}: {in_one_line(error, 100)}.") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedkeep._utils.files import check_path
 from fedkeep.data.catalog import data_folder
 from fedkeep.data.combine import shared_classes
 from fedkeep.data.dataset import format_shape
@@ -46,7 +47,9 @@ class GeneratorConfig(Options):
     checkpoint: str = option(CHECKPOINT, "of ldm: a folder, or a Hub id")
 
     def check(self) -> None:
-        """Raise `ConfigError` if a task's generator has no name."""
+        """Raise `ConfigError` if a task's generator has no name, or a name can be no folder's."""
+        for name in (self.name, *self.by_task):
+            check_path(name, "generator.name")
         if "" in self.by_task:
             raise ConfigError("generator.by_task has an empty name. Give the folder of each task's generator.")
 
