@@ -238,7 +238,7 @@ def plain(text: str) -> str:
 
 def runs_demo(cls: type[Algorithm[Any, Any]]) -> bool:
     """Return whether a method runs on the demo, without tasks, generators or further data."""
-    return family_of(cls) in ("parallel", "sequential") and not {*cls.needs} - {"images"}
+    return family_of(cls) in ("parallel", "sequential") and not {*cls.needs} - {"images", "sgd"}
 
 
 def usage(cls: type[Algorithm[Any, Any]]) -> list[str]:
@@ -255,11 +255,12 @@ def usage(cls: type[Algorithm[Any, Any]]) -> list[str]:
         lines.append("Clients may have networks of their own (model heterogeneity).")
     needs = {
         "images": "Inputs must be images.",
+        "sgd": "Local training must be plain SGD.",
         "auxiliary": "The server must hold some labelled examples: `auxiliary.per_class=32`.",
         "public": "The server must hold a public set: `public.name=DATA`.",
         "generator": "It needs a generator of images: [how to train one](../generators.md).",
     }
-    return lines + [needs[need] for need in cls.needs]
+    return lines + [needs.get(need, f"The recipe must have: {need}.") for need in cls.needs]
 
 
 def methods_index(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> str:
