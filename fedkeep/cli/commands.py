@@ -83,6 +83,25 @@ def _add_tune(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_lazily("tune", "run"))
 
 
+def _add_attacks(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Run the methods of a recipe against malicious clients, with and without defences, and show the accuracies. "
+        "With the same --out it goes on, and runs only what the table lacks."
+    )
+    command.add_argument("recipe", nargs="?", default="attacks", help="a recipe's name, or a path (default: attacks)")
+    command.add_argument("--kinds", type=names, metavar="A,B", help="attacks (default: all)")
+    command.add_argument(
+        "--shares", type=lambda text: [share(part) for part in text.split(",")], default=[0.1, 0.2, 0.3], metavar="0.1"
+    )
+    command.add_argument(
+        "--defenses", type=names, default=["none", "loss_check"], metavar="A,B", help="default: none,loss_check"
+    )
+    command.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds (default: 0,1,2)")
+    add_settings(command, "change an option, such as run.rounds=10")
+    command.add_argument("--out", default="attacks.csv", metavar="FILE", help="the table (default: attacks.csv)")
+    command.set_defaults(command=_lazily("attacks", "attacks"))
+
+
 def _add_flower(command: argparse.ArgumentParser) -> None:
     verbs = command.add_subparsers(title="commands", required=True, metavar="COMMAND")
     new = verbs.add_parser("new", help="write a small Flower app that runs a recipe")
@@ -359,6 +378,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "reproduce": ("reproduce a paper's table, and show it beside the paper's numbers", _add_reproduce),
     "resume": ("continue a run that was stopped, to the identical result", _add_resume),
     "tune": ("try values of options on held-out training examples, and write the best recipe", _add_tune),
+    "attacks": ("run methods against malicious clients, with and without defences", _add_attacks),
     "methods": ("list the methods: paper, schedule, options, what leaves a client", _add_methods),
     "new-method": ("write a method of your own and its test, to be changed", _add_new_method),
     "datasets": ("list the known data sets and which are available locally", _add_datasets),

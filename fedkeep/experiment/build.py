@@ -275,6 +275,7 @@ def build_simulation(
         schedule=recipe.run,
         defense=recipe.defense,
         privacy=recipe.privacy,
+        attack=recipe.attack,
         augmentation=recipe.augmentation,
         seed=seed,
         device=check_device(device),

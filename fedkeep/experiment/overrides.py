@@ -26,6 +26,7 @@ SECTIONS = (
     "run",
     "defense",
     "privacy",
+    "attack",
 )
 """The sections of a recipe."""
 

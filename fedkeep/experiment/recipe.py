@@ -22,6 +22,7 @@ from fedkeep.interface.algorithm import check_method, returns_model
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
+from fedkeep.simulation.attacks import Attack
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.schedule import Schedule
 from fedkeep.tracking.tracker import check_log
@@ -104,6 +105,8 @@ class Recipe:
         Checks of clients' replies, and robust aggregation.
     privacy : Privacy
         What is noised before it leaves a client.
+    attack : Attack
+        What malicious clients do, in trials of defences.
     client_models : tuple[ClientModel, ...]
         Clients with other networks than the server's.
     paper : Mapping[str, object]
@@ -136,6 +139,7 @@ class Recipe:
     tasks: Tasks = field(default_factory=Tasks)
     defense: Defense = field(default_factory=Defense)
     privacy: Privacy = field(default_factory=Privacy)
+    attack: Attack = field(default_factory=Attack)
     client_models: tuple[ClientModel, ...] = ()
     paper: Mapping[str, Any] = field(default_factory=dict)
     validation: float = 0.0
@@ -237,6 +241,8 @@ class Recipe:
                 for m in self.methods
             ],
         }
+        if self.attack.kind != "none":
+            table["attack"] = as_table(self.attack)
         if self.has_tasks:
             table["tasks"] = as_table(self.tasks)
         if self.client_models:

@@ -23,6 +23,7 @@ from fedkeep.interface import Training, algorithms, get_algorithm
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import Options, build, options_of
+from fedkeep.simulation.attacks import Attack
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.schedule import Schedule
 
@@ -41,6 +42,7 @@ OPTIONS: Mapping[str, type[Options]] = {
     "tasks": Tasks,
     "defense": Defense,
     "privacy": Privacy,
+    "attack": Attack,
 }
 """The class of each section's options. The options of data, partition and model depend on a name in the section."""
 

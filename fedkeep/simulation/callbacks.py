@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from fedkeep.models import Weights
+from fedkeep.simulation.attacks import backdoor_success
 from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.training.evaluation import count_predictions
 
@@ -76,6 +77,8 @@ class Evaluation(Callback):
             result.record |= first
             if others:
                 result.record["evaluation_models"] = dict(others)
+            if state.attack.kind == "backdoor":
+                result.record["backdoor"] = self._backdoor(state)
         result.timings["evaluate"] = result.timings.get("evaluate", 0.0) + time.perf_counter() - began
 
     def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:
@@ -86,3 +89,10 @@ class Evaluation(Callback):
             state.context.num_classes,
         )
         return {"correct": counts.correct, "test_loss": counts.loss}
+
+    def _backdoor(self, state: SimulationState) -> float:
+        """Return how often the model that is exported takes an image with a backdoor's trigger for its target."""
+        model = state.evaluation_model(state.schedule.evaluation_models[0])
+        return backdoor_success(
+            lambda images: state.algorithm.predict(state.server, model, images), state.federation.dataset.test
+        )

@@ -31,6 +31,9 @@ Sent: TypeAlias = tuple[float, str, str]
 class Defense(Options):
     """Checks of replies, and robust aggregation: the section ``[defense]`` of a recipe."""
 
+    check_replies: bool = option(
+        True, "whether counts, norms and repeated replies are checked; false only to measure what attacks do"
+    )
     update_norm: float = option(
         10.0,
         "largest norm of a client's update, in medians of the others' norms, unless the model is larger; 0: no limit",

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
-from fedkeep.interface import Algorithm
+from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
 from fedkeep.interface.codec import encode_structure, from_structure
 from fedkeep.interface.steps import BUILTIN_STEPS
+from fedkeep.models import Weights
 
 NOT_FINITE = "not finite"
 """What the reason of a lost client contains if its reply had numbers that are not finite."""
@@ -192,3 +193,24 @@ def results_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) -
     replies = (annotations_of(unwrap_step(step))["return"] for step in steps)
     results = tuple(tuple.__class_getitem__((reply, client_state, dict[str, int])) for reply in replies)
     return tuple.__class_getitem__((tuple.__class_getitem__(results), float, float))
+
+
+def sent_model(task: ClientTask, reply: Fit) -> Weights | None:
+    """Return the model that a client was sent to train.
+
+    Parameters
+    ----------
+    task : ClientTask
+        What the client was asked.
+    reply : Fit
+        Its reply.
+
+    Returns
+    -------
+    Weights or None
+        The first argument of the model's form; None if there is none.
+    """
+    for argument in (*task.args, *task.kwargs.values()):
+        if isinstance(argument, Mapping) and argument.keys() == reply.model.keys():
+            return argument
+    return None

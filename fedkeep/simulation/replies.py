@@ -80,9 +80,9 @@ def find_fault(state: SimulationState, task: ClientTask, reply: Any) -> str | No
     where = find_nonfinite(reply)
     if where is not None:
         return f"a {where} that is {NOT_FINITE}"
-    if fault := find_out_of_range(reply):
+    if (fault := find_out_of_range(reply)) and state.defense.check_replies:
         return fault
-    if unwrap_step(task.step) is label_counts:
+    if unwrap_step(task.step) is label_counts and state.defense.check_replies:
         held = None if state.privacy.counts_epsilon else state.federation.num_examples(task.client)
         return invalid_counts(reply, state.context.num_classes, held)
     runner = state.context_of(task.client).runner
@@ -90,7 +90,7 @@ def find_fault(state: SimulationState, task: ClientTask, reply: Any) -> str | No
     mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
     if mismatch := next(filter(None, mismatches), None):
         return f"another model: {mismatch}"
-    if fault := _implausible(state, task.client, reply):
+    if (fault := _implausible(state, task.client, reply)) and state.defense.check_replies:
         return fault
     try:
         return state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(task.client))
@@ -122,27 +122,6 @@ def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:
     whole = weights.keys() != set(runner.parameters)
     expected = runner.initial if whole else {name: runner.initial[name] for name in runner.parameters}
     return find_mismatch(weights, expected)
-
-
-def sent_model(task: ClientTask, reply: Fit) -> Weights | None:
-    """Return the model that a client was sent to train.
-
-    Parameters
-    ----------
-    task : ClientTask
-        What the client was asked.
-    reply : Fit
-        Its reply.
-
-    Returns
-    -------
-    Weights or None
-        The first argument of the model's form; None if there is none.
-    """
-    for argument in (*task.args, *task.kwargs.values()):
-        if isinstance(argument, Mapping) and argument.keys() == reply.model.keys():
-            return argument
-    return None
 
 
 def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> Update:
@@ -269,7 +248,7 @@ def find_outliers(
         ("an update", limit, lambda update: (update.parameters, update.before), known),
         ("buffers with a change", 10 * limit, lambda update: (update.buffers, update.before_buffers), ()),
     )
-    for what, times, measure, earlier in measures if limit else ():
+    for what, times, measure, earlier in measures if limit and defense.check_replies else ():
         norms = [norm for norm, _ in map(measure, updates.values()) if norm > 0]
         norms = norms if len(norms) >= MIN_NORMS else [*earlier, *norms]
         if len(norms) < MIN_NORMS:

@@ -31,7 +31,7 @@ from fedkeep.models import Weights
 from fedkeep.options import as_table
 from fedkeep.simulation.executor import Future
 from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers, loss_change, losses_by_class
-from fedkeep.simulation.messages import ClientFailure, ClientTask
+from fedkeep.simulation.messages import ClientFailure, ClientTask, sent_model
 from fedkeep.simulation.privacy import noised_mean
 from fedkeep.simulation.replies import (
     Update,
@@ -41,7 +41,6 @@ from fedkeep.simulation.replies import (
     find_replay,
     fingerprint,
     measure_update,
-    sent_model,
 )
 from fedkeep.simulation.robust import robust_replies
 from fedkeep.simulation.state import SimulationState
@@ -375,6 +374,9 @@ class RoundState:
         Models are added to ``arrived``.
         """
         state, client = self.state, task.client
+        if state.attacker is not None and not isinstance(result, ClientFailure):
+            rows = state.context.num_classes * state.algorithm.rows_per_class
+            result = state.attacker.tamper(task, result, self.number, rows)
         if isinstance(result, ClientFailure):
             self._lose(client, result.reason, refused=result.refused)
             return LOST
@@ -407,7 +409,7 @@ class RoundState:
             update = measure_update(sent, one.reply, state.context_of(client).runner.parameters)
             known = [*state.history.models.get(client, ()), *map(_fingerprints, self.updates.get(client, ()))]
             fault = find_large(update, defense) or find_replay(update, known)
-            if fault:
+            if fault and defense.check_replies:
                 self._refuse(one, fault)
             else:
                 updates[client] = update

@@ -15,6 +15,7 @@ from fedkeep.interface import Algorithm, Training
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Weights
+from fedkeep.simulation.attacks import Attack, Attacker, poison
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.executor import Executor, SerialExecutor
 from fedkeep.simulation.model_averaging import EvaluationModel
@@ -77,6 +78,8 @@ class SimulationState:
         Which replies are believed.
     privacy : Privacy
         What of a client is noised before it leaves.
+    attack : Attack
+        What malicious clients do, in trials of defences.
     fault_injector : FaultInjector, optional
         For tests: lets client steps fail on demand.
     through_codec : bool
@@ -99,6 +102,8 @@ class SimulationState:
         Number of finished rounds, over all tasks.
     executor : Executor
         Carries out client steps; `serial`, in this process, unless it is replaced.
+    attacker : Attacker or None
+        Changes what malicious clients answer.
     history : ReplyHistory
         What is kept of earlier replies.
     round_average : Weights
@@ -118,6 +123,7 @@ class SimulationState:
     stack: int = 1
     defense: Defense = field(default_factory=Defense)
     privacy: Privacy = field(default_factory=Privacy)
+    attack: Attack = field(default_factory=Attack)
     fault_injector: FaultInjector | None = None
     through_codec: bool = False
     client_factories: Mapping[str, Factory] = field(default_factory=dict)
@@ -129,7 +135,7 @@ class SimulationState:
         check_private(self.algorithm, self.privacy, self.defense)
         check_central(self.algorithm, self.privacy)
         dataset = self.federation.dataset
-        self.federation = self.federation.to(self.device)
+        self.federation = poison(self.federation.to(self.device), self.attack, self.seed)
         rows = self.algorithm.rows_per_class
         runner = ModelRunner(self.factory, self.seed, self.device, rows)
         base = ClientContext(
@@ -168,6 +174,9 @@ class SimulationState:
         self.changed: set[str] = set()
         self.finished = 0
         self.history = ReplyHistory()
+        self.attacker = (
+            Attacker(self.attack, self.federation.clients, self.seed) if self.attack.kind != "none" else None
+        )
         self.round_average: Weights = self.server.model
         self.moving_average: Weights = {}
 

@@ -1,0 +1,268 @@
+"""A table of attacks: every method of a recipe against every kind of malicious client, with and without defences."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import get_args
+
+from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.simulation.attacks import AttackKind
+
+DEFENSES: Mapping[str, Sequence[str]] = {
+    "none": ["defense.check_replies=false"],
+    "default": [],
+    "loss_check": ["defense.loss_check=server"],
+    "peers": ["defense.loss_check=clients"],
+    "median": ["defense.aggregation=median"],
+    "trimmed_mean": ["defense.aggregation=trimmed_mean"],
+    "norm_clipping": ["defense.aggregation=norm_clipping"],
+    "krum": ["defense.aggregation=krum"],
+    "multi_krum": ["defense.aggregation=multi_krum"],
+}
+"""Settings of each defence of the table, on top of the recipe; ``none`` is what an attack does to a bare method."""
+
+KINDS: tuple[str, ...] = tuple(kind for kind in get_args(AttackKind) if kind != "none")
+LAST_ROUNDS = 5
+"""Number of last rounds over which the accuracy is averaged."""
+
+
+@dataclass(frozen=True)
+class AttackTrial:
+    """One trial of the table.
+
+    Attributes
+    ----------
+    method : str
+        The method's label.
+    kind : str
+        The attack; ``none`` for honest clients.
+    share : float
+        Share of malicious clients.
+    defense : str
+        One of `DEFENSES`.
+    seed : int
+        The seed.
+    accuracy : float
+        Mean accuracy over the last rounds.
+    backdoor : float or None
+        How often the trigger works at the end; None for other attacks.
+    asked_honest, refused_honest : int
+        Number of times that honest clients took part in a round, and of these that their reply was refused.
+    asked_malicious, refused_malicious : int
+        The same for malicious clients. Those that are set aside count as refused.
+    seconds : float
+        Processor time of the rounds.
+    """
+
+    method: str
+    kind: str
+    share: float
+    defense: str
+    seed: int
+    accuracy: float
+    backdoor: float | None
+    asked_honest: int
+    refused_honest: int
+    asked_malicious: int
+    refused_malicious: int
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, str, float, str, int]:
+        """What tells trials apart."""
+        return self.method, self.kind, self.share, self.defense, self.seed
+
+
+def run_attacks(
+    recipe: str,
+    file: Path,
+    *,
+    kinds: Iterable[str] = KINDS,
+    shares: Iterable[float] = (0.1, 0.2, 0.3),
+    defenses: Sequence[str] = ("none", "loss_check"),
+    seeds: Sequence[int] = (0, 1, 2),
+    settings: Sequence[str] = (),
+    on_trial: Callable[[AttackTrial], None] = lambda trial: None,
+) -> list[AttackTrial]:
+    """Run the trials of a table that its file lacks, and add them to it one by one.
+
+    Parameters
+    ----------
+    recipe : str
+        The name or path of the recipe.
+    file : Path
+        The table's CSV file; it may have trials from earlier.
+    kinds : Iterable[str]
+        The attacks. Honest clients are always part of the table.
+    shares : Iterable[float]
+        Shares of malicious clients.
+    defenses : Sequence[str]
+        Names of `DEFENSES`.
+    seeds : Sequence[int]
+        The seeds; all of the table's trials are run with the first before the next.
+    settings : Sequence[str]
+        Further settings of the recipe.
+    on_trial : Callable[[AttackTrial], None]
+        Called after every trial.
+
+    Returns
+    -------
+    list[AttackTrial]
+        All trials in the file.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown attack or defence.
+    """
+    kinds = list(kinds)
+    for name, known in (*((kind, KINDS) for kind in kinds), *((defense, DEFENSES) for defense in defenses)):
+        if name not in known:
+            raise ConfigError(f"there is no attack or defence {name!r}.{did_you_mean(name, known)}")
+    done = read_attacks(file)
+    finished = {trial.key for trial in done}
+    cells = [("none", 0.0), *((kind, share) for share in shares for kind in kinds)]
+    for seed in seeds:
+        for kind, share in cells:
+            for defense in defenses:
+                changes = [*settings, *DEFENSES[defense], f"attack.kind={kind}", f"attack.share={share}"]
+                loaded = load_recipe(recipe, settings=changes, seeds=[seed])
+                experiment = Experiment(loaded)
+                for method in loaded.methods:
+                    if (method.label, kind, share, defense, seed) not in finished:
+                        trial = _run(experiment, method.label, kind, share, defense, seed)
+                        _append(file, trial)
+                        done.append(trial)
+                        on_trial(trial)
+    return done
+
+
+def _run(experiment: Experiment, label: str, kind: str, share: float, defense: str, seed: int) -> AttackTrial:
+    simulation = experiment.simulation(experiment.recipe.method(label), seed)
+    attackers = simulation.attack.attackers(simulation.federation.clients, seed)
+    began = time.process_time()
+    records = [simulation.run_round().record for _ in range(simulation.rounds)]
+    seconds = time.process_time() - began
+    total = len(simulation.federation.dataset.test["label"])
+    evaluated = [sum(record["correct"]) / total for record in records if "correct" in record]
+    cohort = [(client in attackers, client in record["lost"]) for record in records for client in record["cohort"]]
+    return AttackTrial(
+        label,
+        kind,
+        share,
+        defense,
+        seed,
+        round(mean(evaluated[-LAST_ROUNDS:]), 5),
+        round(records[-1]["backdoor"], 5) if "backdoor" in records[-1] else None,
+        sum(not bad for bad, _ in cohort),
+        sum(lost and not bad for bad, lost in cohort),
+        sum(bad for bad, _ in cohort),
+        sum(lost and bad for bad, lost in cohort),
+        round(seconds, 3),
+    )
+
+
+def read_attacks(file: Path) -> list[AttackTrial]:
+    """Read the trials of a table.
+
+    Parameters
+    ----------
+    file : Path
+        The CSV file.
+
+    Returns
+    -------
+    list[AttackTrial]
+        The trials; none if there is no file.
+    """
+    if not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8") as lines:
+        return [
+            AttackTrial(
+                row["method"],
+                row["kind"],
+                float(row["share"]),
+                row["defense"],
+                int(row["seed"]),
+                float(row["accuracy"]),
+                float(row["backdoor"]) if row["backdoor"] else None,
+                int(row["asked_honest"]),
+                int(row["refused_honest"]),
+                int(row["asked_malicious"]),
+                int(row["refused_malicious"]),
+                float(row["seconds"]),
+            )
+            for row in csv.DictReader(lines)
+        ]
+
+
+def _append(file: Path, trial: AttackTrial) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = not file.exists()
+    with file.open("a", newline="", encoding="utf-8") as lines:
+        writer = csv.DictWriter(lines, list(vars(trial)), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(vars(trial))
+
+
+def attack_table(trials: Sequence[AttackTrial], defense: str) -> str:
+    """Return a table in Markdown: accuracy in % by attack and method, mean over seeds, for one defence.
+
+    Parameters
+    ----------
+    trials : Sequence[AttackTrial]
+        The trials.
+    defense : str
+        The defence.
+
+    Returns
+    -------
+    str
+        The table. A cell has one number for each share of malicious clients.
+    """
+    chosen = [trial for trial in trials if trial.defense == defense]
+    methods = list(dict.fromkeys(trial.method for trial in chosen))
+    shares = sorted({trial.share for trial in chosen if trial.share})
+    honest = [_mean(chosen, method, "none", 0.0) for method in methods]
+    lines = [
+        "| attack | " + " | ".join(methods) + " |",
+        "|:--|" + "--:|" * len(methods),
+        "| none | " + " | ".join(honest) + " |",
+    ]
+    for kind in dict.fromkeys(trial.kind for trial in chosen if trial.share):
+        cells = [" / ".join(_mean(chosen, method, kind, share) for share in shares) for method in methods]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean(trials: Sequence[AttackTrial], method: str, kind: str, share: float) -> str:
+    found = [trial.accuracy for trial in trials if (trial.method, trial.kind, trial.share) == (method, kind, share)]
+    return f"{100 * mean(found):.0f}" if found else "–"
+
+
+def false_alarms(trials: Sequence[AttackTrial], defense: str) -> tuple[int, int]:
+    """Return how many replies of honest clients were refused, and how many there were, in trials without attackers.
+
+    Parameters
+    ----------
+    trials : Sequence[AttackTrial]
+        The trials.
+    defense : str
+        The defence.
+
+    Returns
+    -------
+    tuple[int, int]
+        The two numbers.
+    """
+    chosen = [trial for trial in trials if trial.defense == defense and trial.kind == "none"]
+    return sum(trial.refused_honest for trial in chosen), sum(trial.asked_honest for trial in chosen)

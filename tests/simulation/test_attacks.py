@@ -1,0 +1,153 @@
+"""Attacks do what they say, and the check of losses finds them; honest clients pass it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from fedkeep.algorithms.sequential.fedseq import FedSeq
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
+from fedkeep.errors import ConfigError
+from fedkeep.experiment.attack_table import attack_table, false_alarms, run_attacks
+from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.simulation.attacks import Attack, add_trigger
+from fedkeep.simulation.defense import Defense
+from fedkeep.simulation.loss_check import choose_checkers, loss_change, losses_by_class
+from fedkeep.simulation.simulation import Simulation
+
+SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
+COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}
+
+
+@functools.cache
+def digits(method: str, *settings: str) -> tuple[Simulation, list[dict[str, Any]]]:
+    recipe = load_recipe("attacks", methods=[method], settings=[*SETTINGS, *settings], seeds=[0])
+    simulation = Experiment(recipe).simulation(recipe.methods[0], 0)
+    return simulation, tiny.played(simulation)
+
+
+def test_attackers_are_drawn_by_the_seed() -> None:
+    clients = [str(i) for i in range(20)]
+    assert len(Attack("replay", 0.3).attackers(clients, 0)) == 6
+    assert Attack("replay", 0.3).attackers(clients, 0) == Attack("backdoor", 0.3).attackers(clients, 0)
+    assert Attack("replay", 0.3).attackers(clients, 0) != Attack("replay", 0.3).attackers(clients, 1)
+    assert Attack().attackers(clients, 0) == frozenset()
+
+
+def test_attacks_on_examples_change_labels_and_corners() -> None:
+    honest = tiny.engine(FedSeq(), **COMMON)
+    flipped = tiny.engine(FedSeq(), attack=Attack("label_flip", 0.5), **COMMON)
+    backdoor = tiny.engine(FedSeq(), attack=Attack("backdoor", 0.5), **COMMON)
+    bad = flipped.attack.attackers(honest.federation.clients, 0)
+    for client in honest.federation.clients:
+        before = honest.federation.data(client)
+        if client not in bad:
+            assert flipped.federation.data(client)["label"].equal(before["label"])
+            assert backdoor.federation.data(client)["input"].equal(before["input"])
+            continue
+        assert flipped.federation.data(client)["label"].equal(tiny.CLASSES - 1 - before["label"])
+        after = backdoor.federation.data(client)
+        assert (after["label"][::2] == 0).all()
+        assert after["label"][1::2].equal(before["label"][1::2])
+        assert after["input"][1::2].equal(before["input"][1::2])
+        assert after["input"][::2].equal(torch.where(torch.tensor(True), add_trigger(before["input"]), 0)[::2])
+    assert "backdoor" in tiny.played(backdoor)[-1]
+
+
+@pytest.mark.parametrize("kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher"])
+def test_the_server_finds_attackers_and_no_one_else(kind: str) -> None:
+    honest, _ = digits("fedseq")
+    checked, records = digits("fedseq", "defense.loss_check=server")
+    assert not any(record["lost"] for record in records)
+    assert tiny.equal(honest.server.model, checked.server.model), "a check that refuses nobody changes nothing"
+    attacked, records = digits("fedseq", "defense.loss_check=server", f"attack.kind={kind}", "attack.share=0.3")
+    bad = attacked.attack.attackers(attacked.federation.clients, 0)
+    refused = {client for record in records for client in record.get("refused", ())}
+    assert refused
+    assert refused <= bad
+
+
+def test_other_clients_find_attackers_too() -> None:
+    _, records = digits(
+        "fedseq",
+        "defense.loss_check=clients",
+        "attack.kind=reversed_update",
+        "attack.share=0.2",
+        "auxiliary.images_per_class=0",
+    )
+    assert any(record.get("refused") for record in records)
+
+
+def test_false_counts_and_replays_are_refused_by_default() -> None:
+    for kind in ("false_counts", "replay"):
+        attacked, records = digits("fedseq", f"attack.kind={kind}", "attack.share=0.3", "run.cohort_size=12")
+        bad = attacked.attack.attackers(attacked.federation.clients, 0)
+        assert {client for record in records for client in record.get("refused", ())} <= bad
+        assert any(record.get("refused") for record in records)
+
+
+def test_a_teacher_worse_than_chance_is_left_out() -> None:
+    simulation, _ = digits("sfedkd", "defense.loss_check=server")
+    server = simulation.server
+    name, model = next(iter(server.state.models.items()))
+    counts = server.state.label_counts[name]
+    assert server.beats_chance(model, counts)
+    lying = {key: tensor.roll(1, 0) if len(tensor) == 10 else tensor for key, tensor in model.items()}
+    assert not server.beats_chance(lying, counts)
+    server.state.models[name] = lying
+    asked = SFedKD(teachers=10)
+    from fedkeep.algorithms.sequential.teachers import select_teachers
+
+    assert name not in select_teachers(server, asked.teachers, "greedy", "kl")
+    assert tiny.engine(SFedKD(), **COMMON).server.beats_chance({}, counts), "without the check all may teach"
+
+
+def test_the_change_of_loss_counts_the_clients_own_classes_only() -> None:
+    labels = torch.tensor([0, 0, 1])
+    before = losses_by_class(torch.zeros(3, 3), labels, 3)
+    after = losses_by_class(torch.tensor([[9.0, 0, 0], [9.0, 0, 0], [9.0, 0, 0]]), labels, 3)
+    assert before[2].isnan()
+    assert loss_change(before, after, torch.tensor([5.0, 0, 0])) == pytest.approx(-1.0984, abs=1e-3)
+    assert loss_change(before, after, torch.tensor([0, 5.0, 7.0])) == pytest.approx(9 - 1.0984, abs=1e-3)
+    assert loss_change(before, after, torch.tensor([0, 0, 7.0])) is None
+    counts = {"a": torch.tensor([1.0, 0]), "b": torch.tensor([0, 1.0]), "c": torch.tensor([2.0, 2])}
+    assert choose_checkers("a", ["b", "a", "c"], counts) == ["c"]
+    assert choose_checkers("c", ["b", "a", "c"], counts) == ["b", "a"]
+
+
+def test_what_cannot_be_defended_is_refused_in_the_recipe() -> None:
+    with pytest.raises(ConfigError, match=r"auxiliary\.images_per_class"):
+        load_recipe("demo", settings=["defense.loss_check=server"])
+    with pytest.raises(ConfigError, match="averages no models"):
+        load_recipe(
+            "demo", methods=["fedmd"], settings=["defense.aggregation=median", "public.name=fashion-mnist"], seeds=[0]
+        )
+    assert Defense(aggregation="krum").byzantine == 0.2
+
+
+def test_the_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    file = tmp_path / "attacks.csv"
+    ran: list[Any] = []
+    settings = ["run.rounds=1", "run.cohort_size=3", "training.epochs=1"]
+    for seeds in ([0], [0, 1]):
+        trials = run_attacks(
+            "attacks",
+            file,
+            kinds=["replay"],
+            shares=[0.3],
+            defenses=["none"],
+            seeds=seeds,
+            settings=settings,
+            on_trial=ran.append,
+        )
+    assert len(trials) == len(ran) == 2 * 2 * 5
+    assert "| replay |" in attack_table(trials, "none")
+    assert false_alarms(trials, "none") == (0, 2 * 5 * 3)
+    with pytest.raises(ConfigError, match="no attack or defence 'rebuild'"):
+        run_attacks("attacks", file, kinds=["rebuild"])
