@@ -6,7 +6,7 @@ EDITABLE := --config-settings editable_mode=compat
 # One thread each: on a busy machine two threads of a small model can be eight times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: docs fuzz demo test test-slow test-hosts lint audit sbom lock bench bench-peers bench-gpu clean
+.PHONY: docs fuzz demo test test-slow test-hosts lint audit sbom lock bench bench-peers bench-gpu clean crash soak
 
 demo: .venv/core
 	$(BIN)/fedkeep run
@@ -22,6 +22,16 @@ test-slow: .venv/dev
 MINUTES ?= 60
 fuzz: .venv/dev
 	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
+
+# What a run survives: damage, kills, failing disks, power failures, failed allocations. Writes docs/reliability.md.
+COUNT ?= 200
+crash: .venv/dev
+	$(BIN)/python tools/crash.py --count $(COUNT) --write
+
+# Many rounds with worker processes: memory, files and handles stay as they were. Writes docs/reliability.md.
+ROUNDS ?= 1000
+soak: .venv/dev
+	$(BIN)/python tools/soak.py --rounds $(ROUNDS) --write
 
 # Four network namespaces, as root; FEDKEEP_DATA names the folder with Fashion-MNIST.
 test-hosts: .venv/dev

@@ -325,6 +325,15 @@ def _add_figure(command: argparse.ArgumentParser) -> None:
     command.add_argument("--width", type=width, metavar="INCHES", help="width of --figure (default: 3.3, a column)")
 
 
+def _add_verify(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Check every file of a run against the SHA-256 that was recorded as it was written: records, descriptions, "
+        "models, checkpoints. The exit code is 1 if a file is damaged."
+    )
+    command.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or archives of them")
+    command.set_defaults(command=_lazily("verify", "verify"))
+
+
 def _add_archive(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Write the records of a run into one compressed file, without models and checkpoints. fedkeep compare and "
@@ -387,6 +396,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "report": ("write the table and the HTML report of a run again", _add_report),
     "export": ("write a trained model for use without FedKeep: safetensors, PyTorch, ONNX, model card", _add_export),
     "predict": ("predict the classes of images with an exported model", _add_predict),
+    "verify": ("check the files of a run against their digests", _add_verify),
     "archive": ("write the records of a run, or of a reproduction, into compressed files", _add_archive),
     "flower": ("run across machines, on Flower: make an app, make keys, protect the server", _add_flower),
     "generator": ("train a diffusion model that generates images of classes, and measure its quality", _add_generator),

@@ -1,0 +1,35 @@
+"""``fedkeep verify``: check the files of runs against their digests."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from rich.console import Console
+
+from fedkeep.reporting.verification import verify_run
+
+
+def verify(options: Namespace, console: Console) -> int:
+    """Check every file of some runs, and print a line for each trial.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code: 1 if a file is damaged.
+    """
+    damaged = False
+    for run in options.runs:
+        console.print(run, style="bold", highlight=False, markup=False, soft_wrap=True)
+        for found in verify_run(run):
+            damaged |= found.status == "damaged"
+            style = "red" if found.status == "damaged" else None
+            line = f"  {found.name}: {found.status}: {' '.join(found.details)}"
+            console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+    return int(damaged)

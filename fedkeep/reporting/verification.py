@@ -1,0 +1,91 @@
+"""Whether the files of a run are what was written: every trial of a run folder, or of an archive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Literal
+
+from fedkeep._utils.digests import is_sealed, read_json, read_toml
+from fedkeep.errors import RunError
+from fedkeep.experiment.paths import TRIAL_FILE, find_checkpoint_damage, find_damage
+from fedkeep.reporting.archive import open_run, read_bytes
+from fedkeep.reporting.run_folder import read_run, trial_folders
+from fedkeep.simulation.checkpoint import manifests
+from fedkeep.simulation.trial import MANIFEST
+
+Status = Literal["finished", "unfinished", "no digests", "damaged"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found of one trial, or of the run's own files.
+
+    Attributes
+    ----------
+    name : str
+        The trial's folder; ``run`` for the run's own files.
+    status : {"finished", "unfinished", "no digests", "damaged"}
+        What the trial is. Older versions wrote no digests; such files were read, and could be.
+    details : tuple[str, ...]
+        What was checked, or a sentence for each damaged file.
+    """
+
+    name: str
+    status: Status
+    details: tuple[str, ...]
+
+
+def verify_run(path: str | Path) -> list[Verification]:
+    """Check every file of a run against its digest, models and checkpoints included.
+
+    Parameters
+    ----------
+    path : str or Path
+        A run folder, or an archive of one.
+
+    Returns
+    -------
+    list[Verification]
+        First the run's own files, then its trials by name.
+
+    Raises
+    ------
+    RunError
+        If there is no run at `path`.
+    """
+    root = open_run(Path(path))
+    if not (root / "run.json").is_file():
+        read_run(path)  # says what is there instead
+    sealed = is_sealed(read_bytes(root / "run.json"))
+    found: list[str] = []
+    for name, read in (("run.json", read_json), ("recipe.toml", read_toml)):
+        try:
+            if sealed or (root / name).is_file():
+                read(root / name, required=sealed)
+        except RunError as error:
+            found.append(str(error))
+    status: Status = "damaged" if found else "finished" if sealed else "no digests"
+    run = Verification("run", status, tuple(found or ["run.json and recipe.toml"]))
+    return [run, *(_verify_trial(folder, sealed, isinstance(root, Path)) for folder in trial_folders(root))]
+
+
+def _verify_trial(trial: Traversable, sealed: bool, models: bool) -> Verification:
+    """Check a trial; an archive holds no models and checkpoints."""
+    if (trial / MANIFEST).is_file():
+        found = find_damage(trial, only_records=not models)
+        return Verification(
+            trial.name, "damaged" if found else "finished", tuple(found or ["all files of its manifest"])
+        )
+    if not sealed:
+        return Verification(trial.name, "no digests", ("written by a version without digests",))
+    names = manifests(trial / "checkpoint")
+    found = [damage for name in names for damage in find_checkpoint_damage(trial, name)]
+    try:
+        if names or (trial / TRIAL_FILE).is_file():
+            read_json(trial / TRIAL_FILE)
+    except RunError as error:
+        found.append(str(error))
+    checked = f"checkpoints of rounds {', '.join(name[9:-5] for name in reversed(names))}" if names else "no checkpoint"
+    return Verification(trial.name, "damaged" if found else "unfinished", tuple(dict.fromkeys(found)) or (checked,))
