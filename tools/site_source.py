@@ -126,6 +126,8 @@ def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[st
 
 SECTIONS = {
     "data.md": "how-to",
+    "report.md": "how-to",
+    "findings.md": "findings",
     "privacy.md": "security",
     "threat-model.md": "security",
     "reproduction.md": "findings",
