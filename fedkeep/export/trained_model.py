@@ -17,7 +17,7 @@ from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.interface import Algorithm, get_algorithm
 from fedkeep.models import Architecture, Weights
 from fedkeep.models.predictor import Predictor, build_predictor
-from fedkeep.reporting.run_folder import SERVED, Run, method_of
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, Run, method_of
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.simulation.trial import MANIFEST
 
@@ -117,7 +117,7 @@ def trained_model(
     served = [str(which) for which in trial.info.get("evaluation_models") or ["last"]]
     which = _average(served, run) if average else served[0]
     trial = next(
-        other for other in run.trials if (other.label, other.seed) == (method_of(label) + SERVED[which], trial.seed)
+        other for other in run.trials if (other.label, other.seed) == (method_of(label) + AVERAGE_SUFFIX[which], trial.seed)
     )
     recipe = parse_recipe(run.recipe, f"{run.path / 'recipe.toml'}", allow_code=allow_code, model=model)
     weights = _read_weights(trial, "model.safetensors" if which == served[0] else f"model-{which}.safetensors")

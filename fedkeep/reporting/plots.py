@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
-from fedkeep.reporting.run_folder import SERVED
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX
 from fedkeep.reporting.trial import TrialResult
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class LineStyle:
 
         Methods beyond the number of colours have dashes of their own.
         """
-        return DASHES[(self.average + len(SERVED) * (self.index // len(COLOURS))) % len(DASHES)]
+        return DASHES[(self.average + len(AVERAGE_SUFFIX) * (self.index // len(COLOURS))) % len(DASHES)]
 
 
 def styles(labels: Iterable[str]) -> dict[str, LineStyle]:
@@ -81,8 +81,8 @@ def styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     found: dict[str, tuple[str, int]] = {}
     for label in labels:
         # What tells variants of one label apart stands behind the name of the average.
-        average = next((i for i, words in enumerate(SERVED.values()) if words and words in label), 0)
-        found[label] = label.replace(list(SERVED.values())[average], "") if average else label, average
+        average = next((i for i, words in enumerate(AVERAGE_SUFFIX.values()) if words and words in label), 0)
+        found[label] = label.replace(list(AVERAGE_SUFFIX.values())[average], "") if average else label, average
     places = {method: place for place, method in enumerate(dict.fromkeys(method for method, _ in found.values()))}
     return {label: LineStyle(places[method], average) for label, (method, average) in found.items()}
 

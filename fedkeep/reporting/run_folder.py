@@ -31,7 +31,7 @@ from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.schedule import Schedule
 from fedkeep.simulation.trial import MANIFEST
 
-SERVED = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
+AVERAGE_SUFFIX = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
 NUMBERS = {
     "task", "round", "loss", "examples", "down", "up", "test_loss", "train", "teachers", "evaluate", "round_seconds",
     "checkpoint", "server",
@@ -209,7 +209,7 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
 
 def method_of(label: str) -> str:
     """Return the label of a method without what it says of an average of its models."""
-    for words in SERVED.values():
+    for words in AVERAGE_SUFFIX.values():
         label = label.removesuffix(words)
     return label
 
@@ -262,7 +262,7 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
                 plain |= row["evaluation_models"][name]
             rounds.append(plain)
         yield replace(
-            trial, label=trial.label + SERVED[name], rounds=rounds, confusions=trial.confusions if name == first else ()
+            trial, label=trial.label + AVERAGE_SUFFIX[name], rounds=rounds, confusions=trial.confusions if name == first else ()
         )
 
 
