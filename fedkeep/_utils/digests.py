@@ -148,10 +148,28 @@ def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = N
     Path
         The file.
     """
+    return atomic_write(path, format_json(content, indent=indent))
+
+
+def format_json(content: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """Return the text that `write_json` writes.
+
+    Parameters
+    ----------
+    content : Mapping[str, object]
+        The object, which is not empty and has no entry ``sha256``.
+    indent : int, optional
+        Spaces of indentation; by default the object is written on one line.
+
+    Returns
+    -------
+    str
+        The object with its digest.
+    """
     body = json.dumps(content, indent=indent).removesuffix("}").rstrip()
     end = "" if indent is None else "\n"
     digest = hashlib.sha256(body.encode()).hexdigest()
-    return atomic_write(path, f'{body},{end or " "}{" " * (indent or 0)}"sha256": "{digest}"{end}}}{end}')
+    return f'{body},{end or " "}{" " * (indent or 0)}"sha256": "{digest}"{end}}}{end}'
 
 
 def read_json(path: Traversable, *, required: bool = True) -> dict[str, Any]:
@@ -340,7 +358,25 @@ def write_manifest(path: Path, files: Mapping[str, Digest], **content: Any) -> P
     Path
         The manifest.
     """
-    return write_json(path, {**content, "files": {name: asdict(digest) for name, digest in files.items()}})
+    return atomic_write(path, format_manifest(files, **content))
+
+
+def format_manifest(files: Mapping[str, Digest], **content: Any) -> str:
+    """Return the text that `write_manifest` writes.
+
+    Parameters
+    ----------
+    files : Mapping[str, Digest]
+        The files' digests, by name.
+    **content
+        Further entries.
+
+    Returns
+    -------
+    str
+        The manifest with its own digest.
+    """
+    return format_json({**content, "files": {name: asdict(digest) for name, digest in files.items()}})
 
 
 def read_manifest(path: Traversable) -> tuple[dict[str, Digest], dict[str, Any]]:

@@ -88,7 +88,9 @@ def _add_attacks(command: argparse.ArgumentParser) -> None:
         "Run the methods of a recipe against malicious clients, with and without defences, and show the accuracies. "
         "With the same --out it goes on, and runs only what the table lacks."
     )
-    command.add_argument("recipe", nargs="?", default="attacks", help="a recipe's name, or a path (default: attacks)")
+    command.add_argument(
+        "recipe", nargs="?", default="fedkeep/attacks", help="a recipe's name, or a path (default: fedkeep/attacks)"
+    )
     command.add_argument("--kinds", type=names, metavar="A,B", help="attacks (default: all)")
     command.add_argument(
         "--shares", type=lambda text: [share(part) for part in text.split(",")], default=[0.1, 0.2, 0.3], metavar="0.1"

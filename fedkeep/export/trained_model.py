@@ -117,7 +117,9 @@ def trained_model(
     served = [str(which) for which in trial.info.get("evaluation_models") or ["last"]]
     which = _average(served, run) if average else served[0]
     trial = next(
-        other for other in run.trials if (other.label, other.seed) == (method_of(label) + AVERAGE_SUFFIX[which], trial.seed)
+        other
+        for other in run.trials
+        if (other.label, other.seed) == (method_of(label) + AVERAGE_SUFFIX[which], trial.seed)
     )
     recipe = parse_recipe(run.recipe, f"{run.path / 'recipe.toml'}", allow_code=allow_code, model=model)
     weights = _read_weights(trial, "model.safetensors" if which == served[0] else f"model-{which}.safetensors")

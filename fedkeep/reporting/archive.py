@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 
+from fedkeep._utils.digests import format_manifest, read_manifest
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
-from fedkeep.experiment.paths import RECORD_SUFFIXES, TRIALS
+from fedkeep.experiment.paths import MANIFEST, RECORD_SUFFIXES, TRIALS
 
 MOST_FILES = 100_000
 MOST_BYTES = 1 << 30
@@ -97,7 +98,7 @@ def write_archive(run: Path, target: Path, further: dict[str, bytes] | None = No
     """
     if not (run / "run.json").is_file():
         raise RunError(f"{run} is not a run folder: it has no run.json.")
-    files = {path.relative_to(run).as_posix(): path.read_bytes() for path in _records(run)} | (further or {})
+    files = {path.relative_to(run).as_posix(): _content(path) for path in _records(run)} | (further or {})
     if target.is_file():
         root = open_run(target)
         assert isinstance(root, zipfile.Path)
@@ -122,6 +123,15 @@ def _records(run: Path) -> Iterator[Path]:
         for path in sorted(folder.glob("*")):
             if path.is_file() and path.suffix in RECORD_SUFFIXES and path.name != "doing.json":
                 yield path
+
+
+def _content(path: Path) -> bytes:
+    """Return what the archive holds of a file: a manifest lists what is in the archive only."""
+    if path.name != MANIFEST:
+        return path.read_bytes()
+    files, further = read_manifest(path)
+    kept = {name: digest for name, digest in files.items() if PurePosixPath(name).suffix in RECORD_SUFFIXES}
+    return format_manifest(kept, **further).encode()
 
 
 def _check(path: Path, archive: zipfile.ZipFile) -> None:

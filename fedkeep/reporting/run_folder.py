@@ -262,7 +262,10 @@ def _by_evaluation_model(trial: TrialResult) -> Iterator[TrialResult]:
                 plain |= row["evaluation_models"][name]
             rounds.append(plain)
         yield replace(
-            trial, label=trial.label + AVERAGE_SUFFIX[name], rounds=rounds, confusions=trial.confusions if name == first else ()
+            trial,
+            label=trial.label + AVERAGE_SUFFIX[name],
+            rounds=rounds,
+            confusions=trial.confusions if name == first else (),
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 DAMAGES = ("bit", "truncate", "empty", "delete", "zero", "swap")
 """One flipped bit, a cut end, an empty file, no file, zeros in place of the content, and two bytes exchanged."""
@@ -27,7 +28,19 @@ def files_of(run: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(".") and path.name not in reports]
 
 
-def apply_damage(file: Path, damage: str, random_stream: random.Random) -> None:
+class RandomStream(Protocol):
+    """What `random.Random` can do that a damage needs."""
+
+    def randrange(self, stop: int, /) -> int:
+        """Return a number from 0 to below `stop`."""
+        ...
+
+    def choice(self, seq: Sequence[int], /) -> int:
+        """Return one of the numbers."""
+        ...
+
+
+def apply_damage(file: Path, damage: str, rng: RandomStream) -> None:
     """Damage a file.
 
     Parameters
@@ -36,19 +49,19 @@ def apply_damage(file: Path, damage: str, random_stream: random.Random) -> None:
         The file, which is not empty.
     damage : str
         One of `DAMAGES`.
-    random_stream : random.Random
-        Chooses the place.
+    rng : RandomStream
+        Such as a `random.Random`. Chooses the place.
     """
     content = bytearray(file.read_bytes())
     if damage == "delete":
         file.unlink()
         return
-    place = random_stream.randrange(len(content))
+    place = rng.randrange(len(content))
     if damage == "bit":
-        content[place] ^= 1 << random_stream.randrange(8)
+        content[place] ^= 1 << rng.randrange(8)
     elif damage == "swap":
         others = [n for n, byte in enumerate(content) if byte != content[place]] or [place]
-        other = random_stream.choice(others)
+        other = rng.choice(others)
         content[place], content[other] = content[other], content[place]
     elif damage == "zero":
         content = bytearray(len(content))

@@ -26,7 +26,15 @@ PLACES = {
     "zalando-datasets/fashion_mnist": [f"garment {number}" for number in range(10)],
 }
 TINY = ["unet.widths=[8,8]", "unet.blocks=1", "unet.patch=2", "schedule.num_timesteps=20", "training.steps=4"]
-FEW = ["cur=3", "pre=2", "server_cur=4", "server_pre=2", "proto_rounds=2", "proto_steps=2", "proto_batch=8"]
+FEW = [
+    "images_per_new_class=3",
+    "images_per_old_class=2",
+    "server_images_per_new_class=4",
+    "server_images_per_old_class=2",
+    "prototype_rounds=2",
+    "prototype_steps=2",
+    "prototype_batch_size=8",
+]
 DRAWN = ["sampler=ddim", "sampler_steps=2"]
 
 

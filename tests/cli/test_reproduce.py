@@ -245,7 +245,9 @@ def test_what_tasks_cost_is_shown_though_no_paper_prints_it(table: str, tmp_path
 
 def test_clients_own_models_stand_beside_the_papers(table: str, tmp_path: Path) -> None:
     base = Path(table) / "_table.toml"
-    text = base.read_text().replace("[paper.forgetting]", "[paper.clients]\nFedAvg = [7.0, 0.5]\n\n[paper.forgetting]")
+    text = base.read_text().replace(
+        "[paper.forgetting]", "[paper.local_accuracy]\nFedAvg = [7.0, 0.5]\n\n[paper.forgetting]"
+    )
     base.write_text(text.replace("cohort_size = 2\n", "cohort_size = 2\nevaluate_local_models = true\n"))
     assert run(table, tmp_path, "--columns", "first", "--seeds", "0", "--methods", "fedavg,fedseq") == 0
     (column,) = read_reproduction(tmp_path / "toy").columns
@@ -304,7 +306,7 @@ def test_times_to_a_target_stand_beside_the_papers(table: str, tmp_path: Path) -
 def test_a_folder_of_another_kind_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table"):
         reproduce.find_table(str(tmp_path))
-    with pytest.raises(RunError, match=r"cannot read .*reproduction\.json"):
+    with pytest.raises(RunError, match=r"reproduction\.json is missing"):
         reproduce.table_of(tmp_path / reproduce.NOTE)
 
 

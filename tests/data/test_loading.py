@@ -251,7 +251,7 @@ def test_known_says_what_is_here(tmp_path: Path) -> None:
     (location / "train.parquet").write_bytes(b"broken")
     broken = known_datasets(tmp_path)["mnist"]
     assert broken.num_local_classes is None
-    assert "Parquet" in broken.damage
+    assert "parquet" in broken.damage
 
 
 @pytest.mark.parametrize("entry", CATALOG.values(), ids=lambda entry: entry.name)

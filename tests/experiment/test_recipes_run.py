@@ -36,10 +36,10 @@ def digits() -> DataSet:
 def shrunk(scheme: Scheme) -> Scheme:
     """Return a partition of the same kind over ten clients."""
     if isinstance(scheme, ByColumn):
-        return replace(scheme, clients=10, groups=20)
+        return replace(scheme, num_clients=10, num_groups=20)
     if isinstance(scheme, ExDir):
-        return replace(scheme, clients=10, classes=2, min_size=1)
-    return replace(scheme, clients=10, **({"min_size": 1} if hasattr(scheme, "min_size") else {}))
+        return replace(scheme, num_clients=10, classes_per_client=2, min_size=1)
+    return replace(scheme, num_clients=10, **({"min_size": 1} if hasattr(scheme, "min_size") else {}))
 
 
 def small(recipe: Recipe) -> Recipe:

@@ -162,6 +162,7 @@ def test_a_run_folder_holds_everything_to_repeat_it(whole: Path) -> None:
             "timings.jsonl",
             "result.json",
             "model.safetensors",
+            "confusion.json",
             "manifest.json",
             "checkpoint",
         }

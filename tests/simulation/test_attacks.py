@@ -27,9 +27,9 @@ COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}
 
 @functools.cache
 def digits(method: str, *settings: str) -> tuple[Simulation, list[dict[str, Any]]]:
-    recipe = load_recipe("attacks", methods=[method], settings=[*SETTINGS, *settings], seeds=[0])
+    recipe = load_recipe("fedkeep/attacks", methods=[method], settings=[*SETTINGS, *settings], seeds=[0])
     simulation = Experiment(recipe).simulation(recipe.methods[0], 0)
-    return simulation, tiny.played(simulation)
+    return simulation, tiny.run_rounds(simulation)
 
 
 def test_attackers_are_drawn_by_the_seed() -> None:
@@ -41,9 +41,9 @@ def test_attackers_are_drawn_by_the_seed() -> None:
 
 
 def test_attacks_on_examples_change_labels_and_corners() -> None:
-    honest = tiny.engine(FedSeq(), **COMMON)
-    flipped = tiny.engine(FedSeq(), attack=Attack("label_flip", 0.5), **COMMON)
-    backdoor = tiny.engine(FedSeq(), attack=Attack("backdoor", 0.5), **COMMON)
+    honest = tiny.simulation(FedSeq(), **COMMON)
+    flipped = tiny.simulation(FedSeq(), attack=Attack("label_flip", 0.5), **COMMON)
+    backdoor = tiny.simulation(FedSeq(), attack=Attack("backdoor", 0.5), **COMMON)
     bad = flipped.attack.attackers(honest.federation.clients, 0)
     for client in honest.federation.clients:
         before = honest.federation.data(client)
@@ -57,7 +57,7 @@ def test_attacks_on_examples_change_labels_and_corners() -> None:
         assert after["label"][1::2].equal(before["label"][1::2])
         assert after["input"][1::2].equal(before["input"][1::2])
         assert after["input"][::2].equal(torch.where(torch.tensor(True), add_trigger(before["input"]), 0)[::2])
-    assert "backdoor" in tiny.played(backdoor)[-1]
+    assert "backdoor" in tiny.run_rounds(backdoor)[-1]
 
 
 @pytest.mark.parametrize("kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher"])
@@ -105,7 +105,7 @@ def test_a_teacher_worse_than_chance_is_left_out() -> None:
     from fedkeep.algorithms.sequential.teachers import select_teachers
 
     assert name not in select_teachers(server, asked.teachers, "greedy", "kl")
-    assert tiny.engine(SFedKD(), **COMMON).server.beats_chance({}, counts), "without the check all may teach"
+    assert tiny.simulation(SFedKD(), **COMMON).server.beats_chance({}, counts), "without the check all may teach"
 
 
 def test_the_change_of_loss_counts_the_clients_own_classes_only() -> None:
@@ -137,7 +137,7 @@ def test_the_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     settings = ["run.rounds=1", "run.cohort_size=3", "training.epochs=1"]
     for seeds in ([0], [0, 1]):
         trials = run_attacks(
-            "attacks",
+            "fedkeep/attacks",
             file,
             kinds=["replay"],
             shares=[0.3],
@@ -150,4 +150,4 @@ def test_the_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert "| replay |" in attack_table(trials, "none")
     assert false_alarms(trials, "none") == (0, 2 * 5 * 3)
     with pytest.raises(ConfigError, match="no attack or defence 'rebuild'"):
-        run_attacks("attacks", file, kinds=["rebuild"])
+        run_attacks("fedkeep/attacks", file, kinds=["rebuild"])

@@ -132,7 +132,7 @@ def test_only_batch_norm_counts_as_batch_norm(norm: nn.Module, expected: bool) -
 
 
 def test_batches_of_one_are_refused_before_batch_norm_meets_them() -> None:
-    ones = replace(tiny.TRAINING, batch_size=1)
+    ones = replace(tiny.TRAINING, batch_size=1, lr=0.01)
     with pytest.raises(ConfigError, match=r"batch norm needs at least two .*training\.batch_size is 1\. Set it to 2"):
         tiny.simulation(FedAvg(), factory=lambda: Normed(nn.BatchNorm1d(8)), training=ones)
     simulation = tiny.simulation(FedAvg(), factory=lambda: Normed(nn.GroupNorm(4, 8)), training=ones)

@@ -180,7 +180,7 @@ class Scaled(Loss):
     def __init__(self, inner: Loss, factor: float = 1.0) -> None:
         object.__setattr__(self, "inner", inner)
         object.__setattr__(self, "factor", factor)
-        self.made.append(1)
+        self.created.append(1)
 
     def __call__(self, student: ModelView, batches: Sequence[Batch]) -> Tensor:
         return self.factor * self.inner(student, batches)

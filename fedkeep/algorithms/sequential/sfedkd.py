@@ -77,7 +77,7 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
             chosen = select_teachers(server, self.teachers, self.selection, self.metric)
             students = [client.id for client in cohort if client.id in state.label_counts]
             rules = {student: self.weigh_teachers(student, chosen, state.label_counts) for student in students}
-            log_teachers(server, chosen, [rule for rule in rules.values() if rule])
+            log_teachers(server, chosen, [rule for rule in rules.values() if isinstance(rule, PerTeacher)])
             cohort.start(self.prepare, [state.models[name] for name in chosen], each(rules))
         models: dict[str, Weights] = {}
         for client in cohort:

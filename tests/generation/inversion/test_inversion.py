@@ -51,7 +51,7 @@ def latent(given: InversionProblem | None = None, anchors: Any = None, **changes
 
 def text(given: InversionProblem | None = None, anchors: Tensor | None = None, **changes: Any) -> TextInverter:
     anchors = torch.randn(4, 6, generator=torch.Generator().manual_seed(3)) if anchors is None else anchors
-    return TextInverter(InversionConfig(**(SMALL | changes)), given or problem(), anchors, ltc=5.0, r=0.015)
+    return TextInverter(InversionConfig(**(SMALL | changes)), given or problem(), anchors, w_bounding=5.0, radius=0.015)
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 64, 64), (1, 28, 28), (1, 4, 4), (3, 5, 7)])
@@ -233,5 +233,5 @@ def test_features_are_bound_with_slack() -> None:
 
 
 def test_a_generator_that_diverges_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(RunError, match="Lower lr_g"):
+    with pytest.raises(RunError, match="Lower generator_lr"):
         latent(generator_lr=1e38).synthesize(1, num_discarded=0)
