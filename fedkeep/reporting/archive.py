@@ -16,7 +16,8 @@ from pathlib import Path, PurePosixPath
 from fedkeep._utils.digests import format_manifest, read_manifest
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
-from fedkeep.experiment.paths import MANIFEST, RECORD_SUFFIXES, TRIALS
+from fedkeep.experiment.paths import RECORD_SUFFIXES, TRIALS
+from fedkeep.simulation.trial import MANIFEST
 
 MOST_FILES = 100_000
 MOST_BYTES = 1 << 30
