@@ -188,7 +188,7 @@ def test_iid_as_in_flower() -> None:
 
 
 @pytest.mark.parametrize("self_balancing", [True, False])
-@pytest.mark.parametrize("alpha", [0.3, 1.0])
+@pytest.mark.parametrize("alpha", [0.3, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_dirichlet_as_in_flower(self_balancing: bool, alpha: float) -> None:
     """They cap above the equal part instead of at it, which is practically never different."""
     partitioner = pytest.importorskip("flwr_datasets.partitioner")

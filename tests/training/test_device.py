@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedkeep.simulation.simulation import Simulation
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 MOVING = Augmentation(crop_padding=1, horizontal_flip=True, rotation=10.0, brightness=0.2, cutout=2)
+FULL = ("fedavg", "fedcad", "sfedkd", "fedskf", "target", "feddcl")
 CASES: dict[str, dict[str, Any]] = {"plain": {}, "augmented": {"augmentation": MOVING}, "stacked": {"stack": 2}}
 
 
@@ -31,9 +33,16 @@ def simulation(method: Algorithm[Any, Any], **changes: Any) -> Simulation:
     return run_once(method, rounds=2, training=tiny.SHORT, **changes)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name())
-def test_a_method_plays_on_another_device_and_its_steps_do_not_wait(method: Algorithm[Any, Any], case: str) -> None:
+def cases() -> Iterator[Any]:
+    """Yield every method with every case; those beyond "plain" are slow tests but for one method of each family."""
+    for method in METHODS:
+        for case in CASES:
+            marks = () if case == "plain" or method.name() in FULL else pytest.mark.slow
+            yield pytest.param(method, case, id=f"{method.name()}-{case}", marks=marks)
+
+
+@pytest.mark.parametrize(("method", "case"), list(cases()))
+def test_a_method_runs_on_another_device_and_its_steps_do_not_wait(method: Algorithm[Any, Any], case: str) -> None:
     here = simulation(method, **CASES[case])
     records = tiny.run_rounds(here)
     with fake_device() as rules:
