@@ -188,7 +188,9 @@ def _next_steps(folder: Path, experiment: Experiment, rows: Sequence[Row]) -> st
                 (f"less skewed clients ({name} was {skew[name]})", f"{again} --set partition.{name}={2 * skew[name]}")
             )
             break
-    steps += [(f"what {recipe.methods[-1].label} does", f"fedkeep methods {recipe.methods[-1].algorithm.name()}")]
+    own = "".join(f" --use {shlex.quote(file)}" for file in machine.use)
+    name = recipe.methods[-1].algorithm.name()
+    steps += [(f"what {recipe.methods[-1].label} does", f"fedkeep methods {name}{own}")]
     steps += [
         ("a table for a paper", f"fedkeep report {shlex.quote(str(folder))} --format latex"),
         ("this run again", again),

@@ -39,6 +39,8 @@ class QuadraticPenalty(Loss):
         squares = {name: (weight - self.anchor[name]).square() for name, weight in anchored.items()}
         if self.curvature:
             squares = {name: self.curvature[name] * square for name, square in squares.items()}
+        if not squares:  # as in the first round of a method whose anchor is an average
+            return torch.zeros((), device=next(iter(model.weights.values())).device)
         return self.factor * torch.stack([square.sum() for square in squares.values()]).sum()
 
     def gradient(self, weights: Weights) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from fedkeep.data.partition import (
     schemes,
 )
 from fedkeep.data.partition.allocation import allocate
+from fedkeep.data.partition.base import Assignment, random_stream
 from fedkeep.errors import ConfigError, PartitionError
 
 few = settings(max_examples=20, deadline=None)
@@ -360,3 +362,40 @@ def test_every_scheme_is_listed_under_its_name() -> None:
     own = {name for name, scheme in schemes().items() if scheme.__module__.startswith("fedkeep.")}
     assert own == listed
     assert all(scheme.name == name for name, scheme in schemes().items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistaken(IID):
+    """A scheme of a user, which is no partition."""
+
+    def assign(self, labels: Any, num_classes: int, train: Any, seed: int) -> Assignment:
+        return MISTAKES[self.num_clients](len(labels))
+
+
+MISTAKES: dict[int, Any] = {
+    1: lambda n: Assignment(np.arange(n), np.array([0, 5, n]), 1),
+    2: lambda n: Assignment(np.zeros(n, np.int64), np.array([0, 5, n]), 1),
+    3: lambda n: Assignment(np.arange(n), np.array([0, 5, 4, n]), 1),
+    4: lambda n: Assignment(np.arange(n) + 1, np.array([0, 5, 6, 7, n]), 1),
+    5: lambda n: Assignment(np.arange(n, dtype=np.int32), np.array([0, 5, 6, 7, 8, n]), 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "error"),
+    [
+        (1, "2 clients instead of 1"),
+        (2, "row 0 to a client more than once"),
+        (3, "do not rise"),
+        (4, "outside"),
+        (5, "int32"),
+    ],
+)
+def test_a_scheme_that_returns_no_partition_is_named(num_clients: int, error: str) -> None:
+    with pytest.raises(PartitionError, match=error):
+        Mistaken(num_clients=num_clients).split(balanced(20, 2), 2, 0)
+
+
+def test_a_purpose_that_does_not_exist_is_named() -> None:
+    with pytest.raises(PartitionError, match=r"no random stream 'windows'.* rows, shares, ties, owners, order"):
+        random_stream(0, "windows")

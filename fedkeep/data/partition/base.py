@@ -167,6 +167,7 @@ class Scheme(Options, ABC):
         if self.num_clients > len(labels):
             raise self.error(f"{self.num_clients} clients cannot share {len(labels)} examples. Use fewer clients.")
         rows, offsets, attempts = self.assign(labels, num_classes, train, seed)
+        self._check_assignment(rows, offsets, len(labels))
         return Partition(
             scheme=self.name,
             settings=as_table(self),
@@ -176,6 +177,21 @@ class Scheme(Options, ABC):
             offsets=torch.from_numpy(offsets),
             dropped=len(labels) - len(rows),
         )
+
+    def _check_assignment(self, rows: Integers, offsets: Integers, examples: int) -> None:
+        """Raise `PartitionError` if `assign` of a scheme returned no partition: this is a mistake in the scheme."""
+        if self.num_clients and len(offsets) != self.num_clients + 1:
+            raise self.error(f"assign returned {len(offsets) - 1} clients instead of {self.num_clients}.")
+        if rows.dtype != np.int64 or offsets.dtype != np.int64:
+            raise self.error(
+                f"assign returned rows of {rows.dtype} and offsets of {offsets.dtype}; both must be int64."
+            )
+        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
+            raise self.error("assign returned offsets that do not rise from 0 to the number of rows.")
+        if len(rows) and not 0 <= rows.min() <= rows.max() < examples:
+            raise self.error(f"assign returned rows outside 0..{examples - 1}.")
+        if len(rows) and np.bincount(rows).max() > 1:
+            raise self.error(f"assign gave row {np.bincount(rows).argmax()} to a client more than once, or to several.")
 
     @abstractmethod
     def assign(self, labels: Integers, num_classes: int, train: Mapping[str, Tensor], seed: int) -> Assignment:
@@ -210,6 +226,8 @@ class Scheme(Options, ABC):
 
 def random_stream(seed: int, purpose: str) -> np.random.Generator:
     """Return the random generator of one purpose within a partition: a key of ``_STREAMS``."""
+    if purpose not in _STREAMS:
+        raise PartitionError(f"there is no random stream {purpose!r} for partitions. Use one of {', '.join(_STREAMS)}.")
     return numpy_generator(seed, "partition", use=_STREAMS[purpose])
 
 
