@@ -57,6 +57,8 @@ QUICK = (
     "tasks",
     "tasks_class_without_examples",
 )
+OF_VARIANTS = ("two_runs_are_equal", "resume", "lost_clients", "bad_replies", "batch_norm", "tasks")
+"""For other options of a method that stands in QUICK."""
 
 
 def cases() -> Iterator[Any]:
@@ -64,7 +66,8 @@ def cases() -> Iterator[Any]:
         for check_name, check in checks_for(method):
             if check_name == "memory" and name not in METHODS:
                 continue  # 31 rounds, which differ little between variants
-            marks = () if name in FULL or check_name in QUICK else pytest.mark.slow
+            chosen = QUICK if name in METHODS else OF_VARIANTS
+            marks = () if name in FULL or check_name in chosen else pytest.mark.slow
             yield pytest.param(check, id=f"{name}-{check_name}", marks=marks)
 
 

@@ -181,6 +181,7 @@ def test_an_unknown_table_and_an_impossible_share(capsys: pytest.CaptureFixture[
             main(["reproduce", "sfedkd/table1", "--rounds", share])
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_where_it_was(table: str, tmp_path: Path) -> None:
     """The whole command is killed, worker processes too; the table that one process resumes has the same records."""
     words = ["--columns", "first", "--methods", "fedavg,fedseq", "--set", "run.rounds=60"]
