@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeAlias, cast
@@ -147,12 +148,10 @@ def custom(factory: Factory | Callable[[], nn.Module] | nn.Module, name: str | N
         signature = inspect.signature(factory)
     except ValueError:  # some functions that are not written in Python have no signature
         return Custom(name, cast(Factory, factory))
-    try:
+    with suppress(TypeError):  # it takes arguments
         signature.bind()
         if not {"shape", "classes"} & signature.parameters.keys():
             return Custom(name, _Plain(cast(Callable[[], nn.Module], factory)))
-    except TypeError:
-        pass
     try:
         signature.bind((1, 28, 28), 10)
     except TypeError as error:
@@ -395,12 +394,10 @@ def _split_at_last_linear(network: nn.Module, blank: Tensor) -> nn.Module:
     holder = network.get_submodule(parent)
     setattr(holder, attribute, nn.Identity())
     split = SplitNetwork(network, classifier)
-    try:
+    with suppress(Exception):  # a network may read its last layer in another way than by calling it
         shared = {id(weight) for weight in network.parameters()} & {id(weight) for weight in classifier.parameters()}
         if not shared and torch.equal(_evaluated(split, blank), logits):
             return split
-    except Exception:  # the network reads its last layer in another way than by calling it
-        pass
     setattr(holder, attribute, classifier)
     return network
 

@@ -172,7 +172,7 @@ def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Map:
+class PixelMap:
     """Values in rows and columns, as a picture of one pixel each.
 
     Attributes
@@ -214,7 +214,7 @@ def pixel_map(
     axes: tuple[str, str],
     unit: str,
     **what: Any,
-) -> Map:
+) -> PixelMap:
     """Return a map of values from 0 to 1, float [rows, columns]; NaN, what was not measured, is grey.
 
     Of more than `COLUMNS` columns neighbours are averaged. ``axes`` says what rows and columns are called.
@@ -230,7 +230,7 @@ def pixel_map(
     pixels[..., 3] = np.round(255 * np.clip(np.nan_to_num(table), 0, 1))
     pixels[np.isnan(table)] = UNKNOWN
     what = {"rows": axes[0], "columns": axes[1], "unit": unit, "top": 100, **what}
-    return Map(title, alt, _png(pixels), list(rows), names, what)
+    return PixelMap(title, alt, _png(pixels), list(rows), names, what)
 
 
 def _mean(values: Floats) -> Floats:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.metrics import kold
-from fedkeep.reporting.charts import Map, pixel_map
+from fedkeep.reporting.charts import PixelMap, pixel_map
 from fedkeep.reporting.columns import rounds_covered
 from fedkeep.reporting.record import Floats
 from fedkeep.reporting.run_folder import Run
@@ -24,7 +24,7 @@ def class_names(trial: TrialResult) -> list[str]:
     return names if len(names) == len(trial.test_total) else [str(number) for number in range(len(trial.test_total))]
 
 
-def class_maps(rows: Sequence[Row]) -> list[Map]:
+def class_maps(rows: Sequence[Row]) -> list[PixelMap]:
     """Return the accuracy of each class over rounds for each method, with its first seed."""
     maps = []
     for row in rows:
@@ -45,7 +45,7 @@ def class_maps(rows: Sequence[Row]) -> list[Map]:
     return maps
 
 
-def teacher_maps(rows: Sequence[Row]) -> list[Map]:
+def teacher_maps(rows: Sequence[Row]) -> list[PixelMap]:
     """Return the weight of each teacher over rounds, of methods that record who teaches; with the first seed."""
     maps = []
     seen = set()
@@ -76,7 +76,7 @@ def teacher_maps(rows: Sequence[Row]) -> list[Map]:
     return maps
 
 
-def confusion_maps(rows: Sequence[Row]) -> list[Map]:
+def confusion_maps(rows: Sequence[Row]) -> list[PixelMap]:
     """Return how often each class was taken for each at the end, in shares of the true class; with the first seed."""
     maps = []
     for row in rows:

@@ -36,7 +36,8 @@ class Defense(Options):
     )
     update_norm: float = option(
         10.0,
-        "largest norm of a client's update, in medians of the others' norms, unless the model is larger; 0: no limit",
+        "largest norm of a client's update, in medians of the others' norms, unless it is under 3 norms of the model;"
+        " 0: no limit",
         low=0.0,
     )
     model_norm: float = option(

@@ -32,6 +32,8 @@ MAX_STEP_FACTOR = 10
 """How many times the optimizer steps that the recipe's epochs and batch size need a client may have taken."""
 BUFFER_FACTOR = 1000
 """How many times farther than parameters buffers may move: no learning rate bounds batch norm's variances."""
+FREE_NORM = 3.0
+"""How many norms of the model an update may always have, however little the others moved."""
 SAMPLED = 64
 """Number of values of each tensor that make a model's fingerprint."""
 
@@ -225,8 +227,8 @@ def find_outliers(
 ) -> dict[str, str]:
     """Compare the updates of several clients with the median of their norms.
 
-    An update shorter than the model that it changes is never an outlier: where most clients have nothing left to learn,
-    one with new classes may move hundreds of times as far, and is honest.
+    An update of up to `FREE_NORM` times the norm of the model that it changes is never an outlier: where most clients
+    have nothing left to learn, one with new classes may move thousands of times as far, and is honest.
 
     Parameters
     ----------
@@ -256,6 +258,6 @@ def find_outliers(
         usual = median_low(norms)
         for client, update in updates.items():
             norm, before = measure(update)
-            if norm > max(times * usual, before, 1.0):
+            if norm > max(times * usual, FREE_NORM * max(before, 1.0)):
                 found[client] = f"{what} of norm {norm:.3g}, {norm / usual:.3g} times that of the others' median"
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import fedkeep
 from fedkeep.cli import main
@@ -73,9 +73,10 @@ def test_it_predicts_in_plain_pytorch_what_was_evaluated(
 @pytest.mark.slow
 def test_it_predicts_in_onnx_and_where_there_is_no_fedkeep(run: Path, tmp_path: Path) -> None:
     folder = fedkeep.export_model(run, tmp_path, method="fedseq", seed=4, onnx=True)
-    torch.save(evaluated_on(run)[0], folder / "images.pt")
+    save_file({"images": evaluated_on(run)[0].contiguous()}, folder / "images.safetensors")
     plain, onnx = blocks(folder / "README.md")
-    code = f"import sys, torch\nsys.modules['fedkeep'] = None\nimages = torch.load('images.pt')\n{plain}"
+    code = "import sys\nsys.modules['fedkeep'] = None\nfrom safetensors.torch import load_file\n"
+    code += f"images = load_file('images.safetensors')['images']\n{plain}"
     code = f"{code}\nimages = images.numpy()\n{onnx}".replace(".argmax(-1)", ".tolist()")
     shown = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
