@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from fedkeep.data import Augmentation
 from fedkeep.interface import Algorithm
+from fedkeep.simulation.callbacks import Callback
+from fedkeep.simulation.messages import ClientTask
+from fedkeep.simulation.state import SimulationState
 from fedkeep.testing.federation import (
     CLASSES,
     SHAPE,
@@ -25,9 +33,11 @@ from fedkeep.testing.federation import (
     simulation_with_tasks,
     stream,
 )
+from fedkeep.testing.interception import record_fits, wrap_steps
 
 __all__ = [
     "CLASSES",
+    "FAMILIES",
     "INVERSION",
     "PROTOTYPES",
     "RECIPE",
@@ -37,15 +47,19 @@ __all__ = [
     "SIZES",
     "TOYS",
     "TRAINING",
+    "UNMOVED",
+    "RecordFits",
     "ToyGenerator",
     "bits",
     "by_hand",
+    "change_replies",
     "configured",
     "dataset",
     "equal",
     "federation",
     "finite",
     "network",
+    "record_arguments",
     "run_rounds",
     "simulation",
     "simulation_with_tasks",
@@ -90,6 +104,9 @@ algorithm = "sfedkd"
 teachers = 2
 """
 
+FAMILIES = ("fedavg", "fedcad", "sfedkd", "fedskf", "target", "feddcl")
+"""One method of each family, with state at the server, at clients and nowhere; matrices of others are slow."""
+
 INVERSION = {
     "num_images": 6,
     "synthesis_batch_size": 4,
@@ -116,6 +133,55 @@ TOYS: dict[str, dict[str, Any]] = {
 def configured(cls: type[Algorithm[Any, Any]]) -> Algorithm[Any, Any]:
     """Return a method as it comes, or small."""
     return cls(**TOYS.get(cls.name(), {}))
+
+
+class RecordFits(Callback):
+    """Records every local training of a run of one trial.
+
+    Attributes
+    ----------
+    fits : list[RecordedFit]
+        In order.
+    """
+
+    def on_trial_begin(self, state: SimulationState) -> None:
+        self.fits = record_fits(state)
+
+
+class Unmoved(Augmentation):
+    """An augmentation that happens to change nothing: teachers are asked in every batch all the same."""
+
+    def __call__(self, images: Tensor, normalise: Any, *_: Any) -> Tensor:
+        return normalise(images)  # type: ignore[no-any-return]
+
+
+UNMOVED = Unmoved(horizontal_flip=True)
+
+
+def change_replies(simulation: SimulationState, step: str, change: Callable[[Any, Any], Any]) -> None:
+    """Let a client step reply what a function makes of the client and its reply."""
+
+    def wrap(task: ClientTask) -> Any:
+        @functools.wraps(task.step)
+        def changed(client: Any, *args: Any, **kwargs: Any) -> Any:
+            return change(client, task.step(client, *args, **kwargs))
+
+        return changed if task.step.__name__ == step else task.step
+
+    wrap_steps(simulation, wrap)
+
+
+def record_arguments(simulation: SimulationState, step: str) -> dict[tuple[int, str], tuple[Any, ...]]:
+    """Return what will hold the arguments with which a client step was asked, by (round, client)."""
+    seen: dict[tuple[int, str], tuple[Any, ...]] = {}
+
+    def note(task: ClientTask) -> Any:
+        if task.step.__name__ == step:
+            seen[task.round, task.client] = task.args
+        return task.step
+
+    wrap_steps(simulation, note)
+    return seen
 
 
 def write_recipe(folder: Path, text: str = RECIPE, name: str = "recipe.toml") -> str:

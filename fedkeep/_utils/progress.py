@@ -10,7 +10,7 @@ from contextvars import ContextVar
 Listener = Callable[[str], None]
 
 EVERY = 2.0
-"""Smallest number of seconds between two reports that reach a listener."""
+"""Smallest number of seconds between two reports that reach a listener, unless it asks for more or fewer."""
 
 _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
@@ -33,19 +33,21 @@ def report(what: str, done: int, total: int | None = None) -> None:
 
 
 @contextmanager
-def subscribe(listener: Listener) -> Iterator[None]:
+def subscribe(listener: Listener, every: float | None = None) -> Iterator[None]:
     """Pass progress reports that are made in the block to a listener.
 
     Parameters
     ----------
     listener : Callable[[str], None]
-        Receives a line of text, at most once in `EVERY` seconds.
+        Receives a line of text.
+    every : float, optional
+        Smallest number of seconds between two lines; by default `EVERY`.
     """
     last = time.monotonic()
 
     def throttled(what: str) -> None:
         nonlocal last
-        if time.monotonic() - last >= EVERY:
+        if time.monotonic() - last >= (EVERY if every is None else every):
             last = time.monotonic()
             listener(what)
 

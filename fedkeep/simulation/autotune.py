@@ -18,7 +18,37 @@ LONG = 1000  # smallest number of trainings in a run for which measuring pays of
 QUICK = 1.0  # seconds; what takes less is measured twice
 
 
-def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
+Measure = Callable[[SimulationState, list[str]], float]
+"""Returns the seconds that it takes to train clients."""
+
+
+def measure_alone(state: SimulationState, clients: list[str]) -> float:
+    """Measure the seconds per client of training one after another."""
+
+    def train(jobs: list[TrainJob]) -> None:
+        for job in jobs:
+            fit(state.context.runner, job, state.training)
+
+    return _timed(state, clients, train) / len(clients)
+
+
+def measure_together(state: SimulationState, clients: list[str]) -> float:
+    """Measure the seconds of training clients as one stack; infinity if that fails, perhaps for lack of memory."""
+
+    def train(jobs: list[TrainJob]) -> None:
+        for result in state.serial.vmap_trainer.fit(jobs):
+            if isinstance(result, Exception):
+                raise result
+
+    try:
+        return _timed(state, clients, train)
+    except RuntimeError:
+        return inf
+
+
+def choose_stack_size(
+    state: SimulationState, workers: int = 1, *, alone: Measure = measure_alone, together: Measure = measure_together
+) -> int:
     """Choose the stack size with which a round is expected to be fastest.
 
     This measures one epoch of the first cohort's largest clients, with cross-entropy. The choice depends on the machine
@@ -30,6 +60,8 @@ def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
         The simulation, before its first round.
     workers : int
         Number of processes that will share the cohort; with fewer groups than that, some would be idle.
+    alone, together : Measure
+        Measure one training, the mean of some after another, and the training of clients as one stack.
 
     Returns
     -------
@@ -45,44 +77,20 @@ def choose_stack_size(state: SimulationState, workers: int = 1) -> int:
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
     if state.device.type == "cuda":
-        _alone(state, cohort[:1])  # warm-up: a GPU's libraries are loaded on their first call, which takes seconds
-    alone = _alone(state, cohort[:FEW])
-    best, chosen = alone * ceil(len(cohort) / workers) / WORTH, 1
+        alone(state, cohort[:1])  # warm-up: a GPU's libraries are loaded on their first call, which takes seconds
+    one = alone(state, cohort[:FEW])
+    best, chosen = one * ceil(len(cohort) / workers) / WORTH, 1
     for size in SIZES:
         groups = ceil(len(cohort) / size)
         group = cohort[: ceil(len(cohort) / groups)]
         if len(group) < 2 or (size > SIZES[0] and groups == ceil(len(cohort) / SIZES[0])):
             continue  # the same groups again
-        seconds = _together(state, group)
-        if size == SIZES[0] and seconds / len(group) > alone:
+        seconds = together(state, group)
+        if size == SIZES[0] and seconds / len(group) > one:
             return 1  # these layers use the whole machine already
         if seconds * ceil(groups / workers) < best:
             best, chosen = seconds * ceil(groups / workers), size
     return chosen
-
-
-def _alone(state: SimulationState, clients: list[str]) -> float:
-    """Measure the seconds per client of training one after another."""
-
-    def train(jobs: list[TrainJob]) -> None:
-        for job in jobs:
-            fit(state.context.runner, job, state.training)
-
-    return _timed(state, clients, train) / len(clients)
-
-
-def _together(state: SimulationState, clients: list[str]) -> float:
-    """Measure the seconds of training clients as one stack; infinity if that fails, perhaps for lack of memory."""
-
-    def train(jobs: list[TrainJob]) -> None:
-        for result in state.serial.vmap_trainer.fit(jobs):
-            if isinstance(result, Exception):
-                raise result
-
-    try:
-        return _timed(state, clients, train)
-    except RuntimeError:
-        return inf
 
 
 def _timed(state: SimulationState, clients: list[str], train: Callable[[list[TrainJob]], object]) -> float:

@@ -112,17 +112,17 @@ def check_lost_clients(algorithm: Method) -> None:
     for step in asked_steps(algorithm):
         made = [(number, client) for number, client, name in calls if name == step]
         victims = dict(reversed(made))  # the first of each round
-        for odd in {number % 2 for number in victims}:  # whole rounds between
-            lost = {number: victim for number, victim in victims.items() if number % 2 == odd}
-            simulation = tiny.simulation(algorithm, fault_injector=_failing(lost, step), training=tiny.SHORT)
-            records = tiny.run_rounds(simulation)
-            for record in records:
-                number = record["round"]
-                wanted = {lost[number]: "lost it"} if number in lost else {}
-                why = f"in round {number} only client {lost.get(number)} should be lost, in {step!r}"
-                expect_equal(record["lost"], wanted, algorithm, why)
-                expect(not record["rolled_back"], algorithm, f"round {number} should go on without the lost client")
-            expect_finite(algorithm, simulation.server.model)
+        odd = max(number % 2 for number in victims)  # every second round, so that whole ones follow
+        lost = {number: victim for number, victim in victims.items() if number % 2 == odd}
+        simulation = tiny.simulation(algorithm, fault_injector=_failing(lost, step), training=tiny.SHORT)
+        records = tiny.run_rounds(simulation)
+        for record in records:
+            number = record["round"]
+            wanted = {lost[number]: "lost it"} if number in lost else {}
+            why = f"in round {number} only client {lost.get(number)} should be lost, in {step!r}"
+            expect_equal(record["lost"], wanted, algorithm, why)
+            expect(not record["rolled_back"], algorithm, f"round {number} should go on without the lost client")
+        expect_finite(algorithm, simulation.server.model)
 
 
 def check_bad_replies(algorithm: Method) -> None:

@@ -13,15 +13,18 @@ import torch
 from torch import Tensor
 
 from fedkeep._utils.type_hints import annotations_of
+from fedkeep.data import Data
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import client_steps
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
-from fedkeep.losses import Batch
+from fedkeep.losses import Batch, Loss
+from fedkeep.models import Weights
 from fedkeep.simulation.callbacks import Callback, OnRoundEnd
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.local_training import BatchStream
+from fedkeep.simulation.state import SimulationState
+from fedkeep.training.local_training import BatchStream, TrainJob
 from fedkeep.training.party import LocalClient, LocalParty
 
 Step = Callable[..., Any]
@@ -110,7 +113,7 @@ class BackwardExecutor(Executor):
         self.inner.stop()
 
 
-def wrap_steps(simulation: Simulation, wrap: Callable[[ClientTask], Step]) -> None:
+def wrap_steps(simulation: SimulationState, wrap: Callable[[ClientTask], Step]) -> None:
     """Let a simulation carry out other steps than the method's own (see `WrappedSteps`)."""
     simulation.executor = WrappedSteps(simulation.executor, wrap)
 
@@ -162,16 +165,59 @@ def let_diverge(simulation: Simulation, number: int, client: str) -> None:
     _watch_clients(simulation, lambda party: _after_fit(party, after))
 
 
-def record_fits(simulation: Simulation) -> list[Fit]:
-    """Return a list to which every local training's result is added, the server's too."""
-    fits: list[Fit] = []
+@dataclass(frozen=True, eq=False)
+class RecordedFit:
+    """A local training: what was given to it, and what came of it.
 
-    def after(party: LocalParty, fit: Fit) -> Fit:
-        fits.append(fit)
-        return fit
+    Attributes
+    ----------
+    task, round : int
+        When it was, both counted from 1.
+    client : str
+        Who trained; empty for the server.
+    model : Weights
+        The weights with which it began.
+    loss : Loss
+        The loss as the method gave it.
+    data : tuple[Data, ...]
+        The data sets that the method gave; none for the client's own examples.
+    job : TrainJob
+        The training with its data and cached teachers.
+    fit : Fit
+        The result.
+    """
 
-    _after_fit(simulation.server, after)
-    _watch_clients(simulation, lambda party: _after_fit(party, after))
+    task: int
+    round: int
+    client: str
+    model: Weights
+    loss: Loss
+    data: tuple[Data, ...]
+    job: TrainJob
+    fit: Fit
+
+
+def record_fits(simulation: SimulationState) -> list[RecordedFit]:
+    """Return a list to which every local training is added from now on, the server's too."""
+    fits: list[RecordedFit] = []
+
+    def watch(party: LocalParty) -> None:
+        make, train = party.train_job, party.fit
+        jobs: list[TrainJob] = []
+
+        def train_job(*args: Any, **kwargs: Any) -> TrainJob:
+            jobs.append(make(*args, **kwargs))
+            return jobs[-1]
+
+        def fit(model: Weights, loss: Loss, *data: Data, **kwargs: Any) -> Fit:
+            result = train(model, loss, *data, **kwargs)
+            fits.append(RecordedFit(party.task, party.round, party.name, model, loss, data, jobs[-1], result))
+            return result
+
+        party.train_job, party.fit = train_job, fit  # type: ignore[method-assign]
+
+    watch(simulation.server)
+    _watch_clients(simulation, watch)
     return fits
 
 
@@ -229,7 +275,7 @@ def replies_with(algorithm: Algorithm[Any, Any], kind: type[Any]) -> set[str]:
     return {name for name, reply in replies.items() if issubclass(get_origin(reply) or reply, kind)}
 
 
-def _watch_clients(simulation: Simulation, watch: Callable[[LocalParty], None]) -> None:
+def _watch_clients(simulation: SimulationState, watch: Callable[[LocalParty], None]) -> None:
     """Call a function with every client before its step."""
 
     def wrap(task: ClientTask) -> Step:

@@ -91,10 +91,11 @@ def check_batch_norm(algorithm: Method) -> None:
     simulation = tiny.simulation(
         algorithm, factory=_normed, federation=clients, cohort_size=4, rounds=ROUNDS + 1, training=tiny.SHORT
     )
-    fits = record_fits(simulation)
+    recorded = record_fits(simulation)
     for _ in range(ROUNDS):
-        fits.clear()
+        recorded.clear()
         run_settled(simulation, 1)
+        fits = [training.fit for training in recorded]
         after = simulation.server.model
         expect(any(fit.num_steps for fit in fits), algorithm, "somebody should train with `fit`")
         for name in (name for name in after if "running" in name):

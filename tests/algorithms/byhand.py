@@ -19,12 +19,12 @@ from torch.func import functional_call
 
 from fedkeep._utils import seeds
 from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.interface import Algorithm, Fit
+from fedkeep.interface import Algorithm
 from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.party import LocalParty
+from fedkeep.testing.interception import record_fits
 
 Model = dict[str, Tensor]
 BatchLoss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
@@ -292,7 +292,11 @@ def rounds_of(hand: Hand, rounds: int, lesson_of: Callable[[str], Lesson]) -> li
 
 def compare(method: Any, expected: Sequence[Model], **changes: Any) -> None:
     """Run a method and compare it with the hand's model after each round."""
-    simulation = tiny.simulation(method, rounds=len(expected), **changes)
+    compare_rounds(tiny.simulation(method, rounds=len(expected), **changes), expected)
+
+
+def compare_rounds(simulation: Simulation, expected: Sequence[Model]) -> None:
+    """Compare a simulation with the hand's model after each of its next rounds."""
     for model in expected:
         tiny.run_rounds(simulation, 1)
         assert_same(simulation.server.model, model)
@@ -300,17 +304,10 @@ def compare(method: Any, expected: Sequence[Model], **changes: Any) -> None:
 
 def objective_at(method: Any, client: str, round: int, **changes: Any) -> tuple[Loss, Model]:
     """Return what a client minimised in a round, and the model that it received."""
-    seen: dict[tuple[int, str], tuple[Loss, Weights]] = {}
-    fit = LocalParty.fit
-
-    def spy(self: LocalParty, model: Weights, objective: Loss, *args: Any, **kwargs: Any) -> Fit:
-        seen[self.round, self.name] = objective, model
-        return fit(self, model, objective, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalParty, "fit", spy)
-        run_rounds(method, round, cohort_size=6, **changes)
-    objective, model = seen[round, client]
+    simulation = tiny.simulation(method, rounds=round, cohort_size=6, **changes)
+    fits = record_fits(simulation)
+    tiny.run_rounds(simulation)
+    (objective, model) = next((one.loss, one.model) for one in fits if (one.round, one.client) == (round, client))
     return objective, doubled(model)
 
 

@@ -39,25 +39,18 @@ VARIANTS["lwf-kd-joint-tau2"] = METHODS["lwf-kd"](head="joint", kd_scale="tau2")
 
 WITH_TASKS = {name: method for name, method in VARIANTS.items() if "auxiliary" not in method.needs}
 
-FULL = ("fedavg", "fedcad", "sfedkd", "fedskf", "target", "feddcl")
-"""One method of each family, with state at the server, at clients and nowhere: all checks. For the others, QUICK."""
 QUICK = (
     "two_runs_are_equal",
     "common_randomness",
-    "global_randomness",
     "resume",
     "lost_clients",
     "bad_replies",
-    "too_few_clients",
-    "client_with_one_example",
-    "clients_with_one_class",
-    "clients_without_examples",
     "nobody_with_examples",
     "batch_norm",
     "tasks",
-    "tasks_class_without_examples",
 )
-OF_VARIANTS = ("two_runs_are_equal", "resume", "lost_clients", "bad_replies", "batch_norm", "tasks")
+"""Of every method; of one method of each family all checks, and of the others all as slow tests."""
+OF_VARIANTS = ("two_runs_are_equal", "tasks")
 """For other options of a method that stands in QUICK."""
 
 
@@ -67,7 +60,7 @@ def cases() -> Iterator[Any]:
             if check_name == "memory" and name not in METHODS:
                 continue  # 31 rounds, which differ little between variants
             chosen = QUICK if name in METHODS else OF_VARIANTS
-            marks = () if name in FULL or check_name in chosen else pytest.mark.slow
+            marks = () if name in tiny.FAMILIES or check_name in chosen else pytest.mark.slow
             yield pytest.param(check, id=f"{name}-{check_name}", marks=marks)
 
 

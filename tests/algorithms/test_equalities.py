@@ -5,7 +5,8 @@ Equal weights alone could come from methods that do nothing: every test says too
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -26,13 +27,13 @@ from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
 from fedkeep.algorithms.sequential.aver import AVER, CAMKD, EBKD
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.data import Augmentation
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.losses import FullKL, PerTeacher, WeightRule
 from fedkeep.losses.decoupled import decoupled_loss, log_split, merge
 from fedkeep.models import Weights
+from fedkeep.options import option
+from fedkeep.testing.interception import record_fits
 from fedkeep.training.local_training import NetworkView
-from fedkeep.training.party import LocalParty
 
 Method = Algorithm[Any, Any]
 EVEN = tiny.federation((10,) * 6)
@@ -109,12 +110,21 @@ def test_in_scaffolds_first_round_control_variates_are_found_but_change_nothing(
 # FedADKD
 
 
-def test_fedadkd_off_is_one_weight_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@dataclass(frozen=True)
+class Even(FedADKD):
+    """FedADKD with one weight for all clients."""
+
+    title = "even"
+    weight: float = option(1.0, "the weight")
+
+    def balance_weights(self, clients: Sequence[str], known: Mapping[str, float]) -> dict[str, float]:
+        return dict.fromkeys(clients, self.weight)
+
+
+def test_fedadkd_off_is_one_weight_for_all() -> None:
     off = final(FedADKD(phi="off", w_target=2.0))
-    monkeypatch.setattr(FedADKD, "balance_weights", lambda self, clients, known: dict.fromkeys(clients, 1.0))
-    assert tiny.equal(off, final(FedADKD(w_target=2.0)))
-    monkeypatch.setattr(FedADKD, "balance_weights", lambda self, clients, known: dict.fromkeys(clients, 0.5))
-    assert not tiny.equal(off, final(FedADKD(w_target=2.0)))
+    assert tiny.equal(off, final(Even(w_target=2.0)))
+    assert not tiny.equal(off, final(Even(w_target=2.0, weight=0.5)))
 
 
 def test_fedadkd_of_clients_with_one_class_each_is_fedadkd_off() -> None:
@@ -263,20 +273,12 @@ def test_control_variates_are_the_papers(momentum: float) -> None:
     simulation = tiny.simulation(SCAFFOLD(), cohort_size=4, training=training)
     own: dict[str, dict[str, Tensor]] = {}
     c = {name: torch.zeros_like(w).double() for name, w in simulation.server.model.items()}
-    left: dict[tuple[int, str], Fit] = {}
+    recorded = record_fits(simulation)
 
     for number in (1, 2):
         start = simulation.server.model
-        with pytest.MonkeyPatch.context() as patch:
-            fit = LocalParty.fit
-
-            def spy(self: Any, *args: Any, fit: Any = fit, **kwargs: Any) -> Fit:
-                result: Fit = fit(self, *args, **kwargs)
-                left[self.round, self.name] = result
-                return result
-
-            patch.setattr(LocalParty, "fit", spy)
-            (record,) = tiny.run_rounds(simulation, 1)
+        (record,) = tiny.run_rounds(simulation, 1)
+        left = {(one.round, one.client): one.fit for one in recorded}
         moved = {name: torch.zeros_like(tensor) for name, tensor in c.items()}
         for client in record["cohort"]:
             reply = left[number, client]
@@ -369,12 +371,21 @@ def test_uniform_sfedkd_tied_to_q_is_averaging() -> None:
     assert not torch.allclose(loss(exact), loss(FullKL(1.0)), rtol=1e-2)
 
 
-def test_a_round_of_uniform_sfedkd_tied_to_q_is_a_round_of_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
+class TiedSFedKD(SFedKD):
+    """SFedKD whose weights are tied to q."""
+
+    title = "tied"
+
+    def weigh_teachers(self, *given: Any) -> Any:
+        rule = super().weigh_teachers(*given)
+        return None if rule is None else Tied(rule)
+
+
+def test_a_round_of_uniform_sfedkd_tied_to_q_is_a_round_of_averaging() -> None:
     averaged = final(AVER(teachers=2), rounds=2)
-    assert distance(final(uniform_sfedkd(teachers=2), rounds=2), averaged) > 1e-3
-    weigh = SFedKD.weigh_teachers
-    monkeypatch.setattr(SFedKD, "weigh_teachers", lambda *a: None if (rule := weigh(*a)) is None else Tied(rule))
-    assert tiny.equal(final(uniform_sfedkd(teachers=2), rounds=2), averaged), "bit for bit"
+    uniform = uniform_sfedkd(teachers=2)
+    assert distance(final(uniform, rounds=2), averaged) > 1e-3
+    assert tiny.equal(final(TiedSFedKD(**vars(uniform)), rounds=2), averaged), "bit for bit"
 
 
 # Augmentation: teachers must see what the student sees
@@ -390,7 +401,6 @@ def test_teachers_asked_in_every_batch_teach_the_same(method: Method, monkeypatc
     for name in ("teacher_logits", "teacher_features"):
         ask = getattr(NetworkView, name)
         monkeypatch.setattr(NetworkView, name, lambda *a, ask=ask, name=name: asked.append(name) or ask(*a))
-    monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
-    unsettled = final(method, rounds=2, augmentation=Augmentation(horizontal_flip=True), through_codec=True)
+    unsettled = final(method, rounds=2, augmentation=tiny.UNMOVED, through_codec=True)
     assert asked
     assert distance(settled, unsettled) < 1e-5

@@ -16,10 +16,7 @@ from torch import Tensor
 
 from fedkeep.algorithms.parallel.fedadkd import FedADKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
-from fedkeep.data import Augmentation
-from fedkeep.interface import Fit
 from fedkeep.losses.fedadkd_variants import nontarget_part, target_part
-from fedkeep.models import Weights
 
 ROUNDS = 3
 TARGETS = ("binary", "single_term")
@@ -206,18 +203,10 @@ def test_fedadkds_options_can_be_told_apart_here() -> None:
 
 def phis(method: FedADKD, rounds: int, **changes: Any) -> dict[tuple[int, str], float]:
     """Return the weight that reaches each client, by (round, client)."""
-    seen: dict[tuple[int, str], float] = {}
-    train = FedADKD.train
-
-    def spy(self: FedADKD, client: Any, model: Weights, phi: float) -> Fit:
-        seen[client.round, client.id] = phi
-        return train(self, client, model, phi)
-
-    spy._fedkeep_client_step = True  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FedADKD, "train", spy)
-        byhand.run_rounds(method, rounds, **changes)
-    return seen
+    simulation = tiny.simulation(method, rounds=rounds, **changes)
+    seen = tiny.record_arguments(simulation, "train")
+    tiny.run_rounds(simulation)
+    return {when: phi for when, (_, phi) in seen.items()}
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, 10.0])
@@ -280,11 +269,10 @@ def test_equal_weights_of_both_groups_are_phi_off() -> None:
 
 
 @pytest.mark.parametrize("options", [{"tckd": "single_term"}, {"nckd_mask": "zero_logit"}], ids=str)
-def test_readings_with_teachers_asked_in_every_batch(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_with_teachers_asked_in_every_batch(options: dict[str, Any]) -> None:
     """Under an augmentation that happens to change nothing teachers are not settled."""
     settled = byhand.run_rounds(FedADKD(**options), 2).server.model
-    monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
-    changes: dict[str, Any] = {"augmentation": Augmentation(horizontal_flip=True), "through_codec": True}
+    changes: dict[str, Any] = {"augmentation": tiny.UNMOVED, "through_codec": True}
     byhand.assert_same(byhand.run_rounds(FedADKD(**options), 2, **changes).server.model, settled, rtol=1e-5, atol=3e-6)
 
 

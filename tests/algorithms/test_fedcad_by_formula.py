@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import byhand
@@ -15,7 +15,6 @@ from byhand import (
     Lesson,
     Model,
     average,
-    compare,
     each_cross_entropy,
     each_divergence,
     hand_of,
@@ -28,8 +27,9 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.parallel.fedlsd import FedLSD
 from fedkeep.errors import ConfigError
-from fedkeep.interface import Fit
-from fedkeep.models import Weights
+from fedkeep.interface import Server
+from fedkeep.options import option
+from fedkeep.simulation.simulation import Simulation
 
 ROUNDS = 3
 SURE = replace(tiny.TRAINING, lr=0.45)
@@ -80,18 +80,22 @@ def fedcad(hand: Hand, rounds: int, **options: Any) -> tuple[list[Model], list[l
     return left, sent
 
 
-def watched(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Tensor]:
-    """Return the trust that reaches each client, by (round, client)."""
-    seen: dict[tuple[int, str], Tensor] = {}
-    train = FedCAD.train
+def trust_in(simulation: Simulation) -> dict[tuple[int, str], Tensor]:
+    """Run a simulation, and return the trust that reached each client, by (round, client)."""
+    seen = tiny.record_arguments(simulation, "train")
+    tiny.run_rounds(simulation)
+    return {when: trust for when, (_, trust) in seen.items()}
 
-    def spy(self: FedCAD, client: Any, model: Weights, alpha: Tensor) -> Fit:
-        seen[client.round, client.id] = alpha
-        return train(self, client, model, alpha)
 
-    spy._fedkeep_client_step = True  # type: ignore[attr-defined]
-    monkeypatch.setattr(FedCAD, "train", spy)
-    return seen
+@dataclass(frozen=True)
+class Sure(FedCAD):
+    """FedCAD whose server gives every right class the same probability."""
+
+    title = "sure"
+    p: float = option(0.5, "the probability")
+
+    def confidence(self, server: Server) -> Tensor:
+        return torch.full((tiny.CLASSES,), self.p)
 
 
 CAD_OPTIONS: list[dict[str, Any]] = [
@@ -105,13 +109,14 @@ CAD_OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", CAD_OPTIONS, ids=str)
-def test_fedcad(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = watched(monkeypatch)
+def test_fedcad(options: dict[str, Any]) -> None:
     changes: dict[str, Any] = {"federation": uneven(), "training": SURE}
     hand = hand_of(**changes)
     left, sent = fedcad(hand, ROUNDS, **options)
-    compare(FedCAD(**options), left, **changes)
-    for (number, _), trust in seen.items():
+    simulation = tiny.simulation(FedCAD(**options), rounds=len(left), **changes)
+    seen = tiny.record_arguments(simulation, "train")
+    byhand.compare_rounds(simulation, left)
+    for (number, _), (_, trust) in seen.items():
         assert trust.tolist() == pytest.approx(sent[number - 1], abs=2e-5)
     assert sorted({number for number, _ in seen}) == [1, 2, 3]
     assert max(map(abs, (a - b for a, b in zip(sent[0], sent[-1], strict=True)))) > 1e-2, "recomputed every round"
@@ -128,10 +133,9 @@ def test_fedcads_options_can_be_told_apart_here() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"low": 0.0, "high": 1.0}, {"low": 0.2, "high": 0.5}])
-def test_fedcads_trust_stays_within_its_bounds(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = watched(monkeypatch)
+def test_fedcads_trust_stays_within_its_bounds(options: dict[str, Any]) -> None:
     method = FedCAD(**options)
-    byhand.run_rounds(method, 5, training=SURE)
+    seen = trust_in(tiny.simulation(method, rounds=5, training=SURE))
     assert len(seen) == 15
     for trust in seen.values():
         assert trust.shape == (tiny.CLASSES,)
@@ -146,10 +150,8 @@ def test_fedcads_trust_stays_within_its_bounds(options: dict[str, Any], monkeypa
     ("low", "high", "p", "trust"),
     [(0.3, 0.7, 0.25, 0.4), (0.3, 0.7, 0.0, 0.3), (0.3, 0.7, 1.0, 0.7), (0.0, 0.5, 0.5, 0.25), (0.5, 0.5, 0.1, 0.5)],
 )
-def test_golden_trust(low: float, high: float, p: float, trust: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = watched(monkeypatch)
-    monkeypatch.setattr(FedCAD, "confidence", lambda self, server: torch.full((tiny.CLASSES,), p))
-    byhand.run_rounds(FedCAD(low=low, high=high), 1)
+def test_golden_trust(low: float, high: float, p: float, trust: float) -> None:
+    seen = trust_in(tiny.simulation(Sure(low=low, high=high, p=p), rounds=1))
     assert len(seen) == 3
     for value in seen.values():
         assert value.tolist() == pytest.approx([trust] * tiny.CLASSES)

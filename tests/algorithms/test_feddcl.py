@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,8 @@ from fedkeep.interface.pytree import copy_containers
 from fedkeep.models import get_architecture
 from fedkeep.models.heads import expand_like
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.party import LocalClient, LocalParty
+from fedkeep.testing.interception import record_fits
+from fedkeep.training.party import LocalClient
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 Set = tuple[Tensor, Tensor]  # normalised images in float64, and labels
@@ -250,7 +250,7 @@ def test_the_mean_of_what_clients_say_is_one_of_probabilities() -> None:
         torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-15)
 
 
-def test_an_epoch_is_as_long_as_the_larger_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_is_as_long_as_the_larger_set() -> None:
     simulation = tiny.simulation_with_tasks(
         method(server_images_per_new_class=12, server_images_per_old_class=8),
         tiny.stream((1, 2), absent=0),
@@ -258,16 +258,9 @@ def test_an_epoch_is_as_long_as_the_larger_set(monkeypatch: pytest.MonkeyPatch) 
         cohort_size=5,
     )
     tiny.run_rounds(simulation, 1)
-    fit, taken = LocalParty.fit, []
-
-    def counted(self: LocalParty, *args: Any, **kwargs: Any) -> Any:
-        found = fit(self, *args, **kwargs)
-        if not self.name:
-            taken.append(found.num_steps)
-        return found
-
-    monkeypatch.setattr(LocalParty, "fit", counted)
+    fits = record_fits(simulation)
     tiny.run_rounds(simulation, 1)
+    taken = [one.fit.num_steps for one in fits if not one.client]
     assert taken == [2 * 24 // 6], "two epochs over 24 images of two classes, six a step"
 
 
@@ -347,16 +340,12 @@ def test_replies_that_cannot_be_lose_their_client() -> None:
     assert "logits of shape [4, 3]" in fault(LogitReply(torch.zeros(4, 3)))
 
 
-def test_logits_of_any_size_leave_models_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FedDCL.train
+def test_logits_of_any_size_leave_models_finite() -> None:
+    def enlarge(client: Any, reply: LogitReply) -> LogitReply:
+        return LogitReply(torch.full_like(reply.logits, 3e38)) if client.id in "12" else reply
 
-    @functools.wraps(honest)
-    def train(self: FedDCL, client: Any) -> LogitReply:
-        output = honest(self, client)
-        return LogitReply(torch.full_like(output.logits, 3e38)) if client.id in "12" else output
-
-    monkeypatch.setattr(FedDCL, "train", train)
     simulation = tiny.simulation_with_tasks(method(), tiny.stream((3,), absent=0), rounds=1, cohort_size=5)
+    tiny.change_replies(simulation, "train", enlarge)
     (record,) = tiny.run_rounds(simulation)
     assert not record["lost"]
     for model in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -47,8 +46,8 @@ def on_prototypes(model: Weights, term: PrototypeCrossEntropy) -> Tensor:
     return cross_entropy(linear(term.features[:4], model[WEIGHT], model[BIAS]) / 0.1, term.labels[:4])
 
 
-def test_fedpass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen, old = second_task(FedPASS(scale=0.5), monkeypatch)
+def test_fedpass_by_formula() -> None:
+    simulation, seen, old = second_task(FedPASS(scale=0.5))
     assert old[WEIGHT].shape == (8, 8), "four rows for each of two classes"
     given, model = seen.fits[1, 2, "1"], seen.results[1, 2, "1"].model
     simulation.set_task(1)
@@ -65,8 +64,8 @@ def test_fedpass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(value, 0.5 * expected)
 
 
-def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen, old = second_task(FedPASS(), monkeypatch)
+def test_prototypes_are_means_under_the_last_global_model() -> None:
+    simulation, seen, old = second_task(FedPASS())
     first = simulation.federation.for_task(1)
     for client in "0123":
         data = first.data(client)
@@ -85,8 +84,8 @@ def test_prototypes_are_means_under_the_last_global_model(monkeypatch: pytest.Mo
         assert len(term.labels) == simulation.federation.num_examples(client)
 
 
-def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, _, old = second_task(FedPASS(scope="global", radius="latest"), monkeypatch, rounds=2)
+def test_everybodys_prototypes_are_means_over_all_examples() -> None:
+    simulation, _, old = second_task(FedPASS(scope="global", radius="latest"), rounds=2)
     first = simulation.federation.for_task(1)
     parts = [first.data(client) for client in "0123"]
     data = {name: torch.cat([part[name] for part in parts]) for name in ("input", "label")}
@@ -99,10 +98,10 @@ def test_everybodys_prototypes_are_means_over_all_examples(monkeypatch: pytest.M
         assert known.examples.tolist() == torch.bincount(data["label"]).tolist()
 
 
-def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_saw_no_old_class_learns_without_prototypes() -> None:
     stream = tiny.stream((2, 1), clients=4, absent=1)
-    seen = Seen(monkeypatch)
     simulation = tiny.simulation_with_tasks(FedPASS(), stream, cohort_size=4)
+    seen = Seen(simulation)
     (absent,) = (client for client in "0123" if not simulation.federation.num_examples(client))
     tiny.run_rounds(simulation)
     assert simulation.federation.num_examples(absent), "it has something to learn in the second task"
@@ -110,16 +109,12 @@ def test_a_client_that_saw_no_old_class_learns_without_prototypes(monkeypatch: p
     assert simulation.client_states[absent].prototypes.classes.tolist() == [2]
 
 
-def test_prototypes_of_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FedPASS.report_prototypes
+def test_prototypes_of_other_classes_are_refused() -> None:
+    def shift(client: Any, reply: Prototypes | None) -> Prototypes | None:
+        return replace(reply, classes=reply.classes + 1) if reply is not None and client.id == "1" else reply
 
-    @functools.wraps(honest)
-    def report_prototypes(self: FedPASS, client: Any, model: Weights) -> Prototypes | None:
-        text = honest(self, client, model)
-        return replace(text, classes=text.classes + 1) if text is not None and client.id == "1" else text
-
-    monkeypatch.setattr(FedPASS, "report_prototypes", report_prototypes)
     simulation = tiny.simulation_with_tasks(FedPASS(scope="global"), TWO_ONE, cohort_size=4)
+    tiny.change_replies(simulation, "report_prototypes", shift)
     record = tiny.run_rounds(simulation, 2)[-1]
     assert list(record["lost"]) == ["1"]
     assert "[2], which are no classes of this task" in record["lost"]["1"]
@@ -137,8 +132,8 @@ def test_what_is_evaluated_is_the_first_row_of_each_class() -> None:
     assert simulation.evaluate(simulation.server.model).correct == records[-1]["correct"]
 
 
-def test_fedskf_with_pass_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen, old = second_task(FedSKF(level="pass", scale=0.5), monkeypatch)
+def test_fedskf_with_pass_by_formula() -> None:
+    simulation, seen, old = second_task(FedSKF(level="pass", scale=0.5))
     own = seen.results[1, 2, "1"].model
     given, model = seen.fits[2, 2, "1"], seen.results[2, 2, "1"].model
     value, images, labels = loss_of(simulation, given, model)

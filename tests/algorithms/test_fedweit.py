@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from watched import Seen
 
 from fedkeep._utils import seeds
-from fedkeep.algorithms.incremental.fedweit import FedWeIT, WeITTaskReport, WeITUpdate
+from fedkeep.algorithms.incremental.fedweit import FedWeIT, WeITUpdate
 from fedkeep.data import TaskStream
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
@@ -56,10 +55,10 @@ def gated(body: Tensor, masks: Tensor) -> Tensor:
     return torch.stack([row / (1 + (-m).exp()) for row, m in zip(body, masks, strict=True)])
 
 
-def run_rounds(monkeypatch: pytest.MonkeyPatch, method: FedWeIT = LOUD, tasks: TaskStream = THREE) -> Played:
+def run_rounds(method: FedWeIT = LOUD, tasks: TaskStream = THREE) -> Played:
     """Run tasks of two rounds with four clients, of whom all take part."""
-    seen = Seen(monkeypatch)
     simulation = tiny.simulation_with_tasks(method, tasks, cohort_size=4)
+    seen = Seen(simulation)
     tiny.run_rounds(simulation)
     return simulation, seen
 
@@ -121,8 +120,8 @@ def visited(simulation: Any, seen: Seen, task: int, round: int, client: str) -> 
 
 
 @pytest.mark.parametrize(("task", "round"), [(1, 1), (1, 2), (2, 1), (2, 2)])
-def test_a_local_training_by_formula_in_float64(task: int, round: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen = run_rounds(monkeypatch, tasks=TWO)
+def test_a_local_training_by_formula_in_float64(task: int, round: int) -> None:
+    simulation, seen = run_rounds(tasks=TWO)
     for client in "02":
         assert len(simulation.federation.for_task(task).data(client)["label"]), "it has something to learn"
         expected, got = visited(simulation, seen, task, round, client), seen.results[task, round, client].model
@@ -133,9 +132,9 @@ def test_a_local_training_by_formula_in_float64(task: int, round: int, monkeypat
             assert (got[name] - seen.fits[task, round, client].model[name]).abs().max() > 1e-4, f"{name} learns"
 
 
-def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tasks_before_hold_what_they_need() -> None:
     """The value and the gradient of what is minimised in a third task, far from where it began."""
-    simulation, seen = run_rounds(monkeypatch)
+    simulation, seen = run_rounds()
     given, noise = seen.fits[3, 2, "1"], torch.Generator().manual_seed(3)
     moved = {n: t + torch.randn(t.shape, generator=noise) for n, t in given.model.items()}
     batch = given.streams[0].first(2)
@@ -162,8 +161,8 @@ def test_all_tasks_before_hold_what_they_need(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_parts_begin_anew_in_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen = run_rounds(monkeypatch, FedWeIT(start=0.25))
+def test_parts_begin_anew_in_each_task() -> None:
+    simulation, seen = run_rounds(FedWeIT(start=0.25))
     for task, heard in ((1, 0), (2, 4), (3, 4)):
         begun = seen.fits[task, 1, "1"].model
         assert torch.equal(adaptive(begun), 0.25 * simulation.context.runner.initial[LAYER])
@@ -175,9 +174,9 @@ def test_parts_begin_anew_in_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
 # What is sent
 
 
-def test_each_unit_is_the_mean_over_those_who_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(monkeypatch)
+def test_each_unit_is_the_mean_over_those_who_sent_it() -> None:
     simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4)
+    seen = Seen(simulation)
     for task, round in ((1, 1), (1, 2), (2, 1)):
         before = simulation.server.model
         tiny.run_rounds(simulation, 1)
@@ -204,9 +203,9 @@ def test_a_unit_that_nobody_sent_stays() -> None:
     assert int(moved.sum()) == 1, "of 8 units the 7 with the smallest masks were not sent"
 
 
-def test_what_travels_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(monkeypatch)
+def test_what_travels_is_counted() -> None:
     simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4)
+    seen = Seen(simulation)
     records = tiny.run_rounds(simulation)
     shares = 4 * (6 * 16 + 8 + 8 + 8 + 1)  # B's rows of 6 units in 8, masks, biases, and a row with its bias
     for record in records:
@@ -223,8 +222,8 @@ def test_what_travels_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 # What answers
 
 
-def test_each_tasks_rows_are_asked_with_the_mean_of_the_clients_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen = run_rounds(monkeypatch)
+def test_each_tasks_rows_are_asked_with_the_mean_of_the_clients_layers() -> None:
+    simulation, seen = run_rounds()
     images = simulation.federation.dataset.test["input"]
     served, columns = simulation.server.model, []
     for task in (1, 2, 3):
@@ -242,8 +241,8 @@ def test_each_tasks_rows_are_asked_with_the_mean_of_the_clients_layers(monkeypat
     torch.testing.assert_close(got, torch.cat(columns, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen = run_rounds(monkeypatch)
+def test_a_client_uses_its_own_layers() -> None:
+    simulation, seen = run_rounds()
     left = seen.results[3, 2, "2"].model
     theta = gated(left[LAYER], mask(left)) + adaptive(left)
     theta = theta + sum(a * large(seen.results[2, 2, o].model) for a, o in zip(attention(left), "0123", strict=True))
@@ -255,10 +254,10 @@ def test_a_client_uses_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 # What may go wrong
 
 
-def test_who_missed_what_others_told_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(monkeypatch)
+def test_who_missed_what_others_told_goes_on_without() -> None:
     lose = lambda number, client, step: "lost it" if (client, step, number) == ("1", "receive", 3) else None  # noqa: E731
     simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4, fault_injector=lose)
+    seen = Seen(simulation)
     records = tiny.run_rounds(simulation, 4)
     assert [record["lost"] for record in records] == [{}, {}, {"1": "lost it"}, {}]
     assert len(attention(seen.fits[2, 1, "1"].model)) == 0
@@ -302,30 +301,23 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("output", REFUSED)
-def test_parts_of_another_form_are_refused(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FedWeIT.report
+def test_parts_of_another_form_are_refused(output: str) -> None:
+    def spoil(client: Any, reply: Any) -> Any:
+        return REFUSED[output](reply) if (client.task, client.id) == (2, "1") else reply
 
-    @functools.wraps(honest)
-    def report(self: FedWeIT, client: Any) -> WeITTaskReport | None:
-        text = honest(self, client)
-        return REFUSED[output](text) if (client.task, client.id) == (2, "1") else text
-
-    monkeypatch.setattr(FedWeIT, "report", report)
     simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4)
+    tiny.change_replies(simulation, "report", spoil)
     records = tiny.run_rounds(simulation)
     assert [list(record["lost"]) for record in records] == [[], [], [], ["1"], [], []]
     assert output in records[3]["lost"]["1"]
 
 
-def test_rows_that_do_not_belong_to_the_masks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = FedWeIT.train
-
-    @functools.wraps(honest)
-    def train(self: FedWeIT, client: Any, model: Weights) -> WeITUpdate:
-        share = honest(self, client, model)
+def test_rows_that_do_not_belong_to_the_masks_are_refused() -> None:
+    def shorten(client: Any, share: WeITUpdate) -> WeITUpdate:
         return replace(share, body=share.body[1:]) if client.id == "1" else share
 
-    monkeypatch.setattr(FedWeIT, "train", train)
-    (record,) = tiny.run_rounds(tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4), 1)
+    simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4)
+    tiny.change_replies(simulation, "train", shorten)
+    (record,) = tiny.run_rounds(simulation, 1)
     assert list(record["lost"]) == ["1"]
     assert "[95] instead of [96]" in record["lost"]["1"]

@@ -39,10 +39,10 @@ def lander(**changes: Any) -> LANDER:
     return LANDER(**(TOY | {"anchors": ANCHORS, "synthetic_batch_size": 3} | changes))
 
 
-def second_task(method: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Simulation, Seen, Weights]:
+def second_task(method: Any, **changes: Any) -> tuple[Simulation, Seen, Weights]:
     """Run two tasks of two rounds; return the simulation, what was trained, and the last model of the first task."""
-    seen = Seen(monkeypatch)
     simulation = tiny.simulation_with_tasks(method, TWO_ONE, **{"cohort_size": 4, **changes})
+    seen = Seen(simulation)
     tiny.run_rounds(simulation, 2)
     old = simulation.server.model
     tiny.run_rounds(simulation)
@@ -67,8 +67,8 @@ def distilled(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("round", [1, 2])
-def test_target_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen, old = second_task(target(), monkeypatch)
+def test_target_by_formula(round: int) -> None:
+    simulation, seen, old = second_task(target())
     model = seen.results[2, round, "1"].model
     value, images, labels, result = loss_of(simulation, seen.fits[2, round, "1"], model)
     ask = simulation.context.runner.logits
@@ -76,8 +76,8 @@ def test_target_by_formula(round: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(value, expected + 25 * distilled(ask(model, result), ask(old, result)))
 
 
-def test_a_pass_ends_with_the_shorter_and_batches_fit_an_average_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen, _ = second_task(target(), monkeypatch)
+def test_a_pass_ends_with_the_shorter_and_batches_fit_an_average_client() -> None:
+    simulation, seen, _ = second_task(target())
     average = sum(seen.results[1, 2, client].num_examples for client in "0123") / 4
     batch = 11 // ceil(average / tiny.TRAINING.batch_size)
     assert simulation.server.state.replay.batch_size == batch
@@ -85,7 +85,7 @@ def test_a_pass_ends_with_the_shorter_and_batches_fit_an_average_client(monkeypa
         own = simulation.federation.num_examples(client)
         steps = tiny.TRAINING.epochs * min(ceil(own / tiny.TRAINING.batch_size), ceil(11 / batch))
         assert seen.results[2, 1, client].num_steps == steps
-    _, seen, _ = second_task(lander(), monkeypatch)
+    _, seen, _ = second_task(lander())
     for client in "0123":
         own = simulation.federation.num_examples(client)
         assert seen.results[2, 1, client].num_steps == tiny.TRAINING.epochs * ceil(own / tiny.TRAINING.batch_size)
@@ -153,16 +153,16 @@ def test_the_old_model_is_asked_once_and_stays_at_the_server(monkeypatch: pytest
     assert sent < 11 * 16 + 11 * 8 + 11 * 2 * 4 * 3 + 100, "images, labels, three columns of answers, and no model"
 
 
-def test_with_augmentation_the_old_model_travels_and_answers_in_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen, old = second_task(target(), monkeypatch, augmentation=Augmentation(horizontal_flip=True))
+def test_with_augmentation_the_old_model_travels_and_answers_in_every_batch() -> None:
+    simulation, seen, old = second_task(target(), augmentation=Augmentation(horizontal_flip=True))
     loss = simulation.server.state.replay.loss
     assert isinstance(loss, ClassSubset)
     assert tiny.equal(loss.term.teachers[0], old)  # type: ignore[attr-defined]
     assert tiny.finite(seen.results[2, 2, "1"].model)
 
 
-def test_lander_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen, _ = second_task(lander(), monkeypatch)
+def test_lander_by_formula() -> None:
+    simulation, seen, _ = second_task(lander())
     old = simulation_after_first_task(lander())
     anchors = read_anchors(ANCHORS, simulation.server.label_names)
     model = seen.results[2, 2, "1"].model
@@ -181,8 +181,8 @@ def simulation_after_first_task(method: Any) -> Weights:
     return simulation.server.model
 
 
-def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, seen, _ = second_task(lander(), monkeypatch)
+def test_landers_first_task_is_bound_too() -> None:
+    simulation, seen, _ = second_task(lander())
     given, model = seen.fits[1, 1, "1"], seen.results[1, 1, "1"].model
     assert len(given.streams) == 1
     batch = given.streams[0].first(4)
@@ -197,10 +197,10 @@ def test_landers_first_task_is_bound_too(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(value, expected)
 
 
-def test_lander_goes_back_to_its_best_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(monkeypatch)
+def test_lander_goes_back_to_its_best_model() -> None:
     training = replace(tiny.TRAINING, lr=1.5)  # so that it gets worse again
     simulation = tiny.simulation_with_tasks(lander(), TWO_ONE, rounds=6, cohort_size=4, training=training)
+    seen = Seen(simulation)
     sent = []
     for _ in range(6):
         sent.append(simulation.server.model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import tiny
@@ -20,10 +19,9 @@ from fedkeep.algorithms.heterogeneous.logit_exchange import LogitReply
 from fedkeep.algorithms.heterogeneous.lwf_kd import LwFKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.parallel.feddf import FedDF
-from fedkeep.interface import Fit
 from fedkeep.losses import ClassSubset, CrossEntropy
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.party import LocalParty
+from fedkeep.testing.interception import record_fits
 
 ROUNDS = 2
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
@@ -160,37 +158,41 @@ def test_models_that_stay_at_home_are_evaluated_where_asked() -> None:
 
 
 @pytest.mark.parametrize("cls", [FTKD, LwFKD, EWCKD])
-def test_the_head_says_with_which_classes_labels_compete(cls: type[FTKD], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_says_with_which_classes_labels_compete(cls: type[FTKD]) -> None:
     assert [cls(head=head).head for head in ("joint", "sliced")] == ["joint", "sliced"]  # type: ignore[arg-type]
     simulations = [
         tiny.simulation_with_tasks(cls(head=head), tiny.stream((2, 1), absent=0), rounds=1, cohort_size=5)  # type: ignore[arg-type]
         for head in ("joint", "sliced")
     ]
-    fit, losses = LocalParty.fit, list[Any]()
-
-    def noted(self: LocalParty, model: Any, loss: Any, *args: Any, **kwargs: Any) -> Fit:
-        if self.name == "1" and self.task == 2 and not args:
-            losses.append(loss)
-        return fit(self, model, loss, *args, **kwargs)
-
-    monkeypatch.setattr(LocalParty, "fit", noted)
+    losses = []
     for simulation in simulations:
+        fits = record_fits(simulation)
         tiny.run_rounds(simulation)
+        losses += [one.loss for one in fits if (one.client, one.task) == ("1", 2) and not one.data]
     joint, sliced = (getattr(loss, "terms", (loss,))[0] for loss in losses)
     assert isinstance(joint, CrossEntropy)
     assert isinstance(sliced, ClassSubset)
     assert not tiny.equal(simulations[0].server.model, simulations[1].server.model)
 
 
-def test_squared_temperature_is_a_factor_of_the_distillation(monkeypatch: pytest.MonkeyPatch) -> None:
-    fit, factors = LocalParty.fit, set[float]()
-
-    def noted(self: LocalParty, model: Any, loss: Any, *args: Any, **kwargs: Any) -> Fit:
-        factors.update([loss.term.factor] if isinstance(loss, ClassSubset) else [])
-        return fit(self, model, loss, *args, **kwargs)
-
-    monkeypatch.setattr(LocalParty, "fit", noted)
+def test_squared_temperature_is_a_factor_of_the_distillation() -> None:
     for scale, factor in (("none", 1.0), ("tau2", 9.0)):
-        factors.clear()
-        tiny.run_rounds(tiny.simulation(FTKD(tau=3.0, kd_scale=scale), rounds=1))  # type: ignore[arg-type]
-        assert factors == {factor}
+        simulation = tiny.simulation(FTKD(tau=3.0, kd_scale=scale), rounds=1)  # type: ignore[arg-type]
+        fits = record_fits(simulation)
+        tiny.run_rounds(simulation)
+        assert {one.loss.term.factor for one in fits if isinstance(one.loss, ClassSubset)} == {factor}  # type: ignore[attr-defined]
+
+
+def test_a_client_in_no_cohort_of_a_task_keeps_what_it_consolidated() -> None:
+    """Its model has no outputs for the task's classes, by which its examples could be judged."""
+    simulation = tiny.simulation_with_tasks(EWCKD(), tiny.stream((1, 2), absent=0), rounds=1, cohort_size=3)
+    (first,) = tiny.run_rounds(simulation, 1)
+    before = {client: simulation.client_states[client].consolidation for client in first["cohort"]}
+    (second,) = tiny.run_rounds(simulation, 1)
+    waited = set(first["cohort"]) - set(second["cohort"])
+    both = set(first["cohort"]) & set(second["cohort"])
+    assert waited
+    assert both
+    for client in before:
+        same = tiny.equal(simulation.client_states[client].consolidation.fisher, before[client].fisher)
+        assert same is (client in waited), client

@@ -31,8 +31,7 @@ from fedkeep.algorithms.parallel.moon import MOON
 from fedkeep.algorithms.parallel.scaffold import SCAFFOLD
 from fedkeep.algorithms.sequential.cwc import CWC
 from fedkeep.algorithms.sequential.fedseq import FedSeq
-from fedkeep.interface import Fit
-from fedkeep.training.party import LocalParty
+from fedkeep.testing.interception import record_fits
 
 ROUNDS = 4
 
@@ -153,27 +152,20 @@ def normed() -> nn.Module:
 
 
 @pytest.mark.parametrize("adam", [False, True])
-def test_buffers_follow_the_mean(adam: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_follow_the_mean(adam: bool) -> None:
     """Running statistics are averaged by examples, and take no step of the optimiser; counters are the first's."""
-    left: dict[str, Fit] = {}
-    fit = LocalParty.fit
-
-    def spy(self: LocalParty, *args: Any, **kwargs: Any) -> Fit:
-        left[self.name] = fit(self, *args, **kwargs)
-        return left[self.name]
-
-    monkeypatch.setattr(LocalParty, "fit", spy)
     method = FedAdam(server_lr=0.05, tau=0.01) if adam else FedAvgM(server_lr=0.5, momentum=0.8)
     simulation = tiny.simulation(method, factory=normed, rounds=3)
+    recorded = record_fits(simulation)
     model = byhand.doubled(simulation.server.model)
     parameters = set(simulation.context.runner.parameters)
     assert set(model) - parameters == {"2.running_mean", "2.running_var", "2.num_batches_tracked"}
     m = {n: torch.zeros_like(model[n]) for n in parameters}
     v = {n: torch.full_like(model[n], 0.01**2) for n in parameters}
     for _ in range(3):
-        left.clear()
-        (record,) = tiny.run_rounds(simulation, 1)
-        fits = [left[client] for client in record["cohort"]]
+        recorded.clear()
+        tiny.run_rounds(simulation, 1)
+        fits = [one.fit for one in recorded]
         total = sum(f.num_examples for f in fits)
         for name, tensor in model.items():
             if name == "2.num_batches_tracked":

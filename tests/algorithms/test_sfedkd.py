@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -15,11 +14,11 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.algorithms.sequential.teachers import PreviousRound
 from fedkeep.data import Augmentation
-from fedkeep.interface import Fit
-from fedkeep.losses import PerTeacher
 from fedkeep.models import Weights
+from fedkeep.simulation.messages import ClientTask
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.testing.interception import record_fits, wrap_steps
 from fedkeep.training.local_training import NetworkView
-from fedkeep.training.party import LocalParty
 
 MODEL = 4 * (16 * 8 + 8 + 8 * 3 + 3)  # bytes of `tiny.network`
 FIT = 3 * 8  # examples, steps and loss of a reply
@@ -29,29 +28,29 @@ COUNTS = 4 * tiny.CLASSES
 class Spy:
     """Who taught whom, and what every client left."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self.teachers: dict[tuple[int, str], list[Weights]] = {}
         self.weights: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
-        self.incoming: dict[tuple[int, str], Weights] = {}
-        self.left: dict[tuple[int, str], Weights] = {}
-        prepare, fit = SFedKD.prepare, LocalParty.fit
+        self._recorded = record_fits(simulation)
 
-        @functools.wraps(prepare)
-        def spy_prepare(method: SFedKD, client: Any, teachers: list[Weights], rule: PerTeacher | None) -> None:
-            self.teachers[client.round, client.id] = teachers
-            assert (rule is None) is (not teachers)
-            if rule is not None:
-                self.weights[client.round, client.id] = rule.target, rule.nontarget
-            prepare(method, client, teachers, rule)
+        def note(task: ClientTask) -> Any:
+            if task.step.__name__ == "prepare":
+                teachers, rule = task.args
+                self.teachers[task.round, task.client] = teachers
+                assert (rule is None) is (not teachers)
+                if rule is not None:
+                    self.weights[task.round, task.client] = rule.target, rule.nontarget
+            return task.step
 
-        def spy_fit(party: LocalParty, model: Weights, *args: Any, **kwargs: Any) -> Fit:
-            result = fit(party, model, *args, **kwargs)
-            self.incoming[party.round, party.name] = model
-            self.left[party.round, party.name] = result.model
-            return result
+        wrap_steps(simulation, note)
 
-        monkeypatch.setattr(SFedKD, "prepare", spy_prepare)
-        monkeypatch.setattr(LocalParty, "fit", spy_fit)
+    @property
+    def incoming(self) -> dict[tuple[int, str], Weights]:
+        return {(one.round, one.client): one.model for one in self._recorded}
+
+    @property
+    def left(self) -> dict[tuple[int, str], Weights]:
+        return {(one.round, one.client): one.fit.model for one in self._recorded}
 
 
 def names_of(teachers: list[Weights], left: dict[tuple[int, str], Weights], round: int) -> list[str]:
@@ -82,9 +81,9 @@ def test_its_first_round_is_fedseqs_first_round() -> None:
     assert not tiny.equal(taught.server.model, plain.server.model), "the second round has teachers"
 
 
-def test_teachers_are_the_last_rounds_graduates_throughout_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    spy = Spy(monkeypatch)
+def test_teachers_are_the_last_rounds_graduates_throughout_the_round() -> None:
     simulation = tiny.simulation(SFedKD(teachers=2), rounds=5, cohort_size=4)
+    spy = Spy(simulation)
     cohorts = [record["cohort"] for record in tiny.run_rounds(simulation)]
     assert all(spy.teachers[1, client] == [] for client in cohorts[0])
     for number, cohort in enumerate(cohorts[1:], start=2):
@@ -94,9 +93,9 @@ def test_teachers_are_the_last_rounds_graduates_throughout_the_round(monkeypatch
         assert all(names == chosen[0] for names in chosen), "one teacher set serves the whole round"
 
 
-def test_a_graduate_is_caught_right_after_its_client_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    spy = Spy(monkeypatch)
+def test_a_graduate_is_caught_right_after_its_client_trained() -> None:
     simulation = tiny.simulation(SFedKD(teachers=9), cohort_size=4)
+    spy = Spy(simulation)
     (record,) = tiny.run_rounds(simulation, 1)
     state: PreviousRound = simulation.server.state
     assert list(state.models) == record["cohort"]
@@ -109,11 +108,11 @@ def test_a_graduate_is_caught_right_after_its_client_trained(monkeypatch: pytest
     assert len(spy.teachers[2, simulation.sample_cohort(2)[0]]) == 4, "no more teachers than graduates"
 
 
-def test_lost_clients_do_not_teach(monkeypatch: pytest.MonkeyPatch) -> None:
-    spy = Spy(monkeypatch)
+def test_lost_clients_do_not_teach() -> None:
     victim = tiny.simulation(SFedKD(), cohort_size=4).sample_cohort(1)[1]
     lose = lambda number, client, step: "gone" if (number, client, step) == (1, victim, "train") else None  # noqa: E731
     simulation = tiny.simulation(SFedKD(teachers=9), cohort_size=4, fault_injector=lose)
+    spy = Spy(simulation)
     tiny.run_rounds(simulation, 2)
     taught = names_of(spy.teachers[2, simulation.sample_cohort(2)[0]], spy.left, 1)
     assert len(taught) == 3
@@ -126,11 +125,11 @@ def test_clients_without_examples_do_not_teach() -> None:
     assert set(simulation.server.state.models) == {"0", "2"}
 
 
-def test_a_taught_local_training_is_the_papers_loss_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taught_local_training_is_the_papers_loss_written_out() -> None:
     """CE + tau^2 (sum_k g_k NT_k + 3 sum_k h_k TC_k), teachers asked in every batch, nothing folded, plainly."""
-    spy = Spy(monkeypatch)
     method = SFedKD(teachers=2, tau=2.0)
     simulation = tiny.simulation(method, cohort_size=4)
+    spy = Spy(simulation)
     tiny.run_rounds(simulation, 2)
     student = simulation.sample_cohort(2)[0]
     teachers, (target, nontarget) = spy.teachers[2, student], spy.weights[2, student]
@@ -199,20 +198,32 @@ def logits_of(simulation: Any, spy: Spy, student: str) -> Tensor:
         ),
     ],
 )
-def test_uniform_ablations(
-    changes: dict[str, Any], target: float | None, nontarget: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spy = Spy(monkeypatch)
+def test_uniform_ablations(changes: dict[str, Any], target: float | None, nontarget: float | None) -> None:
     reference = tiny.simulation(SFedKD(teachers=2), cohort_size=4)
-    tiny.run_rounds(reference, 2)
-    student = reference.sample_cohort(2)[0]
-    default = spy.weights[2, student]
     changed = tiny.simulation(SFedKD(teachers=2, **changes), cohort_size=4)
+    default_spy, spy = Spy(reference), Spy(changed)
+    tiny.run_rounds(reference, 2)
     tiny.run_rounds(changed, 2)
+    student = reference.sample_cohort(2)[0]
+    default = default_spy.weights[2, student]
     for got, wanted, before in zip(spy.weights[2, student], (target, nontarget), default, strict=True):
         assert not torch.allclose(before, before.mean()), "the two teachers differ in distance"
         torch.testing.assert_close(got, before if wanted is None else torch.full((2,), wanted))
     assert not tiny.equal(reference.server.model, changed.server.model)
+
+
+def test_near_teachers_lead_on_the_target_part_and_far_ones_on_the_rest() -> None:
+    """Eqs. 5 and 6: g_k = d_k / sum d on the non-target part, h_k = (1 / d_k) / sum (1 / d) times 3 on the target."""
+    counts = {"student": [5, 3, 2], "near": [4, 3, 3], "far": [1, 2, 7]}
+    p = {name: torch.tensor(row, dtype=torch.float64) / sum(row) for name, row in counts.items()}
+    d = torch.stack([(p[name] - p["student"]).norm() for name in ("near", "far")])
+    method = SFedKD(w_target=3.0, metric="l2")
+    tensors = {name: torch.tensor(row, dtype=torch.float64) for name, row in counts.items()}
+    rule = method.weigh_teachers("student", ["near", "far"], tensors)
+    assert rule is not None
+    inverse = 1 / (d + 1e-4)  # epsilon
+    torch.testing.assert_close(rule.target.double(), 3 * inverse / inverse.sum(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rule.nontarget.double(), d / d.sum(), rtol=1e-5, atol=1e-6)
 
 
 def test_one_teacher_weighs_the_same_in_every_ablation() -> None:
@@ -229,14 +240,13 @@ def test_one_teacher_weighs_the_same_in_every_ablation() -> None:
     assert all(tiny.equal(model, models[0]) for model in models)
 
 
-def test_random_selection_differs_and_is_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_selection_differs_and_is_reproducible() -> None:
     def chosen(**changes: Any) -> list[list[str]]:
-        with monkeypatch.context() as patch:
-            spy = Spy(patch)
-            seed = changes.pop("seed", 0)
-            simulation = tiny.simulation(SFedKD(teachers=2, **changes), cohort_size=5, rounds=7, seed=seed)
-            tiny.run_rounds(simulation)
-            return [names_of(spy.teachers[r, simulation.sample_cohort(r)[0]], spy.left, r - 1) for r in range(2, 8)]
+        seed = changes.pop("seed", 0)
+        simulation = tiny.simulation(SFedKD(teachers=2, **changes), cohort_size=5, rounds=7, seed=seed)
+        spy = Spy(simulation)
+        tiny.run_rounds(simulation)
+        return [names_of(spy.teachers[r, simulation.sample_cohort(r)[0]], spy.left, r - 1) for r in range(2, 8)]
 
     sampled = chosen(selection="random")
     assert sampled == chosen(selection="random")
@@ -271,11 +281,10 @@ def test_with_augmentation_teachers_see_what_the_student_sees(monkeypatch: pytes
     """Unsettled teachers, under an augmentation that happens to change nothing, teach what settled ones teach."""
     settled = tiny.simulation(SFedKD(teachers=2))
     tiny.run_rounds(settled, 2)
-    monkeypatch.setattr(Augmentation, "__call__", lambda self, images, normalise, *_: normalise(images))
     asked: list[int] = []
     frozen = NetworkView.teacher_logits
     monkeypatch.setattr(NetworkView, "teacher_logits", lambda *arguments: asked.append(1) or frozen(*arguments))
-    unsettled = tiny.simulation(SFedKD(teachers=2), augmentation=Augmentation(horizontal_flip=True))
+    unsettled = tiny.simulation(SFedKD(teachers=2), augmentation=tiny.UNMOVED)
     tiny.run_rounds(unsettled, 2)
     assert asked, "the teachers answered in every batch"
     for name, tensor in settled.server.model.items():

@@ -4,40 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import tiny
 from torch import Tensor
 from torch.func import functional_call
 
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.models import Weights
+from fedkeep.simulation.simulation import Simulation
+from fedkeep.testing.interception import record_fits
 from fedkeep.training.local_training import NetworkView, TrainJob
-from fedkeep.training.party import LocalParty
 
 Method = Algorithm[Any, Any]
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 
 
 class Seen:
-    """What clients were given to train, by (task, round, client): in this order of names."""
+    """What parties were given to train, and what came of it, by (task, round, client): in this order of names."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fits: dict[tuple[int, int, str], TrainJob] = {}
-        self.results: dict[tuple[int, int, str], Fit] = {}
-        assignment, fit = LocalParty.train_job, LocalParty.fit
+    def __init__(self, simulation: Simulation) -> None:
+        self._recorded = record_fits(simulation)
 
-        def spy(party: LocalParty, *args: Any, **kwargs: Any) -> TrainJob:
-            result = assignment(party, *args, **kwargs)
-            self.fits[party.task, party.round, party.name] = result
-            return result
+    @property
+    def fits(self) -> dict[tuple[int, int, str], TrainJob]:
+        return {(one.task, one.round, one.client): one.job for one in self._recorded}
 
-        def spy_fit(party: LocalParty, *args: Any, **kwargs: Any) -> Fit:
-            done = fit(party, *args, **kwargs)
-            self.results[party.task, party.round, party.name] = done
-            return done
-
-        monkeypatch.setattr(LocalParty, "train_job", spy)
-        monkeypatch.setattr(LocalParty, "fit", spy_fit)
+    @property
+    def results(self) -> dict[tuple[int, int, str], Fit]:
+        return {(one.task, one.round, one.client): one.fit for one in self._recorded}
 
 
 def loss_of(simulation: Any, given: TrainJob, model: Weights) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,10 +53,10 @@ def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) ->
     return -(output * (student[:, :known] / tau).log_softmax(-1)).sum(-1).mean()
 
 
-def second_task(method: Method, monkeypatch: pytest.MonkeyPatch, rounds: int = 4) -> tuple[Any, Seen, Weights]:
+def second_task(method: Method, rounds: int = 4) -> tuple[Any, Seen, Weights]:
     """Run some rounds, two a task; return the simulation, what was trained, and the last model of the first task."""
-    seen = Seen(monkeypatch)
     simulation = tiny.simulation_with_tasks(method, TWO_ONE, cohort_size=4)
+    seen = Seen(simulation)
     tiny.run_rounds(simulation, 2)
     old = simulation.server.model
     tiny.run_rounds(simulation, rounds - 2)

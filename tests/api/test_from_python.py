@@ -239,7 +239,8 @@ given = dict(data=(x, (x[:, 0] > 0).long()), model=Mine, partition=fedkeep.IID(n
 CALL = 'run = fedkeep.run(**given, methods=["fedavg"], machine=fedkeep.Machine(workers=2), out="run")\n'
 
 
-@pytest.mark.parametrize("guarded", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("guarded", [True, False])
 def test_a_program_with_workers(guarded: bool, tmp_path: Path) -> None:
     guard = 'if __name__ == "__main__":\n    ' if guarded else ""
     (tmp_path / "program.py").write_text(SCRIPT + guard + CALL)

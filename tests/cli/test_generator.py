@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_what_cannot_be_done_is_said(cli: Any, arguments: list[str], expected: s
 
 
 def test_without_the_extra(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "diffusers", None)
     for arguments in (["train", "digits", "--out", tmp_path], ["sample", tmp_path], ["check", tmp_path]):
         output = cli(*arguments, code=1)
         assert output.count("\n") == 1

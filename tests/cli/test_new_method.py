@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,7 +68,7 @@ def test_a_new_method_is_one_file(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     recipe = tiny.write_recipe(tmp_path)
-    words = ["--methods", "OneFile,fedavg", "--rounds", "2", "--set", "onefile.share=0.5", "--workers", "2"]
+    words = ["--methods", "OneFile,fedavg", "--rounds", "2", "--set", "onefile.share=0.5", "--workers", "1"]
     code = main(["run", recipe, "--use", str(file), *words, "--out", str(tmp_path / "run")])
     output = capsys.readouterr()
     assert code == 0, output.err
@@ -115,25 +112,3 @@ def test_an_error_in_the_file_comes_through_as_it_is(tmp_path: Path) -> None:
     for _ in range(2):  # a failed import is not remembered as a success
         with pytest.raises(ModuleNotFoundError, match="nothing_that_exists"):
             import_user_code([str(tmp_path / "broken_file.py")])
-
-
-def test_a_method_that_builds_on_another_does_not_quietly_replace_it(tmp_path: Path) -> None:
-    """In a process of its own: a second SFedKD would be in the way of all other tests."""
-    (tmp_path / "heir_file.py").write_text(
-        "from dataclasses import dataclass\nfrom fedkeep.algorithms.sequential.sfedkd import SFedKD\n"
-        "@dataclass(frozen=True)\nclass Heir(SFedKD):\n    '''Inherits all, the title too.'''\n"
-    )
-    code = "import sys; from fedkeep.cli import main; sys.exit(main())"
-    words = ["methods", "--use", "heir_file.py"]
-    shown = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-        check=False,
-    )
-    assert shown.returncode == 1
-    assert "Heir are both named 'sfedkd'" in shown.stderr
-    assert "Traceback" not in shown.stderr

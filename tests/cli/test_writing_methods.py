@@ -19,8 +19,16 @@ MISTAKES = [  # what of the file is written wrong, how, and what is said
     ("model: Weights) -> Fit", "model: Weights)", ".train has no type annotation of its result."),
     ("client: Client, model: Weights", "client, model", ".train has no type annotation of model."),
     ("    @on_client\n", "", "asks nothing of clients: mark what clients do with @on_client"),
-    ('title = "Draft"', 'title = "FedAvg"', "are both named 'fedavg'. Give yours another title."),
 ]
+HEIR = """
+from dataclasses import dataclass
+from fedkeep.algorithms.sequential.sfedkd import SFedKD
+
+@dataclass(frozen=True)
+class Heir(SFedKD):
+    '''Inherits all, the title too.'''
+"""
+HEIR_MESSAGE = "Heir are both named 'sfedkd'. Give yours another title."
 LOAD = """
 import sys
 from fedkeep.cli import main
@@ -36,12 +44,14 @@ def test_a_mistake_is_named_when_the_file_is_loaded(tmp_path: Path) -> None:
         assert old in text
         files.append(tmp_path / f"wrong{number}.py")
         files[-1].write_text(text.replace(old, new).replace("Draft", f"Draft{number}"))
+    files.append(tmp_path / "heir.py")  # the last: its class stays, and so does the clash
+    files[-1].write_text(HEIR)
     # Another process: a class that was once defined stays.
     done = subprocess.run([sys.executable, "-c", LOAD, *map(str, files)], capture_output=True, text=True, check=False)
     assert done.returncode == len(files)
     output = done.stderr.splitlines()
     assert len(output) == len(files), done.stderr
-    for line, (_, _, message) in zip(output, MISTAKES, strict=True):
+    for line, message in zip(output, [*(message for _, _, message in MISTAKES), HEIR_MESSAGE], strict=True):
         assert message in line
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
@@ -17,12 +16,10 @@ import fedkeep
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.interface import Fit
 from fedkeep.models import Weights, get_architecture
 from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, summary
-from fedkeep.training.party import LocalParty
 
 METHODS = ("fedavg", "fedseq")
 LABELS = {"last": "{}", "round": "{}, mean of the round", "moving": "{}, moving average"}
@@ -140,22 +137,11 @@ def test_the_moving_average_from_outside(tmp_path: Path) -> None:
     assert tiny.equal(run(1, serving(["moving"])), one), "it begins with the first round's model"
 
 
-def test_the_mean_of_a_sequence_is_over_the_last_rounds_graduates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left: dict[tuple[int, str], Weights] = {}
-    fit = LocalParty.fit
-
-    def spy(self: LocalParty, *args: Any, **kwargs: Any) -> Fit:
-        result = fit(self, *args, **kwargs)
-        left[self.round, self.name] = result.model
-        return result
-
-    monkeypatch.setattr(LocalParty, "fit", spy)
-    run = fedkeep.run(
-        recipe(tmp_path, serving(["round"]), "run.cohort_size=3", methods=["fedseq"]), out=tmp_path / "run"
-    )
-    graduates = [model for (number, _), model in left.items() if number == 2]
+def test_the_mean_of_a_sequence_is_over_the_last_rounds_graduates(tmp_path: Path) -> None:
+    recording = tiny.RecordFits()
+    of_three = recipe(tmp_path, serving(["round"]), "run.cohort_size=3", methods=["fedseq"])
+    run = fedkeep.run(of_three, out=tmp_path / "run", callbacks=[recording])
+    graduates = [one.fit.model for one in recording.fits if one.round == 2]
     assert len(graduates) == 3
     for name, tensor in exported(run, "fedseq").items():
         mean = torch.stack([model[name].double() for model in graduates]).mean(0)

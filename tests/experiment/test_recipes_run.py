@@ -1,4 +1,4 @@
-"""The papers' methods as their recipes set them, on 500 digits over ten clients for two rounds.
+"""The papers' methods as their recipes set them, on 250 digits over ten clients for two rounds.
 
 Small versions of the presets (specification, section 18): that every recipe can be carried out, not what comes of it.
 """
@@ -26,9 +26,9 @@ from fedkeep.models import get_architecture
 
 @cache
 def digits() -> DataSet:
-    """Return 500 training images, each by one of twenty writers."""
+    """Return 250 training images, each by one of twenty writers."""
     whole = fedkeep.load("digits")
-    few = {name: column[:500] for name, column in whole.train.items()}
+    few = {name: column[:250] for name, column in whole.train.items()}
     halves = [{**half, "writer": torch.arange(len(half["label"])) % 20} for half in (few, whole.test)]
     return replace(whole, train=halves[0], test=halves[1])
 
@@ -48,7 +48,7 @@ def small(recipe: Recipe) -> Recipe:
         partition=shrunk(recipe.partition),
         model=get_architecture("mlp")(hidden=(8,)),  # type: ignore[call-arg]
         training=replace(recipe.training, epochs=1, batch_size=16),
-        run=replace(recipe.run, rounds=2, cohort_size=5, evaluate_every=1),
+        run=replace(recipe.run, rounds=2, cohort_size=3, evaluate_every=1),
         auxiliary=replace(recipe.auxiliary, images_per_class=min(recipe.auxiliary.images_per_class, 5)),
     )
 

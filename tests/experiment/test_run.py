@@ -205,19 +205,6 @@ def test_a_run_repeats_from_its_own_recipe(whole: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "again") == contents(whole)
 
 
-def test_two_workers_give_the_same_bytes(whole: Path, tmp_path: Path) -> None:
-    output: list[Any] = []
-    recipe = load_recipe(str(whole / "recipe.toml"))
-    fedkeep.run(recipe, out=tmp_path / "run", machine=Machine(workers=2), on_progress=output.append)
-    assert contents(tmp_path / "run") == contents(whole)
-    rounds: dict[str, list[int]] = {}
-    for step in output:
-        assert step.rounds == 3
-        assert "correct" in step.record
-        rounds.setdefault(step.trial, []).append(step.done)
-    assert rounds == {path.name: [1, 2, 3] for path in (whole / "trials").iterdir()}
-
-
 def test_progress_is_told_after_every_round(tmp_path: Path) -> None:
     output: list[Any] = []
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], settings=["run.evaluate_every=2"], rounds=3)
@@ -415,6 +402,21 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "open").touch()
     fedkeep.run(load_recipe(recipe, rounds=12), out=folder / "whole")
     return folder
+
+
+def test_two_workers_with_a_method_of_a_file_give_the_same_bytes(held: Path, tmp_path: Path) -> None:
+    (held / "open").touch()
+    output: list[Any] = []
+    recipe = load_recipe(str(held / "recipe.toml"), rounds=12, seeds=[0, 1])
+    machine = Machine(workers=2, use=(str(held / "held_method.py"),))
+    fedkeep.run(recipe, out=tmp_path / "run", machine=machine, on_progress=output.append)
+    assert contents(held / "whole").items() <= contents(tmp_path / "run").items()
+    rounds: dict[str, list[int]] = {}
+    for step in output:
+        assert step.rounds == 12
+        assert "correct" in step.record
+        rounds.setdefault(step.trial, []).append(step.done)
+    assert rounds == {f"held-seed{seed}": list(range(1, 13)) for seed in (0, 1)}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from fedkeep.flower.transport import Envelope
 pytest.importorskip("flwr")
 
 import federation as hosts
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import Metadata as MetadataProto
@@ -32,11 +34,14 @@ from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedkeep.flower import records as records_module
+from fedkeep.flower.client_app import app as client_app
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.records import FlowerTransport, pack, unpack
+from fedkeep.flower.server_app import app as server_app
 from fedkeep.simulation.messages import ClientFailure
 
 QUICK = ["fedavg", "sfedkd"]
@@ -222,7 +227,7 @@ def compare(app: Path, out: Path, reported: str) -> None:
     """Check that a run on Flower has the models of the embedded simulation."""
     assert (out / "report.html").is_file(), reported
     run = fedkeep.run(load_recipe(str(app / "recipe.toml")), out=out.parent / "embedded")
-    assert len(run.trials) >= 2
+    assert run.trials
     for trial in run.trials:
         mine, theirs = (
             load_file(folder / "model.safetensors") for folder in (trial.path, out / "trials" / trial.path.name)
@@ -231,14 +236,45 @@ def compare(app: Path, out: Path, reported: str) -> None:
         assert all(torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-6) for name in mine)
 
 
-SLOW = [pytest.param(methods, marks=pytest.mark.slow) for methods in (OTHERS, OVER_TASKS, APART)]
-
-
 def sites_of(methods: list[str]) -> int:
     return 3 if methods == APART else SITES
 
 
-@pytest.mark.parametrize("methods", [QUICK, *SLOW], ids=",".join)
+class InProcessGrid:
+    """Flower's Grid for sites in this process: a message is answered by the ClientApp when it is pushed."""
+
+    def __init__(self, run_config: dict[str, Any], sites: int) -> None:
+        self.contexts = {
+            site: Context(1, site, {"partition-id": site, "num-partitions": sites}, RecordDict(), run_config)
+            for site in range(sites)
+        }
+        self.replies: dict[str, Message] = {}
+
+    def get_nodes(self) -> list[Any]:
+        return [SimpleNamespace(node_id=node, name="") for node in self.contexts]
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        for number, message in enumerate(messages, start=len(self.replies)):
+            message.metadata.__dict__["_message_id"] = str(number)
+            self.replies[str(number)] = client_app(message, self.contexts[message.metadata.dst_node_id])
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: list[str]) -> list[Message]:
+        return [self.replies[message_id] for message_id in message_ids]
+
+
+def test_both_apps_give_the_same_models(tmp_path: Path) -> None:
+    """What Flower calls, with its messages and contexts; the slow tests run it in Flower's simulation."""
+    app, out = new_app(tmp_path, ["sfedkd"]), tmp_path / "out"
+    config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0  # as Flower does in a process of its own
+    config |= {"recipe": str(app / "recipe.toml"), "out": str(out), "state-dir": str(tmp_path / "sites")}
+    server_app(InProcessGrid(config, SITES), Context(1, 0, {}, RecordDict(), config))  # type: ignore[arg-type]
+    compare(app, out, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("methods", [QUICK, OTHERS, OVER_TASKS, APART], ids=",".join)
 def test_the_simulation_gives_the_same_models(methods: list[str], tmp_path: Path) -> None:
     app, out = new_app(tmp_path, methods), tmp_path / "out"
     compare(app, out, hosts.simulate(tmp_path, app, sites_of(methods), f'out="{out}"', free_port()))

@@ -241,7 +241,7 @@ def test_too_few_sites_stop_a_run_that_can_be_continued(recipe: str, tmp_path: P
     assert len(records(tmp_path / "sites")) == 3
 
 
-def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path) -> None:
     local_transport = LocalTransport({})
     looks = [0]
 
@@ -251,7 +251,7 @@ def test_a_run_waits_for_sites_that_come_later(recipe: str, tmp_path: Path, monk
             local_transport.node_configs = node_configs(tmp_path / "states")
         return dict.fromkeys(local_transport.node_configs, "")
 
-    monkeypatch.setattr(local_transport, "nodes", nodes)
+    local_transport.nodes = nodes  # type: ignore[method-assign]
     serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg", wait=5.0))
     assert looks[0] > 3
 

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 import fedkeep
 from fedkeep.experiment.build import build_federation
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.interface import Fit
 from fedkeep.metrics import kold, rounds_to
-from fedkeep.models import Weights, get_architecture
+from fedkeep.models import get_architecture
 from fedkeep.reporting.columns import LOCAL
 from fedkeep.reporting.trial import TrialResult
-from fedkeep.training.party import LocalParty
 
 NAN = float("nan")
 few = settings(max_examples=80, deadline=None)
@@ -127,14 +125,7 @@ def test_rounds_to_is_the_formula(values: list[float], target: float) -> None:
 def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialResult, list[Any]]:
     """Return a trial with every local model evaluated, and (round, label counts, class-wise accuracies) of each."""
     folder = tmp_path_factory.mktemp("watched")
-    left: dict[tuple[int, str], Weights] = {}
-    fit = LocalParty.fit
-
-    def spy(self: LocalParty, *args: Any, **kwargs: Any) -> Fit:
-        result = fit(self, *args, **kwargs)
-        left[self.round, self.name] = result.model
-        return result
-
+    recording = tiny.RecordFits()
     skewed = {
         "exdir": [],
         "dirichlet": ["partition.scheme=dirichlet", "partition.num_clients=8", "partition.alpha=0.7"],
@@ -152,10 +143,10 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         methods=["fedavg"],
         rounds=3,
     )
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        patch.setattr(LocalParty, "fit", spy)
-        run = fedkeep.run(recipe, out=folder / "run")
+        run = fedkeep.run(recipe, out=folder / "run", callbacks=[recording])
+    left = {(one.round, one.client): one.fit.model for one in recording.fits}
     federation, digits = build_federation(recipe, 0), fedkeep.load("digits")
     network = get_architecture("mlp")(hidden=(8,)).build(digits.shape, 10)  # type: ignore[call-arg]
     seen = []

@@ -21,7 +21,7 @@ from fedkeep.models.resnet import Norm
 from fedkeep.models.weights import parameter_count
 from fedkeep.options import as_table
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.party import LocalParty
+from fedkeep.testing.interception import record_fits
 
 FORMS = {"resnet18": ResNet18, "resnet34": ResNet34, "resnet50": ResNet50}
 NORMS: tuple[Norm, ...] = ("batch", "group")
@@ -255,19 +255,11 @@ def simulation(norm: Norm, sizes: tuple[int, ...], batch_size: int) -> Simulatio
 @pytest.fixture(scope="module")
 def run_rounds() -> tuple[Simulation, dict[str, Fit]]:
     """A simulation after one round with batch norm, and what its clients sent: 5, 2 and 1 examples, in twos."""
-    fits: dict[str, Fit] = {}
-    fit = LocalParty.fit
-
-    def spy(self: LocalParty, *args: Any, **kwargs: Any) -> Fit:
-        fits[self.name] = fit(self, *args, **kwargs)
-        return fits[self.name]
-
     run_rounds = simulation("batch", (5, 2, 1), batch_size=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalParty, "fit", spy)
-        (record,) = tiny.run_rounds(run_rounds)
+    fits = record_fits(run_rounds)
+    (record,) = tiny.run_rounds(run_rounds)
     assert not record["lost"]
-    return run_rounds, fits
+    return run_rounds, {one.client: one.fit for one in fits}
 
 
 def test_no_batch_is_of_one_example(run_rounds: tuple[Simulation, dict[str, Fit]]) -> None:

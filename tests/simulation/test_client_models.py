@@ -109,12 +109,13 @@ def test_own_networks_grow_with_the_tasks() -> None:
     assert run_rounds.context_of("2").num_classes == 3
 
 
-def test_a_model_is_held_to_its_own_clients_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_held_to_its_own_clients_form() -> None:
     run_rounds = simulation(Careless(), rounds=1)
     assert tiny.run_rounds(run_rounds)[0]["lost"] == {}
     swapped = {"model": run_rounds.server.model}  # a client of the other network answers with the server's form
-    monkeypatch.setattr(Careless, "learn", on_client(lambda self, client: Fit(swapped["model"], 1, 1, 0.0)))
-    lost = tiny.run_rounds(simulation(Careless(), rounds=1))[0]["lost"]
+    other = simulation(Careless(), rounds=1)
+    tiny.change_replies(other, "learn", lambda client, reply: Fit(swapped["model"], 1, 1, 0.0))
+    lost = tiny.run_rounds(other)[0]["lost"]
     assert set(lost) == {"1", "4"}
     assert "another model" in lost["1"]
 

@@ -26,11 +26,12 @@ from fedkeep.interface import Algorithm, Fit, algorithms, on_client
 from fedkeep.interface.codec import encode
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
+from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientTask
 from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
-from fedkeep.simulation.rounds import RoundState
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.workers import DONE, Handler, Message, Worker, kill_workers, run_worker, serve, start_workers
+from fedkeep.testing.interception import WrappedSteps
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 
@@ -77,8 +78,15 @@ def with_workers() -> Iterator[Any]:
     assert all(worker.process is not None and not worker.process.is_alive() for worker in started)
 
 
-@pytest.mark.parametrize("stack", [1, 2])
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+def cases() -> Iterator[Any]:
+    """Yield every method alone and in stacks; the stacks are slow tests but for one method of each family."""
+    for method in METHODS:
+        yield pytest.param(method, 1, id=f"{method.name()}-1")
+        marks = () if method.name() in tiny.FAMILIES else pytest.mark.slow
+        yield pytest.param(method, 2, id=f"{method.name()}-2", marks=marks)
+
+
+@pytest.mark.parametrize(("method", "stack"), list(cases()))
 def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], stack: int) -> None:
     alone, pooled = (tiny.simulation(method, stack=stack, training=tiny.SHORT) for _ in range(2))
     executor = with_thread(pooled, tiny.simulation(method, training=tiny.SHORT))
@@ -94,6 +102,7 @@ def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], stack: in
     assert all(executor.known.values()), "the worker has worked"
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_bits(with_workers: Any) -> None:
     for executor in with_workers(FedAvg(), SFedKD(), MOON(), cohort_size=5):
         pooled = executor.state
@@ -204,21 +213,33 @@ def test_an_error_in_what_is_done_ahead_fails_the_round(monkeypatch: pytest.Monk
     assert simulation.finished == 1
 
 
-def test_no_more_than_a_few_clients_are_prepared_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+class Prepared(WrappedSteps):
+    """Counts the preparations that were submitted and not yet waited for."""
+
+    def __init__(self, inner: Executor) -> None:
+        super().__init__(inner, lambda task: task.step)
+        self.outstanding: list[Future] = []
+        self.most = 0
+
+    def submit(self, *tasks: ClientTask) -> list[Future]:
+        futures = super().submit(*tasks)
+        self.outstanding += [f for f, task in zip(futures, tasks, strict=True) if task.step.__name__ == "prepare"]
+        self.most = max(self.most, len(self.outstanding))
+        return futures
+
+    def wait(self, future: Future) -> Any:
+        self.outstanding = [other for other in self.outstanding if other != future]
+        return super().wait(future)
+
+
+def test_no_more_than_a_few_clients_are_prepared_ahead() -> None:
     simulation = tiny.simulation(SFedKD(), cohort_size=6, rounds=2)
     executor = with_thread(simulation, tiny.simulation(SFedKD(), cohort_size=6))
-    under_way: list[int] = []
-    look_ahead = RoundState._look_ahead
-
-    def watch(round: RoundState) -> None:
-        look_ahead(round)
-        under_way.append(len(round.under_way))
-
-    monkeypatch.setattr(RoundState, "_look_ahead", watch)
+    simulation.executor = counting = Prepared(executor)
     tiny.run_rounds(simulation)
     executor.stop()
     assert executor.ahead == 2
-    assert 2 <= max(under_way) <= 3, "of six; one may be the one that is waited for"
+    assert 2 <= counting.most <= 3, "of six; one may be the one that is waited for"
 
 
 class Answers(FedAvg):

@@ -16,6 +16,7 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
 from fedkeep.losses import CrossEntropy
+from fedkeep.testing.interception import record_fits
 
 Weights = dict[str, Tensor]
 
@@ -343,14 +344,11 @@ def test_the_loss_of_a_round_weighs_clients_by_examples() -> None:
     assert record["examples"] == sum(weights.values())
 
 
-def test_fedavg_is_the_weighted_mean_of_the_graduates(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedkeep.training.party import LocalParty
-
-    fits: list[Fit] = []
-    fit = LocalParty.fit
-    monkeypatch.setattr(LocalParty, "fit", lambda *args, **kwargs: fits.append(fit(*args, **kwargs)) or fits[-1])
+def test_fedavg_is_the_weighted_mean_of_the_graduates() -> None:
     simulation = tiny.simulation(FedAvg(), rounds=1)
+    recorded = record_fits(simulation)
     tiny.run_rounds(simulation)
+    fits = [one.fit for one in recorded]
     total = sum(reply.num_examples for reply in fits)
     assert len(fits) == 3
     for name, tensor in simulation.server.model.items():

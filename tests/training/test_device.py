@@ -23,21 +23,21 @@ from fedkeep.simulation.simulation import Simulation
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
 MOVING = Augmentation(crop_padding=1, horizontal_flip=True, rotation=10.0, brightness=0.2, cutout=2)
-FULL = ("fedavg", "fedcad", "sfedkd", "fedskf", "target", "feddcl")
 CASES: dict[str, dict[str, Any]] = {"plain": {}, "augmented": {"augmentation": MOVING}, "stacked": {"stack": 2}}
 
 
 def simulation(method: Algorithm[Any, Any], **changes: Any) -> Simulation:
     in_tasks = handles_tasks(type(method)) and "auxiliary" not in method.needs
-    run_once = tiny.simulation_with_tasks if in_tasks else tiny.simulation
-    return run_once(method, rounds=2, training=tiny.SHORT, **changes)
+    if in_tasks:
+        return tiny.simulation_with_tasks(method, rounds=1, training=tiny.SHORT, **changes)
+    return tiny.simulation(method, rounds=2, training=tiny.SHORT, **changes)
 
 
 def cases() -> Iterator[Any]:
     """Yield every method with every case; those beyond "plain" are slow tests but for one method of each family."""
     for method in METHODS:
         for case in CASES:
-            marks = () if case == "plain" or method.name() in FULL else pytest.mark.slow
+            marks = () if case == "plain" or method.name() in tiny.FAMILIES else pytest.mark.slow
             yield pytest.param(method, case, id=f"{method.name()}-{case}", marks=marks)
 
 

@@ -514,16 +514,14 @@ def test_who_watches_sees_every_step_and_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("factory", [tiny.network, Normed], ids=["mlp", "batch norm"])
-def test_predicting_in_parts_is_predicting_the_whole(
-    factory: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predicting_in_parts_is_predicting_the_whole(factory: Callable[[], nn.Module]) -> None:
     party = server(factory)
     logits, features = party.predict(party.model), party.features(party.model)
     network = party.network(party.model)
     assert not network.training
     torch.testing.assert_close(logits, network(party.data["input"]).detach(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(features, network.features(party.data["input"]).detach(), rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr(party.context.runner, "eval_batch_size", 7)
+    party.context.runner.eval_batch_size = 7
     torch.testing.assert_close(party.predict(party.model), logits, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(party.features(party.model), features, rtol=1e-6, atol=1e-6)
     assert not logits.requires_grad

@@ -22,8 +22,12 @@ from fedkeep.losses.decoupled import MergedTeachers
 from fedkeep.losses.distillation import CachedDistillation
 from fedkeep.losses.penalties import QuadraticPenalty
 from fedkeep.models import LeNet5, Network, Weights
-from fedkeep.simulation import autotune as choose
+from fedkeep.options import option
+from fedkeep.simulation.autotune import SIZES as STACK_SIZES
 from fedkeep.simulation.autotune import choose_stack_size
+from fedkeep.simulation.executor import Future
+from fedkeep.simulation.messages import ClientTask
+from fedkeep.testing.interception import WrappedSteps
 from fedkeep.training import vmap_training as stack
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
 from fedkeep.training.model_runner import ModelRunner
@@ -246,7 +250,18 @@ def test_no_model_holds_on_to_the_others() -> None:
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def test_groups_follow_from_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+def note_submitted(simulation: Any, note: Callable[[Sequence[ClientTask]], object]) -> None:
+    """Call a function with the tasks of each group that is submitted."""
+
+    class Noting(WrappedSteps):
+        def submit(self, *tasks: ClientTask) -> list[Future]:
+            note(tasks)
+            return super().submit(*tasks)
+
+    simulation.executor = Noting(simulation.executor, lambda task: task.step)
+
+
+def test_groups_follow_from_the_cohort() -> None:
     """About equal groups, the largest clients first, whoever drops out."""
     simulation = tiny.simulation(
         FedAvg(),
@@ -256,8 +271,7 @@ def test_groups_follow_from_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
         fault_injector=lambda round, client, step: "x" if client == "3" else None,
     )
     groups: list[list[str]] = []
-    submit = simulation.serial.submit
-    monkeypatch.setattr(simulation.serial, "submit", lambda *r: groups.append([one.client for one in r]) or submit(*r))
+    note_submitted(simulation, lambda tasks: groups.append([one.client for one in tasks]))
     tiny.run_rounds(simulation)
     assert groups == [["4", "2", "5"], ["1", "0"]]  # of sizes 17, 12, 10 and 9, 7; client 3 is lost
 
@@ -308,10 +322,11 @@ class Failing(CrossEntropy):
         return super().__call__(student, batches)
 
 
+@dataclass(frozen=True)
 class Stubborn(FedAvg):
     """Fails in its training, or after it, at one client."""
 
-    where = "after"
+    where: str = option("after", "where it fails")
 
     @on_client
     def train(self, client: Client[Any], model: Weights) -> Fit:
@@ -323,10 +338,9 @@ class Stubborn(FedAvg):
 
 
 @pytest.mark.parametrize("where", ["in", "after"])
-def test_an_error_in_a_group_says_whose_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stubborn, "where", where)
+def test_an_error_in_a_group_says_whose_it_is(where: str) -> None:
     with pytest.raises(ZeroDivisionError, match=where) as caught:
-        tiny.simulation(Stubborn(), cohort_size=6, stack=3).run_round()
+        tiny.simulation(Stubborn(where=where), cohort_size=6, stack=3).run_round()
     assert "client 4, round 1" in caught.value.__notes__[-1]
 
 
@@ -361,14 +375,11 @@ class Two(FedAvg):
         super().round(server, cohort)
 
 
-def test_calls_that_wait_change_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_wait_change_no_group() -> None:
     simulation = tiny.simulation(Two(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
-    submit = simulation.serial.submit
-    monkeypatch.setattr(
-        simulation.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r)
-    )
-    simulation.serial.ahead = 4  # as if workers were idle
+    note_submitted(simulation, lambda tasks: groups.append((tasks[0].step.__name__, len(tasks))))
+    simulation.executor.ahead = 4  # as if workers were idle
     tiny.run_rounds(simulation)
     assert groups == [("warm", 3), ("warm", 3), ("train", 3), ("train", 3)]
 
@@ -383,14 +394,11 @@ class OneFirst(Two):
 
 
 @pytest.mark.parametrize("ahead", [0, 4])
-def test_waiting_for_one_client_changes_no_group(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_one_client_changes_no_group(ahead: int) -> None:
     simulation = tiny.simulation(OneFirst(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
-    submit = simulation.serial.submit
-    monkeypatch.setattr(
-        simulation.serial, "submit", lambda *r: groups.append((r[0].step.__name__, len(r))) or submit(*r)
-    )
-    simulation.serial.ahead = ahead
+    note_submitted(simulation, lambda tasks: groups.append((tasks[0].step.__name__, len(tasks))))
+    simulation.executor.ahead = ahead
     tiny.run_rounds(simulation)
     assert groups == [("train", 1), ("warm", 1), ("train", 3), ("train", 3), ("train", 2), ("train", 3)]
 
@@ -400,9 +408,11 @@ def test_a_stack_of_nobody_is_refused() -> None:
         tiny.simulation(FedAvg(), stack=0)
 
 
-def timed(monkeypatch: pytest.MonkeyPatch, alone: float, together: Callable[[int], float]) -> None:
-    monkeypatch.setattr(choose, "_alone", lambda simulation, clients: alone)
-    monkeypatch.setattr(choose, "_together", lambda simulation, clients: together(len(clients)))
+def choose(state: Any, together: Callable[[int], float], workers: int = 1) -> int:
+    """Choose where a client alone takes a second, and a stack what a function says."""
+    return choose_stack_size(
+        state, workers, alone=lambda state, clients: 1.0, together=lambda state, clients: together(len(clients))
+    )
 
 
 def populous(cohort_size: int = 48, rounds: int = 1000, **changes: Any) -> Any:
@@ -411,44 +421,48 @@ def populous(cohort_size: int = 48, rounds: int = 1000, **changes: Any) -> Any:
     )
 
 
-def test_stacks_are_chosen_where_they_are_clearly_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed(monkeypatch, 1.0, lambda clients: 0.5 * clients + 1)
-    assert choose_stack_size(populous()) == 32  # 24 s of training and 2 groups: 26 s; with stacks of 16: 27 s
-    assert choose_stack_size(populous(), workers=3) == 16  # 3 groups of 16 side by side: 9 s; 2 of 24: 13 s
-    assert choose_stack_size(populous(cohort_size=4)) == 16  # one group of all four: 3 s instead of 4
-    assert choose_stack_size(populous(cohort_size=4), workers=2) == 1  # 2 s one by one on two workers, 3 s as one
-    timed(monkeypatch, 1.0, lambda clients: 0.9 * clients)
-    assert choose_stack_size(populous()) == 1, "a tenth is not worth another rounding"
-    timed(monkeypatch, 1.0, lambda clients: 1.5 * clients)
-    assert choose_stack_size(populous()) == 1
+def test_stacks_are_chosen_where_they_are_clearly_quicker() -> None:
+    def half(clients: int) -> float:
+        return 0.5 * clients + 1
+
+    assert choose(populous(), half) == 32  # 24 s of training and 2 groups: 26 s; with stacks of 16: 27 s
+    assert choose(populous(), half, workers=3) == 16  # 3 groups of 16 side by side: 9 s; 2 of 24: 13 s
+    assert choose(populous(cohort_size=4), half) == 16  # one group of all four: 3 s instead of 4
+    assert choose(populous(cohort_size=4), half, workers=2) == 1  # 2 s one by one on two workers, 3 s as one
+    assert choose(populous(), lambda clients: 0.9 * clients) == 1, "a tenth is not worth another rounding"
+    assert choose(populous(), lambda clients: 1.5 * clients) == 1
 
 
-def test_a_first_stack_that_is_slower_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_stack_that_is_slower_ends_the_search() -> None:
     tried: list[int] = []
-    timed(monkeypatch, 1.0, lambda clients: tried.append(clients) or 2.0 * clients)
-    assert choose_stack_size(populous()) == 1
+    assert choose(populous(), lambda clients: tried.append(clients) or 2.0 * clients) == 1  # type: ignore[func-returns-value]
     assert tried == [16]
 
 
-def test_a_gpu_is_warm_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_warm_before_it_is_measured() -> None:
     seconds = [9.0, 1.0]  # the first training loads libraries
-    timed(monkeypatch, 1.0, lambda clients: 2.0 * clients)
-    monkeypatch.setattr(choose, "_alone", lambda simulation, clients: seconds.pop(0))
     simulation = populous()
     simulation.device = torch.device("cuda")
-    assert choose_stack_size(simulation) == 1
+    chosen = choose_stack_size(
+        simulation,
+        alone=lambda state, clients: seconds.pop(0),
+        together=lambda state, clients: 2.0 * len(clients),
+    )
+    assert chosen == 1
     assert not seconds
 
 
-def test_nothing_is_measured_where_no_stack_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "_alone", lambda simulation, clients: pytest.fail("measured"))
-    assert choose_stack_size(populous(rounds=20)) == 1, "a short run is over before a choice pays"
-    assert choose_stack_size(populous(factory=body(nn.BatchNorm1d(16)))) == 1
+def test_nothing_is_measured_where_no_stack_may_be() -> None:
+    def measure(state: Any, clients: list[str]) -> float:
+        pytest.fail("measured")
+
+    for state in (populous(rounds=20), populous(factory=body(nn.BatchNorm1d(16)))):  # short; without stacks
+        assert choose_stack_size(state, alone=measure, together=measure) == 1
 
 
 def test_measuring_changes_nothing() -> None:
     measured, untouched = populous(rounds=25), populous(rounds=25)
-    assert choose_stack_size(measured) in (1, *choose.SIZES)
+    assert choose_stack_size(measured) in (1, *STACK_SIZES)
     tiny.run_rounds(measured, 2)
     tiny.run_rounds(untouched, 2)
     assert tiny.equal(measured.server.model, untouched.server.model)

@@ -10,6 +10,7 @@ from fedkeep.algorithms.incremental.fedewc import EWCState, consolidate, ewc_pen
 from fedkeep.interface import Client, Cohort, Server, on_client
 from fedkeep.losses import Head, Loss
 from fedkeep.models import Weights
+from fedkeep.models.heads import WEIGHT
 from fedkeep.options import option
 
 
@@ -45,9 +46,9 @@ class EWCKD(FTKD[EWCKDClientState]):
 
     @on_client
     def consolidate(self, client: Client[EWCKDClientState]) -> None:
-        """Compute the Fisher information of the client's own last model on its data."""
+        """Compute the Fisher information of the client's own last model on its data, if it has trained in the task."""
         state = client.state
-        if state.model:
+        if state.model and len(state.model[WEIGHT]) == client.num_classes:
             state.consolidation = consolidate(client, state.consolidation, state.model, self.max_fisher)
 
     def extra_loss(self, client: Client[EWCKDClientState], model: Weights) -> Loss:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from fedkeep.generation.diffusion.prototypes import PrototypeSearch, search_prot
 from fedkeep.generation.diffusion.quality_check import class_accuracies, quality_check
 from fedkeep.generation.diffusion.sampling import sample
 from fedkeep.generation.diffusion.schedules import Sampler
-from fedkeep.generation.diffusion.training import GeneratorTraining, train_generator
 from fedkeep.interface import Training
 from fedkeep.models import MLP
 from fedkeep.training.classifier import train_classifier
@@ -42,9 +41,8 @@ def test_both_directions_by_class() -> None:
     assert learned_from[1] is generated
 
 
-def test_the_quality_check_tells_apart_classes_that_were_found_by_prototypes(tmp_path: Path) -> None:
-    settings = GeneratorTraining(steps=150, batch_size=32, lr=5e-3, ema=0.98)
-    generator = train_generator(toy.card(), toy.data(90), settings, tmp_path)
+def test_the_quality_check_tells_apart_classes_that_were_found_by_prototypes(trained_toy: Any) -> None:
+    generator = trained_toy.load()
     private = toy.data(60, seed=1)  # images that it has not seen
     before, rng = generator.hash(), torch.Generator().manual_seed(3)
     start, look = generator.initial_prototypes(3), PrototypeSearch(steps=60, batch_size=32)
