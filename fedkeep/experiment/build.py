@@ -456,7 +456,9 @@ def check_generator(recipe: Recipe, federation: Federation, data_dir: str | Path
                 generator.check_task(task, names[bounds[task - 1] : bounds[task]], data_dir)
 
 
-def check_network(model: Architecture, federation: Federation, data_dir: str | Path | None = None) -> nn.Module:
+def check_network(
+    model: Architecture, federation: Federation, data_dir: str | Path | None = None, *, memory: int | None = None
+) -> nn.Module:
     """Build a network on trial.
 
     Parameters
@@ -467,6 +469,8 @@ def check_network(model: Architecture, federation: Federation, data_dir: str | P
         The federation, with the inputs' shape and the classes.
     data_dir : str or Path, optional
         The folder of local extractors.
+    memory : int, optional
+        The bytes of memory for training; by default this machine's.
 
     Returns
     -------
@@ -491,7 +495,8 @@ def check_network(model: Architecture, federation: Federation, data_dir: str | P
             f"the network {model.name} cannot be built with these options: {in_one_line(error, 200)}. Lower them."
         ) from error
     size = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
-    if COPIES * size > (memory := _memory()):
+    memory = _memory() if memory is None else memory
+    if COPIES * size > memory:
         raise ConfigError(
             f"the network {model.name} has {size / 2**30:,.1f} GiB of weights with these options. Training needs "
             f"{COPIES} times that, and this machine has {memory / 2**30:,.1f} GiB of memory. Make its layers smaller."

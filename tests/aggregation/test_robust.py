@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,15 @@ def test_the_middle_of_an_even_number_is_the_mean_of_two() -> None:
     assert select_krum([{"w": torch.tensor([float(i)])} for i in (0, 1, 50, 1.5)], 1, 1) == [1]
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "norm_clipping", "krum", "multi_krum"])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova", "fedadkd", "fedcurv", "fedavgm"])
+def averaging() -> Iterator[Any]:
+    """Yield every method that averages with every rule; FedAvg with all, others with most of them as slow tests."""
+    for name in ("fedavg", "scaffold", "fednova", "fedadkd", "fedcurv", "fedavgm"):
+        for rule in ("median", "trimmed_mean", "norm_clipping", "krum", "multi_krum"):
+            marks = () if name == "fedavg" or rule == "median" else pytest.mark.slow
+            yield pytest.param(name, rule, id=f"{name}-{rule}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "rule"), list(averaging()))
 def test_every_method_that_averages_takes_every_rule(name: str, rule: Any) -> None:
     from fedkeep.interface import get_algorithm
 

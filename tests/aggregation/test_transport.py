@@ -90,6 +90,7 @@ def test_a_permuted_copy_is_laid_back_exactly(name: str, options: dict[str, Any]
     assert tiny.equal(found.model, base)
 
 
+@pytest.mark.slow
 def test_a_permuted_copy_of_resnet18_at_full_width_is_laid_back_exactly() -> None:
     network = ResNet18().build((3, 32, 32), 100)
     base, layers = lively(network, torch.Generator().manual_seed(1)), channel_groups(network)

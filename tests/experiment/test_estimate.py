@@ -59,14 +59,23 @@ def taken(recipe: Recipe, method: Any) -> float:
 
 
 @pytest.mark.usefixtures("counted")
-@pytest.mark.parametrize(
-    "settings", [(), ("training.epochs=4",), ("tasks.num_tasks=2", "tasks.classes_per_task=[8,2]")]
-)
+@pytest.mark.parametrize("settings", [(), ("tasks.num_tasks=2", "tasks.classes_per_task=[8,2]")])
 @pytest.mark.parametrize("name", ["fedavg", "fedseq", "ft-kd"])
 def test_it_grows_with_the_clients_data_and_with_the_public_set(
     name: str, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    whole = recipe(tmp_path, *settings)
+    agree(recipe(tmp_path, *settings), name)
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize(
+    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedseq", "ft-kd"))]
+)
+def test_it_grows_with_the_epochs(name: str, tmp_path: Path) -> None:
+    agree(recipe(tmp_path, "training.epochs=4"), name)
+
+
+def agree(whole: Recipe, name: str) -> None:
     method = next(method for method in whole.methods if method.algorithm.name() == name)
     expected = estimate(whole, method, Machine(threads=1))
     assert expected.seconds == pytest.approx(taken(whole, method), rel=0.1)

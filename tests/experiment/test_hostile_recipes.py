@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from fedkeep.errors import ConfigError
-from fedkeep.experiment import build
+from fedkeep.experiment.build import COPIES, build_federation, check_network
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe_loader import load_recipe, parse_recipe
@@ -61,11 +61,9 @@ def test_a_network_larger_than_memory_is_refused_before_anything_is_allocated(tm
         Experiment(endless).check()
 
 
-def test_what_training_needs_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_training_needs_decides(tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_recipe(tmp_path))
-    size = 4 * (64 * 8 + 8 + 8 * 10 + 10)
-    monkeypatch.setattr(build, "_memory", lambda: build.COPIES * size)
-    Experiment(recipe).check()
-    monkeypatch.setattr(build, "_memory", lambda: build.COPIES * size - 1)
+    size, federation = 4 * (64 * 8 + 8 + 8 * 10 + 10), build_federation(recipe, 0)
+    check_network(recipe.model, federation, memory=COPIES * size)
     with pytest.raises(ConfigError, match="Training needs 4 times that"):
-        Experiment(recipe).check()
+        check_network(recipe.model, federation, memory=COPIES * size - 1)

@@ -216,6 +216,13 @@ def test_a_recipe_extends_several_and_later_ones_win(load: Any, tmp_path: Path) 
     assert load("extends = []\n" + tiny.RECIPE).training.lr == 0.05
 
 
+def test_data_that_are_named_again_keep_their_options_and_others_do_not(load: Any, tmp_path: Path) -> None:
+    held_out = tiny.RECIPE.replace('name = "digits"', 'name = "digits"\nvalidation = 0.25')
+    tiny.write_recipe(tmp_path, held_out, "a.toml")
+    assert load('extends = "a.toml"\n[data]\nname = "digits"\n').validation == 0.25
+    assert load('extends = "a.toml"\n[data]\nname = "mnist"\n').validation == 0.0
+
+
 def test_another_papers_table_has_other_numbers(load: Any, tmp_path: Path) -> None:
     printed = '[paper]\ntable = "A"\ntarget = 65\n[paper.accuracy]\nFedAvg = [1.0]\nFedSeq = [2.0]\n'
     tiny.write_recipe(tmp_path, tiny.RECIPE + printed, "a.toml")

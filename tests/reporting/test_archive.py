@@ -105,6 +105,15 @@ def test_other_compressions_are_refused(tmp_path: Path, method: int) -> None:
         read_run(hostile(tmp_path / "other.zip", {"run.json": b"{}"}, method))
 
 
+def test_encrypted_files_are_refused(tmp_path: Path) -> None:
+    path = hostile(tmp_path / "secret.zip", {"run.json": b"{}"})
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b"PK\1\2") + 8] |= 1
+    path.write_bytes(raw)
+    with pytest.raises(RunError, match="encrypted"):
+        read_run(path)
+
+
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as file:
         file.writestr("run.json", "{}")

@@ -66,6 +66,26 @@ def test_noise_has_the_spread_that_epsilon_is_computed_for() -> None:
     assert fit.loss == 0
 
 
+def test_a_step_is_divided_by_the_expected_size_of_a_batch() -> None:
+    """Its own size would tell about the examples, and the noise would be too small where it is large."""
+    party, privacy = client(PRIVATE, "4"), Privacy(noise_multiplier=0.0, max_grad_norm=0.5)
+    job: TrainJob = replace(party.train_job(party.initial_model, CrossEntropy()), epochs=1)
+    training = replace(party.training, batch_size=6, momentum=0.0, weight_decay=0.0, lr=1.0)
+    fit = private_fit(party.context.runner, job, training, privacy, 1)
+    generator, sizes = torch.Generator().manual_seed(1), []
+    weights = {name: party.initial_model[name].clone() for name in party.parameter_names}
+    for _ in range(fit.num_steps):
+        batch = job.streams[0].sample(6 / 17, generator)
+        sizes.append(len(batch.index))
+        total = clipped_sum(party.context.runner, job, batch, weights, training, privacy)
+        for weight, gradient in zip(weights.values(), total, strict=True):
+            torch.randn(weight.shape, generator=generator)  # the noise, of which there is none here
+            weight -= gradient / 6
+    assert set(sizes) - {6}
+    for name, weight in weights.items():
+        torch.testing.assert_close(fit.model[name], weight)
+
+
 def test_epsilon_is_the_accountants() -> None:
     from opacus.accountants import RDPAccountant
 
