@@ -88,6 +88,17 @@ def test_only_client_steps_can_be_asked_of_a_site(recipe: str, tmp_path: Path) -
     assert reply.head == {"error": "'round' is not a client step of fedavg."}
 
 
+def test_a_site_takes_no_step_of_another(recipe: str, tmp_path: Path) -> None:
+    local_transport = LocalTransport(node_configs(tmp_path / "states"))
+    serve(local_transport, config(recipe, tmp_path / "sites", methods="fedavg", rounds=1))
+    site, kind, envelope = local_transport.sent[-1]
+    number = local_transport.send(100 + (int(site) + 1) % 8, kind, envelope, 1, 1.0)
+    assert isinstance(number, str)
+    (reply,) = local_transport.receive([number]).values()
+    assert isinstance(reply, Envelope)
+    assert reply.head == {"error": f"this is site {(int(site) + 1) % 8}, and the server asks {site}."}
+
+
 @pytest.mark.parametrize("method", ["sfedkd", "scaffold", "moon"])
 @pytest.mark.parametrize("after", [0, 6, 9])
 def test_a_server_that_was_killed_lets_nobody_work_twice(
