@@ -34,10 +34,10 @@ def simulation(method: Algorithm[Any, Any], **changes: Any) -> Simulation:
 
 
 def cases() -> Iterator[Any]:
-    """Yield every method with every case; those beyond "plain" are slow tests but for one method of each family."""
+    """Yield every method with every case; slow tests but for one method of each family."""
     for method in METHODS:
         for case in CASES:
-            marks = () if case == "plain" or method.name() in tiny.FAMILIES else pytest.mark.slow
+            marks = () if method.name() in tiny.FAMILIES else pytest.mark.slow
             yield pytest.param(method, case, id=f"{method.name()}-{case}", marks=marks)
 
 

@@ -119,7 +119,8 @@ def test_a_private_run_tells_its_epsilon_and_is_the_same_again(tmp_path: Path) -
     file = tiny.write_recipe(tmp_path)
     settings = ["privacy.noise_multiplier=1.0", "privacy.counts_epsilon=0.5", "training.epochs=1", "run.cohort_size=3"]
     recipe = load_recipe(file, settings=settings, methods=["fedavg", "sfedkd", "fedadkd"], rounds=2)
-    run, again = (fedkeep.run(recipe, out=tmp_path / name) for name in ("one", "two"))
+    run = fedkeep.run(recipe, out=tmp_path / "one")
+    again = fedkeep.run(replace(recipe, methods=recipe.methods[1:2]), out=tmp_path / "two")
     fedavg, sfedkd, fedadkd = run.trials
     assert {"epsilon", "counts_epsilon"} <= {metric.name for metric in columns_for(run.trials)}
     assert fedavg.epsilon > 0
@@ -128,7 +129,7 @@ def test_a_private_run_tells_its_epsilon_and_is_the_same_again(tmp_path: Path) -
     assert sfedkd.counts_epsilon == 0.5
     assert METRICS["counts_epsilon"].of(fedavg) != METRICS["counts_epsilon"].of(fedavg), "FedAvg tells none"
     assert [row["correct"] for row in run.trials[1].rounds if "correct" in row] == [
-        row["correct"] for row in again.trials[1].rounds if "correct" in row
+        row["correct"] for row in again.trials[0].rounds if "correct" in row
     ]
 
 
