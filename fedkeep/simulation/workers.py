@@ -157,7 +157,8 @@ def stop_workers(workers: Sequence[Worker]) -> None:
     workers : Sequence[Worker]
         The workers.
     """
-    kill_workers([worker for worker in workers if not worker.heard])
+    # What was sent and not yet received counts: it shows a finished round.
+    kill_workers([worker for worker in workers if not worker.heard and not worker.connection.poll()])
     for worker in workers:
         worker.connection.close()
     for worker in workers:

@@ -30,7 +30,17 @@ from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientTask
 from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.simulation.workers import DONE, Handler, Message, Worker, kill_workers, run_worker, serve, start_workers
+from fedkeep.simulation.workers import (
+    DONE,
+    Handler,
+    Message,
+    Worker,
+    kill_workers,
+    run_worker,
+    serve,
+    start_workers,
+    stop_workers,
+)
 from fedkeep.testing.interception import WrappedSteps
 
 METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
@@ -264,6 +274,25 @@ def test_an_answer_that_cannot_travel_is_told_with_its_place(reply: Any, monkeyp
     with pytest.raises(RunError, match=r"(?s)step 'tell' of client \d, round 1"):
         simulation.run_round()
     assert simulation.executor is simulation.serial
+
+
+class PretendedProcess:
+    killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def join(self) -> None:
+        pass
+
+
+def test_a_worker_whose_first_message_waits_is_let_end() -> None:
+    """Its finished rounds would be lost: those who have sent nothing are still starting, and are killed."""
+    pipes = [multiprocessing.Pipe() for _ in range(2)]
+    processes = [PretendedProcess() for _ in pipes]
+    pipes[0][1].send_bytes(b"a round is finished")
+    stop_workers([Worker(near, process) for (near, _), process in zip(pipes, processes, strict=True)])  # type: ignore[arg-type]
+    assert [process.killed for process in processes] == [False, True]
 
 
 def test_a_death_is_told_and_nothing_waits(with_workers: Any) -> None:
