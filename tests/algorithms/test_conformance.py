@@ -51,7 +51,7 @@ QUICK = (
 )
 """Of every method; of one method of each family all checks, and of the others all as slow tests."""
 OF_VARIANTS = ("two_runs_are_equal", "tasks")
-"""For other options of a method that stands in QUICK."""
+"""For other options of a method that stands in QUICK, and for methods that differ from another in their data only."""
 
 
 def cases() -> Iterator[Any]:
@@ -59,7 +59,7 @@ def cases() -> Iterator[Any]:
         for check_name, check in checks_for(method):
             if check_name == "memory" and name not in METHODS:
                 continue  # 31 rounds, which differ little between variants
-            chosen = QUICK if name in METHODS else OF_VARIANTS
+            chosen = QUICK if name in METHODS and not name.endswith("-on-generated-images") else OF_VARIANTS
             marks = () if name in tiny.FAMILIES or check_name in chosen else pytest.mark.slow
             yield pytest.param(check, id=f"{name}-{check_name}", marks=marks)
 

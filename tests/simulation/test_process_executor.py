@@ -89,11 +89,11 @@ def with_workers() -> Iterator[Any]:
 
 
 def cases() -> Iterator[Any]:
-    """Yield every method alone and in stacks; the stacks are slow tests but for one method of each family."""
+    """Yield every method alone and in stacks; slow tests but for one method of each family."""
     for method in METHODS:
-        yield pytest.param(method, 1, id=f"{method.name()}-1")
         marks = () if method.name() in tiny.FAMILIES else pytest.mark.slow
-        yield pytest.param(method, 2, id=f"{method.name()}-2", marks=marks)
+        for stack in (1, 2):
+            yield pytest.param(method, stack, id=f"{method.name()}-{stack}", marks=marks)
 
 
 @pytest.mark.parametrize(("method", "stack"), list(cases()))
