@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
@@ -136,6 +137,8 @@ def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
         The workers.
     """
     context = multiprocessing.get_context("spawn")  # a forked PyTorch may hang
+    # Python would start its resource tracker with the first process, and unblock SIGTERM as it does.
+    resource_tracker.ensure_running()
     workers = []
     for _ in range(count):
         parent_end, worker_end = context.Pipe()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -68,6 +70,13 @@ def in_process(connection: Connection, methods: Sequence[Algorithm[Any, Any]], c
     run_worker(connection, handlers)
 
 
+def blocks(worker: Worker, number: signal.Signals) -> bool:
+    """Tell whether a signal cannot reach a worker's process: a job's SIGTERM goes to all, and its parent decides."""
+    assert worker.process is not None
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    return bool(int(re.findall(r"SigBlk:\s+(\w+)", status)[0], 16) >> (number - 1) & 1)
+
+
 @pytest.fixture
 def with_workers() -> Iterator[Any]:
     started: list[Worker] = []
@@ -75,6 +84,7 @@ def with_workers() -> Iterator[Any]:
     def give(*methods: Algorithm[Any, Any], workers: int = 2, **changes: Any) -> Iterator[ProcessExecutor]:
         """Start processes and yield an executor for each method, in this order."""
         started.extend(start_workers(workers, in_process, methods, changes))
+        assert all(blocks(worker, signal.SIGTERM) and blocks(worker, signal.SIGHUP) for worker in started)
         for number, method in enumerate(methods):
             for worker in started:
                 worker.send("choose", number)
