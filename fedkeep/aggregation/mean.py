@@ -137,7 +137,7 @@ def normalised_mean(
         return plain
     mean_steps = sum(p * a for p, a in zip(examples, steps, strict=True)) / sum(examples)
     per_step = [p / a for p, a in zip(examples, steps, strict=True)]
-    direction = mean([subtract(reply.model, start) for reply in trained], per_step)
+    direction = mean((subtract(reply.model, start) for reply in trained), per_step)
     model = add(start, direction, mean_steps * sum(per_step) / sum(examples))
     return model | {name: plain[name] for name in buffers}
 

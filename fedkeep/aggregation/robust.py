@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedkeep.models import Weights
+from fedkeep.models.weights_file import form_of, part_of
+
+MOST_ELEMENTS = 2**23
+"""How many numbers of all models together are compared at a time."""
+
+Rule: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+"""Maps one tensor of each model to that of the result, element by element."""
 
 
 @torch.no_grad()
@@ -104,9 +112,101 @@ def select_krum(models: Sequence[Weights], malicious: int, count: int) -> list[i
     list[int]
         The positions of the chosen models, the best first.
     """
-    flat = [torch.cat([t.reshape(-1).double() for t in model.values() if t.is_floating_point()]) for model in models]
-    stacked = torch.stack(flat)
-    distances = torch.stack([(stacked - one).square().sum(1) for one in stacked])
+    distances = torch.zeros(len(models), len(models), dtype=torch.float64)
+    for columns in _columns(models):
+        distances += torch.stack([(columns - one).square().sum(1) for one in columns]).cpu()
     nearest = max(1, len(models) - malicious - 2)
     scores = distances.sort(1).values[:, 1 : nearest + 1].sum(1)
     return [int(position) for position in scores.argsort(stable=True)[:count]]
+
+
+@torch.no_grad()
+def merge(models: Sequence[Weights], rule: Rule) -> dict[str, Tensor]:
+    """Make one model of several, of which only a part is in memory at a time.
+
+    Parameters
+    ----------
+    models : Sequence[Weights]
+        At least one, all of one form.
+    rule : Rule
+        What is computed of one tensor of each model.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The result; tensors of integers are the first model's.
+    """
+    merged, width = {}, _width(len(models))
+    for name, form in form_of(models[0]).items():
+        if form.is_floating_point():
+            starts = range(0, form.numel(), width) or [0]
+            parts = [rule([part_of(model, name, start, start + width) for model in models]) for start in starts]
+            merged[name] = torch.cat(parts).view(form.shape)
+        else:
+            merged[name] = models[0][name]
+    return merged
+
+
+@torch.no_grad()
+def update_norm(model: Weights, start: Weights, names: Sequence[str]) -> float:
+    """Return the norm of what a client's training changed.
+
+    Parameters
+    ----------
+    model, start : Weights
+        What the client returned, and what it was sent.
+    names : Sequence[str]
+        The tensors that count.
+
+    Returns
+    -------
+    float
+    """
+    return joint_norm([model[name] - start[name] for name in names])
+
+
+def clip_model(model: Weights, start: Weights, names: Sequence[str], limit: float) -> dict[str, Tensor]:
+    """Return some tensors of a model, with an update of at most a norm (see `clip_norm`).
+
+    Parameters
+    ----------
+    model, start : Weights
+        What the client returned, and what it was sent.
+    names : Sequence[str]
+        The tensors.
+    limit : float
+        The largest norm.
+
+    Returns
+    -------
+    dict[str, Tensor]
+        The tensors by name.
+    """
+    clipped = clip_norm([model[name] for name in names], [start[name] for name in names], limit)
+    return dict(zip(names, clipped, strict=True))
+
+
+def _width(count: int) -> int:
+    """Return how many elements of each of some models may be in memory at the same time."""
+    return max(1, MOST_ELEMENTS // count)
+
+
+def _columns(models: Sequence[Weights]) -> Iterator[Tensor]:
+    """Yield the elements of models side by side, float64 [models, elements], as many at a time as memory allows."""
+    width = room = _width(len(models))
+    parts: list[tuple[str, int, int]] = []
+    for name, tensor in form_of(models[0]).items():
+        start, stop = 0, 0
+        while tensor.is_floating_point() and stop < tensor.numel():
+            start, stop = stop, min(tensor.numel(), stop + room)
+            parts.append((name, start, stop))
+            room -= stop - start
+            if not room:
+                yield _stack(models, parts)
+                parts, room = [], width
+    if parts:
+        yield _stack(models, parts)
+
+
+def _stack(models: Sequence[Weights], parts: Sequence[tuple[str, int, int]]) -> Tensor:
+    return torch.stack([torch.cat([part_of(model, *part).double() for part in parts]) for model in models])

@@ -352,6 +352,26 @@ def replace_tensors(tree: T, tensors: Iterable[Tensor]) -> T:
     return cast(T, tree_map(lambda leaf: next(remaining) if isinstance(leaf, Tensor) else leaf, tree, _rebuild))
 
 
+def replace_nodes(tree: T, chosen: Callable[[Any], bool], function: Callable[[Any], Any]) -> T:
+    """Replace some nodes of a tree, without looking below them.
+
+    Parameters
+    ----------
+    tree : T
+        The tree.
+    chosen : Callable[[object], bool]
+        Tells which nodes are replaced.
+    function : Callable[[object], object]
+        Maps each of them to what replaces it.
+
+    Returns
+    -------
+    T
+        The new tree.
+    """
+    return cast(T, tree_map(lambda node: function(node) if chosen(node) else node, tree, _rebuild, chosen))
+
+
 def stack_tensors(trees: Sequence[Any]) -> list[Tensor]:
     """Stack the tensors of several trees that have the same `tree_signature`.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError, ValueRefused
+from fedkeep.models.weights_file import form_of
 
 Weights: TypeAlias = Mapping[str, Tensor]
 """A whole state dict: parameters and buffers by name."""
@@ -89,6 +90,7 @@ def find_mismatch(given: Weights, expected: Weights) -> str | None:
     str or None
         The first difference; None if there is none.
     """
+    given, expected = form_of(given), form_of(expected)
     if given.keys() != expected.keys():
         missing = [name for name in expected if name not in given]
         extra = [name for name in given if name not in expected]
@@ -174,15 +176,16 @@ def scale(a: Weights, factor: float) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
+def mean(models: Iterable[Weights], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
     """Compute the mean of models, sum_i p_i w_i / sum_i p_i, in the order given (FedAvg, McMahan et al., 2017).
 
     It is computed as a running mean, w += (w_i - w) p_i / (p_1 + ... + p_i). So the mean of equal models is exactly
-    that model. Models of weight 0 are left out, except that integer buffers are always those of the first model.
+    that model, and of models that are made or read one after another only two are in memory. Models of weight 0 are
+    left out, except that integer buffers are always those of the first model.
 
     Parameters
     ----------
-    models : Sequence[Weights]
+    models : Iterable[Weights]
         At least one model, all of the same form.
     weights : Sequence[float], optional
         The weight of each model: finite, not negative, and not all 0. By default all are equal.
@@ -199,18 +202,34 @@ def mean(models: Sequence[Weights], weights: Sequence[float] | None = None) -> d
     ValueError
         If there are no models, or the weights are invalid.
     """
-    shares = _shares(models, weights)
-    first = models[0]
-    for number, model in enumerate(models[1:], start=2):
-        _require_same_form(model, first, f"cannot average: model {number} is of another form than model 1")
-    names = _floating(first)
-    chosen = [(model, share) for model, share in zip(models, shares, strict=True) if share > 0]
-    running = [chosen[0][0][name].detach().clone() for name in names]
-    total = chosen[0][1]
-    for model, share in chosen[1:] if names else ():
+    shares = None if weights is None else _shares(weights)
+    names: list[str] = []
+    kept: dict[str, Tensor] = {}  # of the first model: what is not averaged
+    first: Weights = {}
+    running: list[Tensor] | None = None
+    total, number = 0.0, 0
+    for number, model in enumerate(models, start=1):
+        if number == 1:
+            form = form_of(model)
+            first = {name: tensor.to("meta") for name, tensor in form.items()}
+            names = _floating(form)
+            kept = {name: model[name].detach().clone() for name in form if not form[name].is_floating_point()}
+        else:
+            _require_same_form(model, first, f"cannot average: model {number} is of another form than model 1")
+        share = 1.0 if shares is None else shares[number - 1] if number <= len(shares) else 0.0
+        if share == 0:
+            continue
         total += share
-        torch._foreach_lerp_(running, [model[name] for name in names], share / total)
-    return _result(first, running)
+        if running is None:
+            running = [model[name].detach().clone() for name in names]
+        elif names:
+            torch._foreach_lerp_(running, [model[name] for name in names], share / total)
+    if not number:
+        raise ValueError("There is no model to average: give at least one.")
+    if shares is not None and number != len(shares):
+        raise ValueError(f"{number} models cannot be averaged with {len(shares)} weights: give one for each.")
+    means = dict(zip(names, running or (), strict=True))
+    return {name: means[name] if name in means else kept[name] for name in first}
 
 
 def tensor_hash(tensor: Tensor) -> str:
@@ -248,14 +267,8 @@ def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _shares(models: Sequence[Weights], weights: Sequence[float] | None) -> list[float]:
-    if not models:
-        raise ValueError("There is no model to average: give at least one.")
-    if weights is None:
-        return [1.0] * len(models)
+def _shares(weights: Sequence[float]) -> list[float]:
     shares = [float(weight) for weight in weights]
-    if len(shares) != len(models):
-        raise ValueError(f"{len(models)} models cannot be averaged with {len(shares)} weights: give one for each.")
     if not all(math.isfinite(share) and share >= 0 for share in shares) or not any(shares):
         raise ValueError(f"Weights of a mean must be finite, not negative and not all 0, unlike {shares}.")
     return shares

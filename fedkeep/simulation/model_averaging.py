@@ -18,19 +18,17 @@ average of the ``round`` models.
 """
 
 
-def round_mean(model: Weights, fits: Sequence[tuple[str, Fit]], sequential: bool) -> Weights:
-    """Compute the mean of the models that a round's clients returned, with equal weights.
+def round_mean(model: Weights, fits: Sequence[tuple[str, Fit]]) -> Weights:
+    """Compute the mean of the models that the clients of a sequential method returned, with equal weights.
 
     For a client that was asked twice its last model counts; a client without examples does not count.
 
     Parameters
     ----------
     model : Weights
-        The global model, which is returned for parallel methods, and for a round without client models.
+        The global model, which is returned for a round without client models.
     fits : Sequence[tuple[str, Fit]]
         Client ids and results of local training, in the order of the cohort.
-    sequential : bool
-        Whether the method's clients train one after another.
 
     Returns
     -------
@@ -38,4 +36,4 @@ def round_mean(model: Weights, fits: Sequence[tuple[str, Fit]], sequential: bool
         The mean.
     """
     client_models = {client: fit.model for client, fit in fits if fit.num_steps}
-    return mean(list(client_models.values())) if sequential and client_models else model
+    return mean(list(client_models.values())) if client_models else model

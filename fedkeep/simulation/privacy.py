@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
 import torch
 
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.aggregation import clip_norm
+from fedkeep.aggregation.robust import clip_model, merge
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm, Fit
 from fedkeep.interface.algorithm import client_steps, unwrap_step
@@ -17,6 +17,7 @@ from fedkeep.interface.privacy import FROM_LABEL_COUNTS, Privacy
 from fedkeep.interface.steps import label_counts
 from fedkeep.metrics.privacy import require_accountant
 from fedkeep.models import Weights
+from fedkeep.models.weights_file import form_of
 from fedkeep.simulation.defense import Defense
 
 
@@ -104,7 +105,11 @@ def check_central(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
 
 @torch.no_grad()
 def noised_mean(
-    fits: Mapping[str, Fit], sent: Mapping[str, Weights], privacy: Privacy, generator: torch.Generator
+    fits: Mapping[str, Fit],
+    sent: Mapping[str, Weights],
+    privacy: Privacy,
+    generator: torch.Generator,
+    keep: Callable[[Fit], Fit] = lambda fit: fit,
 ) -> dict[str, Fit]:
     """Put the noised mean of the clients' clipped updates in the place of each client's model.
 
@@ -120,22 +125,23 @@ def noised_mean(
         Noise and clipping.
     generator : torch.Generator
         Draws the noise.
+    keep : Callable[[Fit], Fit]
+        Puts a new reply away, so that not all must be in memory.
 
     Returns
     -------
     dict[str, Fit]
         The replies as the method sees them.
     """
-    first = next(iter(fits.values())).model
-    names = [name for name, tensor in first.items() if tensor.is_floating_point()]
-    mean = dict(first)
-    starts = {client: [sent[client][name] for name in names] for client in fits}
-    clipped = {
-        client: clip_norm([fit.model[name] for name in names], starts[client], privacy.max_update_norm)
+    first = form_of(next(iter(fits.values())).model)
+    names = [name for name, form in first.items() if form.is_floating_point()]
+    clipped = [
+        keep(replace(fit, model={**fit.model, **clip_model(fit.model, sent[client], names, privacy.max_update_norm)}))
         for client, fit in fits.items()
-    }
+    ]
+    mean = merge([fit.model for fit in clipped], lambda tensors: torch.stack(list(tensors)).mean(0))
     deviation = privacy.client_noise_multiplier * privacy.max_update_norm / len(fits)
-    for position, name in enumerate(names):
-        tensor = torch.stack([tensors[position] for tensors in clipped.values()]).mean(0)
-        mean[name] = tensor + deviation * torch.randn(tensor.shape, generator=generator).to(tensor)
+    for name in names:
+        noise = torch.randn(mean[name].shape, generator=generator)
+        mean[name] = mean[name] + deviation * noise.to(mean[name])
     return {client: replace(fit, model=mean, num_examples=1, loss=0.0) for client, fit in fits.items()}

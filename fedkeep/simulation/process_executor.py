@@ -1,12 +1,14 @@
 """Client steps in worker processes, each with its own network and the same data.
 
 Messages are values, as they would be sent to a client, and never pickled. A tensor is sent to a worker once per round,
-however many clients receive it. Tasks go to whichever worker is idle, so a round's result must not depend on who did
-what: the random generators of a step are derived from the client's name, and replies are put in the cohort's order.
+however many clients receive it, and forgotten there when it is forgotten here. Tasks go to whichever worker is idle, so
+a round's result must not depend on who did what: the random generators of a step are derived from the client's name,
+and replies are put in the cohort's order.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface.codec import from_structure, to_structure
+from fedkeep.interface.pytree import tree_tensors
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientTask, TaskResult, decode_task, encode_task, results_type
 from fedkeep.simulation.state import SimulationState
@@ -62,14 +65,13 @@ class ProcessExecutor(Executor):
         }  # names of the tensors that each worker has
         self._backlog: deque[_Job] = deque()
         self._round = 0, 0  # task and round
-        self._names: dict[int, tuple[str, Tensor]] = {}  # by id; keeps the tensor alive, so that no other gets its id
+        self._names: dict[int, str] = {}  # by id of a tensor, until nobody here has it any more or the round is over
+        self._count = 0  # number of names so far
 
     def submit(self, *tasks: ClientTask) -> list[Future]:
         round = tasks[0].task, tasks[0].round
         if round != self._round:
             self._round, self._names = round, {}
-            for known in self.known.values():
-                known.clear()
         job = _Job(tasks)
         self._backlog.append(job)
         self._dispatch()
@@ -105,11 +107,14 @@ class ProcessExecutor(Executor):
             if worker not in self.under_way and self._backlog:
                 encoded, fresh = self._encode(self._backlog[0].tasks, self.known[worker])
                 job = self.under_way[worker] = self._backlog.popleft()
+                # A state is its client's alone; what else is sent may be sent again, to another client.
+                states = {self._names.get(id(tensor)) for task in job.tasks for tensor, _ in tree_tensors(task.state)}
+                known = self.known[worker].intersection(self._names.values())
+                self.known[worker] = known | (fresh.keys() - states)
                 try:
-                    worker.send(STEPS, encoded, fresh)
+                    worker.send(STEPS, [encoded, sorted(self.known[worker])], fresh)
                 except RunError as death:
                     raise RunError(f"{death} {job}") from None
-                self.known[worker] |= set(fresh)
 
     def _receive(self) -> None:
         """Wait until a busy worker sends a message or dies."""
@@ -146,8 +151,10 @@ class ProcessExecutor(Executor):
 
         def name(tensor: Tensor) -> str:
             if id(tensor) not in self._names:
-                self._names[id(tensor)] = (str(len(self._names)), tensor)
-            found = self._names[id(tensor)][0]
+                self._names[id(tensor)] = str(self._count)
+                self._count += 1
+                weakref.finalize(tensor, self._names.pop, id(tensor), None).atexit = False
+            found = self._names[id(tensor)]
             if found not in known and found not in fresh:
                 fresh[found] = tensor
             return found
@@ -166,19 +173,16 @@ class StepHandler:
 
     def __init__(self, state: SimulationState) -> None:
         self.state = state
-        self._known: dict[str, Tensor] = {}  # tensors received in this round
-        self._round = 0, 0  # task and round
+        self._known: dict[str, Tensor] = {}  # tensors that may be meant again
 
     def __call__(self, content: Any, tensors: dict[str, Tensor]) -> Message:
-        state, round = self.state, (content[0]["task"], content[0]["round"])
-        if round != self._round:
-            self._round, self._known = round, {}
-            state.set_task(content[0]["task"])
-        self._known |= {name: tensor.to(state.device) for name, tensor in tensors.items()}
+        state, (requests, known) = self.state, content
+        state.set_task(requests[0]["task"])
+        received = self._known | {name: tensor.to(state.device) for name, tensor in tensors.items()}
+        self._known = {name: received[name] for name in known}
         builtin = state.defense.loss_check != "off"
-        tasks = [
-            decode_task(state.algorithm, task, self._known, state.client_state, builtin=builtin) for task in content
-        ]
+        tasks = [decode_task(state.algorithm, task, received, state.client_state, builtin=builtin) for task in requests]
+        del received
         timer = state.context.timer
         timer.reset()
         results = [state.serial.wait(future) for future in state.serial.submit(*tasks)]

@@ -10,14 +10,29 @@ from typing import Any
 
 from torch import Tensor
 
-from fedkeep.aggregation.robust import clip_norm, coordinate_median, joint_norm, select_krum, trimmed_mean
+from fedkeep.aggregation.robust import (
+    Rule,
+    clip_model,
+    coordinate_median,
+    merge,
+    select_krum,
+    trimmed_mean,
+    update_norm,
+)
 from fedkeep.interface import Fit
-from fedkeep.interface.pytree import replace_tensors, tree_tensors
+from fedkeep.interface.pytree import replace_nodes
 from fedkeep.models import Weights
+from fedkeep.models.weights_file import form_of
 from fedkeep.simulation.defense import MIN_NORMS, Defense
+from fedkeep.simulation.reply_store import is_weights
 
 
-def robust_replies(replies: Mapping[str, Any], sent: Mapping[str, Weights], defense: Defense) -> dict[str, Any]:
+def robust_replies(
+    replies: Mapping[str, Any],
+    sent: Mapping[str, Weights],
+    defense: Defense,
+    keep: Callable[[Fit], Fit] = lambda fit: fit,
+) -> dict[str, Any]:
     """Make replies robust against a minority of malicious clients.
 
     ``median`` and ``trimmed_mean`` put the robust model in the place of each client's, so that any mean of them is that
@@ -33,6 +48,8 @@ def robust_replies(replies: Mapping[str, Any], sent: Mapping[str, Weights], defe
         The models that the clients were sent.
     defense : Defense
         The rule, and the share of malicious clients that is assumed.
+    keep : Callable[[Fit], Fit]
+        Puts a new reply away, so that not all must be in memory.
 
     Returns
     -------
@@ -49,42 +66,55 @@ def robust_replies(replies: Mapping[str, Any], sent: Mapping[str, Weights], defe
         names = list(fits)
         return {names[position]: fits[names[position]] for position in chosen}
     if defense.aggregation == "norm_clipping":
-        return dict(_clipped(fits, sent))
+        return dict(_clipped(fits, sent, keep))
     if defense.aggregation == "median":
         return dict(_merged(fits, coordinate_median))
     return dict(_merged(fits, partial(trimmed_mean, cut=malicious)))
 
 
-def _merged(fits: Mapping[str, Fit], rule: Callable[[Sequence[Tensor]], Tensor]) -> dict[str, Fit]:
+def _merged(fits: Mapping[str, Fit], rule: Rule) -> dict[str, Fit]:
     """Return the replies with each tensor replaced by what a rule makes of all clients' tensors."""
-    tensors = [[tensor for tensor, _ in tree_tensors(fit)] for fit in fits.values()]
-    shapes = {tuple(tensor.shape for tensor in row) for row in tensors}
-    if len(shapes) > 1:  # what differs in form between clients cannot be merged: only models are
-        models = [fit.model for fit in fits.values()]
-        merged = {name: _merge([model[name] for model in models], rule) for name in models[0]}
-        return {client: replace(fit, model=merged) for client, fit in fits.items()}
-    columns = [_merge(list(column), rule) for column in zip(*tensors, strict=True)]
-    return {client: replace_tensors(fit, columns) for client, fit in fits.items()}
+    nodes = {client: _tensors_of(fit) for client, fit in fits.items()}
+    forms = {tuple(tuple(t.shape for t in form_of(node).values()) for node in found) for found in nodes.values()}
+    if len(forms) > 1:  # what differs in form between clients cannot be merged: only models are
+        model = merge([fit.model for fit in fits.values()], rule)
+        return {client: replace(fit, model=model) for client, fit in fits.items()}
+    merged = [merge(column, rule) for column in zip(*nodes.values(), strict=True)]
+    return {client: _replaced(fit, merged) for client, fit in fits.items()}
 
 
-def _merge(column: Sequence[Tensor], rule: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
-    return rule(column) if column[0].is_floating_point() else column[0]
+def _tensors_of(fit: Fit) -> list[Weights]:
+    """Return the tensors of a reply in order: those with names together, each other one under the name ''."""
+    found: list[Weights] = []
+    replace_nodes(fit, _holds_tensors, lambda node: found.append({"": node} if isinstance(node, Tensor) else node))
+    return found
 
 
-def _clipped(fits: Mapping[str, Fit], sent: Mapping[str, Weights]) -> dict[str, Fit]:
+def _replaced(fit: Fit, tensors: Sequence[Weights]) -> Fit:
+    """Return a reply with other tensors, in the order of `_tensors_of`."""
+    remaining = iter(tensors)
+
+    def following(node: Any) -> Any:
+        return next(remaining)[""] if isinstance(node, Tensor) else next(remaining)
+
+    return replace_nodes(fit, _holds_tensors, following)
+
+
+def _holds_tensors(node: Any) -> bool:
+    return isinstance(node, Tensor) or is_weights(node)
+
+
+def _clipped(fits: Mapping[str, Fit], sent: Mapping[str, Weights], keep: Callable[[Fit], Fit]) -> dict[str, Fit]:
     """Return the replies with updates no longer than their median norm."""
     known = {client: fit for client, fit in fits.items() if client in sent}
     if not known:
         return dict(fits)
-    names = [name for name, tensor in next(iter(known.values())).model.items() if tensor.is_floating_point()]
-    starts = {client: [sent[client][name] for name in names] for client in known}
-    ends = {client: [fit.model[name] for name in names] for client, fit in known.items()}
-    norms = {c: joint_norm([end - start for end, start in zip(ends[c], starts[c], strict=True)]) for c in known}
+    names = [name for name, form in form_of(next(iter(known.values())).model).items() if form.is_floating_point()]
+    norms = {client: update_norm(fit.model, sent[client], names) for client, fit in known.items()}
     limit = median_low(norms.values())
-    clipped = {c: clip_norm(ends[c], starts[c], limit) if norms[c] else ends[c] for c in known}
     return {
-        client: replace(fit, model={**fit.model, **dict(zip(names, clipped[client], strict=True))})
-        if client in known
+        client: keep(replace(fit, model={**fit.model, **clip_model(fit.model, sent[client], names, limit)}))
+        if norms.get(client)
         else fit
         for client, fit in fits.items()
     }

@@ -6,6 +6,7 @@ Client states take effect only when the round is over, so that it can be rolled 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from fedkeep.models import Weights
 from fedkeep.options import as_table
 from fedkeep.simulation.executor import Future
 from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers, loss_change, losses_by_class
-from fedkeep.simulation.messages import ClientFailure, ClientTask, sent_model
+from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, sent_model
 from fedkeep.simulation.privacy import noised_mean
 from fedkeep.simulation.replies import (
     Update,
@@ -42,6 +43,7 @@ from fedkeep.simulation.replies import (
     fingerprint,
     measure_update,
 )
+from fedkeep.simulation.reply_store import ReplyStore, load
 from fedkeep.simulation.robust import robust_replies
 from fedkeep.simulation.state import SimulationState
 
@@ -105,7 +107,7 @@ class RoundState:
     down, up : int
         Bytes sent to clients, and bytes of their replies.
     fits : list[tuple[str, Fit]]
-        Results of local training, in the order of arrival.
+        Results of local training, in the order of arrival; without models, unless the round's mean needs them.
     local_models : list[dict[str, object]]
         Evaluations of the clients' models.
     evaluation_seconds : float
@@ -143,6 +145,7 @@ class RoundState:
         self.under_way: dict[str, tuple[ClientTask, Future | ClientFailure]] = {}
         self.down = self.up = 0
         self.fits: list[tuple[str, Fit]] = []
+        self._fit_store = ReplyStore(state.weights_file)
         self.local_models: list[dict[str, Any]] = []
         self.evaluation_seconds = 0.0
         self.waiting_seconds = 0.0
@@ -199,6 +202,7 @@ class RoundState:
         """
         replies: dict[str, Any] = dict.fromkeys(clients, LOST)
         arrived: list[_Arrived] = []
+        store = ReplyStore(self.state.weights_file) if len(clients) > 1 else None
         together = not one_by_one and (self.state.executor.ahead or self.state.stack > 1)
         with self._timed():
             for group in [clients] if together else [[client] for client in clients]:
@@ -206,14 +210,20 @@ class RoundState:
                     self._launch_together(unfinished)
                     if len(group) == 1:  # a cohort that is asked at once keeps all workers busy anyway
                         self._look_ahead()
-                    for client in unfinished:
-                        if client not in self.under_way:
-                            continue  # it is lost
+                    # Waited for as they were begun, which is about how workers finish, so that few results wait there;
+                    # accepted in the clients' order, on which the record depends.
+                    asked, checked = set(unfinished), dict[str, _Checked]()
+                    order = deque(client for client in unfinished if client in self.under_way)
+                    for client in [client for client in self.under_way if client in asked]:
                         task, future = self.under_way[client]
                         with self._step_timed(task.step.__name__, client):
                             failed = isinstance(future, ClientFailure)
                             result = future if failed else self.state.executor.wait(future)
-                        replies[client] = self._accept(task, result, arrived)
+                        checked[client] = self._check(task, result, store)
+                        del future, result  # which may be stored by now, while the next one is made
+                        while order and order[0] in checked:
+                            following = order.popleft()
+                            replies[following] = self._accept(checked.pop(following), arrived)
         self._compare(arrived)
         for client in clients:
             self.waiting.pop(client, None)
@@ -234,16 +244,17 @@ class RoundState:
         dict[str, object]
             The replies as the method sees them.
         """
-        robust = robust_replies(replies, self.sent, self.state.defense)
-        self.left_out += [client for client in replies if client not in robust]
         state, privacy = self.state, self.state.privacy
+        store = ReplyStore(state.weights_file)
+        robust = robust_replies(replies, self.sent, state.defense, store.keep)
+        self.left_out += [client for client in replies if client not in robust]
         fits = {client: reply for client, reply in robust.items() if isinstance(reply, Fit)}
         if not privacy.client_noise_multiplier or not fits:
             return robust
         means = self.server_means
         self.server_means += 1
         generator = seeds.generator(state.context.secret, "noised mean", round=self.number, use=means)
-        return noised_mean(fits, self.sent, privacy, generator)
+        return noised_mean(fits, self.sent, privacy, generator, store.keep)
 
     def finish(self) -> None:
         """Carry out all waiting tasks, so that every step that was asked for is done by the end of the round."""
@@ -368,45 +379,60 @@ class RoundState:
             for task, future in zip(tasks, self.state.executor.submit(*tasks), strict=True):
                 self.under_way[task.client] = task, future
 
-    def _accept(self, task: ClientTask, result: Any, arrived: list[_Arrived]) -> Any:
-        """Check a result alone, keep the client's new state, and return the reply as the server receives it, or `LOST`.
-
-        Models are added to ``arrived``.
-        """
-        state, client = self.state, task.client
+    def _check(self, task: ClientTask, result: TaskResult | ClientFailure, store: ReplyStore | None) -> _Checked:
+        """Check a result alone, and measure it; nothing of the round changes."""
+        state = self.state
         if state.attacker is not None and not isinstance(result, ClientFailure):
             rows = state.context.num_classes * state.algorithm.rows_per_class
             result = state.attacker.tamper(task, result, self.number, rows)
+        if isinstance(result, ClientFailure):
+            return _Checked(task, result)
+        reply = result.reply
+        if fault := find_fault(state, task, reply):
+            return _Checked(task, replace(result, reply=None), fault)
+        sent = sent_model(task, reply) if isinstance(reply, Fit) else None
+        parameters = state.context_of(task.client).runner.parameters
+        update = None if sent is None else measure_update(sent, reply, parameters)
+        size = num_bytes(reply)
+        if state.through_codec:
+            new_state = decode(encode(result.state), state.client_state, state.device)
+            result = replace(result, state=new_state)
+            reply = decode(encode(reply), annotations_of(unwrap_step(task.step))["return"], state.device)
+        else:
+            reply = copy_containers(reply)
+        reply = reply if store is None else store.keep(reply, size)
+        return _Checked(task, replace(result, reply=reply), None, size, update)
+
+    def _accept(self, checked: _Checked, arrived: list[_Arrived]) -> Any:
+        """Keep the client's new state, and return the reply as the server receives it, or `LOST`.
+
+        Models are added to ``arrived``.
+        """
+        task, result, client = checked.task, checked.result, checked.task.client
         if isinstance(result, ClientFailure):
             self._lose(client, result.reason, refused=result.refused)
             return LOST
         if privacy := spent(result.uses):  # also if the reply is refused: it has left the client
             self.spent[client] = privacy
-        if fault := find_fault(state, task, result.reply):
-            self._lose(client, f"answered with {fault}", refused=True)
+        if checked.fault:
+            self._lose(client, f"answered with {checked.fault}", refused=True)
             return LOST
         before = self.client_states.get(client, LOST)
         self.client_states[client], self.uses[client] = result.state, result.uses
-        self.up += num_bytes(result.reply)
-        if state.through_codec:
-            self.client_states[client] = decode(encode(result.state), state.client_state, state.device)
-            reply = decode(encode(result.reply), annotations_of(unwrap_step(task.step))["return"], state.device)
-        else:
-            reply = copy_containers(result.reply)
-        if isinstance(reply, Fit):
-            arrived.append(_Arrived(task, reply, before))
+        self.up += checked.size
+        if isinstance(result.reply, Fit):
+            arrived.append(_Arrived(task, result.reply, before, checked.update))
         self.answered.add(client)
-        return reply
+        return result.reply
 
     def _compare(self, arrived: list[_Arrived]) -> None:
         """Compare models that were asked for together, refuse those that cannot be right, and keep the others."""
         state, defense = self.state, self.state.defense
         updates: dict[str, Update] = {}
         for one in arrived:
-            client, sent = one.task.client, sent_model(one.task, one.reply)
-            if sent is None or client in self.lost:
+            client, update = one.task.client, one.update
+            if update is None or client in self.lost:
                 continue
-            update = measure_update(sent, one.reply, state.context_of(client).runner.parameters)
             known = [*state.history.models.get(client, ()), *map(_fingerprints, self.updates.get(client, ()))]
             fault = find_large(update, defense) or find_replay(update, known)
             if fault and defense.check_replies:
@@ -432,7 +458,12 @@ class RoundState:
             if self._evaluates_local_models:
                 with self._timed():
                     self._evaluate_local_model(client, one.reply.model, self.fits[-1][0] if self.fits else None)
-            self.fits.append((client, one.reply))
+            self._add_fit(client, one.reply)
+
+    def _add_fit(self, client: str, fit: Fit) -> None:
+        """Keep what the record and the mean of the round need of a training."""
+        model = fit.model if self.state.averages_local_models else {}
+        self.fits.append((client, self._fit_store.keep(Fit(model, fit.num_examples, fit.num_steps, fit.loss))))
 
     def _check_losses(self, arrived: Sequence[_Arrived]) -> None:
         """Refuse models whose loss on their clients' own classes rose, if the recipe lets somebody measure it."""
@@ -446,13 +477,14 @@ class RoundState:
             client, sent = one.task.client, sent_model(one.task, one.reply)
             if client in self.lost or sent is None:
                 continue
+            model = load(one.reply.model)
             if not counts[client].any():  # nothing to learn from, so nothing may have changed
-                change = 0.0 if fingerprint(sent) == fingerprint(one.reply.model) else inf
+                change = 0.0 if fingerprint(sent) == fingerprint(model) else inf
             elif checker == "server":
-                change = loss_change(self._losses(sent), self._losses(one.reply.model), counts[client]) or 0.0
+                change = loss_change(self._losses(sent), self._losses(model), counts[client]) or 0.0
             else:
                 checkers = choose_checkers(client, self.cohort, counts)
-                told = self._ask_builtin(rise_of_loss, checkers, sent, one.reply.model, counts[client])
+                told = self._ask_builtin(rise_of_loss, checkers, sent, model, counts[client])
                 change = median_low(told.values()) if told else 0.0
             if not change <= slack:
                 self._refuse(one, f"a model whose loss on the classes that it holds rose by {change:.3g}")
@@ -563,12 +595,24 @@ class RoundState:
 
 
 @dataclass(frozen=True, eq=False)
+class _Checked:
+    """A result that was checked alone, its size in bytes, and how far its model moved, if it has one."""
+
+    task: ClientTask
+    result: TaskResult | ClientFailure
+    fault: str | None = None
+    size: int = 0
+    update: Update | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class _Arrived:
     """A model that a client returned: what it was asked, its reply, and its new state before (`LOST`: it had none)."""
 
     task: ClientTask
     reply: Fit
     state_before: Any
+    update: Update | None
 
 
 def _fingerprints(update: Update) -> list[str]:

@@ -13,6 +13,7 @@ from fedkeep.interface.algorithm import handles_tasks, state_types
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.simulation.callbacks import Callback, Evaluation
 from fedkeep.simulation.model_averaging import round_mean
+from fedkeep.simulation.reply_store import load
 from fedkeep.simulation.rounds import LocalCohort, RoundState, TooFewClients
 from fedkeep.simulation.state import RoundResult, SimulationState
 
@@ -74,6 +75,7 @@ class Simulation(SimulationState):
                 with round.outside():
                     self.algorithm.end_task(self.server, LocalCohort(round, self.federation.clients))
                     round.finish()
+            self.server.model, self.server.eval_model = load(self.server.model), load(self.server.eval_model)
             self.context.synchronize()
             server_work = self.context.timer.total - round.client_seconds
             server_seconds = time.perf_counter() - started - round.waiting_seconds - server_work
@@ -130,7 +132,7 @@ class Simulation(SimulationState):
     def _average(self, round: RoundState) -> None:
         """Add the model of a finished round to the averages that are evaluated."""
         if set(self.schedule.evaluation_models) != {"last"}:
-            sequential = self.algorithm.schedule == "sequential"
-            self.round_average = round_mean(self.server.model, round.ordered_fits(), sequential)
+            fits = round.ordered_fits() if self.averages_local_models else ()
+            self.round_average = round_mean(self.server.model, fits)
         if "moving" in self.schedule.evaluation_models:
             self.moving_average = ema(self.moving_average, self.round_average, self.schedule.ema_decay)

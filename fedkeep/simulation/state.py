@@ -15,6 +15,7 @@ from fedkeep.interface import Algorithm, Training
 from fedkeep.interface.algorithm import state_types
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Weights
+from fedkeep.models.weights_file import WeightsFile
 from fedkeep.simulation.attacks import Attack, Attacker, poison
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.executor import Executor, SerialExecutor
@@ -106,6 +107,8 @@ class SimulationState:
         Changes what malicious clients answer.
     history : ReplyHistory
         What is kept of earlier replies.
+    weights_file : WeightsFile
+        Where models of a round lie for which memory has no room.
     round_average : Weights
         The ``round`` model of the last round that was not rolled back (see `EvaluationModel`).
     moving_average : Weights
@@ -177,8 +180,14 @@ class SimulationState:
         self.attacker = (
             Attacker(self.attack, self.federation.clients, self.seed) if self.attack.kind != "none" else None
         )
+        self.weights_file = WeightsFile()
         self.round_average: Weights = self.server.model
         self.moving_average: Weights = {}
+
+    @property
+    def averages_local_models(self) -> bool:
+        """Whether the mean of the models that a round's clients returned is wanted (see `EvaluationModel`)."""
+        return set(self.schedule.evaluation_models) != {"last"} and self.algorithm.schedule == "sequential"
 
     @property
     def rounds(self) -> int:

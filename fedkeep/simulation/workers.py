@@ -257,6 +257,7 @@ def serve(
                 ipc.send(connection, [FAILED, traceback.format_exc()], {})
         except OSError:  # the parent is gone
             return
+        del message, content, tensors, result  # models, which need not stay in memory until the next request
 
 
 def run_worker(connection: Connection, handlers: Mapping[str, Handler]) -> None:

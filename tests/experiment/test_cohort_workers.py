@@ -47,7 +47,7 @@ def test_workers_change_nothing_but_the_time(method: str, tmp_path: Path, monkey
     monkeypatch.setattr(cohort_workers, "MIN_SECONDS_LEFT", 0.0)
     shared = fedkeep.run(recipe, out=tmp_path / "shared", machine=Machine(workers=2))
     assert len(executors) == 4
-    assert all(executors[0].known.values()), "both have worked"
+    assert all(worker.heard for worker in executors[0].workers), "both have worked"
     assert len(executors[0].workers) == 2
     assert not any(worker.process and worker.process.is_alive() for worker in executors[0].workers)
     for name in ("rounds.jsonl", "model.safetensors"):

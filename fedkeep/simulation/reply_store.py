@@ -1,0 +1,93 @@
+"""Replies that wait for the rest of a round: some stay in memory, and the models of the others lie in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from fedkeep.interface.pytree import num_bytes, replace_nodes
+from fedkeep.models import Weights
+from fedkeep.models.weights_file import StoredWeights, WeightsFile
+
+T = TypeVar("T")
+
+IN_MEMORY = 64 * 2**20
+"""Bytes of the replies to one question that stay in memory. Results do not depend on it."""
+
+
+def is_weights(node: Any) -> bool:
+    """Tell whether a node of a reply is a model, or as many tensors by name.
+
+    Parameters
+    ----------
+    node : object
+        The node.
+
+    Returns
+    -------
+    bool
+    """
+    if isinstance(node, StoredWeights):
+        return True
+    return (
+        isinstance(node, Mapping)
+        and bool(node)
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in node.items())
+    )
+
+
+class ReplyStore:
+    """Keeps the replies to one question until all have arrived.
+
+    Parameters
+    ----------
+    file : WeightsFile
+        Where models lie that find no room in memory.
+    """
+
+    def __init__(self, file: WeightsFile) -> None:
+        self._file = file
+        self._left = IN_MEMORY
+
+    def keep(self, reply: T, size: int | None = None) -> T:
+        """Return a reply as it can wait.
+
+        Parameters
+        ----------
+        reply : T
+            The reply.
+        size : int, optional
+            Its size in bytes, if that is known.
+
+        Returns
+        -------
+        T
+            The reply itself as long as there is room in memory. Afterwards one with the same values, whose models, and
+            other tensors by name, are `StoredWeights`.
+        """
+        size = num_bytes(reply) if size is None else size
+        if size <= self._left:
+            self._left -= size
+            return reply
+        return replace_nodes(reply, is_weights, self._put)
+
+    def _put(self, weights: Weights) -> StoredWeights:
+        return weights if isinstance(weights, StoredWeights) else self._file.put(weights)
+
+
+def load(weights: Weights) -> Weights:
+    """Return a model in memory.
+
+    Parameters
+    ----------
+    weights : Weights
+        The model.
+
+    Returns
+    -------
+    Weights
+        The model itself, unless it is a stored one.
+    """
+    return dict(weights) if isinstance(weights, StoredWeights) else weights
