@@ -56,7 +56,7 @@ class AttackTrial:
     asked_honest, refused_honest : int
         Number of times that honest clients took part in a round, and of these that their reply was refused.
     asked_malicious, refused_malicious : int
-        The same for malicious clients. Those that are set aside count as refused.
+        The same for malicious clients. Those that are set aside are not drawn any more, and so count in neither.
     seconds : float
         Processor time of the rounds.
     """

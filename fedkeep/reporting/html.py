@@ -318,10 +318,13 @@ def _lost(rows: Sequence[Row]) -> dict[str, Any]:
         f"client {client} in {times} {'round' if times == 1 else 'rounds'} of {label}, seed {seed}"
         for (label, seed, client), times in often.most_common(LOST_SHOWN)
     ]
+    last = [(trial, trial.rounds[-1].get("set_aside", ())) for trial in trials if trial.rounds]
+    aside = [f"{', '.join(named)} of {trial.label}, seed {trial.seed}" for trial, named in last if named]
     return {
         "clients": clients,
         "rolled_back": count,
         "refused": refused,
+        "set_aside": aside,
         "lines": lines[:LOST_SHOWN],
         "more": len(lines[LOST_SHOWN:]),
     }

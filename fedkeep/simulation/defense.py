@@ -65,6 +65,9 @@ class Defense(Options):
         "who measures whether a client's training raised the loss on the classes that it says it holds: the server on "
         "its own examples, or up to 3 other clients on theirs, of which the median counts",
     )
+    loss_examples: int = option(
+        4, "most examples of each class on which the server measures; more cost more, and tell more surely", low=1
+    )
     loss_slack: float = option(
         0.1, "by how much it may be raised, in nats; five times that where clients measure it on few examples", low=0.0
     )

@@ -31,7 +31,7 @@ from fedkeep.interface.steps import label_counts, rise_of_loss
 from fedkeep.models import Weights
 from fedkeep.options import as_table
 from fedkeep.simulation.executor import Future
-from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers, loss_change, losses_by_class
+from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, sent_model
 from fedkeep.simulation.privacy import noised_mean
 from fedkeep.simulation.replies import (
@@ -40,12 +40,12 @@ from fedkeep.simulation.replies import (
     find_large,
     find_outliers,
     find_replay,
-    fingerprint,
     measure_update,
 )
 from fedkeep.simulation.reply_store import ReplyStore, load
 from fedkeep.simulation.robust import robust_replies
 from fedkeep.simulation.state import SimulationState
+from fedkeep.training.model_check import mean_of_labels
 
 Step = Callable[..., Any]
 LOST: Final = object()
@@ -134,7 +134,6 @@ class RoundState:
         self.left_out: list[str] = []
         self.label_counts: dict[str, list[float]] = {}
         self.sent: dict[str, Weights] = {}
-        self._measured: dict[str, Tensor] = {}
         self.lost_outside: dict[str, str] = {}
         self.counts_losses = True
         self.client_states: dict[str, Any] = {}
@@ -304,6 +303,8 @@ class RoundState:
             record["privacy"] = as_table(self.state.privacy) | {"clients": self.spent} | shared
         if self.refused:
             record["refused"] = list(self.refused)
+        if aside := self.state.set_aside():
+            record["set_aside"] = aside
         if self.left_out:
             record["left_out"] = self.left_out
         return record | ({"local_models": self.local_models} if self._evaluates_local_models else {})
@@ -445,7 +446,7 @@ class RoundState:
             client = one.task.client
             if client in outliers and client not in self.lost:
                 self._refuse(one, outliers[client])
-        self._check_losses([one for one in arrived if one.task.client in updates])
+        self._check_losses([one for one in arrived if one.task.client in updates], updates)
         self.sent = {}
         for one in arrived:
             client, sent = one.task.client, sent_model(one.task, one.reply)
@@ -465,23 +466,23 @@ class RoundState:
         model = fit.model if self.state.averages_local_models else {}
         self.fits.append((client, self._fit_store.keep(Fit(model, fit.num_examples, fit.num_steps, fit.loss))))
 
-    def _check_losses(self, arrived: Sequence[_Arrived]) -> None:
+    def _check_losses(self, arrived: Sequence[_Arrived], updates: Mapping[str, Update]) -> None:
         """Refuse models whose loss on their clients' own classes rose, if the recipe lets somebody measure it."""
-        checker, slack = self.state.defense.loss_check, self.state.defense.loss_slack
-        slack *= CLIENTS_SLACK if checker == "clients" else 1.0
+        defense, check = self.state.defense, self.state.server.check
         clients = [one.task.client for one in arrived if one.task.client not in self.lost]
-        if checker == "off" or not clients:
+        if defense.loss_check == "off" or not clients:
             return
-        counts = self._ask_label_counts(clients if checker == "server" else [*clients, *self.cohort])
+        slack = defense.loss_slack * (1.0 if check else CLIENTS_SLACK)
+        counts = self._ask_label_counts(clients if check else [*clients, *self.cohort])
         for one in arrived:
             client, sent = one.task.client, sent_model(one.task, one.reply)
             if client in self.lost or sent is None:
                 continue
             model = load(one.reply.model)
             if not counts[client].any():  # nothing to learn from, so nothing may have changed
-                change = 0.0 if fingerprint(sent) == fingerprint(model) else inf
-            elif checker == "server":
-                change = loss_change(self._losses(sent), self._losses(model), counts[client]) or 0.0
+                change = inf if updates[client].parameters or updates[client].buffers else 0.0
+            elif check:
+                change = mean_of_labels(check.scores(model).loss - check.scores(sent).loss, counts[client]) or 0.0
             else:
                 checkers = choose_checkers(client, self.cohort, counts)
                 told = self._ask_builtin(rise_of_loss, checkers, sent, model, counts[client])
@@ -492,10 +493,10 @@ class RoundState:
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
         """Return label counts by client; those that have not told theirs in this task are asked."""
         known = self.state.history.label_counts | self.label_counts
-        unknown = [client for client in dict.fromkeys(clients) if client not in known]
-        told = self._ask_builtin(label_counts, unknown)
-        self.label_counts |= {client: counts.tolist() for client, counts in told.items()}
-        known |= self.label_counts
+        if unknown := [client for client in dict.fromkeys(clients) if client not in known]:
+            told = self._ask_builtin(label_counts, unknown)
+            self.label_counts |= {client: counts.tolist() for client, counts in told.items()}
+            known |= self.label_counts
         return {client: torch.tensor(known[client]) for client in dict.fromkeys(clients) if client in known}
 
     def _ask_builtin(self, step: Step, clients: Sequence[str], *args: Any) -> dict[str, Any]:
@@ -504,15 +505,6 @@ class RoundState:
         tasks = [ClientTask(client, bound, args, {}, self.task, self.round) for client in clients]
         replies = self.collect(self.queue(tasks))
         return {client: reply for client, reply in replies.items() if reply is not LOST}
-
-    def _losses(self, model: Weights) -> Tensor:
-        """Return a model's mean loss of each class on the server's examples; the last models are remembered."""
-        mark = fingerprint(model)
-        if mark not in self._measured:
-            data, rows = self.state.server.data, self.state.algorithm.rows_per_class
-            logits = self.state.server.predict(model, data)[:, ::rows]
-            self._measured[mark] = losses_by_class(logits, data["label"], self.state.context.num_classes)
-        return self._measured[mark]
 
     def _refuse(self, one: _Arrived, fault: str) -> None:
         """Refuse a reply that had arrived: the client's state is as it was before the step."""

@@ -24,6 +24,7 @@ from fedkeep.simulation.privacy import check_central, check_private
 from fedkeep.simulation.schedule import Schedule
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
 from fedkeep.training.evaluation import Counts, count_correct
+from fedkeep.training.model_check import ModelCheck
 from fedkeep.training.model_runner import Factory, ModelRunner, check_batch_size
 from fedkeep.training.party import LocalServer
 
@@ -169,7 +170,7 @@ class SimulationState:
             server_state(),
             self.context.runner.initial,
             len(self.federation.clients),
-            checks_teachers=self.defense.loss_check == "server",
+            check=self._model_check(),
         )
         self.serial = SerialExecutor(self.context, self.federation, self.client_state, self.own_contexts)
         self.executor: Executor = self.serial
@@ -183,6 +184,11 @@ class SimulationState:
         self.weights_file = WeightsFile()
         self.round_average: Weights = self.server.model
         self.moving_average: Weights = {}
+
+    def _model_check(self) -> ModelCheck | None:
+        if self.defense.loss_check != "server":
+            return None
+        return ModelCheck(self.context, self.federation.server, self.defense.loss_examples)
 
     @property
     def averages_local_models(self) -> bool:
@@ -225,6 +231,8 @@ class SimulationState:
     def sample_cohort(self, round: int) -> list[str]:
         """Return the clients of a round, which are the same for every method with this seed.
 
+        Clients that are set aside are not drawn, so that a cohort stays as large as the recipe says.
+
         Parameters
         ----------
         round : int
@@ -235,18 +243,32 @@ class SimulationState:
         list[str]
             The ids of the clients, in order.
         """
-        population = len(self.federation.clients)
-        size = min(self.schedule.cohort_size, population)
+        clients, aside = self.federation.clients, self.set_aside()
+        population = len(clients)
+        if len(aside) == population:
+            aside = []
+        size = min(self.schedule.cohort_size, population - len(aside))
         generator = seeds.generator(self.seed, "cohort", round=round)
         if population <= MAX_PERMUTED:
-            chosen = torch.randperm(population, generator=generator)[:size].tolist()
+            order = [clients[i] for i in torch.randperm(population, generator=generator).tolist()[: size + len(aside)]]
         else:
             # Permuting millions to choose a few is slow: sample with replacement and keep first occurrences instead.
-            first: dict[int, None] = {}
-            while len(first) < size:
-                first |= dict.fromkeys(torch.randint(population, (2 * size,), generator=generator).tolist())
-            chosen = list(first)[:size]
-        return [self.federation.clients[i] for i in chosen]
+            first: dict[str, None] = {}
+            while len(first) < size + len(aside):
+                drawn = torch.randint(population, (2 * size,), generator=generator).tolist()
+                first |= dict.fromkeys(clients[i] for i in drawn)
+            order = list(first)
+        return [client for client in order if client not in aside][:size]
+
+    def set_aside(self) -> list[str]:
+        """Return the clients that are asked no more, since too many of their replies were refused in a row.
+
+        Returns
+        -------
+        list[str]
+            Their ids.
+        """
+        return [client for client in self.history.refused if self.history.set_aside(client, self.defense)]
 
     def evaluation_model(self, which: EvaluationModel) -> Weights:
         """Return a model to evaluate.

@@ -25,6 +25,7 @@ from fedkeep.training.context import ClientContext
 from fedkeep.training.dp_sgd import num_steps, private_fit, sample_rate
 from fedkeep.training.fisher import fisher, sensitivity
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
+from fedkeep.training.model_check import ModelCheck, mean_of_labels
 from fedkeep.training.teacher_cache import TeacherCache
 
 
@@ -295,8 +296,8 @@ class LocalServer(LocalParty, Server[Any]):
         The initial global model.
     num_clients : int
         Number of clients in the federation.
-    checks_teachers : bool
-        Whether `beats_chance` measures models on the server's examples.
+    check : ModelCheck, optional
+        Measures models for `beats_chance`.
 
     Attributes
     ----------
@@ -312,23 +313,20 @@ class LocalServer(LocalParty, Server[Any]):
         model: Weights,
         num_clients: int,
         *,
-        checks_teachers: bool = False,
+        check: ModelCheck | None = None,
     ) -> None:
         super().__init__(context, "", data, state, task=1, round=0, uses={})
         self.model = model
         self.num_clients = num_clients
-        self.checks_teachers = checks_teachers
+        self.check = check
         self.eval_model: Weights = {}
         self.logged: dict[str, float | list[float] | list[str]] = {}
 
     def beats_chance(self, model: Weights, label_counts: Tensor) -> bool:
-        labels = self.data.get("label")
-        if not self.checks_teachers or labels is None:
+        if self.check is None:
             return True
-        weights = label_counts.to(labels.device).double()[labels]
-        weights = weights / torch.bincount(labels, minlength=len(label_counts))[labels]
-        predicted = self.predict(model)[:, :: self.context.runner.rows_per_class].argmax(1)
-        return not weights.any() or bool((weights * (predicted == labels)).sum() * self.num_classes >= weights.sum())
+        correct = mean_of_labels(self.check.scores(model).correct, label_counts)
+        return correct is None or correct * self.num_classes >= 1
 
     def begin_round(self, task: int, round: int) -> None:
         """Set the current round.

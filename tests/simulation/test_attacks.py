@@ -18,8 +18,9 @@ from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.simulation.attacks import Attack, add_trigger
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_check import choose_checkers, loss_change, losses_by_class
+from fedkeep.simulation.loss_check import choose_checkers
 from fedkeep.simulation.simulation import Simulation
+from fedkeep.training.model_check import mean_of_labels
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
 COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}
@@ -108,14 +109,38 @@ def test_a_teacher_worse_than_chance_is_left_out() -> None:
     assert tiny.simulation(SFedKD(), **COMMON).server.beats_chance({}, counts), "without the check all may teach"
 
 
-def test_the_change_of_loss_counts_the_clients_own_classes_only() -> None:
-    labels = torch.tensor([0, 0, 1])
-    before = losses_by_class(torch.zeros(3, 3), labels, 3)
-    after = losses_by_class(torch.tensor([[9.0, 0, 0], [9.0, 0, 0], [9.0, 0, 0]]), labels, 3)
-    assert before[2].isnan()
-    assert loss_change(before, after, torch.tensor([5.0, 0, 0])) == pytest.approx(-1.0984, abs=1e-3)
-    assert loss_change(before, after, torch.tensor([0, 5.0, 7.0])) == pytest.approx(9 - 1.0984, abs=1e-3)
-    assert loss_change(before, after, torch.tensor([0, 0, 7.0])) is None
+def test_a_model_is_measured_once_until_its_tensors_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, _ = digits("fedseq", "defense.loss_check=server")
+    check, asked = simulation.server.check, []
+    assert check is not None
+    logits = check.context.runner.logits
+    monkeypatch.setattr(check.context.runner, "logits", lambda *args: (asked.append(1), logits(*args))[1])
+    model = {name: tensor.clone() for name, tensor in simulation.server.model.items()}
+    first = check.scores(model)
+    assert check.scores(dict(model)) is first, "the same tensors in another dict"
+    assert check.scores({name: tensor.clone() for name, tensor in model.items()}).loss.equal(first.loss)
+    assert len(asked) == 2
+    list(model.values())[-1][0] += 9.0
+    assert check.scores(model).loss[0] < first.loss[0], "changed in place"
+    assert check.scores({name: tensor * 1e38 for name, tensor in model.items()}).loss.isfinite().all()
+    one = check.context.num_classes
+    data = simulation.federation.server
+    by_hand = torch.nn.functional.cross_entropy(
+        simulation.server.predict(simulation.server.model, {k: v[data["label"] == 3][:4] for k, v in data.items()}),
+        torch.full((4,), 3),
+    )
+    assert first.loss.shape == (one,)
+    assert first.loss[3].item() == pytest.approx(by_hand.item(), rel=1e-5)
+
+
+def test_losses_count_as_the_clients_own_labels() -> None:
+    change = torch.tensor([-1.0, 9.0, float("nan")])
+    assert mean_of_labels(change, torch.tensor([5.0, 0, 0])) == -1
+    assert mean_of_labels(change, torch.tensor([5.0, 15.0, 7.0])) == pytest.approx(6.5)
+    assert mean_of_labels(change, torch.tensor([0, 0, 7.0])) is None
+
+
+def test_checkers_hold_some_of_the_same_classes() -> None:
     counts = {"a": torch.tensor([1.0, 0]), "b": torch.tensor([0, 1.0]), "c": torch.tensor([2.0, 2])}
     assert choose_checkers("a", ["b", "a", "c"], counts) == ["c"]
     assert choose_checkers("c", ["b", "a", "c"], counts) == ["b", "a"]

@@ -138,9 +138,24 @@ def test_a_replayed_model_is_refused_and_an_idle_client_is_not() -> None:
 def test_a_client_refused_again_and_again_is_set_aside() -> None:
     simulation = tiny.simulation(FedAvg(), cohort_size=len(tiny.SIZES), rounds=4, defense=Defense(refusals=2))
     let_lie(simulation, scaled(1e30), "2", range(1, 5))
-    reasons = [record["lost"]["2"] for record in tiny.run_rounds(simulation)]
-    assert ["set aside" in reason for reason in reasons] == [False, False, True, True]
+    records = tiny.run_rounds(simulation)
+    assert [list(record["lost"]) for record in records] == [["2"], ["2"], [], []]
+    assert ["2" in record["cohort"] for record in records] == [True, True, False, False]
+    assert [record.get("set_aside") for record in records] == [None, None, ["2"], ["2"]]
     assert simulation.history.refused == {"2": 2}
+
+
+def test_who_is_not_set_aside_takes_the_place() -> None:
+    simulation = tiny.simulation(FedAvg(), cohort_size=2)
+    before = {number: simulation.sample_cohort(number) for number in range(1, 9)}
+    simulation.history.refused = {"2": 3}
+    for number, cohort in before.items():
+        after = simulation.sample_cohort(number)
+        assert len(after) == 2
+        assert "2" not in after
+        assert [client for client in cohort if client != "2"] == after[: sum(client != "2" for client in cohort)]
+    simulation.history.refused = dict.fromkeys(simulation.federation.clients, 3)
+    assert simulation.sample_cohort(1) == before[1], "if all were set aside, the model is at fault"
 
 
 def test_a_model_that_no_longer_answers_stops_the_run(tmp_path: Path) -> None:
