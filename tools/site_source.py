@@ -53,7 +53,6 @@ def main() -> None:
     shutil.rmtree(SOURCE, ignore_errors=True)
     for path in (*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")):
         copy(path)
-    shutil.copytree(ROOT / "docs" / "pictures", SOURCE / "docs" / "pictures")
     write("index.md", on_site((ROOT / "README.md").read_text(encoding="utf-8"), ROOT))
     results = results_by_method()
     methods = algorithms()
@@ -173,7 +172,15 @@ def copy(path: Path) -> None:
 
 
 def on_site(text: str, folder: Path) -> str:
-    """Return a page whose links lead to pages of the site; a link to a file that is no page becomes its text."""
+    """Return a page whose links lead to pages of the site; a link to a file that is no page becomes its text.
+
+    Pictures of the page are copied.
+    """
+    for target in re.findall(r"!\[[^\]]*\]\(([^)#\s]+)\)", text):
+        if "://" not in target and (picture := (folder / target).resolve()).is_relative_to(ROOT):
+            copied = SOURCE / picture.relative_to(ROOT)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(picture, copied)
 
     def link(match: re.Match[str]) -> str:
         shown, target, anchor = match[1], match[2], match[3] or ""

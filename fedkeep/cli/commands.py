@@ -365,7 +365,9 @@ def _add_export(command: argparse.ArgumentParser) -> None:
 
 def _add_predict(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL", help="the folder that fedkeep export wrote")
-    command.add_argument("files", nargs="+", metavar="FILE", help="image files, or folders of them")
+    command.add_argument(
+        "files", nargs="+", metavar="FILE", help="image files, tables, texts (.txt), arrays (.npz), or folders of them"
+    )
     command.add_argument("--format", choices=("table", "csv"), default="table")
     _add_code(command)
     command.set_defaults(command=_lazily("export", "predict_files"))
@@ -397,7 +399,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "compare": ("show several runs in one table", _add_compare),
     "report": ("write the table and the HTML report of a run again", _add_report),
     "export": ("write a trained model for use without FedKeep: safetensors, PyTorch, ONNX, model card", _add_export),
-    "predict": ("predict the classes of images with an exported model", _add_predict),
+    "predict": ("predict classes with an exported model: of images, tables, texts", _add_predict),
     "verify": ("check the files of a run against their digests", _add_verify),
     "archive": ("write the records of a run, or of a reproduction, into compressed files", _add_archive),
     "flower": ("run across machines, on Flower: make an app, make keys, protect the server", _add_flower),

@@ -65,14 +65,18 @@ def predict_files(options: Namespace, console: Console) -> int:
     """
     import_user_code(options.use)
     found = list(predict(options.model, options.files, allow_code=options.allow_code))
+    rows = any(each.row is not None for each in found)
+    heads = ("file", *["row"] * rows, "class", "probability")
+    places = [(str(each.path), *["" if each.row is None else str(each.row)] * rows, each.label) for each in found]
     if options.format == "csv":
         lines = csv.writer(sys.stdout, lineterminator="\n")
-        lines.writerow(("file", "class", "probability"))
-        lines.writerows((str(each.path), each.label, f"{each.probability:.4f}") for each in found)
+        lines.writerow(heads)
+        lines.writerows((*place, f"{each.probability:.4f}") for place, each in zip(places, found, strict=True))
         return 0
-    table = Table("file", "class", "probability", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.columns[0].overflow = "fold"
-    for each in found:
-        table.add_row(escape(str(each.path)), escape(each.label), f"{each.probability:.1%}")
+    table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for place, each in zip(places, found, strict=True):
+        table.add_row(*map(escape, place), f"{each.probability:.1%}")
     console.print(table)
     return 0

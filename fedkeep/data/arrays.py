@@ -94,16 +94,7 @@ def read_npz(path: Path) -> dict[str, Any]:
     DataError
         If the file cannot be read, or has other arrays.
     """
-    try:
-        with np.load(path, allow_pickle=False) as opened:
-            if not isinstance(opened, np.lib.npyio.NpzFile):
-                raise ValueError("it is a single array")
-            arrays: dict[str, Any] = {key: opened[key] for key in opened.files}
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, SyntaxError) as error:
-        raise DataError(
-            f"{path} cannot be read as a .npz file ({in_one_line(error, 300)}). Write it with "
-            "numpy.savez(path, x=x, y=y)."
-        ) from error
+    arrays = _open_npz(path)
     for key in arrays:
         if key not in _ARRAYS:
             raise DataError(f"{path} has an array {key!r}.{did_you_mean(key, _ARRAYS)}")
@@ -112,6 +103,38 @@ def read_npz(path: Path) -> dict[str, Any]:
     if "label_names" in arrays:
         arrays["label_names"] = list(map(str, arrays["label_names"].reshape(-1).tolist()))
     return arrays
+
+
+def read_inputs_of_npz(path: Path) -> Tensor:
+    """Return the array ``x`` of a .npz file as `from_arrays` takes it.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its other arrays are not used.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, or has no such array.
+    """
+    arrays = _open_npz(path)
+    if "x" not in arrays:
+        raise DataError(f"{path} has no array 'x'.{did_you_mean('x', arrays)} Write it with numpy.savez(path, x=x).")
+    return _to_input(arrays["x"], f"{path}, x")
+
+
+def _open_npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as opened:
+            if not isinstance(opened, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array")
+            return {key: opened[key] for key in opened.files}
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, SyntaxError) as error:
+        raise DataError(
+            f"{path} cannot be read as a .npz file ({in_one_line(error, 300)}). Write it with "
+            "numpy.savez(path, x=x, y=y)."
+        ) from error
 
 
 def _to_array(values: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:

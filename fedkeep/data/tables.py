@@ -55,11 +55,13 @@ def read_inputs(
         texts = (read_column(table, options.text, where) for table, where in pairs)
         lengths = {"length": options.length, "vocabulary": options.vocabulary}
         return [tokenise(rows, where, **lengths) for rows, where in zip(texts, wheres, strict=True)], {}
-    if len(schema.inputs) == 1 and _is_list(tables[0].features[schema.inputs[0]]):
+    if len(schema.inputs) == 1 and is_list(tables[0], schema.inputs[0]):
         columns = [read_column(table, schema.inputs[0], where) for table, where in pairs]
-        if _holds_floats(columns[0]):
-            return [_vectors(rows, where) for rows, where in zip(columns, wheres, strict=True)], {}
-        return [pad(rows, where, options.length) for rows, where in zip(columns, wheres, strict=True)], {}
+        floats = _holds_floats(columns[0])
+        return [
+            _vectors(rows, where) if floats else pad(rows, where, options.length)
+            for rows, where in zip(columns, wheres, strict=True)
+        ], {}
     parts = list(_features(pairs, schema.inputs))
     if options.scaling == "none":
         numbers = [part.numbers.float() for part in parts]
@@ -70,8 +72,30 @@ def read_inputs(
     return numbers, {"features": parts[0].names, "mean": tuple(mean), "std": tuple(std)}
 
 
-def _is_list(feature: Any) -> bool:
+def is_list(table: Any, column: str) -> bool:
+    """Return whether a column of a table holds lists."""
+    feature = table.features[column]
     return hasattr(feature, "feature") or isinstance(feature, list)
+
+
+def read_lists(rows: Sequence[Any], where: str, length: int) -> Tensor:
+    """Return lists of numbers as float32 ``[n, numbers]``, lists of token ids as int64 ``[n, length]``.
+
+    Parameters
+    ----------
+    rows : sequence of lists
+        The lists.
+    where : str
+        What errors call them.
+    length : int
+        Token ids in each row of the result.
+
+    Raises
+    ------
+    DataError
+        If one is no such list, or numbers differ in length.
+    """
+    return _vectors(rows, where) if rows and _holds_floats(rows) else pad(rows, where, length)
 
 
 def _holds_floats(rows: Sequence[Any]) -> bool:
@@ -90,7 +114,7 @@ def _vectors(rows: Sequence[Any], where: str) -> Tensor:
 
 def _features(pairs: Sequence[tuple[Any, str]], names: Sequence[str]) -> Iterator[Features]:
     """Yield the features of each split, the same ones in all."""
-    columns = [[_values(table, name, where) for name in names] for table, where in pairs]
+    columns = [[read_values(table, name, where) for name in names] for table, where in pairs]
     kept: list[tuple[str, list[Array]]] = []
     for place, name in enumerate(names):
         of_splits = [split[place] for split in columns]
@@ -112,8 +136,23 @@ def _features(pairs: Sequence[tuple[Any, str]], names: Sequence[str]) -> Iterato
         yield Features(titles, torch.from_numpy(np.stack([values[split] for _, values in kept], 1)), is_value)
 
 
-def _values(table: Any, name: str, where: str) -> Array:
-    """Return a column as float64 or as text; raise `DataError` with the row of a value that is neither."""
+def read_values(table: Any, name: str, where: str) -> Array:
+    """Return a column as float64 or as text.
+
+    Parameters
+    ----------
+    table : datasets table
+        The table.
+    name : str
+        Its column.
+    where : str
+        What errors call the table.
+
+    Raises
+    ------
+    DataError
+        If a value is neither; it names the row.
+    """
     values = read_column(table, name, where)
     row = next((row for row, value in enumerate(values) if value is None or value != value), None)
     if row is not None:

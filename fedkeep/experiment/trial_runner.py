@@ -129,12 +129,25 @@ def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, 
         ProgressReport(trial, description["test_total"], report),
         ConfusionMatrix(trial.folder),
         cohort_workers(trial, count),
-        *_trackers(trial, description),
+        *trackers(trial, description),
     ]
 
 
-def _trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
-    """Return the callbacks that log metrics as the recipe asks."""
+def trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:
+    """Return the callbacks that log metrics as the recipe asks.
+
+    Parameters
+    ----------
+    trial : Trial
+        The trial.
+    description : Mapping[str, object]
+        Its description.
+
+    Returns
+    -------
+    list[Callback]
+        The callbacks.
+    """
     recipe = trial.experiment.recipe
     sections = {"training": recipe.training, "run": recipe.run, "partition": recipe.partition, "model": recipe.model}
     settings = {f"{section}.{name}": v for section, part in sections.items() for name, v in as_table(part).items()}

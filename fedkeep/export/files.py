@@ -20,6 +20,7 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import model_to_table
 from fedkeep.export.card import model_card
 from fedkeep.export.trained_model import TrainedModel, trained_model
+from fedkeep.options import as_table
 from fedkeep.reporting.run_folder import Run, read_run
 
 WEIGHTS, PROGRAM, ONNX, CONFIG, CARD = "model.safetensors", "model.pt2", "model.onnx", "config.json", "README.md"
@@ -118,6 +119,7 @@ def _config(model: TrainedModel) -> dict[str, Any]:
         "first_classes": model.first_classes,
         "rows_per_class": model.predictor.rows_per_class,
         "input": model.input,
+        "data": as_table(model.recipe.data_options),
         "label_names": model.label_names,
     }
 

@@ -1,9 +1,9 @@
-"""Predictions of an exported model for images in files."""
+"""Predictions of an exported model for files: images, tables, texts, arrays."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedkeep.data.data_options import DataOptions
 from fedkeep.data.decode import decode
+from fedkeep.data.inputs import SUFFIXES, read_rows
 from fedkeep.errors import DataError, FedKeepError, RunError
 from fedkeep.experiment.model_config import read_model
 from fedkeep.models.predictor import Predictor, build_predictor
+from fedkeep.options import build
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 """The suffixes of the files that are read in a folder."""
 BATCH = 64
-"""Files that are decoded and predicted at once."""
+"""Examples that are predicted at once."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for one file.
+    """The prediction for one image, or for one row of a file.
 
     Attributes
     ----------
@@ -36,11 +39,14 @@ class Prediction:
         The name of the class with the highest score.
     probability : float
         Its softmax, 0 to 1.
+    row : int or None
+        The row of the file, from 0; None for an image.
     """
 
     path: Path
     label: str
     probability: float
+    row: int | None = None
 
 
 def load_model(folder: str | Path, *, allow_code: bool = False) -> tuple[Predictor, dict[str, Any]]:
@@ -92,43 +98,72 @@ def load_model(folder: str | Path, *, allow_code: bool = False) -> tuple[Predict
 
 @torch.no_grad()
 def predict(folder: str | Path, files: Sequence[str | Path], *, allow_code: bool = False) -> Iterator[Prediction]:
-    """Predict the classes of images in files.
+    """Predict the classes of images, or of the rows of tables, texts and arrays.
 
-    Images are converted to the model's channels. Those of another size are cut to their middle and resized.
+    Images are converted to the model's channels. Those of another size are cut to their middle and resized. Columns of
+    a table are found by their names, and scaled as in training; columns that the model does not know are left out.
 
     Parameters
     ----------
     folder : str or Path
         What `fedkeep.export_model` wrote.
     files : Sequence[str or Path]
-        Image files, and folders of them.
+        Image files; tables (.csv, .tsv, .parquet), texts (.txt, one in each line), arrays (.npz, ``x``); folders of
+        them.
     allow_code : bool
         Let the model import its network.
 
     Yields
     ------
     Prediction
-        The prediction for each file, in order.
+        The prediction for each image or row, in order.
 
     Raises
     ------
     FedKeepError
-        If the model does not take images, or a file is missing or no image.
+        If a file is missing, or is not what the model takes.
     """
     predictor, config = load_model(folder, allow_code=allow_code)
     about, names = config["input"], config["label_names"]
-    if about["type"] != "uint8" or len(about["shape"]) != 3 or about["shape"][0] not in (1, 3):
-        raise DataError(
-            f"the model in {folder} takes {about['type']} inputs of shape {about['shape']}, which are no image files. "
-            "Call it from Python: fedkeep.load_model."
-        )
-    paths = list(_image_paths(files))
-    for start in range(0, len(paths), BATCH):
-        part = paths[start : start + BATCH]
-        scores = predictor(torch.cat([_read(path, about["shape"]) for path in part]))
-        best = scores.softmax(-1).max(-1)
-        for path, probability, place in zip(part, best.values.tolist(), best.indices.tolist(), strict=True):
-            yield Prediction(path, names[place], probability)
+    shape = about["shape"]
+    images = about["type"] == "uint8" and len(shape) == 3 and shape[0] in (1, 3)
+    options = build(DataOptions, config.get("data", {}), f"{folder}/config.json, data")
+    for part in _batches(_paths(files, IMAGES if images else frozenset(SUFFIXES)), about, options, images):
+        for start in range(0, len(part.inputs), BATCH):
+            best = predictor(part.inputs[start : start + BATCH]).softmax(-1).max(-1)
+            for place, label, probability in zip(
+                part.places[start : start + BATCH], best.indices.tolist(), best.values.tolist(), strict=True
+            ):
+                yield Prediction(place[0], names[label], probability, place[1])
+
+
+@dataclass(frozen=True)
+class _Batch:
+    places: Sequence[tuple[Path, int | None]]
+    inputs: Tensor
+
+
+def _batches(paths: Iterable[Path], about: Mapping[str, Any], options: DataOptions, images: bool) -> Iterator[_Batch]:
+    """Yield images, some at a time, and each file of rows."""
+    pictures: list[Path] = []
+    for path in paths:
+        if images and path.suffix != ".npz":
+            pictures.append(path)
+            if len(pictures) == BATCH:
+                yield _decode(pictures, about["shape"])
+                pictures = []
+        else:
+            if pictures:
+                yield _decode(pictures, about["shape"])
+                pictures = []
+            rows = read_rows(path, about, options)
+            yield _Batch([(path, row) for row in range(len(rows))], rows)
+    if pictures:
+        yield _decode(pictures, about["shape"])
+
+
+def _decode(paths: Sequence[Path], shape: Sequence[int]) -> _Batch:
+    return _Batch([(path, None) for path in paths], torch.cat([_read(path, shape) for path in paths]))
 
 
 def _read(path: Path, shape: Sequence[int]) -> Tensor:
@@ -140,12 +175,12 @@ def _read(path: Path, shape: Sequence[int]) -> Tensor:
     return image
 
 
-def _image_paths(files: Sequence[str | Path]) -> Iterator[Path]:
+def _paths(files: Sequence[str | Path], suffixes: frozenset[str]) -> Iterator[Path]:
     for given in map(Path, files):
         if given.is_dir():
-            found = sorted(path for path in given.rglob("*") if path.suffix.lower() in IMAGES)
+            found = sorted(path for path in given.rglob("*") if path.suffix.lower() in suffixes)
             if not found:
-                raise DataError(f"the folder {given} holds no image.")
+                raise DataError(f"the folder {given} holds none of {', '.join(sorted(suffixes))}.")
             yield from found
         elif given.is_file():
             yield given

@@ -55,6 +55,8 @@ class RunConfig(Options):
         Let the recipe import its model.
     use : str
         Files or modules with the user's methods.
+    log : str
+        Where the server logs metrics, instead of the recipe's ``log``.
     """
 
     recipe: str = option("demo", "a recipe's name, or a .toml file of the app or of the server")
@@ -75,6 +77,7 @@ class RunConfig(Options):
     device: str = option("cpu", "device of the server: cpu or cuda")
     allow_code: bool = option(False, "let the recipe import its model as package.module:function")
     use: str = option("", "files or modules with methods of your own, with commas between them")
+    log: str = option("", "where the server logs metrics, such as csv,tensorboard; default: the recipe's log")
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,14 @@ from fedkeep.experiment.build import (
     without_generator_images,
 )
 from fedkeep.experiment.description import describe_trial
-from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import find_checkpoint_damage, trial_name
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder, recorded_recipe
 from fedkeep.experiment.runtime import Machine, recorded_machine
-from fedkeep.experiment.trial_runner import write_description
+from fedkeep.experiment.trial_runner import trackers, write_description
 from fedkeep.flower.config import RunConfig
 from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.reply_log import ReplyLog
@@ -51,6 +51,7 @@ from fedkeep.simulation.callbacks import OnRoundEnd
 from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.simulation.trial import TrialBusy, run_trial
+from fedkeep.tracking.tracker import check_log, check_packages
 from fedkeep.training.context import pinned_threads
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ def serve(transport: Transport, config: RunConfig) -> Run:
     """
     import_user_code(filter(None, config.use.split(",")))
     recipe = _load_recipe(config)
+    check_packages(recipe.log)
     folder = _open_run_folder(recipe, config)
     threads = recorded_machine(folder, Machine()).threads
     with _log_to_file(folder / "server.log"), pinned_threads(threads):
@@ -88,7 +90,7 @@ def serve(transport: Transport, config: RunConfig) -> Run:
         try:
             for trial in Experiment(recipe).trials(folder):
                 with _trial_lock(trial.folder):
-                    _run_trial(transport, config, recipe, trial.method, trial.seed, trial.folder)
+                    _run_trial(transport, config, recipe, trial)
         except BaseException as error:
             log.error("stopped: %s Continue with --run-config %s", error, shlex.quote(f'out="{folder.resolve()}"'))
             raise
@@ -97,15 +99,14 @@ def serve(transport: Transport, config: RunConfig) -> Run:
         return run
 
 
-def _run_trial(
-    transport: Transport, config: RunConfig, recipe: Recipe, method: Method, seed: int, folder: Path
-) -> None:
+def _run_trial(transport: Transport, config: RunConfig, recipe: Recipe, trial: Trial) -> None:
     """Run one method with one seed; continue it if it was begun before."""
+    method, seed, folder = trial.method, trial.seed, trial.folder
     data_dir = config.data_dir or None
     loaded = load_data(config.data or recipe.data, data_dir, recipe.validation, recipe.data_options)
     allowed = without_generator_images(recipe, loaded, data_dir)
     dataset, server_data = split_server_data(recipe, seed, allowed, data_dir)
-    trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={})
+    trial_recipe = replace(recipe, methods=(method,), seeds=(seed,), paper={}, log=())  # the server logs
     data = describe_dataset(dataset, allowed is not loaded, generator_hash(trial_recipe, data_dir))
     introduction = Envelope({"version": version("fedkeep"), "recipe": trial_recipe.to_toml(), "data": data})
     sites_file = folder / "sites.json"  # the run's identifier, and the sites that take part
@@ -145,7 +146,7 @@ def _run_trial(
 
     try:
         # A checkpoint after every round.
-        run_trial(simulation, folder, [OnRoundEnd(check)], checkpoint_share=math.inf)
+        run_trial(simulation, folder, [OnRoundEnd(check), *trackers(trial, description)], checkpoint_share=math.inf)
     except Exception:
         reply_log.clear()  # a reply may have been the cause: sites send theirs again, without training again
         raise
@@ -253,6 +254,9 @@ def _load_recipe(config: RunConfig) -> Recipe:
                     f"{method.label}: client step {name} must annotate all its parameters and its return type."
                 )
     check_device(config.device)
+    if config.log:
+        recipe = replace(recipe, log=tuple(config.log.split(",")))
+        check_log(recipe.log)
     return recipe
 
 

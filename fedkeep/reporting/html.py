@@ -18,6 +18,8 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
+from fedkeep.interface.training import Training
+from fedkeep.options import as_table
 from fedkeep.reporting.charts import line_chart
 from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
 from fedkeep.reporting.differences import EXPLANATION, difference, leaders, show_difference, show_interval
@@ -132,11 +134,24 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("partition", f"{scheme} ({split})" if split else str(scheme or NOTHING)),
         ("tasks", ", ".join(filter(None, (str(len(info.get("tasks") or "") or ""), str(info.get("sharing") or ""))))),
         ("rounds", ", ".join(map(str, rounds))),
+        ("local training", _training(run.settings.get("training") or {})),
         (SEEDS[len(seeds) > 1], ", ".join(seeds)),
         ("device", " ".join(_device(run))),
         ("started", _moment(run.info.get("started"))),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _training(settings: Mapping[str, Any]) -> str:
+    """Return settings of local training: those that everybody asks about, and those that are not the default."""
+    defaults = as_table(Training())
+    shown = {name: settings[name] for name in ("optimizer", "epochs", "batch_size", "lr") if name in settings}
+    shown |= {name: value for name, value in settings.items() if value != defaults.get(name, value)}
+    return _listed(shown)
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def _names_of_clients(names: Sequence[object]) -> str:
@@ -338,6 +353,7 @@ def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:
             "algorithm": firsts[label].algorithm,
             "schedule": firsts[label].schedule,
             "options": ", ".join(f"{key} = {value}" for key, value in firsts[label].options.items()),
+            "training": _listed(firsts[label].info.get("training") or {}),
             "paper": str(firsts[label].info.get("paper") or ""),
         }
         for label in dict.fromkeys(row.label for row in rows)

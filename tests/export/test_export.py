@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -15,6 +17,8 @@ from safetensors.torch import load_file, save_file
 
 import fedkeep
 from fedkeep.cli import main
+from fedkeep.data import DataSet
+from fedkeep.data.tokens import tokenise
 from fedkeep.errors import ConfigError, DataError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
@@ -114,7 +118,7 @@ def test_an_average_is_another_model_and_is_what_its_row_says(run: Path) -> None
     assert torch.bincount(hits, minlength=10).tolist() == moving.trial.evaluations[-1]["correct"]
 
 
-def evaluated_on_are_predicted_from_the_command_line(
+def test_images_are_predicted_from_the_command_line(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from PIL import Image
@@ -171,10 +175,78 @@ def test_models_that_do_not_predict_alone_are_refused(tmp_path: Path) -> None:
         fedkeep.load_model(tmp_path / "run")
 
 
-def test_inputs_that_are_no_images_have_no_files(exported: Path, tmp_path: Path) -> None:
-    config = json.loads((exported / "config.json").read_text())
-    for name in ("model.safetensors",):
-        (tmp_path / name).write_bytes((exported / name).read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"input": config["input"] | {"type": "float32"}}))
-    with pytest.raises(DataError, match="no image files"):
-        list(fedkeep.predict(tmp_path, [tmp_path]))
+def exported_from(path: Path, out: Path, **changes: Any) -> tuple[Path, DataSet]:
+    """Train on a table in a moment, and return the exported model and the run's data set."""
+    settings = [f"data.{name}={json.dumps(value)}" for name, value in changes.items()]
+    text = tiny.RECIPE.replace('name = "digits"', f"name = {json.dumps(str(path))}").replace(
+        'scheme = "exdir"\nnum_clients = 8\nclasses_per_client = 2\nalpha = 0.5', 'scheme = "iid"\nnum_clients = 2'
+    )
+    if "text" in changes:
+        text = text.replace('name = "mlp"\nhidden = [8]', 'name = "embedding-bag"\nvocabulary = 50')
+        settings.append("data.vocabulary=50")
+    recipe = load_recipe(tiny.write_recipe(out, text), settings=settings, methods=["fedavg"], rounds=1)
+    run = fedkeep.run(recipe, out=out / "run")
+    return fedkeep.export_model(run, onnx=False), Experiment(recipe).federation(0).dataset
+
+
+def test_rows_of_a_table_are_predicted_by_the_names_of_its_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [(20 + number % 40, "fmx"[number % 3], ("ill", "well")[number % 2]) for number in range(60)]
+    table = tmp_path / "people.csv"
+    table.write_text("age,sex,label\n" + "".join(f"{age},{sex},{label}\n" for age, sex, label in rows))
+    folder, dataset = exported_from(table, tmp_path)
+    with torch.no_grad():
+        ours = fedkeep.load_model(folder)[0](dataset.test["input"])
+    # In another order, with a column more and without labels.
+    mean, std = dataset.mean[dataset.features.index("age")], dataset.std[dataset.features.index("age")]
+    ages = (dataset.test["input"][:, dataset.features.index("age")] * std + mean).round().int().tolist()
+    sexes = dataset.test["input"][:, [dataset.features.index(f"sex={sex}") for sex in "fmx"]].argmax(-1).tolist()
+    new = tmp_path / "new.csv"
+    new.write_text("name,sex,age\n" + "".join(f"A,{'fmx'[sex]},{age}\n" for age, sex in zip(ages, sexes, strict=True)))
+    assert main(["predict", str(folder), str(new), "--format", "csv"]) == 0
+    lines = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["file", "row", "class", "probability"]
+    assert [(row[1], row[2]) for row in lines[1:]] == [
+        (str(number), dataset.label_names[label]) for number, label in enumerate(ours.argmax(-1).tolist())
+    ]
+    assert [float(row[3]) for row in lines[1:]] == pytest.approx(ours.softmax(-1).amax(-1).tolist(), abs=1e-4)
+    for text, says in (
+        ("sex\nf\n", "no column 'age'"),
+        ("sex,age\nq,30\n", "row 0 has 'sex' = 'q', which no training row had"),
+        ("sex,age\nf,30\nf,\n", "row 1 has no 'age'"),
+        ("sex,age\n1,30\n", "'sex' held text in training"),
+    ):
+        new.write_text(text)
+        assert main(["predict", str(folder), str(new)]) == 1
+        assert says in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(DataError, match="the model takes no images"):
+        list(fedkeep.predict(folder, [tmp_path / "a.png"]))
+
+
+def test_texts_are_predicted(tmp_path: Path) -> None:
+    table = tmp_path / "reviews.csv"
+    table.write_text("review,label\n" + "".join(f"{('good', 'bad')[n % 2]} {n},{n % 2}\n" for n in range(60)))
+    folder, _ = exported_from(table, tmp_path, text="review", length=4)
+    (tmp_path / "new.txt").write_text("good soup\nbad soup\n")
+    (tmp_path / "new.csv").write_text("id,review\n1,good soup\n2,bad soup\n")
+    lines, rows = (list(fedkeep.predict(folder, [tmp_path / f"new.{kind}"])) for kind in ("txt", "csv"))
+    assert [each.row for each in lines] == [0, 1]
+    assert [(each.label, each.probability) for each in lines] == [(each.label, each.probability) for each in rows]
+    with torch.no_grad():
+        scores = fedkeep.load_model(folder)[0](tokenise(["good soup", "bad soup"], "here", 4, 50)).softmax(-1)
+    assert [each.probability for each in rows] == pytest.approx(scores.amax(-1).tolist())
+
+
+def test_arrays_are_predicted_if_they_are_what_the_network_takes(exported: Path, tmp_path: Path) -> None:
+    images = fedkeep.load("digits").test["input"][:3]
+    np.savez(tmp_path / "new.npz", x=images.numpy())
+    with torch.no_grad():
+        best = fedkeep.load_model(exported)[0](images).argmax(-1).tolist()
+    assert [(each.row, each.label) for each in fedkeep.predict(exported, [tmp_path / "new.npz"])] == [
+        (row, str(label)) for row, label in enumerate(best)
+    ]
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 5)))
+    with pytest.raises(DataError, match=r"float32 inputs of shape \[5\], and the model takes uint8"):
+        list(fedkeep.predict(exported, [tmp_path / "new.npz"]))

@@ -58,6 +58,22 @@ def test_sites_give_the_same_as_one_machine(
     assert (tmp_path / "sites" / "report.html").is_file()
 
 
+def test_the_server_logs_and_sites_need_no_package_for_it(
+    recipe: str, alone: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    serve(LocalTransport(node_configs(tmp_path / "states")), config(recipe, out, methods="fedavg", log="csv"))
+    rows = (out / "logs" / "fedavg-seed0.csv").read_text().splitlines()
+    assert rows[0].startswith("round,accuracy,forgetting")
+    assert [row.split(",")[0] for row in rows[1:]] == [str(row["round"]) for row in records(out)]
+    assert tiny.equal(model(alone("fedavg")), model(out)), "logging changes no result"
+    for log, says in (("cvs", "Did you mean 'csv'"), ("wandb", "'wandb>=")):
+        monkeypatch.setattr("fedkeep.tracking.tracker.find_spec", lambda name: None)
+        with pytest.raises(FedKeepError, match=says):
+            serve(LocalTransport({}), config(recipe, tmp_path / "none", methods="fedavg", log=log))
+        assert not (tmp_path / "none").exists()
+
+
 def test_private_sites_give_the_same_as_one_machine_and_tell_what_they_spent(recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     private = (*SETTINGS, "privacy.noise_multiplier=1.0", "privacy.counts_epsilon=1.0")

@@ -16,6 +16,7 @@ from synthetic_run import write_demo, write_run, write_trial
 
 import fedkeep
 from fedkeep.errors import RunError
+from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.html import render, write_report
 from fedkeep.reporting.maps import class_maps, client_accuracies, teacher_maps
 from fedkeep.reporting.outputs import write_all
@@ -113,6 +114,19 @@ def test_page_shows_what_was_run_and_what_came_out(page: Page) -> None:
     ):  # fmt: skip
         assert part in page.text, part
     assert "/home/me" not in page.text
+
+
+def test_settings_of_local_training_are_shown_and_a_methods_own(tmp_path: Path) -> None:
+    recipe = load_recipe(
+        tiny.write_recipe(tmp_path),
+        settings=["fedseq.training.optimizer=adam", "fedseq.training.max_grad_norm=1.0", "training.lr_decay=0.9"],
+        methods=["fedavg", "fedseq"],
+        rounds=1,
+    )
+    text = Page(render(read_run(fedkeep.run(recipe, out=tmp_path / "run").path))).text
+    assert "local training optimizer sgd, epochs 1, batch_size 64, lr 0.05, lr_decay 0.9" in text
+    assert text.count("its own local training: ") == 1
+    assert "its own local training: optimizer adam, max_grad_norm 1.0" in text
 
 
 def test_class_wise_table_holds_the_mean_over_seeds(tmp_path: Path) -> None:
