@@ -59,11 +59,15 @@ def _played(recipe: Recipe) -> tuple[Any, int]:
 
 
 def _row(cell: Any, counts: Iterable[float]) -> str:
-    return f"| {cell.label} | {cell.schedule} | " + " | ".join(f"{count:.2f}" for count in counts) + " |"
+    return (
+        f"| {cell.label} | {'sequential' if cell.sequential else 'parallel'} | "
+        + " | ".join(f"{count:.2f}" for count in counts)
+        + " |"
+    )
 
 
 def _print_table(last: str, names: Iterable[str]) -> None:
-    print(f"| method | schedule | down | up | {last}: down | up |\n|:--|:--|--:|--:|--:|--:|")
+    print(f"| method | clients train | down | up | {last}: down | up |\n|:--|:--|--:|--:|--:|--:|")
     print("\n".join(map(row, names)))
 
 

@@ -177,7 +177,7 @@ class BareLoop:
         """Train the next round's clients, each from the one before or all from the server's weights."""
         self.finished += 1
         cohort = self.engine.sample_cohort(self.finished)
-        if self.engine.algorithm.schedule == "sequential":
+        if self.engine.algorithm.sequential:
             for client in cohort:
                 self._train(client)
             return

@@ -23,7 +23,7 @@ from telling import arguments, beginning, gain
 
 from fedkeep.data import Augmentation
 from fedkeep.interface import Fit, Training
-from fedkeep.interface.training import Precision
+from fedkeep.interface.training_settings import Precision
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import CNN4, AlexNet8, Architecture, LeNet5, ResNet18, Shape
 from fedkeep.training.local_training import BatchStream, TrainJob, fit

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from fedkeep.export.prediction import load_model, predict
     from fedkeep.interface import Training
     from fedkeep.interface.algorithm import get_algorithm
-    from fedkeep.interface.training import SGD, Adam, AdamW
+    from fedkeep.interface.training_settings import SGD, Adam, AdamW
     from fedkeep.models.custom import custom
     from fedkeep.results import read_run
     from fedkeep.simulation.callbacks import Callback
@@ -68,9 +68,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Method": "fedkeep.experiment.recipe",
-    "AdamW": "fedkeep.interface.training",
-    "Adam": "fedkeep.interface.training",
-    "SGD": "fedkeep.interface.training",
+    "AdamW": "fedkeep.interface.training_settings",
+    "Adam": "fedkeep.interface.training_settings",
+    "SGD": "fedkeep.interface.training_settings",
     "Training": "fedkeep.interface",
     "ByColumn": "fedkeep.data.partition",
     "Dirichlet": "fedkeep.data.partition",

@@ -18,7 +18,7 @@ from fedkeep.models import Architecture
 from fedkeep.reporting import run_folder
 from fedkeep.reporting.columns import columns_for, headline
 from fedkeep.reporting.differences import Difference, difference
-from fedkeep.reporting.plots import CurveMetric, curves, theme
+from fedkeep.reporting.figures import CurveMetric, curves, theme
 from fedkeep.reporting.run_folder import Run, method_of
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import show_value

@@ -255,7 +255,7 @@ def usage(cls: type[Algorithm[Any, Any]]) -> list[str]:
     family = family_of(cls)
     lines = [
         "Clients train one after another and pass the model on: a round takes as long as all its clients together."
-        if cls.schedule == "sequential"
+        if cls.sequential
         else "Clients of a round train at the same time, and the server aggregates what they return."
     ]
     if handles_tasks(cls) or family == "incremental":

@@ -37,7 +37,7 @@ GIGABYTE = 10**9
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """A line of the report.
 
     Attributes
@@ -70,14 +70,14 @@ def doctor(options: Namespace, console: Console) -> int:
     int
         The exit code: 0, also where something optional is missing; 1 if FedKeep cannot run.
     """
-    found = findings(options.data_dir)
+    found = run_checks(options.data_dir)
     table = Table("", "found", "what to do", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"
-    for finding in found:
-        table.add_row(finding.subject, escape(finding.found), escape(finding.advice))
+    for check in found:
+        table.add_row(check.subject, escape(check.found), escape(check.advice))
     console.print(table)
-    broken = [finding for finding in found if finding.subject == "packages" and finding.advice]
+    broken = [check for check in found if check.subject == "packages" and check.advice]
     console.print(
         "FedKeep cannot run: see packages." if broken else "FedKeep can run here. Start with: fedkeep run",
         highlight=False,
@@ -85,7 +85,7 @@ def doctor(options: Namespace, console: Console) -> int:
     return 1 if broken else 0
 
 
-def findings(data_dir: str | None = None) -> list[Finding]:
+def run_checks(data_dir: str | None = None) -> list[Check]:
     """Look at versions, processor, memory, GPU, data, cache and extras. Nothing is sent or downloaded.
 
     Parameters
@@ -95,11 +95,11 @@ def findings(data_dir: str | None = None) -> list[Finding]:
 
     Returns
     -------
-    list[Finding]
+    list[Check]
         What was found.
     """
     return [
-        Finding("versions", f"{describe_version()}, Python {platform.python_version()} on {platform.system()}"),
+        Check("versions", f"{describe_version()}, Python {platform.python_version()} on {platform.system()}"),
         _packages(),
         *_processor(),
         _gpu(),
@@ -109,49 +109,47 @@ def findings(data_dir: str | None = None) -> list[Finding]:
     ]
 
 
-def _packages() -> Finding:
+def _packages() -> Check:
     """Compare the packages that FedKeep always needs with their ranges."""
     wrong = _missing("")
     advice = f"pip install {' '.join(repr(str(need)) for need in wrong)}" if wrong else ""
-    return Finding(
-        "packages", f"{len(wrong)} missing or of another version" if wrong else "all that are needed", advice
-    )
+    return Check("packages", f"{len(wrong)} missing or of another version" if wrong else "all that are needed", advice)
 
 
-def _processor() -> list[Finding]:
+def _processor() -> list[Check]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = Finding("processor", f"{usable} cores, of which a run uses all: one trial or one cohort's part on each")
+    cores = Check("processor", f"{usable} cores, of which a run uses all: one trial or one cohort's part on each")
     advice = ""
     if torch.get_num_threads() > 1 and usable > 1:
         advice = "from Python on a busy machine: set OMP_NUM_THREADS=1 (the command line does it by --threads 1)"
-    threads = Finding("threads", f"PyTorch would use {torch.get_num_threads()} in a process", advice)
+    threads = Check("threads", f"PyTorch would use {torch.get_num_threads()} in a process", advice)
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on every system
         return [cores, threads]
     enough = memory / usable > GIGABYTE
     advice = "" if enough else f"each worker needs about 1 GB: --workers {max(1, memory // (2 * GIGABYTE))}"
-    return [cores, threads, Finding("memory", f"{memory / GIGABYTE:.0f} GB", advice)]
+    return [cores, threads, Check("memory", f"{memory / GIGABYTE:.0f} GB", advice)]
 
 
-def _gpu() -> Finding:
+def _gpu() -> Check:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
         text = "; ".join(f"{each.name}, {each.total_memory / GIGABYTE:.0f} GB" for each in names)
-        return Finding("GPU", text, "use it: --device cuda")
+        return Check("GPU", text, "use it: --device cuda")
     if shutil.which("nvidia-smi"):
-        return Finding(
+        return Check(
             "GPU", "there seems to be one, which this PyTorch cannot use",
             "install the CUDA build of PyTorch (about 5 GB): https://pytorch.org/get-started/locally",
         )  # fmt: skip
-    return Finding("GPU", "none; networks compute on the processor")
+    return Check("GPU", "none; networks compute on the processor")
 
 
-def _data(data_dir: str | None) -> Finding:
+def _data(data_dir: str | None) -> Check:
     given = data_dir or os.environ.get("FEDKEEP_DATA")
     always = "the digits are always there"
     if not given:
-        return Finding(
+        return Check(
             "data", f"no folder is named; {always}, other data are downloaded when they are used",
             "with data of your own: export FEDKEEP_DATA=DIR, or --data-dir DIR",
         )  # fmt: skip
@@ -159,34 +157,34 @@ def _data(data_dir: str | None) -> Finding:
         known = known_datasets(given).items()
         local = [name for name, entry in known if entry.location and Path(str(entry.location)).exists()]
     except DataError as error:
-        return Finding("data", str(error), "correct FEDKEEP_DATA or --data-dir")
+        return Check("data", str(error), "correct FEDKEEP_DATA or --data-dir")
     if not local:
-        return Finding(
+        return Check(
             "data", f"{given} holds none of the known data sets; {always}",
             "copy Parquet files as on the Hub, such as zalando-datasets/fashion_mnist/train.parquet",
         )  # fmt: skip
-    return Finding("data", f"{given}: {', '.join(local)}")
+    return Check("data", f"{given}: {', '.join(local)}")
 
 
-def _cache() -> Finding:
+def _cache() -> Check:
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     text = f"{folder}, {sum(files) / GIGABYTE:.1f} GB in {len(files)} files, {free / GIGABYTE:.0f} GB free"
     if not os.access(existing, os.W_OK):
-        return Finding("cache", text, "it cannot be written: export FEDKEEP_CACHE=DIR")
-    return Finding("cache", text, "make room, or export FEDKEEP_CACHE=DIR" if free < 2 * GIGABYTE else "")
+        return Check("cache", text, "it cannot be written: export FEDKEEP_CACHE=DIR")
+    return Check("cache", text, "make room, or export FEDKEEP_CACHE=DIR" if free < 2 * GIGABYTE else "")
 
 
-def _extra(extra: str, use: str) -> Finding:
+def _extra(extra: str, use: str) -> Check:
     if not _needs(extra):
-        return Finding(f"extra {extra}", "not known to the installed version", "install FedKeep again")
+        return Check(f"extra {extra}", "not known to the installed version", "install FedKeep again")
     missing = _missing(extra)
     if not missing:
-        return Finding(f"extra {extra}", f"installed: {use}")
+        return Check(f"extra {extra}", f"installed: {use}")
     names = ", ".join(need.name for need in missing)
-    return Finding(f"extra {extra}", f"without {names}: no {use}", f"if you need it: {install_command(extra)}")
+    return Check(f"extra {extra}", f"without {names}: no {use}", f"if you need it: {install_command(extra)}")
 
 
 def _missing(extra: str) -> list[Requirement]:

@@ -38,8 +38,8 @@ from fedkeep.generation.diffusion.unet import UNet
 from fedkeep.interface import Training
 from fedkeep.models import get_architecture
 from fedkeep.options import as_table
+from fedkeep.reporting.figures import save_figure
 from fedkeep.reporting.image_grid import image_grid
-from fedkeep.reporting.plots import save_figure
 from fedkeep.training.classifier import train_classifier
 
 CLASSIFIER_TRAINING = Training(batch_size=64, lr=0.02, momentum=0.9)
@@ -67,7 +67,9 @@ def train(options: Namespace, console: Console) -> int:
             f"there is no regime {options.regime!r}.{did_you_mean(options.regime, map(str, get_args(Regime)))}"
         )
     device = check_device(options.device)
-    given = read_settings(options.settings, {"unet": UNet, "schedule": NoiseSchedule, "training": GeneratorTraining})
+    given = read_settings(
+        options.settings, {"unet": UNet, "noise_schedule": NoiseSchedule, "training": GeneratorTraining}
+    )
     settings = cast(GeneratorTraining, given["training"])
     source = load_training_data(options.data, options.regime, options.data_dir)
     dataset, data = source.dataset, source.seen
@@ -76,7 +78,7 @@ def train(options: Namespace, console: Console) -> int:
         data = {**data, "subclass": subclasses}
     card = ModelCard(
         cast(UNet, given["unet"]),
-        cast(NoiseSchedule, given["schedule"]),
+        cast(NoiseSchedule, given["noise_schedule"]),
         dataset.shape,
         dataset.label_names,
         source.name,

@@ -17,7 +17,7 @@ from fedkeep.data.partition.statistics import partition_statistics
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.experiment.overrides import parse_value
 from fedkeep.options import build
-from fedkeep.reporting.heatmap import class_heatmap
+from fedkeep.reporting.partition_figure import partition_figure
 
 
 def partition(options: Namespace, console: Console) -> int:
@@ -66,6 +66,6 @@ def partition(options: Namespace, console: Console) -> int:
         atomic_write(out, json.dumps(manifest | {"counts": counts.tolist()}))
     else:
         title = f"{dataset.name}, {options.scheme}, {len(split)} clients"
-        atomic_write(out, class_heatmap(counts.numpy(), dataset.label_names, title))
+        atomic_write(out, partition_figure(counts.numpy(), dataset.label_names, title))
     console.print(f"wrote {out}", highlight=False, markup=False, soft_wrap=True)
     return 0

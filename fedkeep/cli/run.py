@@ -160,12 +160,12 @@ def machine_of(options: Namespace) -> Machine:
 
 def _describe(recipe: Recipe) -> str:
     methods = ", ".join(method.label for method in recipe.methods)
-    schedule = recipe.run
+    run = recipe.run
     clients = f"{recipe.partition.num_clients or 'natural'} clients ({recipe.partition.name})"
     sharing = recipe.tasks.sharing
     tasks = f" in each of {recipe.tasks.num_tasks} tasks ({sharing})" if sharing else ""
     return (
-        f"{methods} on {recipe.data}, {clients}, {schedule.cohort_size} a round, {schedule.rounds} rounds{tasks}, "
+        f"{methods} on {recipe.data}, {clients}, {run.cohort_size} a round, {run.rounds} rounds{tasks}, "
         f"seeds {', '.join(map(str, recipe.seeds))}"
     )
 

@@ -23,11 +23,11 @@ from fedkeep.experiment.recipe_loader import PaperTable, load_recipe, paper_tabl
 from fedkeep.interface import Algorithm, algorithms, get_algorithm
 from fedkeep.interface.algorithm import describe_replies
 from fedkeep.options import describe_type, options_of
+from fedkeep.reporting.figures import COLUMN, check_suffix, curves, save_figure
 from fedkeep.reporting.formats import SUFFIXES, TEXTS, TextTable, tables
 from fedkeep.reporting.html import write_report
 from fedkeep.reporting.learning import warnings
 from fedkeep.reporting.outputs import REPORT, default_out, write_all
-from fedkeep.reporting.plots import COLUMN, check_suffix, curves, save_figure
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import print_table
@@ -52,16 +52,20 @@ def methods(options: Namespace, console: Console) -> int:
     if options.name:
         _method(get_algorithm(options.name), console)
         return 0
-    table = _table("method", "schedule", "what leaves a client", "paper")
+    table = _table("method", "clients train", "what leaves a client", "paper")
     for name, cls in algorithms().items():
-        table.add_row(name, cls.schedule, escape("; ".join(describe_replies(cls))), escape(cls.paper))
+        table.add_row(name, _order(cls), escape("; ".join(describe_replies(cls))), escape(cls.paper))
     console.print(table)
     console.print("options of one: fedkeep methods NAME", highlight=False)
     return 0
 
 
+def _order(cls: type[Algorithm[Any, Any]]) -> str:
+    return "one by one" if cls.sequential else "in parallel"
+
+
 def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
-    console.print(f"[bold]{cls.name()}[/]  ({cls.schedule})", highlight=False)
+    console.print(f"[bold]{cls.name()}[/]  (clients train {_order(cls)})", highlight=False)
     console.print(escape(f"{cls.paper}\n\n{_docstring(cls)}\n"), highlight=False, soft_wrap=True)
     console.print("[bold]what leaves a client[/]", highlight=False)
     for line in describe_replies(cls):

@@ -21,6 +21,7 @@ from fedkeep.data.dataset import DataSet, channel_statistics
 from fedkeep.data.emnist_style import emnist_style_letters
 from fedkeep.data.femnist_subsets import femnist_alphabet, femnist_digits
 from fedkeep.data.holdout import hold_out
+from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
 from fedkeep.data.readers import (
     RawSplits,
     hub_commit,
@@ -29,7 +30,6 @@ from fedkeep.data.readers import (
     read_parquet,
 )
 from fedkeep.data.schema import Schema, infer_schema
-from fedkeep.data.sources import TABLE_SUFFIXES, find_source
 from fedkeep.errors import DataError, did_you_mean
 from fedkeep.options import as_table
 
@@ -53,7 +53,7 @@ def load(name: str, *, data_dir: str | Path | None = None, options: DataOptions 
     ----------
     name : str
         A known name (see `fedkeep.data.catalog`), a Hub id ``"owner/name"``, or a file or folder, relative to the
-        working directory or to the data folder (see `fedkeep.data.sources.find_source`). Several names with ``+``
+        working directory or to the data folder (see `fedkeep.data.own_files.find_data_files`). Several names with ``+``
         between them are one data set (see `fedkeep.data.combine.concatenate`).
     data_dir : str or Path, optional
         The data folder: local copies, ``OWNER/NAME/SPLIT.parquet``. By default the environment variable
@@ -161,7 +161,7 @@ def local_version(name: str, data_dir: str | Path | None) -> tuple[object, ...]:
     if found is None:
         return ()
     path = found[0].resolve()
-    files = [path] if path.is_file() else find_source(path).files
+    files = [path] if path.is_file() else find_data_files(path).files
     return path, *cache.file_stamps(files, path if path.is_dir() else path.parent)
 
 
@@ -184,18 +184,18 @@ def _load_path(path: Path, name: str, options: DataOptions) -> DataSet:
         if options != DataOptions():
             raise DataError(f"{path} holds arrays, not columns. Leave all but its name out of [data].")
         return from_arrays(**read_npz(path), name=name)
-    source = find_source(path)
+    found = find_data_files(path)
     root = path if path.is_dir() else path.parent
 
     def build() -> DataSet:
-        splits = source.read()
+        splits = found.read()
         schema = infer_schema(splits, str(path), options)
-        return assemble(name, splits, schema, str(path), note=source.note, options=options)
+        return assemble(name, splits, schema, str(path), note=found.note, options=options)
 
-    how = ["folder", as_table(options), source.note]
-    if source.note:
-        log.warning("%s: %s", name, source.note)
-    return cache.load_or_build(cache.entry_path(name, how, cache.file_stamps(source.files, root)), build)
+    how = ["folder", as_table(options), found.note]
+    if found.note:
+        log.warning("%s: %s", name, found.note)
+    return cache.load_or_build(cache.entry_path(name, how, cache.file_stamps(found.files, root)), build)
 
 
 def _load_hub(name: str, hub_id: str, entry: CatalogEntry | None, options: DataOptions | None = None) -> DataSet:

@@ -141,12 +141,12 @@ class Tasks(Options):
         PartitionError
             If a task cannot be partitioned so.
         """
-        stream = self.class_schedule(dataset, seed)
+        stream = self.split_classes(dataset, seed)
         _check_examples(stream.dataset, stream.tasks[-1].num_classes)
         tasks = (replace(task, partition=self._partition(stream.dataset, scheme, task, seed)) for task in stream.tasks)
         return replace(stream, tasks=tuple(tasks))
 
-    def class_schedule(self, dataset: DataSet, seed: int) -> TaskStream:
+    def split_classes(self, dataset: DataSet, seed: int) -> TaskStream:
         """Return which classes arrive in which task, with an empty partition of each task.
 
         It depends on the class names, the options and the seed alone, so that server and sites compute the same one.

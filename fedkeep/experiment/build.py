@@ -271,8 +271,8 @@ def build_simulation(
         algorithm=method.algorithm,
         federation=federation,
         factory=lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
-        training=_whole_schedule(recipe.training_of(method), recipe),
-        schedule=recipe.run,
+        training=_with_lr_rounds(recipe.training_of(method), recipe),
+        run_config=recipe.run,
         defense=recipe.defense,
         privacy=recipe.privacy,
         attack=recipe.attack,
@@ -284,8 +284,8 @@ def build_simulation(
     )
 
 
-def _whole_schedule(training: Training, recipe: Recipe) -> Training:
-    """Return settings whose cosine schedule lasts as long as the run, or the task, if they do not say how long."""
+def _with_lr_rounds(training: Training, recipe: Recipe) -> Training:
+    """Let a cosine of the learning rate that does not say how long it lasts last as long as the run, or the task."""
     cosine = training.lr_schedule == "cosine" and not training.lr_rounds
     return replace(training, lr_rounds=recipe.run.rounds) if cosine else training
 

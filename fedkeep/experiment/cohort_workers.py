@@ -43,7 +43,7 @@ def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> i
     steps = client_steps(type(algorithm)).values()
     if spare < 2 or not all(map(is_annotated, steps)):
         return 0  # values without a type annotation cannot be sent to a process
-    if algorithm.schedule == "parallel":
+    if not algorithm.sequential:
         return min(spare, cohort)
     return 2 if any(annotations_of(step)["return"] is type(None) for step in steps) else 0
 

@@ -24,7 +24,7 @@ from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
 from fedkeep.simulation.attacks import Attack
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.schedule import Schedule
+from fedkeep.simulation.run_config import RunConfig
 from fedkeep.tracking.tracker import check_log
 
 MAX_SLUG_LENGTH = 200
@@ -85,7 +85,7 @@ class Recipe:
         The server's network, and that of every client without an entry in ``client_models``.
     training : Training
         The options of local training.
-    run : Schedule
+    run : RunConfig
         Rounds, cohorts and evaluation.
     methods : tuple[Method, ...]
         The methods, which are compared on the same partitions, initial weights, cohorts and batch orders.
@@ -129,7 +129,7 @@ class Recipe:
     partition: Scheme
     model: Architecture
     training: Training
-    run: Schedule
+    run: RunConfig
     methods: tuple[Method, ...]
     seeds: tuple[int, ...] = (0,)
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -207,7 +207,7 @@ class Recipe:
         ConfigError
             For an unknown option or an invalid value.
         """
-        changes = {**method.algorithm.training, **method.training}
+        changes = {**method.algorithm.training_options, **method.training}
         where = f"training of {method.label}"
         return build(Training, as_table(self.training) | changes, where) if changes else self.training
 
@@ -357,13 +357,13 @@ def _check_methods(methods: tuple[Method, ...]) -> None:
 
 
 def _check_sizes(recipe: Recipe) -> None:
-    clients, schedule = recipe.partition.num_clients, recipe.run
-    if clients and schedule.cohort_size > clients:
+    clients, run = recipe.partition.num_clients, recipe.run
+    if clients and run.cohort_size > clients:
         raise ConfigError(
-            f"a cohort of {schedule.cohort_size} cannot be drawn from {clients} clients. Change run.cohort_size."
+            f"a cohort of {run.cohort_size} cannot be drawn from {clients} clients. Change run.cohort_size."
         )
-    if schedule.min_clients > schedule.cohort_size:
-        raise ConfigError(f"run.min_clients {schedule.min_clients} exceeds run.cohort_size {schedule.cohort_size}.")
+    if run.min_clients > run.cohort_size:
+        raise ConfigError(f"run.min_clients {run.min_clients} exceeds run.cohort_size {run.cohort_size}.")
     generators = recipe.generator.by_task
     if generators and len(generators) != recipe.tasks.num_tasks:
         raise ConfigError(
@@ -392,7 +392,7 @@ def _check_defense(recipe: Recipe) -> None:
         )
     if recipe.defense.aggregation != "mean":
         for method in recipe.methods:
-            if method.algorithm.schedule == "parallel" and not returns_model(type(method.algorithm)):
+            if not method.algorithm.sequential and not returns_model(type(method.algorithm)):
                 raise ConfigError(
                     f"{method.label} averages no models, so that defense.aggregation cannot make it robust. Leave it "
                     "out of this comparison, or set defense.aggregation=mean."

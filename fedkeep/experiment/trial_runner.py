@@ -238,7 +238,7 @@ class TrialDescription(Callback):
         try:
             return int(_begun_description(self.trial.folder)["stack"])
         except (KeyError, TypeError):
-            if state.algorithm.schedule != "parallel":
+            if state.algorithm.sequential:
                 return 1  # clients train one after another, and stacks would keep workers from preparing the next ones
             return self.trial.experiment.machine.stack or choose_stack_size(state, self.workers)
 
@@ -262,7 +262,7 @@ class ConfusionMatrix(Callback):
         classes = state.context.num_classes
         if state.finished < state.rounds or classes > self.MOST_CLASSES or self.path.is_file():
             return
-        model = state.evaluation_model(state.schedule.evaluation_models[0])
+        model = state.evaluation_model(state.run_config.evaluation_models[0])
         counts = count_confusions(
             lambda inputs: state.algorithm.predict(state.server, model, inputs), state.federation.dataset.test, classes
         )

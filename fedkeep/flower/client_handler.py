@@ -27,7 +27,7 @@ from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.flower.config import NodeConfig
 from fedkeep.flower.state_store import StateStore, site_secret, state_ref, state_ref_type
 from fedkeep.flower.transport import Envelope, MessageKind, content_namer
-from fedkeep.flower.views import SiteView, class_schedule, client_view, match_dataset, site_view
+from fedkeep.flower.views import SiteView, client_view, match_dataset, site_view, split_classes
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.codec import encode_structure
 from fedkeep.models import Pretrained
@@ -207,7 +207,7 @@ def _load_view(recipe: Recipe, seed: int, expected: dict[str, object], config: N
     dataset = match_dataset(dataset, expected)
     check_token_ids(recipe.model, dataset)
     if config.partition_id < 0:
-        return site_view(config.site, dataset, class_schedule(recipe, seed, dataset))
+        return site_view(config.site, dataset, split_classes(recipe, seed, dataset))
     rest, _ = recipe.auxiliary.split(dataset, seed)
     federation = split_clients(recipe, seed, rest, {})
     clients = len(federation.clients)

@@ -81,13 +81,13 @@ def server_view(
         The view.
     """
     dataset = replace(dataset, train={name: column[:1].clone() for name, column in dataset.train.items()})
-    stream = class_schedule(recipe, seed, dataset)
+    stream = split_classes(recipe, seed, dataset)
     first = dataset if stream is None else Federation.from_stream(stream, 1).dataset
     ordered = sorted(sizes, key=lambda name: (len(name), name) if name.isdecimal() else (0, name))
     return ServerView(first, Partition.empty(), server, stream, sizes={name: sizes[name] for name in ordered})
 
 
-def class_schedule(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
+def split_classes(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | None:
     """Return which classes arrive in which task. The server and all sites compute the same.
 
     Parameters
@@ -104,7 +104,7 @@ def class_schedule(recipe: Recipe, seed: int, dataset: DataSet) -> TaskStream | 
     TaskStream or None
         The tasks, or None for a run without tasks.
     """
-    return recipe.tasks.class_schedule(dataset, seed) if recipe.has_tasks else None
+    return recipe.tasks.split_classes(dataset, seed) if recipe.has_tasks else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,12 +78,12 @@ class Algorithm(Options, ABC, Generic[S, C]):
         The name as papers write it; by default the name of the class.
     paper : str
         The paper that describes the method.
-    schedule : {"parallel", "sequential"}
-        Whether the clients of a round train at the same time, or one after another.
+    sequential : bool
+        Whether the clients of a round train one after another, and not at the same time.
     needs : tuple[str, ...]
         What the method cannot do without: ``"images"`` as inputs, and the parts of a recipe ``"auxiliary"``,
         ``"public"`` and ``"generator"``.
-    training : Mapping[str, object]
+    training_options : Mapping[str, object]
         Options of local training that the method sets itself, such as ``{"optimizer": "adam", "lr": 0.001}``.
     networks : {"one", "any"}
         Whether all clients must have the same architecture.
@@ -93,9 +93,9 @@ class Algorithm(Options, ABC, Generic[S, C]):
 
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    schedule: ClassVar[Literal["parallel", "sequential"]] = "parallel"
+    sequential: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ()
-    training: ClassVar[Mapping[str, Any]] = {}
+    training_options: ClassVar[Mapping[str, Any]] = {}
     networks: ClassVar[Literal["one", "any"]] = "one"
     takes_turns: ClassVar[bool] = False
 

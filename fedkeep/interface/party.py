@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 
 from fedkeep.data import ImageFormat
 from fedkeep.interface.ranges import Range
-from fedkeep.interface.training import EpochEndsWith, Parametrization, StepCallback, Training
+from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback, Training
 from fedkeep.losses import Data, Loss
 from fedkeep.models import Weights
 

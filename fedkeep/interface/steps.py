@@ -18,8 +18,8 @@ MOST_CHECKED = 64
 
 
 @on_client
-def label_counts(self: object, client: Client[Any]) -> Tensor:
-    """Count the client's examples of each class.
+def send_label_counts(self: object, client: Client[Any]) -> Tensor:
+    """Send the client's number of examples of each class.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def label_counts(self: object, client: Client[Any]) -> Tensor:
 
 
 def invalid_counts(reply: Tensor, classes: int, examples: int | None) -> str | None:
-    """Check the reply to `label_counts`, which sums over clients would pass on to everyone.
+    """Check the reply to `send_label_counts`, which sums over clients would pass on to everyone.
 
     Parameters
     ----------
@@ -94,5 +94,5 @@ def rise_of_loss(
     return float(((losses[1] - losses[0]) * weight).sum() / weight.sum())
 
 
-BUILTIN_STEPS: dict[str, Callable[..., Any]] = {"label_counts": label_counts, "rise_of_loss": rise_of_loss}
+BUILTIN_STEPS: dict[str, Callable[..., Any]] = {"send_label_counts": send_label_counts, "rise_of_loss": rise_of_loss}
 """Steps that the server may ask of a client for every method, if the recipe checks losses ([defense])."""

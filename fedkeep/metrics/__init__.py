@@ -1,5 +1,6 @@
 """Metrics: pure functions of class-wise counts and accuracies. Accuracies are fractions; papers print percent."""
 
+from fedkeep.metrics.accountant import dp_sgd_epsilon
 from fedkeep.metrics.accuracy import (
     accuracy,
     balanced_accuracy,
@@ -9,7 +10,6 @@ from fedkeep.metrics.accuracy import (
     is_at_chance,
 )
 from fedkeep.metrics.local_models import consistency, drift, kold
-from fedkeep.metrics.privacy import dp_sgd_epsilon
 from fedkeep.metrics.statistics import (
     LEVEL,
     Interval,

@@ -74,7 +74,7 @@ def broadcast_units(numbers: Tensor, layer: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class FedWeITParametrization:
-    """Computes a network's weights from a model of decomposed layers; a `fedkeep.interface.training.Parametrization`.
+    """Computes a network's weights from a model of decomposed layers, as a `Parametrization`.
 
     Attributes
     ----------

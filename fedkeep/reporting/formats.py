@@ -220,12 +220,12 @@ def _ends(interval: Interval) -> list[str]:
 
 def trials_csv(rows: Sequence[Row]) -> str:
     """Return one CSV line per method and seed at full precision, so that any other statistic can be computed."""
-    header = ["method", "algorithm", "schedule", "seed", "finished", "rounds", "rounds_planned"]
+    header = ["method", "algorithm", "sequential", "seed", "finished", "rounds", "rounds_planned"]
     header += ["window_first", "window_last", *METRICS]
     counts = ["evaluations", "lost_clients", "refused_replies", "rolled_back_rounds", "total_bytes"]
     lines: list[list[str]] = [[*header, *counts]]
     for trial in (trial for row in rows for trial in row.trials):
-        line = [trial.label, trial.algorithm, trial.schedule, str(trial.seed), _yes(trial.finished)]
+        line = [trial.label, trial.algorithm, _yes(trial.sequential), str(trial.seed), _yes(trial.finished)]
         line += map(str, (trial.rounds_done, trial.rounds_planned, *trial.window_rounds))
         line += [_number(metric.of(trial)) for metric in METRICS.values()]
         line += [

@@ -18,22 +18,22 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep._utils.files import atomic_write
-from fedkeep.interface.training import Training
+from fedkeep.interface.training_settings import Training
 from fedkeep.options import as_table
-from fedkeep.reporting.charts import line_chart
 from fedkeep.reporting.columns import CHAIN, LOCAL, METRICS, Metric, columns_for, headline
 from fedkeep.reporting.differences import EXPLANATION, difference, leaders, show_difference, show_interval
+from fedkeep.reporting.figures import COLOURS, CurveMetric, LineStyle, smoothing, styles
 from fedkeep.reporting.learning import warnings
-from fedkeep.reporting.local_training import local_training
-from fedkeep.reporting.maps import (
-    class_maps,
+from fedkeep.reporting.report_charts import line_chart
+from fedkeep.reporting.report_heatmaps import (
+    class_heatmaps,
     class_names,
     client_accuracies,
-    confusion_maps,
-    partition_map,
-    teacher_maps,
+    confusion_heatmaps,
+    partition_heatmap,
+    teacher_heatmaps,
 )
-from fedkeep.reporting.plots import COLOURS, CurveMetric, LineStyle, smoothing, styles
+from fedkeep.reporting.report_local_models import local_training
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row, Spread, deduplicate, summary, trials_of
 from fedkeep.reporting.table import NOTHING, caption, human_bytes, show, show_value
@@ -90,11 +90,11 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "charts": [line_chart(rows, looks, metric, title, window) for metric, title in CHARTS.items()],
         "legend": list(looks),
         "intervals": next((kind for row in finished if (kind := _kind(row, rows))), ""),
-        "class_maps": class_maps(rows),
-        "teachers": teacher_maps(rows),
-        "confusions": confusion_maps(rows),
+        "class_heatmaps": class_heatmaps(rows),
+        "teachers": teacher_heatmaps(rows),
+        "confusions": confusion_heatmaps(rows),
         "clients": client_accuracies(rows),
-        "partition": partition_map(run),
+        "partition": partition_heatmap(run),
         "script": script(),
         "tasks": _tasks(rows),
         "classes": _classes(rows),
@@ -351,7 +351,7 @@ def _methods(rows: Sequence[Row]) -> list[dict[str, str]]:
         {
             "label": label,
             "algorithm": firsts[label].algorithm,
-            "schedule": firsts[label].schedule,
+            "order": "sequential" if firsts[label].sequential else "parallel",
             "options": ", ".join(f"{key} = {value}" for key, value in firsts[label].options.items()),
             "training": _listed(firsts[label].info.get("training") or {}),
             "paper": str(firsts[label].info.get("paper") or ""),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeep.reporting.plots import INK, PAPER, theme
+from fedkeep.reporting.figures import INK, PAPER, theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -41,8 +41,8 @@ class Record:
         The method's options.
     seed : int
         The trial's seed.
-    schedule : str
-        ``"parallel"`` or ``"sequential"``.
+    sequential : bool
+        Whether the clients of a round trained one after another.
     rounds, timings : list of dict
         One entry a round, as in rounds.jsonl and timings.jsonl.
     partition : mapping of str to Any
@@ -65,7 +65,7 @@ class Record:
     algorithm: str
     options: Mapping[str, Any]
     seed: int
-    schedule: str
+    sequential: bool
     rounds: list[dict[str, Any]]
     timings: list[dict[str, Any]]
     partition: Mapping[str, Any]

@@ -197,7 +197,7 @@ def _settings(run: Run, trial: TrialResult) -> dict[str, str]:
         key: trial.info[key] for key in ("rounds", "dataset", "num_clients", "cohort_size") if key in trial.info
     }
     recipe = {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
-    own = {"algorithm": trial.algorithm, "schedule": trial.schedule, "window": covered} | of_trial | _options(trial)
+    own = {"algorithm": trial.algorithm, "sequential": trial.sequential, "window": covered} | of_trial | _options(trial)
     flat = _flat(own) | _flat({"partition": partition})
     # A recipe repeats what the trial says, in its own place: the trial's word counts.
     flat = {f"recipe.{key}": text for key, text in _flat(recipe).items()} | flat

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedkeep import metrics
 from fedkeep.interface.privacy import sample_rate_of
 from fedkeep.reporting.learning import LearningMetrics
-from fedkeep.reporting.local_models import LocalModelMetrics
+from fedkeep.reporting.local_model_metrics import LocalModelMetrics
 from fedkeep.reporting.record import CostMetrics, Floats, TaskMetrics, mean_of
 
 

@@ -18,7 +18,7 @@ from fedkeep._utils import seeds
 from fedkeep.data import Data, Federation
 from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
-from fedkeep.interface.steps import label_counts, rise_of_loss
+from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.options import Options, option
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, sent_model
@@ -218,7 +218,7 @@ class Attacker:
         reply = result.reply
         if unwrap_step(task.step) is rise_of_loss:
             return replace(result, reply=-reply)  # it blames the honest, and clears its own
-        if self.kind == "false_counts" and unwrap_step(task.step) is label_counts:
+        if self.kind == "false_counts" and unwrap_step(task.step) is send_label_counts:
             return replace(result, reply=reply * COUNT_FACTOR)
         sent = sent_model(task, reply) if isinstance(reply, Fit) else None
         return result if sent is None else replace(result, reply=self._lie(task.client, reply, sent, number, rows))

@@ -20,7 +20,7 @@ from fedkeep.interface import Fit
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.pytree import find_nonfinite, iter_instances
 from fedkeep.interface.ranges import find_out_of_range
-from fedkeep.interface.steps import invalid_counts, label_counts
+from fedkeep.interface.steps import invalid_counts, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.defense import MIN_NORMS, Defense
@@ -84,7 +84,7 @@ def find_fault(state: SimulationState, task: ClientTask, reply: Any) -> str | No
         return f"a {where} that is {NOT_FINITE}"
     if (fault := find_out_of_range(reply)) and state.defense.check_replies:
         return fault
-    if unwrap_step(task.step) is label_counts and state.defense.check_replies:
+    if unwrap_step(task.step) is send_label_counts and state.defense.check_replies:
         held = None if state.privacy.counts_epsilon else state.federation.num_examples(task.client)
         return invalid_counts(reply, state.context.num_classes, held)
     runner = state.context_of(task.client).runner

@@ -27,13 +27,13 @@ from fedkeep.interface.codec import decode, encode
 from fedkeep.interface.cohort import Each
 from fedkeep.interface.privacy import spent
 from fedkeep.interface.pytree import copy_containers, num_bytes
-from fedkeep.interface.steps import label_counts, rise_of_loss
+from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.options import as_table
+from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.simulation.executor import Future
 from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, sent_model
-from fedkeep.simulation.privacy import noised_mean
 from fedkeep.simulation.replies import (
     Update,
     find_fault,
@@ -53,7 +53,7 @@ LOST: Final = object()
 
 
 class TooFewClients(BaseException):  # not an Exception: a method that catches those must not swallow it
-    """Fewer clients replied than the schedule's minimum; the round is rolled back."""
+    """Fewer clients replied than ``run.min_clients``; the round is rolled back."""
 
 
 class RoundState:
@@ -91,7 +91,7 @@ class RoundState:
     lost_outside : dict[str, str]
         Clients that were lost at the beginning or the end of the task only.
     counts_losses : bool
-        Whether lost clients count towards the schedule's minimum.
+        Whether lost clients count towards ``run.min_clients``.
     client_states : dict[str, object]
         New states of the round's clients.
     uses : dict[str, dict[str, int]]
@@ -125,7 +125,7 @@ class RoundState:
     def __init__(self, state: SimulationState, number: int, cohort: list[str]) -> None:
         self.state = state
         self.number = number
-        self.task, self.round = state.schedule.position(number)
+        self.task, self.round = state.run_config.position(number)
         self.cohort = cohort
         self.lost: dict[str, str] = {}
         self.refused: dict[str, str] = {}
@@ -494,7 +494,7 @@ class RoundState:
         """Return label counts by client; those that have not told theirs in this task are asked."""
         known = self.state.history.label_counts | self.label_counts
         if unknown := [client for client in dict.fromkeys(clients) if client not in known]:
-            told = self._ask_builtin(label_counts, unknown)
+            told = self._ask_builtin(send_label_counts, unknown)
             self.label_counts |= {client: counts.tolist() for client, counts in told.items()}
             known |= self.label_counts
         return {client: torch.tensor(known[client]) for client in dict.fromkeys(clients) if client in known}
@@ -525,7 +525,7 @@ class RoundState:
         progress.report(step, done, len(self.cohort) if self.counts_losses and done < len(self.cohort) else None)
 
     def _injected_fault(self, client: str, step: str) -> str | None:
-        dropout, state = self.state.schedule.client_dropout, self.state
+        dropout, state = self.state.run_config.client_dropout, self.state
         if dropout:
             number = torch.rand((), generator=seeds.generator(state.seed, "dropout", round=self.number, client=client))
             if number < dropout:
@@ -538,7 +538,7 @@ class RoundState:
             self.refused[client] = self.lost[client]
         self.waiting.pop(client, None)
         replying = sum(name not in self.lost for name in self.cohort)
-        if self.counts_losses and replying < min(self.state.schedule.min_clients, len(self.cohort)):
+        if self.counts_losses and replying < min(self.state.run_config.min_clients, len(self.cohort)):
             raise TooFewClients
 
     @contextmanager
@@ -560,7 +560,7 @@ class RoundState:
 
     @property
     def _evaluates_local_models(self) -> bool:
-        return self.state.schedule.evaluate_local_models and self.state.schedule.is_due(self.round)
+        return self.state.run_config.evaluate_local_models and self.state.run_config.is_due(self.round)
 
     def _evaluate_local_model(self, client: str, model: Weights, previous: str | None) -> None:
         """Evaluate a client's model, also on the examples of the client that trained before it."""

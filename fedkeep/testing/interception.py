@@ -222,7 +222,7 @@ def record_fits(simulation: SimulationState) -> list[RecordedFit]:
 
 
 @dataclass
-class Seen:
+class RecordedBatches:
     """What clients saw.
 
     Attributes
@@ -237,9 +237,9 @@ class Seen:
     orders: dict[tuple[int, str], list[list[int]]]
 
 
-def record_batches(simulation: Simulation) -> Seen:
+def record_batches(simulation: Simulation) -> RecordedBatches:
     """Return what will hold what clients see, once the simulation has run."""
-    seen = Seen({}, defaultdict(list))
+    seen = RecordedBatches({}, defaultdict(list))
 
     def watch(client: LocalParty) -> None:
         seen.labels[client.name] = client.data["label"].tolist()

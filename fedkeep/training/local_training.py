@@ -19,7 +19,7 @@ from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Data, Fit, Training
 from fedkeep.interface.pytree import tree_signature
-from fedkeep.interface.training import EpochEndsWith, Parametrization, Precision, StepCallback
+from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, Precision, StepCallback
 from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
@@ -417,7 +417,7 @@ def _prepare(
     else:
         load_weights(network, job.model)
         weights, forward, trained_weights = dict(network.named_parameters()), network, partial(state_dict_copy, network)
-    return SGDStepper(runner, weights, forward, training, training.lr_at(job.round)), trained_weights
+    return SGDStepper(runner, weights, forward, training, training.lr_in_round(job.round)), trained_weights
 
 
 def _compose(

@@ -16,7 +16,7 @@ from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
 from fedkeep.interface.privacy import COUNTS_TOLD, steps_name
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
-from fedkeep.interface.training import EpochEndsWith, Parametrization, StepCallback
+from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback
 from fedkeep.losses import Loss
 from fedkeep.models import Weights
 from fedkeep.models.heads import expand_like

@@ -136,7 +136,7 @@ class Pretraining(Options):
     weight_decay: float = option(0.05, "decoupled weight decay", low=0.0)
     checkpoint: float = option(60.0, "seconds from one checkpoint to the next; changes no result", low=0.0)
 
-    def lr_at(self, step: int) -> float:
+    def lr_in_step(self, step: int) -> float:
         """Return the learning rate of a step.
 
         Parameters
@@ -252,7 +252,7 @@ class _PretrainingRun:
         self.network.train()
         with seeds.temporary_seed(seeds.derive(self.seed, "extractor noise", use=number), self.device):
             loss = cross_entropy(self.network(pixels.to(self.device)).logits, labels.to(self.device))
-        self.optimiser.param_groups[0]["lr"] = self.settings.lr_at(number)
+        self.optimiser.param_groups[0]["lr"] = self.settings.lr_in_step(number)
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()

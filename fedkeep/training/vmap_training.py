@@ -246,7 +246,7 @@ class ModelStack:
             torch._foreach_mul_(momenta, training.momentum)
             torch._foreach_add_(momenta, steps)
             steps = momenta
-        torch._foreach_add_(weights, steps, alpha=-training.lr_at(self.group[0].round))
+        torch._foreach_add_(weights, steps, alpha=-training.lr_in_round(self.group[0].round))
         if isinstance(rows, slice):
             return
         for name, weight, step in zip(gradients, weights, steps, strict=True):

@@ -16,7 +16,7 @@ from fedkeep.experiment.overrides import SECTIONS
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.columns import Metric
-from fedkeep.reporting.plots import COLOURS, FONT_SIZE, GRID, INK, MUTED, PAPER, save_figure, theme
+from fedkeep.reporting.figures import COLOURS, FONT_SIZE, GRID, INK, MUTED, PAPER, save_figure, theme
 from fedkeep.reporting.summary import Spread
 from fedkeep.reporting.table import show
 from fedkeep.tuning.space import Point

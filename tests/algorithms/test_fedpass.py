@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from recorded_jobs import TWO_ONE, RecordedJobs, distilled, logits, loss_of, second_task
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
-from watched import TWO_ONE, Seen, distilled, logits, loss_of, second_task
 
 from fedkeep.algorithms.incremental.fedpass import FedPASS
 from fedkeep.algorithms.incremental.fedskf import FedSKF
@@ -35,7 +35,7 @@ def terms(objective: Any) -> list[Any]:
     return [objective, *(found for each in inside for found in terms(each))]
 
 
-def sampled(seen: Seen, *location: Any) -> PrototypeCrossEntropy:
+def sampled(seen: RecordedJobs, *location: Any) -> PrototypeCrossEntropy:
     """Return the noisy prototypes that a client was given in a round."""
     (found,) = (term for term in terms(seen.fits[location].loss) if isinstance(term, PrototypeCrossEntropy))
     return found
@@ -101,7 +101,7 @@ def test_everybodys_prototypes_are_means_over_all_examples() -> None:
 def test_a_client_that_saw_no_old_class_learns_without_prototypes() -> None:
     stream = tiny.stream((2, 1), clients=4, absent=1)
     simulation = tiny.simulation_with_tasks(FedPASS(), stream, cohort_size=4)
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     (absent,) = (client for client in "0123" if not simulation.federation.num_examples(client))
     tiny.run_rounds(simulation)
     assert simulation.federation.num_examples(absent), "it has something to learn in the second task"

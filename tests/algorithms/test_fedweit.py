@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from recorded_jobs import RecordedJobs
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-from watched import Seen
 
 from fedkeep._utils import seeds
 from fedkeep.algorithms.incremental.fedweit import FedWeIT, WeITUpdate
@@ -29,7 +29,7 @@ LAYER = "body.full1.weight"  # the only one that is decomposed
 THREE = tiny.stream((1, 1, 1), clients=4, absent=0)
 TWO = tiny.stream((1, 2), clients=4, absent=0)  # with labels to learn in the second
 LOUD = FedWeIT(w_sparse=0.02, w_l2=0.1, w_drift=3.0, threshold=0.05)
-Played = tuple[Any, Seen]
+Played = tuple[Any, RecordedJobs]
 
 
 def mask(model: Weights) -> Tensor:
@@ -58,7 +58,7 @@ def gated(body: Tensor, masks: Tensor) -> Tensor:
 def run_rounds(method: FedWeIT = LOUD, tasks: TaskStream = THREE) -> Played:
     """Run tasks of two rounds with four clients, of whom all take part."""
     simulation = tiny.simulation_with_tasks(method, tasks, cohort_size=4)
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     tiny.run_rounds(simulation)
     return simulation, seen
 
@@ -86,7 +86,7 @@ def loss(
     return value
 
 
-def known(seen: Seen, task: int, client: str) -> tuple[list[Tensor], list[Any]]:
+def known(seen: RecordedJobs, task: int, client: str) -> tuple[list[Tensor], list[Any]]:
     """Return in a task the others' A_j, and of each task before (mask_s, A_s, theta_s), in float64."""
     others = [large(seen.results[task - 1, 2, other].model).double() for other in "0123"] if task > 1 else []
     first = seen.fits[task, 1, client].model[LAYER].double()
@@ -98,7 +98,7 @@ def known(seen: Seen, task: int, client: str) -> tuple[list[Tensor], list[Any]]:
     return others, past
 
 
-def visited(simulation: Any, seen: Seen, task: int, round: int, client: str) -> dict[str, Tensor]:
+def visited(simulation: Any, seen: RecordedJobs, task: int, round: int, client: str) -> dict[str, Tensor]:
     """Return what a local training leaves, computed by hand in float64."""
     given = seen.fits[task, round, client]
     weights = {name: tensor.double() for name, tensor in given.model.items()}
@@ -176,7 +176,7 @@ def test_parts_begin_anew_in_each_task() -> None:
 
 def test_each_unit_is_the_mean_over_those_who_sent_it() -> None:
     simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4)
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     for task, round in ((1, 1), (1, 2), (2, 1)):
         before = simulation.server.model
         tiny.run_rounds(simulation, 1)
@@ -205,7 +205,7 @@ def test_a_unit_that_nobody_sent_stays() -> None:
 
 def test_what_travels_is_counted() -> None:
     simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4)
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     records = tiny.run_rounds(simulation)
     shares = 4 * (6 * 16 + 8 + 8 + 8 + 1)  # B's rows of 6 units in 8, masks, biases, and a row with its bias
     for record in records:
@@ -257,7 +257,7 @@ def test_a_client_uses_its_own_layers() -> None:
 def test_who_missed_what_others_told_goes_on_without() -> None:
     lose = lambda number, client, step: "lost it" if (client, step, number) == ("1", "receive", 3) else None  # noqa: E731
     simulation = tiny.simulation_with_tasks(LOUD, THREE, cohort_size=4, fault_injector=lose)
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     records = tiny.run_rounds(simulation, 4)
     assert [record["lost"] for record in records] == [{}, {}, {"1": "lost it"}, {}]
     assert len(attention(seen.fits[2, 1, "1"].model)) == 0

@@ -8,10 +8,10 @@ from typing import Any, get_args
 import pytest
 import tiny
 import torch
+from recorded_jobs import TWO_ONE, Method, RecordedJobs, distilled, logits, loss_of, second_task
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
-from watched import TWO_ONE, Method, Seen, distilled, logits, loss_of, second_task
 
 from fedkeep.algorithms.incremental.class_incremental import concat, distill_old_classes, update_memory
 from fedkeep.algorithms.incremental.fedewc import EWCState, FedEWC
@@ -279,12 +279,12 @@ def test_fedskf_with_each_reading_of_tsd(reading: Any) -> None:
 
 def test_fedskf_classifiers_meet_once_a_task() -> None:
     simulation = tiny.simulation_with_tasks(FedSKF(), TWO_ONE, rounds=4, cohort_size=4)
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     sent: dict[tuple[int, int], Weights] = {}
     while simulation.finished < simulation.rounds:
         before = simulation.server.model
         record = simulation.run_round().record
-        task, number = simulation.schedule.position(record["round"])
+        task, number = simulation.run_config.position(record["round"])
         sent[task, number] = simulation.server.expand_head(before)
         assert record["log"]["diagonal"]
         assert all(0 <= share <= 1 for share in record["log"]["diagonal"])
@@ -370,7 +370,7 @@ def test_lots_are_the_seeds() -> None:
 def test_fedskfs_projection_is_its_fusion() -> None:
     """Where no neuron moves, fused with eta 1/2 is the mean of the mean and the base."""
     simulation = tiny.simulation_with_tasks(FedSKF(), TWO_ONE, cohort_size=4)
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     record = simulation.run_round().record
     assert set(record["log"]["diagonal"]) == {1.0}, "as after any first round from one start"
     models = [seen.results[1, 1, client].model for client in record["cohort"]]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from recorded_jobs import RecordedJobs
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
-from watched import Seen
 
 from fedkeep.algorithms.incremental.lander import LANDER
 from fedkeep.algorithms.incremental.target import TARGET
@@ -39,10 +39,10 @@ def lander(**changes: Any) -> LANDER:
     return LANDER(**(TOY | {"anchors": ANCHORS, "synthetic_batch_size": 3} | changes))
 
 
-def second_task(method: Any, **changes: Any) -> tuple[Simulation, Seen, Weights]:
+def second_task(method: Any, **changes: Any) -> tuple[Simulation, RecordedJobs, Weights]:
     """Run two tasks of two rounds; return the simulation, what was trained, and the last model of the first task."""
     simulation = tiny.simulation_with_tasks(method, TWO_ONE, **{"cohort_size": 4, **changes})
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     tiny.run_rounds(simulation, 2)
     old = simulation.server.model
     tiny.run_rounds(simulation)
@@ -200,7 +200,7 @@ def test_landers_first_task_is_bound_too() -> None:
 def test_lander_goes_back_to_its_best_model() -> None:
     training = replace(tiny.TRAINING, lr=1.5)  # so that it gets worse again
     simulation = tiny.simulation_with_tasks(lander(), TWO_ONE, rounds=6, cohort_size=4, training=training)
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     sent = []
     for _ in range(6):
         sent.append(simulation.server.model)

@@ -21,7 +21,7 @@ class AvgAdam(FedAvg):
     """FedAvg whose clients train with Adam, whatever the recipe says."""
 
     title = "AvgAdam"
-    training = {"optimizer": "adam", "lr": 0.002}  # noqa: RUF012
+    training_options = {"optimizer": "adam", "lr": 0.002}  # noqa: RUF012
 
 
 def test_each_method_trains_with_its_own_optimizer(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_methods_lists_and_shows_one(cli: Any) -> None:
     for expected in (
         "arXiv 2507.08508",
         "what leaves a client",
-        "label_counts",
+        "send_label_counts",
         "train: model, num_examples, num_steps, loss",
         "w_target",
         "3.0",

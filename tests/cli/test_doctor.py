@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fedkeep.cli import doctor, main
-from fedkeep.cli.doctor import Finding, findings
+from fedkeep.cli.doctor import Check, run_checks
 
 
-def by_subject(data_dir: str | None = None) -> dict[str, Finding]:
-    return {finding.subject: finding for finding in findings(data_dir)}
+def by_subject(data_dir: str | None = None) -> dict[str, Check]:
+    return {check.subject: check for check in run_checks(data_dir)}
 
 
 def test_all_subjects_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

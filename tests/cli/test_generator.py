@@ -12,7 +12,7 @@ import pytest
 from fedkeep.cli import generator as command
 from fedkeep.cli import main
 
-QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "schedule.num_timesteps=20", "training.steps=4")
+QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "noise_schedule.num_timesteps=20", "training.steps=4")
 TINY = [word for change in QUICK for word in ("--set", change)]
 FEW = ["--set", "sampler.steps=2", "--count", "2"]
 

@@ -25,7 +25,7 @@ PLACES = {
     "emnist_letters_a_to_j": list("ABCDEFGHIJ"),
     "zalando-datasets/fashion_mnist": [f"garment {number}" for number in range(10)],
 }
-TINY = ["unet.widths=[8,8]", "unet.blocks=1", "unet.patch=2", "schedule.num_timesteps=20", "training.steps=4"]
+TINY = ["unet.widths=[8,8]", "unet.blocks=1", "unet.patch=2", "noise_schedule.num_timesteps=20", "training.steps=4"]
 FEW = [
     "images_per_new_class=3",
     "images_per_old_class=2",

@@ -96,11 +96,11 @@ def test_the_test_set_is_that_of_all_classes_seen() -> None:
         assert federation.dataset.train["input"] is stream.dataset.train["input"]
 
 
-def test_the_class_schedule_depends_on_class_names_and_not_on_examples() -> None:
+def test_the_split_classes_depends_on_class_names_and_not_on_examples() -> None:
     whole = Tasks(num_tasks=3).stream(dataset(), IID(num_clients=2), 4)
     few = dataset()
     few = replace(few, train={name: column[:1] for name, column in few.train.items()})
-    output = Tasks(num_tasks=3).class_schedule(few, 4)
+    output = Tasks(num_tasks=3).split_classes(few, 4)
     assert output.order == whole.order
     assert cuts(output) == cuts(whole)
     assert all(torch.equal(one.test, other.test) for one, other in zip(output.tasks, whole.tasks, strict=True))

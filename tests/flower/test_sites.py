@@ -439,7 +439,7 @@ def test_sites_that_wait_for_their_turn_work_ahead(recipe: str, tmp_path: Path) 
     local_transport = LocalTransport(node_configs(tmp_path / "states"))
     serve(local_transport, config(recipe, tmp_path / "sites", methods="sfedkd"))
     asked = [envelope.head["request"] for _, kind, envelope in local_transport.sent if kind == "perform"]
-    steps = [request["step"] for request in asked if request["round"] == 2 and request["step"] != "label_counts"]
+    steps = [request["step"] for request in asked if request["round"] == 2 and request["step"] != "send_label_counts"]
     assert steps == ["prepare"] * 4 + ["train"] * 4
 
 
@@ -521,7 +521,7 @@ def test_two_server_apps_do_not_play_one_cell(recipe: str, tmp_path: Path) -> No
 def test_label_counts_that_are_none_lose_the_site(bad: torch.Tensor, reason: str, recipe: str, tmp_path: Path) -> None:
     def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
         step = asked.head.get("request", {}).get("step")
-        if step != "label_counts" or node_config.site != victims.setdefault("first", node_config.site):
+        if step != "send_label_counts" or node_config.site != victims.setdefault("first", node_config.site):
             return reported
         return Envelope(reported.head, dict.fromkeys(reported.tensors, bad))
 

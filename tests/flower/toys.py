@@ -62,7 +62,7 @@ prototype_steps = 2
 prototype_batch_size = 8
 sampler_steps = 2
 """
-QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "schedule.num_timesteps=20", "training.steps=4")
+QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "noise_schedule.num_timesteps=20", "training.steps=4")
 TINY = [word for change in QUICK for word in ("--set", change)]
 
 

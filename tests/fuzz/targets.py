@@ -525,7 +525,7 @@ NODES = st.recursive(
         )
         | st.builds(
             lambda name, fields: {"class": name, "fields": fields},
-            st.sampled_from(["fedkeep.interface.training.Fit", "builtins.dict", "os.system", "Fit", ""]),
+            st.sampled_from(["fedkeep.interface.training_settings.Fit", "builtins.dict", "os.system", "Fit", ""]),
             st.dictionaries(st.sampled_from(["model", "num_examples", "loss", "steps", "x"]), inner),
         )
     ),

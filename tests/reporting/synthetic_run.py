@@ -90,7 +90,7 @@ def write_trial(
     folder = run / "trials" / f"{''.join(c for c in label.lower() if c.isalnum())}-seed{seed}"
     classes = len(total)
     trial = {
-        "label": label, "algorithm": label.lower(), "options": {}, "seed": seed, "schedule": "parallel",
+        "label": label, "algorithm": label.lower(), "options": {}, "seed": seed, "sequential": False,
         "rounds": planned or len(corrects), "paper": "", "num_clients": len(counts), "cohort_size": 2, "num_classes":
         classes, "label_names": [str(i) for i in range(classes)], "dataset": "digits", "dataset_note": "", "test_total":
         list(total),
@@ -149,7 +149,7 @@ def write_demo(path: Path, *, classes: int = 10, rounds: int = 40, labels: Mappi
                 timings=[{"round": r + 1, "train": seconds, "teachers": 0.3 * (location == 2), "evaluate": 0.02}
                          for r in range(stop)],
                 label_names=names, paper=papers.get(label, ""), cohort_size=10,
-                schedule="sequential" if location else "parallel",
+                sequential=bool(location),
                 options={"teachers": 5, "temperature": 4.0, "selection": "greedy"} if location == 2 else {},
             )  # fmt: skip
     return path

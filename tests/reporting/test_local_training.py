@@ -9,7 +9,7 @@ from typing import Any
 from synthetic_run import write_run, write_trial
 
 from fedkeep.reporting.html import render
-from fedkeep.reporting.local_training import local_training
+from fedkeep.reporting.report_local_models import local_training
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
 
@@ -91,7 +91,7 @@ def test_few_clients_and_classes_of_one_seed_and_no_sequences(tmp_path: Path) ->
     counts = [[8, 2]] * 5
     write_trial(run, "FedAvg", 0, [[5, 2]], rows=everyone, counts=counts)
     write_trial(run, "FedAvg", 1, [[5, 2]], rows=everyone, counts=[[1, 1]] * 5)
-    write_trial(run, "FedSeq", 0, [[5, 2]], rows=everyone, counts=counts, schedule="sequential")
+    write_trial(run, "FedSeq", 0, [[5, 2]], rows=everyone, counts=counts, sequential=True)
     found = local_training(summary(read_run(run)))
     assert [client["client"] for client in found["clients"]] == ["0", "1", "2"]
     assert found["more"] == 2

@@ -18,11 +18,11 @@ from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, o
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT
-from fedkeep.simulation.schedule import Schedule
+from fedkeep.simulation.run_config import RunConfig
 
 
 @dataclass
-class Seen:
+class WatchedState:
     """What a client kept of each task's beginning."""
 
     rows: list[Tensor] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Watching(Algorithm[NoState, Seen]):
+class Watching(Algorithm[NoState, WatchedState]):
     """FedAvg whose clients look at what they get as a task begins, and keep its last model."""
 
     title = "test watching"
@@ -49,7 +49,7 @@ class Watching(Algorithm[NoState, Seen]):
         clients.ask(self.keep, server.model)
 
     @on_client
-    def train(self, client: Client[Seen], model: Weights) -> Fit:
+    def train(self, client: Client[WatchedState], model: Weights) -> Fit:
         client.state.where = [
             *client.state.where,
             [client.task, client.round, client.num_old_classes, client.num_classes],
@@ -57,7 +57,7 @@ class Watching(Algorithm[NoState, Seen]):
         return client.fit(model, CrossEntropy())
 
     @on_client
-    def look(self, client: Client[Seen], model: Weights) -> None:
+    def look(self, client: Client[WatchedState], model: Weights) -> None:
         kept = client.state
         kept.rows = [
             *kept.rows,
@@ -71,14 +71,14 @@ class Watching(Algorithm[NoState, Seen]):
             kept.logits = [*kept.logits, *(client.predict(m, images) for m in (older, grown, model))]
 
     @on_client
-    def keep(self, client: Client[Seen], model: Weights) -> None:
+    def keep(self, client: Client[WatchedState], model: Weights) -> None:
         client.state.model = model
 
 
 def test_new_rows_are_the_same_everywhere_and_old_logits_stay() -> None:
     simulation = tiny.simulation_with_tasks(Watching(), tiny.stream((1, 2), absent=1))
     tiny.run_rounds(simulation)
-    states: list[Seen] = list(simulation.client_states.values())
+    states: list[WatchedState] = list(simulation.client_states.values())
     assert len(states) == 5
     for state in states:
         received, initial = state.rows[-2:]
@@ -103,7 +103,7 @@ def test_rounds_and_classes_are_counted_by_task() -> None:
 
 @pytest.mark.parametrize(("number", "location"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 1)), (9, (3, 3))])
 def test_a_round_of_the_run_has_a_task_and_a_round_in_it(number: int, location: tuple[int, int]) -> None:
-    assert Schedule(rounds=3).position(number) == location
+    assert RunConfig(rounds=3).position(number) == location
 
 
 def test_the_last_round_of_every_task_is_evaluated() -> None:

@@ -18,7 +18,7 @@ from fedkeep.interface.privacy import Privacy
 from fedkeep.losses import CrossEntropy
 from fedkeep.metrics import dp_sgd_epsilon
 from fedkeep.reporting.columns import METRICS, columns_for
-from fedkeep.simulation.privacy import noised_mean
+from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.training.dp_sgd import clipped_sum, private_fit
 from fedkeep.training.local_training import TrainJob
 from fedkeep.training.party import LocalClient, discrete_laplace

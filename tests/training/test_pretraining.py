@@ -92,12 +92,12 @@ def test_a_training_that_diverges_leaves_no_extractor(digits: DataSet, tmp_path:
 
 def test_the_learning_rate_rises_and_falls() -> None:
     settings = Pretraining(steps=100, lr=1.0, warm_up=0.1)
-    rates = [settings.lr_at(step) for step in range(100)]
+    rates = [settings.lr_in_step(step) for step in range(100)]
     assert rates[:2] == pytest.approx([1 / 11, 2 / 11])
     assert rates[10] == max(rates) == 1.0
     assert rates[55] == pytest.approx(0.5)
     assert 0 < rates[-1] < 1e-3
-    assert Pretraining(steps=1, warm_up=0.0).lr_at(0) == Pretraining().lr
+    assert Pretraining(steps=1, warm_up=0.0).lr_in_step(0) == Pretraining().lr
 
 
 def test_forms_that_cannot_be() -> None:

@@ -20,7 +20,7 @@ from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.data import Augmentation
 from fedkeep.errors import ConfigError, FedKeepError, ValueRefused
 from fedkeep.interface import Fit, Training
-from fedkeep.interface.training import Parametrization
+from fedkeep.interface.training_settings import Parametrization
 from fedkeep.losses import Batch, CrossEntropy, Loss, ModelView
 from fedkeep.models import Weights
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
@@ -632,7 +632,7 @@ def test_schedules_are_those_of_pytorch(training: Training, scheduler: Any) -> N
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     schedule = scheduler(optimizer)
     for round in range(1, 9):
-        assert training.lr_at(round) == pytest.approx(optimizer.param_groups[0]["lr"])
+        assert training.lr_in_round(round) == pytest.approx(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
 

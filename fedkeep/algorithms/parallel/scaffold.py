@@ -66,7 +66,7 @@ class SCAFFOLD(Algorithm[ControlVariate, ControlVariate]):
         """Train with the drift of the client's own gradient taken out, and update its control variate."""
         c_i = client.state.c or scale(model, 0.0)
         fit = client.fit(model, CrossEntropy() + LinearTerm(subtract(c, c_i)))
-        rate = client.training.lr_at(client.round) * effective_steps(fit.num_steps, client.training.momentum)
+        rate = client.training.lr_in_round(client.round) * effective_steps(fit.num_steps, client.training.momentum)
         # Without steps, or with a learning rate of 0, the training showed nothing of the client's gradient.
         new = add(subtract(c_i, c), subtract(model, fit.model), 1 / rate) if rate else c_i
         client.state.c = new

@@ -18,7 +18,7 @@ from fedkeep.algorithms.sequential.teachers import (
     take_distillation,
 )
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
-from fedkeep.interface.steps import label_counts
+from fedkeep.interface.steps import send_label_counts
 from fedkeep.losses import CrossEntropy, FullKL, FullKLByConfidence, FullKLByEntropy, Scale, WeightRule
 from fedkeep.losses.discrepancy import Metric
 from fedkeep.models import Weights
@@ -33,7 +33,7 @@ class AVER(Algorithm[PreviousRound, PreparedDistillation]):
     """
 
     paper = "You et al., 2017: Learning from multiple teacher networks"
-    schedule = "sequential"
+    sequential = True
 
     tau: float = option(4.0, "softmax temperature; the paper gives none", low=1e-3)
     kd_scale: Scale = option("tau2", "whether the distillation is multiplied by tau squared")
@@ -42,13 +42,13 @@ class AVER(Algorithm[PreviousRound, PreparedDistillation]):
     selection: Selection = option("greedy", "how teachers are chosen among the last round's clients")
     w_full: float = option(1.0, "weight of the distillation", low=0.0)
 
-    label_counts = label_counts
+    send_label_counts = send_label_counts
 
     def round(self, server: Server[PreviousRound], cohort: Cohort) -> None:
         """Choose teachers, let clients prepare them, then pass the model from client to client."""
         state = server.state
         if self.teachers:
-            state.label_counts |= cohort.without(state.label_counts).ask(self.label_counts)
+            state.label_counts |= cohort.without(state.label_counts).ask(self.send_label_counts)
             chosen = select_teachers(server, self.teachers, self.selection, self.metric)
             students = [client.id for client in cohort if client.id in state.label_counts]
             rules = dict.fromkeys(students, self.rule() if chosen else None)

@@ -58,7 +58,7 @@ class CWC(Algorithm[AccumulatedImportance]):
     title = "CWC (reconstructed)"
     paper = "Cyclical weight consolidation, 2024: arXiv 2405.10647 (reconstructed from its abstract)"
     needs = ("sgd",)
-    schedule = "sequential"
+    sequential = True
 
     w_penalty: float = option(100.0, "weight of the penalty (lambda; grid 1, 10, 100, 1000)", low=0.0)
     attenuation: float = option(0.5, "share that importances keep each round (sigma)", low=0.0, high=1.0)
@@ -109,7 +109,7 @@ class CWC(Algorithm[AccumulatedImportance]):
         """
         if not importance or not self.w_penalty:
             return None
-        rate = client.training.lr_at(client.round)
+        rate = client.training.lr_in_round(client.round)
         cap = 1 / (rate * self.w_penalty) if rate else inf
         capped = {name: value.clamp(max=cap) for name, value in importance.items()}
         return QuadraticPenalty(model, self.w_penalty / 2, capped)

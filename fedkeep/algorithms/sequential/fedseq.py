@@ -17,7 +17,7 @@ class FedSeq(Algorithm):
     """
 
     paper = "Li & Lyu, 2023: Convergence analysis of sequential federated learning on heterogeneous data"
-    schedule = "sequential"
+    sequential = True
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Pass the model from client to client."""

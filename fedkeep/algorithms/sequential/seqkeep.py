@@ -44,7 +44,7 @@ class SeqKeep(Algorithm[MovingAverage, PreparedDistillation]):
 
     title = "SeqKeep"
     paper = "FedKeep, 2026: docs/averaged-sequences.md"
-    schedule = "sequential"
+    sequential = True
 
     tau: float = option(1.0, "softmax temperature", low=1e-3)
     kd_scale: Scale = option("tau2", "whether the distillation is multiplied by tau squared")

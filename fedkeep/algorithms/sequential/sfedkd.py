@@ -18,7 +18,7 @@ from fedkeep.algorithms.sequential.teachers import (
     take_distillation,
 )
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
-from fedkeep.interface.steps import label_counts
+from fedkeep.interface.steps import send_label_counts
 from fedkeep.losses import CrossEntropy, PerTeacher, Scale
 from fedkeep.losses.discrepancy import Metric, discrepancies, teacher_weights
 from fedkeep.models import Weights
@@ -51,7 +51,7 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
 
     title = "SFedKD"
     paper = "Xu et al., 2025: SFedKD, arXiv 2507.08508"
-    schedule = "sequential"
+    sequential = True
 
     tau: float = option(4.0, "softmax temperature; the paper gives none", low=1e-3)
     kd_scale: Scale = option("tau2", "whether the distillation is multiplied by tau squared")
@@ -67,13 +67,13 @@ class SFedKD(Algorithm[PreviousRound, PreparedDistillation]):
         "near", "target weights: by inverse discrepancy, or 1/K (ablation)"
     )
 
-    label_counts = label_counts
+    send_label_counts = send_label_counts
 
     def round(self, server: Server[PreviousRound], cohort: Cohort) -> None:
         """Algorithm 2: choose teachers, let clients prepare them, then pass the model from client to client."""
         state = server.state
         if self.teachers:
-            state.label_counts |= cohort.without(state.label_counts).ask(self.label_counts)
+            state.label_counts |= cohort.without(state.label_counts).ask(self.send_label_counts)
             chosen = select_teachers(server, self.teachers, self.selection, self.metric)
             students = [client.id for client in cohort if client.id in state.label_counts]
             rules = {student: self.weigh_teachers(student, chosen, state.label_counts) for student in students}

@@ -39,7 +39,7 @@ class Generator(ABC):
     ----------
     shape : Shape
         Channels, height and width of the images.
-    schedule : NoiseSchedule
+    noise_schedule : NoiseSchedule
         The noise schedule of its training.
     regime : Regime
         What it was trained on.
@@ -48,7 +48,7 @@ class Generator(ABC):
     """
 
     shape: Shape
-    schedule: NoiseSchedule
+    noise_schedule: NoiseSchedule
     regime: Regime
     device: torch.device
 

@@ -47,7 +47,7 @@ class ModelCard:
     ----------
     unet : UNet
         The network that was trained.
-    schedule : NoiseSchedule
+    noise_schedule : NoiseSchedule
         The noise schedule of its training.
     shape : Shape
         Channels, height and width of its images.
@@ -68,7 +68,7 @@ class ModelCard:
     """
 
     unet: UNet
-    schedule: NoiseSchedule
+    noise_schedule: NoiseSchedule
     shape: Shape
     label_names: tuple[str, ...]
     data: str
@@ -115,7 +115,7 @@ class PixelGenerator(Generator):
         initial: PrototypeInit = "mean",
     ) -> None:
         self.card = card
-        self.shape, self.schedule, self.regime = card.shape, card.schedule, card.regime
+        self.shape, self.noise_schedule, self.regime = card.shape, card.noise_schedule, card.regime
         self.device = torch.device(device)
         self.space, self.initial = space, initial
         with seeds.temporary_seed(0):  # the initial weights are overwritten
@@ -319,7 +319,7 @@ def _card_to_json(card: ModelCard) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "unet": as_table(card.unet),
-        "noise": {_SCHEDULE_KEYS[name]: value for name, value in as_table(card.schedule).items()},
+        "noise": {_SCHEDULE_KEYS[name]: value for name, value in as_table(card.noise_schedule).items()},
         "shape": card.shape,
         "label_names": card.label_names,
         "data": card.data,
@@ -340,7 +340,7 @@ def _card_from_json(written: Mapping[str, Any]) -> ModelCard:
     schedule = {names.get(key, key): value for key, value in written["noise"].items()}
     return ModelCard(
         unet=build(UNet, written["unet"], "unet"),
-        schedule=build(NoiseSchedule, schedule, "noise"),
+        noise_schedule=build(NoiseSchedule, schedule, "noise"),
         shape=(channels, height, width),
         label_names=tuple(map(str, written["label_names"])),
         data=str(written["data"]),

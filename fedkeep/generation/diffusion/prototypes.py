@@ -126,11 +126,11 @@ def _denoising_loss(
 ) -> Tensor:
     chosen = torch.randint(len(images), (batch_size,), generator=rng)
     clean = generator.encode(images[chosen.to(images.device)], rng)
-    timesteps = torch.randint(generator.schedule.num_timesteps, (batch_size,), generator=rng).to(generator.device)
+    timesteps = torch.randint(generator.noise_schedule.num_timesteps, (batch_size,), generator=rng).to(generator.device)
     noise = torch.randn(clean.shape, generator=rng).to(generator.device)
     rows = labels[chosen.to(labels.device)].to(generator.device)
     conditioning = generator.conditioning(prototypes[rows], rng)
-    noisy = generator.schedule.add_noise(clean, noise, timesteps)
+    noisy = generator.noise_schedule.add_noise(clean, noise, timesteps)
     return mse_loss(generator.predict_noise(noisy, timesteps, conditioning), noise)
 
 

@@ -73,7 +73,7 @@ def sample(
 
 
 def _sample_batch(generator: Generator, conditioning: Tensor, image_seeds: Sequence[int], sampler: Sampler) -> Tensor:
-    scheduler = sampler.scheduler(generator.schedule)
+    scheduler = sampler.scheduler(generator.noise_schedule)
     rngs = [torch.Generator().manual_seed(seed) for seed in image_seeds]
     noise = [torch.randn(generator.sample_shape, generator=rng) for rng in rngs]
     samples = torch.stack(noise).to(generator.device) * scheduler.init_noise_sigma

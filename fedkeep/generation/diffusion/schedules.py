@@ -71,12 +71,12 @@ class Sampler(Options):
         low=0.0,
     )
 
-    def scheduler(self, schedule: NoiseSchedule) -> Any:
+    def scheduler(self, noise_schedule: NoiseSchedule) -> Any:
         """Return a new scheduler of `diffusers` with its timesteps set.
 
         Parameters
         ----------
-        schedule : NoiseSchedule
+        noise_schedule : NoiseSchedule
             The noise schedule that the network was trained with.
 
         Raises
@@ -84,21 +84,23 @@ class Sampler(Options):
         ConfigError
             If there are more steps than timesteps.
         """
-        if self.steps > schedule.num_timesteps:
+        if self.steps > noise_schedule.num_timesteps:
             raise ConfigError(
-                f"Sampler.steps is {self.steps}, but the generator knows {schedule.num_timesteps} times only."
+                f"Sampler.steps is {self.steps}, but the generator knows {noise_schedule.num_timesteps} times only."
             )
         library = diffusers()
         # Pixels start from pure noise. Latents use the latent model's own sampler, whose timesteps are shifted by one.
-        spacing, offset = ("trailing", 0) if schedule.clip_sample else ("leading", 1)
-        config = schedule._diffusers_config() | {"timestep_spacing": spacing, "steps_offset": offset}
+        spacing, offset = ("trailing", 0) if noise_schedule.clip_sample else ("leading", 1)
+        config = noise_schedule._diffusers_config() | {"timestep_spacing": spacing, "steps_offset": offset}
         if self.method == "ddim":
             scheduler = library.DDIMScheduler(
-                **config, clip_sample=schedule.clip_sample, set_alpha_to_one=schedule.clip_sample
+                **config, clip_sample=noise_schedule.clip_sample, set_alpha_to_one=noise_schedule.clip_sample
             )
         elif self.method == "dpm-solver++":  # it has no clip_sample; its threshold of 1 is the same
-            scheduler = library.DPMSolverMultistepScheduler(**config, thresholding=schedule.clip_sample)
+            scheduler = library.DPMSolverMultistepScheduler(**config, thresholding=noise_schedule.clip_sample)
         else:
-            scheduler = library.DDPMScheduler(**config, clip_sample=schedule.clip_sample, variance_type="fixed_large")
+            scheduler = library.DDPMScheduler(
+                **config, clip_sample=noise_schedule.clip_sample, variance_type="fixed_large"
+            )
         scheduler.set_timesteps(self.steps)
         return scheduler

@@ -72,7 +72,7 @@ class LatentGenerator(Generator):
         self.tokenizer = pipeline.tokenizer
         self.shape = (3, side, side)
         config = pipeline.scheduler.config
-        self.schedule = NoiseSchedule(
+        self.noise_schedule = NoiseSchedule(
             config.num_train_timesteps, config.beta_schedule, config.beta_start, config.beta_end, clip_sample=False
         )
         self.side = pipeline.unet.config.sample_size * pipeline.vae_scale_factor

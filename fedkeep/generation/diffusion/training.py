@@ -44,7 +44,7 @@ class GeneratorTraining(Options):
     ema: float = option(0.999, "decay of the weights' moving average, which is what is saved", low=0.0, high=1.0)
     checkpoint: float = option(60.0, "seconds from one checkpoint to the next; changes no result", low=0.0)
 
-    def lr_at(self, step: int) -> float:
+    def lr_in_step(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
         return self.lr * (1 - (1 - self.lr_end) * step / max(1, self.steps - 1))
 
@@ -121,7 +121,7 @@ class _TrainingRun:
         self.batches = _Batches(data, card, settings, seed)
         self.identity = {
             "unet": as_table(card.unet),
-            "schedule": as_table(card.schedule),
+            "schedule": as_table(card.noise_schedule),
             "training": {name: value for name, value in as_table(settings).items() if name != "checkpoint"},
             "label_names": list(card.label_names),
             "seed": seed,
@@ -132,9 +132,9 @@ class _TrainingRun:
         """Take one step; return its loss."""
         number = len(self.losses)
         images, rows, timesteps, noise = (tensor.to(self.device) for tensor in self.batches(number))
-        noisy = self.card.schedule.add_noise(images, noise, timesteps)
+        noisy = self.card.noise_schedule.add_noise(images, noise, timesteps)
         loss = mse_loss(self.network(noisy, timesteps, self.network.table[rows]), noise)
-        self.optimizer.param_groups[0]["lr"] = self.settings.lr_at(number)
+        self.optimizer.param_groups[0]["lr"] = self.settings.lr_in_step(number)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -191,7 +191,7 @@ class _Batches:
         self.order = self.labels.argsort(stable=True)
         self.first = torch.tensor([0, *accumulate(counts.tolist())])[:-1]
         self.batch_size, self.p_null, self.seed = settings.batch_size, settings.null, seed
-        self.num_timesteps = card.schedule.num_timesteps
+        self.num_timesteps = card.noise_schedule.num_timesteps
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return images in -1..1 [b, ...], rows of the class table [b], timesteps [b] and noise [b, ...]."""

@@ -29,7 +29,10 @@ class Known(PixelGenerator):
 
     def predict_noise(self, noisy: Tensor, timesteps: Tensor, conditioning: Tensor) -> Tensor:
         kept = (
-            1 - torch.linspace(self.schedule.beta_start, self.schedule.beta_end, self.schedule.num_timesteps)
+            1
+            - torch.linspace(
+                self.noise_schedule.beta_start, self.noise_schedule.beta_end, self.noise_schedule.num_timesteps
+            )
         ).cumprod(0)[timesteps]
         kept = kept.view(-1, 1, 1, 1)
         return (noisy - kept.sqrt() * self.image) / (1 - kept).sqrt()

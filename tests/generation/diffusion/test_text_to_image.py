@@ -64,7 +64,11 @@ def images(count: int = 6) -> torch.Tensor:
 
 
 def test_what_was_loaded(result: LatentGenerator, folder: Path) -> None:
-    assert (result.schedule.beta_schedule, result.schedule.num_timesteps, result.schedule.clip_sample) == (
+    assert (
+        result.noise_schedule.beta_schedule,
+        result.noise_schedule.num_timesteps,
+        result.noise_schedule.clip_sample,
+    ) == (
         "scaled_linear",
         1000,
         False,

@@ -124,4 +124,4 @@ def test_a_training_that_diverges_leaves_no_generator(tmp_path: Path, steps: int
 
 def test_the_learning_rate_falls() -> None:
     settings = GeneratorTraining(steps=101, lr=1.0, lr_end=0.01)
-    assert [round(settings.lr_at(step), 4) for step in (0, 50, 100)] == [1.0, 0.505, 0.01]
+    assert [round(settings.lr_in_step(step), 4) for step in (0, 50, 100)] == [1.0, 0.505, 0.01]

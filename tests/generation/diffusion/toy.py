@@ -21,7 +21,7 @@ TRAINING = GeneratorTraining(steps=6, batch_size=8, lr=5e-3, ema=0.9, checkpoint
 
 def card(unet: UNet = UNET, **changes: Any) -> ModelCard:
     return ModelCard(**{
-        "unet": unet, "schedule": NOISE, "shape": (1, 8, 8), "label_names": tuple("abc"), "data": "toys",
+        "unet": unet, "noise_schedule": NOISE, "shape": (1, 8, 8), "label_names": tuple("abc"), "data": "toys",
         "regime": "paper", **changes,
     })  # fmt: skip
 

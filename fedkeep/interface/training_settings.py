@@ -65,7 +65,7 @@ class Training(Options):
         if self.lr_schedule == "cosine" and self.lr_decay != 1.0:
             raise ConfigError("training.lr_decay has no effect with lr_schedule = cosine. Set it to 1.")
 
-    def lr_at(self, round: int) -> float:
+    def lr_in_round(self, round: int) -> float:
         """Return the learning rate of a round.
 
         Parameters

@@ -30,7 +30,7 @@ CLIENTS_FOLDER = "clients"
 
 
 @dataclass(frozen=True)
-class Source:
+class DataFiles:
     """Files that are one data set.
 
     Parameters
@@ -48,7 +48,7 @@ class Source:
     note: str = ""
 
 
-def find_source(path: Path) -> Source:
+def find_data_files(path: Path) -> DataFiles:
     """Find the files of a data set.
 
     Parameters
@@ -63,16 +63,16 @@ def find_source(path: Path) -> Source:
         If there are none.
     """
     if path.is_file():
-        return Source([path], lambda: _from_tables({"train": [path]}))
+        return DataFiles([path], lambda: _from_tables({"train": [path]}))
     clients = path / CLIENTS_FOLDER
     if clients.is_dir():
-        return _clients_source(path, clients)
+        return _files_of_clients(path, clients)
     splits = table_files(path)
     if splits:
-        return Source([file for files in splits.values() for file in files], lambda: _read_splits(splits))
+        return DataFiles([file for files in splits.values() for file in files], lambda: _read_splits(splits))
     images, empty = image_files(path)
     every = [file for classes in images.values() for files in classes.values() for file in files]
-    return Source(every, lambda: read_images(images), _empty_note(empty))
+    return DataFiles(every, lambda: read_images(images), _empty_note(empty))
 
 
 def _empty_note(empty: Sequence[str]) -> str:
@@ -156,8 +156,8 @@ def _to_dataset(tables: Sequence[tuple[Path, Any]]) -> Any:
         raise DataError(f"{names} cannot be read as one table ({in_one_line(error, 300)}).") from error
 
 
-def _clients_source(path: Path, clients: Path) -> Source:
-    """Return the source of a folder that holds a file or a folder for each client."""
+def _files_of_clients(path: Path, clients: Path) -> DataFiles:
+    """Return the files of a folder that holds a file or a folder for each client."""
     visible = [entry for entry in sorted(clients.iterdir()) if not entry.name.startswith(".")]
     tables: dict[str, list[tuple[str, Path]]] = {}
     images: dict[str, dict[str, dict[str, list[Path]]]] = {}
@@ -190,7 +190,7 @@ def _clients_source(path: Path, clients: Path) -> Source:
     return _table_clients(path, tables)
 
 
-def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]]) -> Source:
+def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]]) -> DataFiles:
     shared = {split: files for split, files in table_files(path).items() if split != "train"}
     own = {split: files for split, files in tables.items() if split == "train" or not shared}
 
@@ -199,7 +199,7 @@ def _table_clients(path: Path, tables: Mapping[str, Sequence[tuple[str, Path]]])
         return {**splits, **_from_tables(shared)}
 
     every = [file for files in own.values() for _, file in files]
-    return Source([*every, *(file for files in shared.values() for file in files)], read)
+    return DataFiles([*every, *(file for files in shared.values() for file in files)], read)
 
 
 def _of_client(name: str, path: Path) -> tuple[Path, Any]:
@@ -212,7 +212,7 @@ def _of_client(name: str, path: Path) -> tuple[Path, Any]:
     return path, table.append_column(CLIENT, [[name] * table.num_rows])
 
 
-def _image_clients(path: Path, images: _ByClient, notes: Sequence[str]) -> Source:
+def _image_clients(path: Path, images: _ByClient, notes: Sequence[str]) -> DataFiles:
     by_client: dict[str, Mapping[str, _ByClass]] = dict(images)
     shared = next((path / name for name in TEST_NAMES if (path / name).is_dir()), None)
     if shared is not None:
@@ -221,7 +221,7 @@ def _image_clients(path: Path, images: _ByClient, notes: Sequence[str]) -> Sourc
         by_client["test"] = {"": classes["train"]}
     by_class = [classes for each in by_client.values() for classes in each.values()]
     every = [file for classes in by_class for files in classes.values() for file in files]
-    return Source(every, lambda: read_images_of_clients(by_client), _empty_note(notes))
+    return DataFiles(every, lambda: read_images_of_clients(by_client), _empty_note(notes))
 
 
 def read_images_of_clients(images: _ByClient) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fedkeep.reporting.heatmap import class_heatmap
+from fedkeep.reporting.partition_figure import partition_figure
 
 
 def pixels(svg: str) -> np.ndarray:
@@ -26,7 +26,7 @@ def pixels(svg: str) -> np.ndarray:
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (10, 10), (1000, 10), (30, 100)])
 def test_one_cell_a_pixel_and_white_for_none(clients: int, classes: int) -> None:
     counts = np.random.default_rng(0).integers(0, 3, (clients, classes)) * 40
-    svg = class_heatmap(counts, [f"name <{i}>" for i in range(classes)], "a & $b$")
+    svg = partition_figure(counts, [f"name <{i}>" for i in range(classes)], "a & $b$")
     root = ElementTree.fromstring(svg)
     assert root.tag.endswith("svg")
     assert "a &amp; $b$" in svg
@@ -40,17 +40,17 @@ def test_one_cell_a_pixel_and_white_for_none(clients: int, classes: int) -> None
 
 
 def test_more_clients_than_columns_says_so() -> None:
-    svg = class_heatmap(np.ones((20_000, 2), np.int64), ["a", "b"], "many")
+    svg = partition_figure(np.ones((20_000, 2), np.int64), ["a", "b"], "many")
     assert pixels(svg).shape[1] == 1000
     assert "1,000 of 20,000 shown" in svg
 
 
 def test_equal_input_equal_bytes() -> None:
     counts = np.arange(40).reshape(20, 2)
-    assert class_heatmap(counts, ["a", "b"], "t") == class_heatmap(counts, ["a", "b"], "t")
+    assert partition_figure(counts, ["a", "b"], "t") == partition_figure(counts, ["a", "b"], "t")
 
 
 def test_wrong_shapes_and_empty() -> None:
     with pytest.raises(ValueError, match="2 class names"):
-        class_heatmap(np.ones((3, 4)), ["a", "b"], "t")
-    assert class_heatmap(np.zeros((3, 2), np.int64), ["a", "b"], "t").startswith("<svg")
+        partition_figure(np.ones((3, 4)), ["a", "b"], "t")
+    assert partition_figure(np.zeros((3, 2), np.int64), ["a", "b"], "t").startswith("<svg")

@@ -55,10 +55,7 @@ def _comparable(trials: Sequence[TrialResult]) -> list[TrialResult]:
     found = [
         trial
         for trial in trials
-        if trial.local_models
-        and trial.schedule == "parallel"
-        and not trial.task_sizes
-        and trial.class_history.shape[1] <= WIDE
+        if trial.local_models and not trial.sequential and not trial.task_sizes and trial.class_history.shape[1] <= WIDE
     ]
     once = {trial.path: trial for trial in reversed(found) if trial.seed == found[0].seed}
     return list(reversed(once.values()))

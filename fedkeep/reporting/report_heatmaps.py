@@ -1,4 +1,4 @@
-"""Maps of the report: what is forgotten when, who teaches whom, what is taken for what, and what clients hold."""
+"""Heatmaps of the report: what is forgotten when, who teaches whom, what is taken for what, and what clients hold."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from fedkeep.metrics import kold
-from fedkeep.reporting.charts import PixelMap, pixel_map
 from fedkeep.reporting.columns import rounds_covered
 from fedkeep.reporting.record import Floats
+from fedkeep.reporting.report_charts import Heatmap, heatmap
 from fedkeep.reporting.run_folder import Run
 from fedkeep.reporting.summary import Row
 from fedkeep.reporting.trial import TrialResult
 
-MOST_CLIENTS = 1000  # of a map of clients: beyond this evenly spaced ones are shown
+MOST_CLIENTS = 1000  # of a heatmap of clients: beyond this evenly spaced ones are shown
 
 
 def class_names(trial: TrialResult) -> list[str]:
@@ -24,7 +24,7 @@ def class_names(trial: TrialResult) -> list[str]:
     return names if len(names) == len(trial.test_total) else [str(number) for number in range(len(trial.test_total))]
 
 
-def class_maps(rows: Sequence[Row]) -> list[PixelMap]:
+def class_heatmaps(rows: Sequence[Row]) -> list[Heatmap]:
     """Return the accuracy of each class over rounds for each method, with its first seed."""
     maps = []
     for row in rows:
@@ -37,7 +37,7 @@ def class_maps(rows: Sequence[Row]) -> list[PixelMap]:
             )
             alt = f"Map of {row.name}: accuracy of each class over rounds. In percent at the end: {last}."
             maps.append(
-                pixel_map(
+                heatmap(
                     trial.class_history.T, class_names(trial), [str(number) for number in trial.evaluated], row.name,
                     alt, ("class", "round"), " %",
                 )
@@ -45,7 +45,7 @@ def class_maps(rows: Sequence[Row]) -> list[PixelMap]:
     return maps
 
 
-def teacher_maps(rows: Sequence[Row]) -> list[PixelMap]:
+def teacher_heatmaps(rows: Sequence[Row]) -> list[Heatmap]:
     """Return the weight of each teacher over rounds, of methods that record who teaches; with the first seed."""
     maps = []
     seen = set()
@@ -68,7 +68,7 @@ def teacher_maps(rows: Sequence[Row]) -> list[PixelMap]:
             most = clients[int(weights.sum(axis=1).argmax())]
             alt = f"Map of {title} over rounds, one row for each client that taught. The most: client {most}."
             maps.append(
-                pixel_map(
+                heatmap(
                     weights / top, clients, [str(number) for number, _ in rounds], title, alt,
                     ("client", "round"), "", top=round(top, 3),
                 )
@@ -76,7 +76,7 @@ def teacher_maps(rows: Sequence[Row]) -> list[PixelMap]:
     return maps
 
 
-def confusion_maps(rows: Sequence[Row]) -> list[PixelMap]:
+def confusion_heatmaps(rows: Sequence[Row]) -> list[Heatmap]:
     """Return how often each class was taken for each at the end, in shares of the true class; with the first seed."""
     maps = []
     for row in rows:
@@ -92,12 +92,12 @@ def confusion_maps(rows: Sequence[Row]) -> list[PixelMap]:
                 f"Confusion matrix of {row.name}, true classes in rows, predicted ones in columns. Most often "
                 f"{names[true]} is taken for {names[taken]}, {100 * wrong[true, taken]:.0f} %."
             )
-            maps.append(pixel_map(shares, names, names, row.name, alt, ("true class", "predicted as"), " %"))
+            maps.append(heatmap(shares, names, names, row.name, alt, ("true class", "predicted as"), " %"))
     return maps
 
 
-def partition_map(run: Run) -> dict[str, Any]:
-    """Return the map of the first partition, its seed, and how many different partitions there are besides."""
+def partition_heatmap(run: Run) -> dict[str, Any]:
+    """Return the heatmap of the first partition, its seed, and how many different partitions there are besides."""
     drawn = next((trial for trial in run.trials if trial.partition.get("counts")), None)
     if drawn is None:
         return {"map": None, "others": 0, "seed": None}
@@ -110,7 +110,7 @@ def partition_map(run: Run) -> dict[str, Any]:
     shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_CLIENTS)).round().astype(int))
     top = float(counts.max()) or 1.0
     share = np.log1p(counts[shown].T) / np.log1p(top)
-    picture = pixel_map(
+    picture = heatmap(
         share, names, [str(client) for client in shown], "", alt,
         ("class", "client"), " examples", top=top, log=True,
     )  # fmt: skip

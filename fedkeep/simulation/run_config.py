@@ -1,4 +1,4 @@
-"""The schedule of a run: rounds, cohorts, and when models are evaluated."""
+"""The section ``[run]`` of a recipe: rounds, cohorts, and when models are evaluated."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedkeep.simulation.model_averaging import EvaluationModel
 
 
 @dataclass(frozen=True)
-class Schedule(Options):
-    """Rounds, cohorts and evaluation: the section ``[run]`` of a recipe."""
+class RunConfig(Options):
+    """Options of a run: its rounds, its cohorts, and what is evaluated when."""
 
     rounds: int = option(100, "communication rounds; with tasks, of each", low=1)
     cohort_size: int = option(10, "clients sampled for each round, without replacement", low=1)

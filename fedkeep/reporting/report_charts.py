@@ -1,4 +1,4 @@
-"""Pictures of the report: line charts and maps, as SVG paths and small PNG files that a page holds.
+"""Pictures of the report: line charts and heatmaps, as SVG paths and small PNG files that a page holds.
 
 A chart is whole without a script: its lines are paths in a square of 1,000 by 1,000 that the page stretches, its labels
 are text of the page, so that they keep their size on any screen. The page's script reads the values back from the paths
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkeep.reporting.plots import CurveMetric, Floats, LineStyle, history
+from fedkeep.reporting.figures import CurveMetric, Floats, LineStyle, history
 from fedkeep.reporting.summary import Row
 
 SIDE = 1000  # of the square in which lines are drawn
-COLUMNS = 400  # of a map, at most: more rounds are averaged, as no screen shows them apart
+COLUMNS = 400  # of a heatmap, at most: more rounds are averaged, as no screen shows them apart
 NAMED = 24  # more rows than this have no room for a name each
 BLUE = (38, 125, 210)  # seen on white and on the dark ground
 UNKNOWN = (128, 128, 128, 56)  # of what was not measured
@@ -100,7 +100,7 @@ def line_chart(
     looks : mapping of str to LineStyle
         The style of each label.
     metric : str
-        As of `fedkeep.reporting.plots.curves`.
+        As of `fedkeep.reporting.figures.curves`.
     title : str
         Its heading.
     window : int
@@ -172,7 +172,7 @@ def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
 
 
 @dataclass(frozen=True)
-class PixelMap:
+class Heatmap:
     """Values in rows and columns, as a picture of one pixel each.
 
     Attributes
@@ -205,7 +205,7 @@ class PixelMap:
         return len(self.rows) <= NAMED
 
 
-def pixel_map(
+def heatmap(
     values: ArrayLike,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -214,8 +214,8 @@ def pixel_map(
     axes: tuple[str, str],
     unit: str,
     **what: Any,
-) -> PixelMap:
-    """Return a map of values from 0 to 1, float [rows, columns]; NaN, what was not measured, is grey.
+) -> Heatmap:
+    """Return a heatmap of values from 0 to 1, float [rows, columns]; NaN, what was not measured, is grey.
 
     Of more than `COLUMNS` columns neighbours are averaged. ``axes`` says what rows and columns are called.
     """
@@ -230,7 +230,7 @@ def pixel_map(
     pixels[..., 3] = np.round(255 * np.clip(np.nan_to_num(table), 0, 1))
     pixels[np.isnan(table)] = UNKNOWN
     what = {"rows": axes[0], "columns": axes[1], "unit": unit, "top": 100, **what}
-    return PixelMap(title, alt, _png(pixels), list(rows), names, what)
+    return Heatmap(title, alt, _png(pixels), list(rows), names, what)
 
 
 def _mean(values: Floats) -> Floats:

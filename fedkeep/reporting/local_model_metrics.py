@@ -29,7 +29,7 @@ class LocalModelMetrics(Record):
     @cached_property
     def chain(self) -> list[dict[str, Any]]:
         """Return the same of a sequence, where each model continues the one before; empty of a parallel method."""
-        return self.local_models if self.schedule == "sequential" else []
+        return self.local_models if self.sequential else []
 
     @cached_property
     def chain_history(self) -> Floats:

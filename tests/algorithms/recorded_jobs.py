@@ -18,7 +18,7 @@ Method = Algorithm[Any, Any]
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 
 
-class Seen:
+class RecordedJobs:
     """What parties were given to train, and what came of it, by (task, round, client): in this order of names."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -53,10 +53,10 @@ def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) ->
     return -(output * (student[:, :known] / tau).log_softmax(-1)).sum(-1).mean()
 
 
-def second_task(method: Method, rounds: int = 4) -> tuple[Any, Seen, Weights]:
+def second_task(method: Method, rounds: int = 4) -> tuple[Any, RecordedJobs, Weights]:
     """Run some rounds, two a task; return the simulation, what was trained, and the last model of the first task."""
     simulation = tiny.simulation_with_tasks(method, TWO_ONE, cohort_size=4)
-    seen = Seen(simulation)
+    seen = RecordedJobs(simulation)
     tiny.run_rounds(simulation, 2)
     old = simulation.server.model
     tiny.run_rounds(simulation, rounds - 2)

@@ -13,7 +13,7 @@ _MOST_CLIENTS = 1000  # columns beyond this cannot be told apart; evenly spaced 
 _MOST_LABELS = 30  # class names that fit on the axis
 
 
-def class_heatmap(counts: npt.NDArray[Any], label_names: Sequence[str], title: str) -> str:
+def partition_figure(counts: npt.NDArray[Any], label_names: Sequence[str], title: str) -> str:
     """Draw the clients' class distribution and return it as a self-contained SVG text.
 
     Clients lie along x, classes along y; the colour is the number of examples on a logarithmic scale, white for none.

@@ -1,0 +1,58 @@
+"""Central differential privacy: noise on the mean of the clients' clipped updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from fedkeep.aggregation.robust import clip_model, merge
+from fedkeep.interface import Fit
+from fedkeep.interface.privacy import Privacy
+from fedkeep.models import Weights
+from fedkeep.models.weights_file import form_of
+
+
+@torch.no_grad()
+def noised_mean(
+    fits: Mapping[str, Fit],
+    sent: Mapping[str, Weights],
+    privacy: Privacy,
+    generator: torch.Generator,
+    keep: Callable[[Fit], Fit] = lambda fit: fit,
+) -> dict[str, Fit]:
+    """Put the noised mean of the clients' clipped updates in the place of each client's model.
+
+    Whatever a method makes of the replies, it makes of that mean. All clients count alike, and losses are 0.
+
+    Parameters
+    ----------
+    fits : Mapping[str, Fit]
+        Replies by client; at least one.
+    sent : Mapping[str, Weights]
+        The models that the clients were sent.
+    privacy : Privacy
+        Noise and clipping.
+    generator : torch.Generator
+        Draws the noise.
+    keep : Callable[[Fit], Fit]
+        Puts a new reply away, so that not all must be in memory.
+
+    Returns
+    -------
+    dict[str, Fit]
+        The replies as the method sees them.
+    """
+    first = form_of(next(iter(fits.values())).model)
+    names = [name for name, form in first.items() if form.is_floating_point()]
+    clipped = [
+        keep(replace(fit, model={**fit.model, **clip_model(fit.model, sent[client], names, privacy.max_update_norm)}))
+        for client, fit in fits.items()
+    ]
+    mean = merge([fit.model for fit in clipped], lambda tensors: torch.stack(list(tensors)).mean(0))
+    deviation = privacy.client_noise_multiplier * privacy.max_update_norm / len(fits)
+    for name in names:
+        noise = torch.randn(mean[name].shape, generator=generator)
+        mean[name] = mean[name] + deviation * noise.to(mean[name])
+    return {client: replace(fit, model=mean, num_examples=1, loss=0.0) for client, fit in fits.items()}
