@@ -37,7 +37,7 @@ GIGABYTE = 10**9
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorLine:
     """A line of the report.
 
     Attributes
@@ -85,7 +85,7 @@ def doctor(options: Namespace, console: Console) -> int:
     return 1 if broken else 0
 
 
-def run_checks(data_dir: str | None = None) -> list[Check]:
+def run_checks(data_dir: str | None = None) -> list[DoctorLine]:
     """Look at versions, processor, memory, GPU, data, cache and extras. Nothing is sent or downloaded.
 
     Parameters
@@ -95,11 +95,11 @@ def run_checks(data_dir: str | None = None) -> list[Check]:
 
     Returns
     -------
-    list[Check]
+    list[DoctorLine]
         What was found.
     """
     return [
-        Check("versions", f"{describe_version()}, Python {platform.python_version()} on {platform.system()}"),
+        DoctorLine("versions", f"{describe_version()}, Python {platform.python_version()} on {platform.system()}"),
         _packages(),
         *_processor(),
         _gpu(),
@@ -109,47 +109,49 @@ def run_checks(data_dir: str | None = None) -> list[Check]:
     ]
 
 
-def _packages() -> Check:
+def _packages() -> DoctorLine:
     """Compare the packages that FedKeep always needs with their ranges."""
     wrong = _missing("")
     advice = f"pip install {' '.join(repr(str(need)) for need in wrong)}" if wrong else ""
-    return Check("packages", f"{len(wrong)} missing or of another version" if wrong else "all that are needed", advice)
+    return DoctorLine(
+        "packages", f"{len(wrong)} missing or of another version" if wrong else "all that are needed", advice
+    )
 
 
-def _processor() -> list[Check]:
+def _processor() -> list[DoctorLine]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = Check("processor", f"{usable} cores, of which a run uses all: one trial or one cohort's part on each")
+    cores = DoctorLine("processor", f"{usable} cores, of which a run uses all: one trial or one cohort's part on each")
     advice = ""
     if torch.get_num_threads() > 1 and usable > 1:
         advice = "from Python on a busy machine: set OMP_NUM_THREADS=1 (the command line does it by --threads 1)"
-    threads = Check("threads", f"PyTorch would use {torch.get_num_threads()} in a process", advice)
+    threads = DoctorLine("threads", f"PyTorch would use {torch.get_num_threads()} in a process", advice)
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on every system
         return [cores, threads]
     enough = memory / usable > GIGABYTE
     advice = "" if enough else f"each worker needs about 1 GB: --workers {max(1, memory // (2 * GIGABYTE))}"
-    return [cores, threads, Check("memory", f"{memory / GIGABYTE:.0f} GB", advice)]
+    return [cores, threads, DoctorLine("memory", f"{memory / GIGABYTE:.0f} GB", advice)]
 
 
-def _gpu() -> Check:
+def _gpu() -> DoctorLine:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
         text = "; ".join(f"{each.name}, {each.total_memory / GIGABYTE:.0f} GB" for each in names)
-        return Check("GPU", text, "use it: --device cuda")
+        return DoctorLine("GPU", text, "use it: --device cuda")
     if shutil.which("nvidia-smi"):
-        return Check(
+        return DoctorLine(
             "GPU", "there seems to be one, which this PyTorch cannot use",
             "install the CUDA build of PyTorch (about 5 GB): https://pytorch.org/get-started/locally",
         )  # fmt: skip
-    return Check("GPU", "none; networks compute on the processor")
+    return DoctorLine("GPU", "none; networks compute on the processor")
 
 
-def _data(data_dir: str | None) -> Check:
+def _data(data_dir: str | None) -> DoctorLine:
     given = data_dir or os.environ.get("FEDKEEP_DATA")
     always = "the digits are always there"
     if not given:
-        return Check(
+        return DoctorLine(
             "data", f"no folder is named; {always}, other data are downloaded when they are used",
             "with data of your own: export FEDKEEP_DATA=DIR, or --data-dir DIR",
         )  # fmt: skip
@@ -157,34 +159,34 @@ def _data(data_dir: str | None) -> Check:
         known = known_datasets(given).items()
         local = [name for name, entry in known if entry.location and Path(str(entry.location)).exists()]
     except DataError as error:
-        return Check("data", str(error), "correct FEDKEEP_DATA or --data-dir")
+        return DoctorLine("data", str(error), "correct FEDKEEP_DATA or --data-dir")
     if not local:
-        return Check(
+        return DoctorLine(
             "data", f"{given} holds none of the known data sets; {always}",
             "copy Parquet files as on the Hub, such as zalando-datasets/fashion_mnist/train.parquet",
         )  # fmt: skip
-    return Check("data", f"{given}: {', '.join(local)}")
+    return DoctorLine("data", f"{given}: {', '.join(local)}")
 
 
-def _cache() -> Check:
+def _cache() -> DoctorLine:
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     text = f"{folder}, {sum(files) / GIGABYTE:.1f} GB in {len(files)} files, {free / GIGABYTE:.0f} GB free"
     if not os.access(existing, os.W_OK):
-        return Check("cache", text, "it cannot be written: export FEDKEEP_CACHE=DIR")
-    return Check("cache", text, "make room, or export FEDKEEP_CACHE=DIR" if free < 2 * GIGABYTE else "")
+        return DoctorLine("cache", text, "it cannot be written: export FEDKEEP_CACHE=DIR")
+    return DoctorLine("cache", text, "make room, or export FEDKEEP_CACHE=DIR" if free < 2 * GIGABYTE else "")
 
 
-def _extra(extra: str, use: str) -> Check:
+def _extra(extra: str, use: str) -> DoctorLine:
     if not _needs(extra):
-        return Check(f"extra {extra}", "not known to the installed version", "install FedKeep again")
+        return DoctorLine(f"extra {extra}", "not known to the installed version", "install FedKeep again")
     missing = _missing(extra)
     if not missing:
-        return Check(f"extra {extra}", f"installed: {use}")
+        return DoctorLine(f"extra {extra}", f"installed: {use}")
     names = ", ".join(need.name for need in missing)
-    return Check(f"extra {extra}", f"without {names}: no {use}", f"if you need it: {install_command(extra)}")
+    return DoctorLine(f"extra {extra}", f"without {names}: no {use}", f"if you need it: {install_command(extra)}")
 
 
 def _missing(extra: str) -> list[Requirement]:

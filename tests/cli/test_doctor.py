@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedkeep.cli import doctor, main
-from fedkeep.cli.doctor import Check, run_checks
+from fedkeep.cli.doctor import DoctorLine, run_checks
 
 
-def by_subject(data_dir: str | None = None) -> dict[str, Check]:
+def by_subject(data_dir: str | None = None) -> dict[str, DoctorLine]:
     return {check.subject: check for check in run_checks(data_dir)}
 
 
