@@ -27,7 +27,7 @@ from fedkeep.data import DataSet, Federation, Tasks
 from fedkeep.data.partition import IID
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import CNN4, Architecture, LeNet5, ResNet18, Shape
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.simulation.simulation import Simulation
 
 CLIENTS, CLASSES, TASKS, TARGET = 5, 10, 2, 1.25
@@ -80,7 +80,7 @@ def engine(case: Case, method: Algorithm[Any, Any], rounds: int) -> Simulation:
         Federation.from_stream(Tasks(num_tasks=TASKS).stream(data, IID(num_clients=CLIENTS), 0), 1),
         lambda: case.architecture.build(case.shape, CLASSES // TASKS),
         Training(epochs=case.epochs, batch_size=50, lr=0.01, momentum=0.9),
-        RunConfig(rounds=rounds, cohort_size=CLIENTS),
+        RunSettings(rounds=rounds, cohort_size=CLIENTS),
     )
 
 

@@ -11,7 +11,7 @@ import tiny
 from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.interface import Algorithm, Training, algorithms
 from fedkeep.options import Options, as_table, build, describe_type, option, options_of
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def test_did_you_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    "cls", [Training, RunConfig, *(c for c in algorithms().values() if c.__module__.startswith("fedkeep."))]
+    "cls", [Training, RunSettings, *(c for c in algorithms().values() if c.__module__.startswith("fedkeep."))]
 )
 def test_every_option_of_the_package_survives_a_table_and_says_what_it_is(cls: type[Options]) -> None:
     options = tiny.configured(cls) if issubclass(cls, Algorithm) else cls()
@@ -160,5 +160,5 @@ def test_the_learning_rate_decays_by_round() -> None:
 
 
 def test_when_a_round_is_evaluated() -> None:
-    plan = RunConfig(rounds=7, evaluate_every=3)
+    plan = RunSettings(rounds=7, evaluate_every=3)
     assert [number for number in range(1, 8) if plan.is_due(number)] == [3, 6, 7]

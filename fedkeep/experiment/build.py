@@ -272,7 +272,7 @@ def build_simulation(
         federation=federation,
         factory=lambda: model.build(dataset.shape, federation.cumulative_classes[0]),
         training=_with_lr_rounds(recipe.training_of(method), recipe),
-        run_config=recipe.run,
+        run_settings=recipe.run,
         defense=recipe.defense,
         privacy=recipe.privacy,
         attack=recipe.attack,

@@ -87,7 +87,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     if recipe.public.name and scale:
         share = recipe.run.cohort_size / (len(small.clients) * scale)
         small = replace(small, server=_subset(small.server, share))
-    run_config = replace(
+    run_settings = replace(
         recipe.run,
         rounds=3,
         cohort_size=len(small.clients),
@@ -99,7 +99,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     one_epoch = replace(recipe.training, epochs=1)
     # Methods with a generator are not estimated, and by_task generators need tasks: so leave the generator out.
     short = replace(
-        recipe, methods=(method,), run=run_config, tasks=Tasks(), training=one_epoch, generator=GeneratorConfig()
+        recipe, methods=(method,), run=run_settings, tasks=Tasks(), training=one_epoch, generator=GeneratorConfig()
     )
     simulation = build_simulation(short, method, recipe.seeds[0], small, machine.device, machine.data_dir)
     simulation.run_round()

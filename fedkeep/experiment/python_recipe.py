@@ -26,7 +26,7 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.interface import Training, get_algorithm
 from fedkeep.models import MLP, Architecture, architectures, get_architecture
 from fedkeep.models.custom import Custom, custom
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 
 log = logging.getLogger(__name__)
 FROM_PYTHON = "python"
@@ -114,7 +114,7 @@ def _defaults(model: Any, partition: Any, settings: Sequence[str]) -> Recipe:
         if value is None:
             raise ConfigError(f"data are given without a {name}. Give {name}= too: {examples}.")
     methods = (Method("FedAvg", get_algorithm("fedavg")()),)
-    return Recipe(FROM_PYTHON, "", "", IID(), MLP(), Training(), RunConfig(), methods)
+    return Recipe(FROM_PYTHON, "", "", IID(), MLP(), Training(), RunSettings(), methods)
 
 
 def _named(recipe: Any, settings: Sequence[str], methods: Any, allow_code: bool) -> tuple[Recipe, Any]:

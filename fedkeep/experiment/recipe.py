@@ -24,7 +24,7 @@ from fedkeep.models import Architecture
 from fedkeep.options import as_table, build
 from fedkeep.simulation.attacks import Attack
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.tracking.tracker import check_log
 
 MAX_SLUG_LENGTH = 200
@@ -85,7 +85,7 @@ class Recipe:
         The server's network, and that of every client without an entry in ``client_models``.
     training : Training
         The options of local training.
-    run : RunConfig
+    run : RunSettings
         Rounds, cohorts and evaluation.
     methods : tuple[Method, ...]
         The methods, which are compared on the same partitions, initial weights, cohorts and batch orders.
@@ -129,7 +129,7 @@ class Recipe:
     partition: Scheme
     model: Architecture
     training: Training
-    run: RunConfig
+    run: RunSettings
     methods: tuple[Method, ...]
     seeds: tuple[int, ...] = (0,)
     augmentation: Augmentation = field(default_factory=Augmentation)

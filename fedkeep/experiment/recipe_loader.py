@@ -25,7 +25,7 @@ from fedkeep.models import Architecture
 from fedkeep.options import Options, build, options_of
 from fedkeep.simulation.attacks import Attack
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 
 ROOT = Path(str(files("fedkeep"))) / "recipes"
 """The folder of the recipes that come with the package."""
@@ -34,7 +34,7 @@ TABLE_FILE = "_table.toml"
 
 OPTIONS: Mapping[str, type[Options]] = {
     "training": Training,
-    "run": RunConfig,
+    "run": RunSettings,
     "augmentation": Augmentation,
     "auxiliary": Auxiliary,
     "public": Public,

@@ -262,7 +262,7 @@ class ConfusionMatrix(Callback):
         classes = state.context.num_classes
         if state.finished < state.rounds or classes > self.MOST_CLASSES or self.path.is_file():
             return
-        model = state.evaluation_model(state.run_config.evaluation_models[0])
+        model = state.evaluation_model(state.run_settings.evaluation_models[0])
         counts = count_confusions(
             lambda inputs: state.algorithm.predict(state.server, model, inputs), state.federation.dataset.test, classes
         )

@@ -83,7 +83,7 @@ class FlowerExecutor(Executor):
         self.round = round
         self.reply_log.begin_round(round)
         self.names.clear()
-        self.sites.wait_for(cohort, min(self.state.run_config.min_clients, len(cohort)))
+        self.sites.wait_for(cohort, min(self.state.run_settings.min_clients, len(cohort)))
 
     def submit(self, *tasks: ClientTask) -> list[Future]:
         return [self._submit(task) for task in tasks]

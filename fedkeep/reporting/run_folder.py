@@ -28,7 +28,7 @@ from fedkeep.interface import algorithms
 from fedkeep.reporting.archive import open_run, read_bytes
 from fedkeep.reporting.trial import TrialResult
 from fedkeep.simulation.checkpoint import manifests
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.simulation.trial import MANIFEST
 
 AVERAGE_SUFFIX = {"last": "", "round": ", mean of the round", "moving": ", moving average"}  # what a label says of it
@@ -202,7 +202,7 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
     section = settings.get("run")
     given = section.get("evaluation_window") if isinstance(section, Mapping) else None
     window = (
-        float(given) if isinstance(given, int | float) and given > 0 else RunConfig().evaluation_window
+        float(given) if isinstance(given, int | float) and given > 0 else RunSettings().evaluation_window
     )  # old recipes name none
     return [replace(trial, window=window, turn=max(turns, default=1)) for trial in trials]
 

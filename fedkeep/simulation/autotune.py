@@ -68,12 +68,12 @@ def choose_stack_size(
     int
         The number of clients in a stack; 1 if stacks gain little.
     """
-    run_config, federation = state.run_config, state.federation
+    run_settings, federation = state.run_settings, state.federation
     if state.algorithm.sequential or state.client_factories or not state.context.runner.stackable:
         return 1
     if state.context.training.optimizer != "sgd":
         return 1
-    if state.rounds * run_config.cohort_size < LONG:
+    if state.rounds * run_settings.cohort_size < LONG:
         return 1
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)
     if state.device.type == "cuda":

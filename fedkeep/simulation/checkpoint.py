@@ -194,7 +194,7 @@ class Checkpoint:
         server = write(f"server-{state.finished}.safetensors", encode(state.server.state))
         model = write(f"model-{state.finished}.safetensors", encode(state.server.model))
         averages = None
-        if set(state.run_config.evaluation_models) != {"last"} or state.server.eval_model:
+        if set(state.run_settings.evaluation_models) != {"last"} or state.server.eval_model:
             models = state.round_average, state.moving_average, state.server.eval_model
             averages = write(f"averages-{state.finished}.safetensors", encode(models))
         sync_folder(self.folder)  # the files' names are on disk before the manifest that lists them
@@ -284,7 +284,7 @@ class Checkpoint:
                     f"folder {self.folder.parent} to run this trial again."
                 ) from error
 
-        state.set_task(state.run_config.position(manifest.round)[0])
+        state.set_task(state.run_settings.position(manifest.round)[0])
         server_state, _ = state_types(type(state.algorithm))
         model = read(manifest.model, Weights)
         mismatch = find_mismatch(model, state.context.runner.initial)

@@ -125,7 +125,7 @@ class RoundState:
     def __init__(self, state: SimulationState, number: int, cohort: list[str]) -> None:
         self.state = state
         self.number = number
-        self.task, self.round = state.run_config.position(number)
+        self.task, self.round = state.run_settings.position(number)
         self.cohort = cohort
         self.lost: dict[str, str] = {}
         self.refused: dict[str, str] = {}
@@ -525,7 +525,7 @@ class RoundState:
         progress.report(step, done, len(self.cohort) if self.counts_losses and done < len(self.cohort) else None)
 
     def _injected_fault(self, client: str, step: str) -> str | None:
-        dropout, state = self.state.run_config.client_dropout, self.state
+        dropout, state = self.state.run_settings.client_dropout, self.state
         if dropout:
             number = torch.rand((), generator=seeds.generator(state.seed, "dropout", round=self.number, client=client))
             if number < dropout:
@@ -538,7 +538,7 @@ class RoundState:
             self.refused[client] = self.lost[client]
         self.waiting.pop(client, None)
         replying = sum(name not in self.lost for name in self.cohort)
-        if self.counts_losses and replying < min(self.state.run_config.min_clients, len(self.cohort)):
+        if self.counts_losses and replying < min(self.state.run_settings.min_clients, len(self.cohort)):
             raise TooFewClients
 
     @contextmanager
@@ -560,7 +560,7 @@ class RoundState:
 
     @property
     def _evaluates_local_models(self) -> bool:
-        return self.state.run_config.evaluate_local_models and self.state.run_config.is_due(self.round)
+        return self.state.run_settings.evaluate_local_models and self.state.run_settings.is_due(self.round)
 
     def _evaluate_local_model(self, client: str, model: Weights, previous: str | None) -> None:
         """Evaluate a client's model, also on the examples of the client that trained before it."""

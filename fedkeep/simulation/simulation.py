@@ -71,7 +71,7 @@ class Simulation(SimulationState):
                 rolled_back = True
                 round.abandon()
                 self.server.model, self.server.eval_model, self.server.state, round.client_states = round_start
-            if round.round == self.run_config.rounds:
+            if round.round == self.run_settings.rounds:
                 with round.outside():
                     self.algorithm.end_task(self.server, LocalCohort(round, self.federation.clients))
                     round.finish()
@@ -131,8 +131,8 @@ class Simulation(SimulationState):
 
     def _average(self, round: RoundState) -> None:
         """Add the model of a finished round to the averages that are evaluated."""
-        if set(self.run_config.evaluation_models) != {"last"}:
+        if set(self.run_settings.evaluation_models) != {"last"}:
             fits = round.ordered_fits() if self.averages_local_models else ()
             self.round_average = round_mean(self.server.model, fits)
-        if "moving" in self.run_config.evaluation_models:
-            self.moving_average = ema(self.moving_average, self.round_average, self.run_config.ema_decay)
+        if "moving" in self.run_settings.evaluation_models:
+            self.moving_average = ema(self.moving_average, self.round_average, self.run_settings.ema_decay)

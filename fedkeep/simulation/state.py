@@ -21,7 +21,7 @@ from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.executor import Executor, SerialExecutor
 from fedkeep.simulation.model_averaging import EvaluationModel
 from fedkeep.simulation.privacy_checks import check_central, check_private
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
 from fedkeep.training.evaluation import Counts, count_correct
 from fedkeep.training.model_check import ModelCheck
@@ -66,7 +66,7 @@ class SimulationState:
         Builds the network, with PyTorch's default initial weights and the classes of the first task.
     training : Training
         Settings of local training.
-    run_config : RunConfig
+    run_settings : RunSettings
         Rounds, cohorts and evaluation.
     augmentation : Augmentation
         Random changes of training images.
@@ -120,7 +120,7 @@ class SimulationState:
     federation: Federation
     factory: Factory
     training: Training = field(default_factory=Training)
-    run_config: RunConfig = field(default_factory=RunConfig)
+    run_settings: RunSettings = field(default_factory=RunSettings)
     augmentation: Augmentation = field(default_factory=Augmentation)
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -193,12 +193,12 @@ class SimulationState:
     @property
     def averages_local_models(self) -> bool:
         """Whether the mean of the models that a round's clients returned is wanted (see `EvaluationModel`)."""
-        return set(self.run_config.evaluation_models) != {"last"} and self.algorithm.sequential
+        return set(self.run_settings.evaluation_models) != {"last"} and self.algorithm.sequential
 
     @property
     def rounds(self) -> int:
         """Number of rounds of the run, over all tasks."""
-        return self.run_config.rounds * self.federation.num_tasks
+        return self.run_settings.rounds * self.federation.num_tasks
 
     def set_task(self, task: int) -> None:
         """Go to a task: its data, and networks with rows for its classes. No model changes.
@@ -247,7 +247,7 @@ class SimulationState:
         population = len(clients)
         if len(aside) == population:
             aside = []
-        size = min(self.run_config.cohort_size, population - len(aside))
+        size = min(self.run_settings.cohort_size, population - len(aside))
         generator = seeds.generator(self.seed, "cohort", round=round)
         if population <= MAX_PERMUTED:
             order = [clients[i] for i in torch.randperm(population, generator=generator).tolist()[: size + len(aside)]]

@@ -16,7 +16,7 @@ from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.generation.diffusion.schedules import NoiseSchedule
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Weights, get_architecture
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.simulation.simulation import Simulation
 
 CLASSES = 3
@@ -116,14 +116,14 @@ def simulation(algorithm: Algorithm[Any, Any], *, rounds: int = 4, cohort_size: 
     rounds, cohort_size : int
         How many rounds, and how many clients in each.
     **changes
-        Other arguments of `fedkeep.simulation.simulation.Simulation`, or fields of its `RunConfig`.
+        Other arguments of `fedkeep.simulation.simulation.Simulation`, or fields of its `RunSettings`.
     """
-    run_config = RunConfig(rounds=rounds, cohort_size=cohort_size)
-    of_run = {field.name for field in fields(run_config)}
+    run_settings = RunSettings(rounds=rounds, cohort_size=cohort_size)
+    of_run = {field.name for field in fields(run_settings)}
     named = {name: changes.pop(name) for name in list(changes) if name in of_run}
     settings: dict[str, Any] = {"federation": federation(), "factory": network, "training": TRAINING}
     settings["load_generator"] = lambda task: ToyGenerator()
-    return Simulation(algorithm=algorithm, run_config=replace(run_config, **named), **(settings | changes))
+    return Simulation(algorithm=algorithm, run_settings=replace(run_settings, **named), **(settings | changes))
 
 
 def simulation_with_tasks(

@@ -15,7 +15,7 @@ from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
 from fedkeep.simulation.callbacks import OnRoundEnd
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.simulation.trial import run_trial
 
 ALL = ("last", "round", "moving")
@@ -102,4 +102,4 @@ def test_it_resumes_to_the_same_bytes(at: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("evaluation_models", [(), ("last", "last")])
 def test_an_evaluation_model_is_named_once(evaluation_models: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError, match="each once"):
-        RunConfig(evaluation_models=evaluation_models)
+        RunSettings(evaluation_models=evaluation_models)

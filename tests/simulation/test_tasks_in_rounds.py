@@ -18,7 +18,7 @@ from fedkeep.interface import Algorithm, Client, Cohort, Fit, NoState, Server, o
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.models.heads import BIAS, WEIGHT
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 
 
 @dataclass
@@ -103,7 +103,7 @@ def test_rounds_and_classes_are_counted_by_task() -> None:
 
 @pytest.mark.parametrize(("number", "location"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 1)), (9, (3, 3))])
 def test_a_round_of_the_run_has_a_task_and_a_round_in_it(number: int, location: tuple[int, int]) -> None:
-    assert RunConfig(rounds=3).position(number) == location
+    assert RunSettings(rounds=3).position(number) == location
 
 
 def test_the_last_round_of_every_task_is_evaluated() -> None:

@@ -13,7 +13,7 @@ from fedkeep.data.partition import IID
 from fedkeep.interface import Training
 from fedkeep.models import MLP
 from fedkeep.simulation.autotune import choose_stack_size
-from fedkeep.simulation.run_config import RunConfig
+from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.simulation.simulation import Simulation
 
 
@@ -27,7 +27,7 @@ def main() -> None:
         Federation(dataset, IID(num_clients=clients).split(dataset.train, dataset.num_classes, seed=0)),
         lambda: MLP().build(dataset.shape, dataset.num_classes),
         Training(epochs=1, batch_size=10, lr=0.1),
-        RunConfig(rounds=10**6, cohort_size=50, evaluate_every=10**6),
+        RunSettings(rounds=10**6, cohort_size=50, evaluate_every=10**6),
     )
     engine.stack = choose_stack_size(engine)  # as a run does
     going = turns.begin("fedkeep", "torch")

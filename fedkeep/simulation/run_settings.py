@@ -10,7 +10,7 @@ from fedkeep.simulation.model_averaging import EvaluationModel
 
 
 @dataclass(frozen=True)
-class RunConfig(Options):
+class RunSettings(Options):
     """Options of a run: its rounds, its cohorts, and what is evaluated when."""
 
     rounds: int = option(100, "communication rounds; with tasks, of each", low=1)
