@@ -16,6 +16,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Training
 from fedkeep.interface.privacy import Privacy
+from fedkeep.training.local_training import StepCompiler
 from fedkeep.training.model_runner import ModelRunner
 
 LoadGenerator = Callable[[int], Generator]
@@ -107,6 +108,8 @@ class ClientContext:
         What of a client is noised before it leaves.
     noise_seed : int or None
         The seed of that noise, which a real site keeps to itself; None: the run's seed, which everybody knows.
+    compiler : StepCompiler or None
+        Compiles the steps of local training; None: they are taken one by one.
     """
 
     runner: ModelRunner
@@ -122,6 +125,7 @@ class ClientContext:
     timer: Timer = field(default_factory=Timer)
     privacy: Privacy = field(default_factory=Privacy)
     noise_seed: int | None = None
+    compiler: StepCompiler | None = None
 
     @property
     def secret(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -261,6 +261,28 @@ class TrainJob:
             yield from map(list, zip(first, *others, strict=False))
 
 
+class StepCompiler(Protocol):
+    """Makes steppers that compile their steps; implemented in `fedkeep.training.compiled_training`."""
+
+    def stepper(self, job: TrainJob, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]) -> SGDStepper:
+        """Return what takes the steps of a local training.
+
+        Parameters
+        ----------
+        job : TrainJob
+            The training.
+        weights : Mapping[str, Tensor]
+            The trained weights by name.
+        forward : Callable[[Tensor], Tensor]
+            Runs the network with these weights.
+
+        Returns
+        -------
+        SGDStepper
+            The stepper.
+        """
+
+
 class SGDStepper:
     """Takes steps of SGD, or of the optimizer that the settings name.
 
@@ -334,7 +356,7 @@ class SGDStepper:
             step_callback(self.weights)
         with torch.no_grad():
             if training.max_grad_norm is not None:
-                gradients = _clipped(gradients, training.max_grad_norm)
+                gradients = clip_gradients(gradients, training.max_grad_norm)
             self.loss_sum += value
             if self.optimizer is not None:
                 _step(self.optimizer, parameters, gradients)
@@ -352,6 +374,9 @@ class SGDStepper:
                 maximize=False,
             )
 
+    def finish(self) -> None:
+        """Take the steps that were put off; none here."""
+
 
 def _step(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Let an optimizer of PyTorch take a step; a parameter that the loss did not use keeps its value."""
@@ -367,17 +392,29 @@ def _strided_like(weight: Tensor, gradient: Tensor) -> Tensor:
     return gradient if gradient.stride() == weight.stride() else torch.empty_like(weight).copy_(gradient)
 
 
-def _clipped(gradients: list[Tensor], limit: float) -> list[Tensor]:
-    """Return gradients scaled as by `torch.nn.utils.clip_grad_norm_`, but not in place.
+def clip_gradients(gradients: list[Tensor], limit: float) -> list[Tensor]:
+    """Scale gradients as `torch.nn.utils.clip_grad_norm_` does, but not in place.
 
     Autograd may return one tensor as the gradient of two weights.
+
+    Parameters
+    ----------
+    gradients : list[Tensor]
+        The gradients.
+    limit : float
+        The largest norm of all of them together.
+
+    Returns
+    -------
+    list[Tensor]
+        The scaled gradients.
     """
     factor = (limit / (nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
     return list(torch._foreach_mul(gradients, factor))
 
 
-def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
-    """Carry out one local training, step by step.
+def fit(runner: ModelRunner, job: TrainJob, training: Training, compiler: StepCompiler | None = None) -> Fit:
+    """Carry out one local training.
 
     Parameters
     ----------
@@ -387,6 +424,8 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
         What to train.
     training : Training
         The settings of SGD.
+    compiler : StepCompiler, optional
+        Compiles steps; by default they are taken one by one in PyTorch.
 
     Returns
     -------
@@ -397,18 +436,19 @@ def fit(runner: ModelRunner, job: TrainJob, training: Training) -> Fit:
     if job.num_examples == 0 or (merge_last and job.num_examples == 1):
         # Nothing to learn from: batch norm cannot learn from one example.
         return Fit(job.model, job.num_examples, 0, 0.0)
-    stepper, trained_weights = _prepare(runner, job, training)
+    stepper, trained_weights = _prepare(runner, job, training, compiler)
     steps = 0
     with seeds.temporary_seed(job.seed, runner.device):
         for batches in job.steps(training.batch_size, merge_last):
             stepper.step(job.loss, batches, job.step_callback)
             steps += 1
+        stepper.finish()
     runner.classifier_input = None  # it keeps the autograd graph of the last step alive
     return Fit(trained_weights(), job.num_examples, steps, stepper.loss_sum.item() / max(steps, 1))
 
 
 def _prepare(
-    runner: ModelRunner, job: TrainJob, training: Training
+    runner: ModelRunner, job: TrainJob, training: Training, compiler: StepCompiler | None
 ) -> tuple[SGDStepper, Callable[[], dict[str, Tensor]]]:
     """Return a stepper, and a function that returns the trained weights."""
     network = runner.train_network.train()
@@ -417,6 +457,8 @@ def _prepare(
     else:
         load_weights(network, job.model)
         weights, forward, trained_weights = dict(network.named_parameters()), network, partial(state_dict_copy, network)
+    if compiler is not None:
+        return compiler.stepper(job, weights, forward), trained_weights
     return SGDStepper(runner, weights, forward, training, training.lr_in_round(job.round)), trained_weights
 
 

@@ -118,7 +118,7 @@ class LocalParty(Party[Any]):
         if self.train is not None:
             return self.train(job)
         with self.context.training_time():
-            return fit(self.context.runner, job, self.context.training)
+            return fit(self.context.runner, job, self.context.training, self.context.compiler)
 
     def _fit_privately(self, job: TrainJob) -> Fit:
         rate, steps = steps_name(sample_rate(job, self.training)), num_steps(job, self.training)
