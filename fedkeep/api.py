@@ -159,7 +159,7 @@ def resume(
     model : nn.Module or type or Callable, optional
         The network, if it was given in Python and cannot be imported: that of a notebook, for one.
     machine : Machine, optional
-        Workers and folders; device, threads and stack are those with which the run began.
+        Workers and folders; device, threads, stack and compile are those with which the run began.
     on_progress : Callable[[Progress], None], optional
         Called after every round; default: in a notebook, a line under the cell.
     callbacks : Sequence[Callback]

@@ -145,12 +145,13 @@ def machine_of(options: Namespace) -> Machine:
     Returns
     -------
     Machine
-        The machine. ``fedkeep resume`` later replaces its device, threads and stack by the recorded ones.
+        The machine. ``fedkeep resume`` later replaces its device, threads, stack and compile by the recorded ones.
     """
     return Machine(
         device=getattr(options, "device", "cpu"),
         threads=getattr(options, "threads", 1),
         stack=getattr(options, "stack", 0),
+        compile=getattr(options, "compile", "auto"),
         workers=options.workers,
         data_dir=options.data_dir,
         allow_code=options.allow_code,

@@ -28,7 +28,7 @@ def add_machine(command: argparse.ArgumentParser) -> None:
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of a device: device, threads, stacking.
+    """Add the arguments of a device: device, threads, stacking, compiling.
 
     Parameters
     ----------
@@ -44,6 +44,14 @@ def add_device(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="train up to N clients of a cohort as one stacked model; 1: no stacking, reproducible bit for bit "
         "(default: the quickest in a measurement before round 1; a resumed trial keeps its own)",
+    )
+    command.add_argument(
+        "--compile",
+        choices=["auto", "on", "off"],
+        default="auto",
+        help="compile the steps of local training with torch.compile; off: reproducible bit for bit (default: auto, "
+        "where a measurement before round 1 finds it quicker, in runs of ten minutes and more; a resumed trial keeps "
+        "its own)",
     )
 
 

@@ -68,7 +68,7 @@ def create_run_folder(
     out : str or Path, optional
         The folder; default: a new one under ``runs/``.
     machine : Machine
-        The machine, of which device, threads and stack are recorded.
+        The machine, of which device, threads, stack and compile are recorded.
     command : Sequence[str]
         The command line, which is recorded.
     network : Mapping[str, object], optional
@@ -99,6 +99,7 @@ def create_run_folder(
         "device": machine.device,
         "threads": machine.threads,
         "stack": machine.stack,
+        "compile": machine.compile,
         "title": recipe.title,
         "recipe": recipe.name,
         "git": revision(),
@@ -125,8 +126,8 @@ def open_run(folder: Path, machine: Machine, model: Architecture | None = None) 
     folder : Path
         The run folder.
     machine : Machine
-        The machine. Its device, threads and stack are replaced by those with which the run began, since results
-        depend on them.
+        The machine. Its device, threads, stack and compile are replaced by those with which the run began, since
+        results depend on them.
     model : Architecture, optional
         The user's network, if it was given in Python and cannot be imported.
 

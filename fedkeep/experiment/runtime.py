@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedkeep._utils.digests import read_json
 from fedkeep.errors import RunError
@@ -55,7 +55,7 @@ OnProgress = Callable[[Progress], None]
 class Machine(Options):
     """Where and how a recipe is run.
 
-    On the same device no option changes a result, except for rounding if ``stack`` is not 1.
+    On the same device no option changes a result, except for rounding if ``stack`` is not 1 or ``compile`` not "off".
 
     Attributes
     ----------
@@ -68,6 +68,11 @@ class Machine(Options):
         the quickest number in a measurement before the first round, which can differ between days and between numbers
         of workers (runs of fewer than a thousand local trainings are not measured, and do not stack). Like the device,
         it stays the same when a run is resumed.
+    compile : {"auto", "on", "off"}
+        Whether `torch.compile` compiles the steps of local training, which changes rounding. It takes a C++ compiler
+        and some 20 to 80 seconds for each form of loss, once on a machine. ``auto``: where a measurement before the
+        first round finds it quicker, in long runs of small networks. Like ``stack``, it stays the same when a run is
+        resumed.
     workers : int
         Processes that share the trials and, if there are fewer trials than processes, their cohorts; 0: one per core. A
         script that uses more than one must guard its code with ``if __name__ == "__main__":``, since each process
@@ -88,6 +93,7 @@ class Machine(Options):
     device: str = option("cpu", "where networks compute")
     threads: int = option(1, "PyTorch threads in each process", low=1)
     stack: int = option(0, "clients trained as one stacked model", low=0)
+    compile: Literal["auto", "on", "off"] = option("auto", "compile the steps of local training")
     workers: int = option(1, "processes; 0: one per core", low=0)
     data_dir: str | None = option(None, "folder of local data sets")
     allow_code: bool = option(False, "let the recipe import a model")
@@ -100,7 +106,7 @@ class Machine(Options):
 
 
 def recorded_machine(folder: Path, machine: Machine) -> Machine:
-    """Return a machine with the device, threads and stack that a run folder records, since results depend on them.
+    """Return a machine with the device, threads, stack and compile that a run folder records; results depend on them.
 
     Parameters
     ----------
@@ -121,6 +127,12 @@ def recorded_machine(folder: Path, machine: Machine) -> Machine:
     """
     try:
         info = read_json(folder / "run.json")
-        return replace(machine, device=str(info["device"]), threads=int(info["threads"]), stack=int(info["stack"]))
+        return replace(
+            machine,
+            device=str(info["device"]),
+            threads=int(info["threads"]),
+            stack=int(info["stack"]),
+            compile=info.get("compile", "off"),  # older runs were not compiled
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"cannot read {folder / 'run.json'}: {type(error).__name__}: {error}") from error

@@ -26,7 +26,7 @@ from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.metrics import is_at_chance
 from fedkeep.options import as_table
 from fedkeep.simulation import ipc
-from fedkeep.simulation.autotune import choose_stack_size
+from fedkeep.simulation.autotune import choose_compiled_steps, choose_stack_size
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.checkpoint import manifests
 from fedkeep.simulation.messages import NOT_FINITE
@@ -47,6 +47,7 @@ from fedkeep.simulation.workers import (
 )
 from fedkeep.tracking.logged_trial import LoggedTrial
 from fedkeep.tracking.tracker import Tracker
+from fedkeep.training.compiled_training import steps_in_graph
 from fedkeep.training.context import pinned_threads
 from fedkeep.training.evaluation import count_confusions
 
@@ -209,14 +210,14 @@ def _begun_description(folder: Path) -> dict[str, Any]:
 
 
 class TrialDescription(Callback):
-    """Writes ``trial.json`` and ``partition.json`` before the first round, and sets how many clients are stacked.
+    """Writes ``trial.json`` and ``partition.json`` before the first round, and sets how clients are trained.
 
     Parameters
     ----------
     trial : Trial
         The trial.
     description : Mapping[str, object]
-        The trial's description, without ``stack``.
+        The trial's description, without ``stack`` and ``compiled_steps``.
     workers : int
         The number of processes that will share its cohorts.
     """
@@ -229,7 +230,11 @@ class TrialDescription(Callback):
     def on_trial_begin(self, state: SimulationState) -> None:
         folder = self.trial.folder
         state.stack = self._stack_size(state)
-        write_description(folder, {**self.description, "stack": state.stack})
+        steps = self._compiled_steps(state)
+        if steps:
+            state.stack = 1
+        state.compile_steps(steps)
+        write_description(folder, {**self.description, "stack": state.stack, "compiled_steps": steps})
         partition = self.trial.experiment.describe_partition(self.trial.seed)
         write_json(folder / "partition.json", partition)
 
@@ -241,6 +246,19 @@ class TrialDescription(Callback):
             if state.algorithm.sequential:
                 return 1  # clients train one after another, and stacks would keep workers from preparing the next ones
             return self.trial.experiment.machine.stack or choose_stack_size(state, self.workers)
+
+    def _compiled_steps(self, state: SimulationState) -> int:
+        """Return how many steps are compiled as one graph; 0 if steps are not compiled."""
+        if begun := _begun_description(self.trial.folder):
+            return int(begun.get("compiled_steps", 0))
+        machine = self.trial.experiment.machine
+        if machine.compile == "off" or (machine.compile == "auto" and machine.stack > 1):
+            return 0
+        if machine.compile == "on":
+            federation = state.federation
+            sizes = [federation.num_examples(client) for client in federation.clients]
+            return steps_in_graph(sizes, state.training.batch_size)
+        return choose_compiled_steps(state, self.workers)
 
 
 class ConfusionMatrix(Callback):
@@ -389,7 +407,9 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
 
     def join(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)
-        handlers.update(step_handlers(trial.experiment.simulation(trial.method, trial.seed)))
+        simulation = trial.experiment.simulation(trial.method, trial.seed)
+        simulation.compile_steps(int(read_json(trial.folder / TRIAL_FILE).get("compiled_steps", 0)))
+        handlers.update(step_handlers(simulation))
         return None, {}
 
     handlers = {TRIAL: run, JOIN: join}

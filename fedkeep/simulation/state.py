@@ -22,6 +22,7 @@ from fedkeep.simulation.executor import Executor, SerialExecutor
 from fedkeep.simulation.model_averaging import EvaluationModel
 from fedkeep.simulation.privacy_checks import check_central, check_private
 from fedkeep.simulation.run_settings import RunSettings
+from fedkeep.training.compiled_training import TorchCompiler
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
 from fedkeep.training.evaluation import Counts, count_correct
 from fedkeep.training.model_check import ModelCheck
@@ -199,6 +200,17 @@ class SimulationState:
     def rounds(self) -> int:
         """Number of rounds of the run, over all tasks."""
         return self.run_settings.rounds * self.federation.num_tasks
+
+    def compile_steps(self, num_steps: int) -> None:
+        """Let `torch.compile` compile the steps of local training.
+
+        Parameters
+        ----------
+        num_steps : int
+            Number of steps in a graph (see `fedkeep.training.compiled_training`); 0: steps are not compiled.
+        """
+        for context in self.contexts:
+            context.compiler = TorchCompiler(context.runner, self.training, num_steps) if num_steps else None
 
     def set_task(self, task: int) -> None:
         """Go to a task: its data, and networks with rows for its classes. No model changes.

@@ -2,12 +2,12 @@
 
 The layers of a small network take less time to compute than to call. Several steps of its training, with forward pass,
 backward pass and update, are traced once for each form of loss and batch, and compiled as one graph. Everything that
-differs between clients and rounds is an input of the graph: weights, learning rate, batches, teachers and their outputs.
+differs between clients and rounds is an input of the graph: weights, learning rate, batches, teachers, their outputs.
 So one graph serves all clients of a method.
 
-Some trainings run step by step as without compiling: those whose loss branches on a value, networks with random numbers
-such as dropout, steps with a parametrization or a callback, other optimizers than SGD, and the steps at the end of a pass
-that do not fill a graph. Results equal those of the loop up to rounding.
+Some steps run one by one as without compiling: those of a loss that branches on a value, of networks with random
+numbers such as dropout, with a parametrization or a callback, of other optimizers than SGD, and those at the end of a
+pass that do not fill a graph. Results equal those of the loop up to rounding.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -34,8 +35,7 @@ log = logging.getLogger(__name__)
 MAX_STEPS = 8
 """Most steps in one graph: more take longer to compile and gain little."""
 MAX_GRAPHS = 16
-"""Most forms of loss and batch that are compiled: a loss that contains another Python number every time has another form
-every time."""
+"""Most forms of loss and batch that are compiled: a loss with another Python number every time has another form."""
 
 Graph = Callable[..., list[Tensor]]
 
@@ -51,12 +51,15 @@ class TorchCompiler:
         The settings of SGD.
     num_steps : int
         Number of steps in a graph.
+    backend : str
+        The backend of `torch.compile`; ``eager`` compiles nothing, for tests.
     """
 
-    def __init__(self, runner: ModelRunner, training: Training, num_steps: int) -> None:
+    def __init__(self, runner: ModelRunner, training: Training, num_steps: int, backend: str = "inductor") -> None:
         self.runner = runner
         self.training = training
         self.num_steps = num_steps
+        self.backend = backend
         self._graphs: dict[Hashable, Graph | None] = {}
 
     def stepper(self, job: TrainJob, weights: Mapping[str, Tensor], forward: Callable[[Tensor], Tensor]) -> SGDStepper:
@@ -118,9 +121,10 @@ class TorchCompiler:
         if not _depends_on_inputs_alone(traced):
             return None
         cuda = self.runner.device.type == "cuda"
-        # On a GPU PyTorch records CUDA graphs. On a CPU one process compiles: the pool of PyTorch would outlive the run.
+        # On a GPU PyTorch records CUDA graphs. On a CPU this process compiles: PyTorch's pool would outlive the run.
         how: dict[str, Any] = {"mode": "reduce-overhead"} if cuda else {"options": {"compile_threads": 1}}
-        compiled = torch.compile(traced, fullgraph=True, dynamic=None, **how)
+        how = {} if self.backend != "inductor" else how
+        compiled = torch.compile(traced, fullgraph=True, dynamic=None, backend=self.backend, **how)
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -175,16 +179,19 @@ class CompiledStepper(SGDStepper):
 
     def step(self, loss: Loss, batches: list[Batch], step_callback: StepCallback | None = None) -> None:
         waiting = self._waiting
-        if waiting and [len(batch.index) for batch in waiting[-1]] != [len(batch.index) for batch in batches]:
+        sizes = [stream.batch_size or self.training.batch_size for stream in self.job.streams]
+        if [len(batch.index) for batch in batches] != sizes:  # the rest of a pass: every length would be a graph
             self.finish()
+            super().step(loss, batches)
+            return
         waiting.append(batches)
-        if len(waiting) == self.compiler.num_steps:
-            graph = self.compiler.graph(self, waiting)
-            if graph is not None:
-                self._run(graph, waiting)
-                waiting.clear()
-        if len(waiting) >= self.compiler.num_steps:
+        if len(waiting) < self.compiler.num_steps:
+            return
+        if len(waiting) == self.compiler.num_steps and (graph := self.compiler.graph(self, waiting)):
+            self._run(graph, waiting)
+        else:
             self.finish()
+        waiting.clear()
 
     def finish(self) -> None:
         for batches in self._waiting:
@@ -232,15 +239,13 @@ class CompiledStepper(SGDStepper):
         for batches in self._batches(data):
             parameters = [parameter.detach().requires_grad_() for parameter in parameters]
             weights = dict(zip(self.names, parameters, strict=True)) | dict(zip(self.frozen, frozen, strict=True))
-            view = NetworkView(
-                self.runner, weights, lambda images, w=weights: self._forward_with({**w, **buffers}, images)
-            )
+            view = NetworkView(self.runner, weights, partial(self._logits, {**weights, **buffers}))
             with torch.enable_grad():
                 with autocast(training.precision, self.runner.device):
                     value = loss(view, batches)
                 gradients = torch.autograd.grad(value, parameters, allow_unused=True)
             used = [number for number, gradient in enumerate(gradients) if gradient is not None]
-            changes = [cast(Tensor, gradients[number]) for number in used]
+            changes = [gradients[number] for number in used]
             if training.max_grad_norm is not None:
                 changes = clip_gradients(changes, training.max_grad_norm)
             parameters = [parameter.detach() for parameter in parameters]
@@ -253,7 +258,7 @@ class CompiledStepper(SGDStepper):
             total = total + value.detach()
         return [*parameters, *momenta, *buffers.values(), total]
 
-    def _forward_with(self, tensors: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    def _logits(self, tensors: Mapping[str, Tensor], images: Tensor) -> Tensor:
         logits: Tensor = functional_call(self.runner.train_network, dict(tensors), (images,))
         return logits
 
