@@ -187,7 +187,8 @@ class CompiledStepper(SGDStepper):
         waiting.append(batches)
         if len(waiting) < self.compiler.num_steps:
             return
-        if len(waiting) == self.compiler.num_steps and (graph := self.compiler.graph(self, waiting)):
+        graph = self.compiler.graph(self, waiting) if len(waiting) == self.compiler.num_steps else None
+        if graph is not None:
             self._run(graph, waiting)
         else:
             self.finish()
