@@ -24,6 +24,7 @@ from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedkeep._utils import seeds
 from fedkeep.interface import Training
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training import StepCallback
@@ -108,8 +109,8 @@ class TorchCompiler:
     def _compile(self, stepper: CompiledStepper, steps: Sequence[list[Batch]]) -> Graph | None:
         inputs = stepper.inputs(steps)
         try:
-            # No autograd around the trace: the graph contains the backward passes.
-            with torch.no_grad():
+            # No autograd around the trace, whose graph contains the backward passes. It shall draw nobody's random numbers.
+            with torch.no_grad(), seeds.temporary_seed(0, self.runner.device):
                 traced = make_fx(lambda *inputs: stepper.several_steps(*inputs))(*inputs)  # it takes no method
         except torch.cuda.OutOfMemoryError:
             raise
