@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedkeep.data.arrays import read_inputs_of_npz
 from fedkeep.data.data_options import DataOptions
+from fedkeep.data.own_files import TABLE_SUFFIXES, find_source
 from fedkeep.data.readers import read_column
-from fedkeep.data.sources import TABLE_SUFFIXES, find_source
 from fedkeep.data.tables import is_list, read_lists, read_values
 from fedkeep.data.tokens import tokenise
 from fedkeep.errors import DataError, did_you_mean, in_one_line

@@ -122,12 +122,14 @@ def choose_compiled_steps(
     federation, training = state.federation, state.training
     if state.client_factories or training.optimizer != "sgd" or state.privacy.noise_multiplier:
         return 0
+    if state.rounds * state.run_settings.cohort_size < LONG:
+        return 0
     sizes = [federation.num_examples(client) for client in federation.clients]
     num_steps = steps_in_graph(sizes, training.batch_size)
     cohort = sorted(state.sample_cohort(1), key=federation.num_examples, reverse=True)[: max(FEW, state.stack)]
     one = alone(state, cohort[:FEW])
     steps_of_one = ceil(federation.num_examples(cohort[0]) / training.batch_size)
-    trainings = state.rounds * state.schedule.cohort_size * training.epochs
+    trainings = state.rounds * state.run_settings.cohort_size * training.epochs
     if one * trainings / max(workers, 1) < LONG_SECONDS or one / max(steps_of_one, 1) > LONG_STEP:
         return 0
     best = min(one, together(state, cohort) / len(cohort)) if state.stack > 1 else one

@@ -13,7 +13,7 @@ from fedkeep.models.weights_file import StoredWeights, WeightsFile
 
 T = TypeVar("T")
 
-IN_MEMORY = 64 * 2**20
+IN_MEMORY = 512 * 2**20
 """Bytes of the replies to one question that stay in memory. Results do not depend on it."""
 
 

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedkeep._utils import seeds
 from fedkeep.interface import Training
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
-from fedkeep.interface.training import StepCallback
+from fedkeep.interface.training_settings import StepCallback
 from fedkeep.losses import Batch, Loss
 from fedkeep.training.local_training import NetworkView, SGDStepper, TrainJob, autocast, clip_gradients
 from fedkeep.training.model_runner import ModelRunner
@@ -80,7 +80,7 @@ class TorchCompiler:
         SGDStepper
             A `CompiledStepper`, or one that takes step by step where a job cannot be compiled.
         """
-        settings = self.runner, weights, forward, self.training, self.training.lr_at(job.round)
+        settings = self.runner, weights, forward, self.training, self.training.lr_in_round(job.round)
         if job.parametrization is not None or job.step_callback is not None or self.training.optimizer != "sgd":
             return SGDStepper(*settings)
         return CompiledStepper(self, job, *settings)
@@ -109,7 +109,7 @@ class TorchCompiler:
     def _compile(self, stepper: CompiledStepper, steps: Sequence[list[Batch]]) -> Graph | None:
         inputs = stepper.inputs(steps)
         try:
-            # No autograd around the trace, whose graph contains the backward passes. It shall draw nobody's random numbers.
+            # The graph contains the backward passes. A trace shall draw nobody's random numbers.
             with torch.no_grad(), seeds.temporary_seed(0, self.runner.device):
                 traced = make_fx(lambda *inputs: stepper.several_steps(*inputs))(*inputs)  # it takes no method
         except torch.cuda.OutOfMemoryError:
