@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeep.data.arrays import read_inputs_of_npz
 from fedkeep.data.data_options import DataOptions
-from fedkeep.data.own_files import TABLE_SUFFIXES, find_source
+from fedkeep.data.own_files import TABLE_SUFFIXES, find_data_files
 from fedkeep.data.readers import read_column
 from fedkeep.data.tables import is_list, read_lists, read_values
 from fedkeep.data.tokens import tokenise
@@ -71,7 +71,7 @@ def _lines(path: Path, options: DataOptions) -> list[str]:
 
 
 def _read_table(path: Path, about: Mapping[str, Any], options: DataOptions) -> Tensor:
-    table, where = find_source(path).read()["train"], str(path)
+    table, where = find_data_files(path).read()["train"], str(path)
     if about["features"]:
         return _features(table, where, about)
     if options.text:

@@ -26,7 +26,11 @@ from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.reply_store import ReplyStore
 from fedkeep.simulation.simulation import Simulation
 
-METHODS = [tiny.configured(cls) for cls in algorithms().values() if cls.__module__.startswith("fedkeep.")]
+METHODS = [
+    pytest.param(tiny.configured(cls), id=name, marks=() if name in tiny.FAMILIES else pytest.mark.slow)
+    for name, cls in algorithms().items()
+    if cls.__module__.startswith("fedkeep.")
+]
 
 
 def model(seed: int) -> dict[str, Tensor]:
@@ -60,7 +64,7 @@ def assert_equal(one: Any, other: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_the_same_bits(method: Algorithm[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert_equal(*both(method, monkeypatch))
 
