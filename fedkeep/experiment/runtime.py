@@ -70,7 +70,7 @@ class Machine(Options):
         it stays the same when a run is resumed.
     compile : {"auto", "on", "off"}
         Whether `torch.compile` compiles the steps of local training, which changes rounding. It takes a C++ compiler
-        and some 20 to 80 seconds for each form of loss, once on a machine. ``auto``: where a measurement before the
+        and 20 to 80 seconds for each form of loss, once on a machine. ``auto``: where a measurement before the
         first round finds it quicker, in long runs of small networks. Like ``stack``, it stays the same when a run is
         resumed.
     workers : int
