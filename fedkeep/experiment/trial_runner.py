@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -397,12 +397,14 @@ def worker_main(connection: Connection, machine: Machine, spare: int) -> None:
 
     def run(content: Any, tensors: Any) -> Message:
         trial = open_trial(*content)
-        try:
-            with pinned_threads(trial.experiment.machine.threads), _disk_errors_explained(trial.folder):
-                simulation, callbacks = _prepare(trial, report, spare)
-                run_trial(simulation, trial.folder, callbacks)
-        except TrialBusy:
-            pass  # another process runs it; the parent notices if it does not finish
+        # If another process runs the trial, the parent notices if it does not finish.
+        with (
+            suppress(TrialBusy),
+            pinned_threads(trial.experiment.machine.threads),
+            _disk_errors_explained(trial.folder),
+        ):
+            simulation, callbacks = _prepare(trial, report, spare)
+            run_trial(simulation, trial.folder, callbacks)
         return None, {}
 
     def join(content: Any, tensors: Any) -> Message:

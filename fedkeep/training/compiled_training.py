@@ -100,7 +100,9 @@ class TorchCompiler:
         Callable or None
             The graph; None if steps of this form cannot be compiled.
         """
-        form = stepper.form(steps)
+        if not self.num_steps:  # there is no compiler
+            return None
+        form = stepper.signature(steps)
         if form not in self._graphs:
             room = len(self._graphs) < MAX_GRAPHS
             self._graphs[form] = self._compile(stepper, steps) if room else None
@@ -111,7 +113,7 @@ class TorchCompiler:
         try:
             # The graph contains the backward passes. A trace shall draw nobody's random numbers.
             with torch.no_grad(), seeds.temporary_seed(0, self.runner.device):
-                traced = make_fx(lambda *inputs: stepper.several_steps(*inputs))(*inputs)  # it takes no method
+                traced = make_fx(lambda *inputs: stepper.take_steps(*inputs))(*inputs)  # it takes no method
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # a branch on a value; if the loss is wrong, the loop raises the error again
@@ -174,21 +176,25 @@ class CompiledStepper(SGDStepper):
         self.names = [name for name, weight in weights.items() if weight.requires_grad]
         self.frozen = {name: weight for name, weight in weights.items() if not weight.requires_grad}
         self.buffers = dict(network.named_buffers())
-        self.constants = [tensor for tensor, _ in tree_tensors(job.loss)]
-        self.in_column = [in_column for _, in_column in tree_tensors(job.loss)]
+        tensors = tree_tensors(job.loss)
+        self.constants = [tensor for tensor, _ in tensors]
+        self.in_column = [in_column for _, in_column in tensors]
+        self._sizes = [stream.batch_size or training.batch_size for stream in job.streams]
+        self._found: list[Graph | None] = []  # the graph, looked up once: all full batches of a job have one form
         self._waiting: list[list[Batch]] = []
 
     def step(self, loss: Loss, batches: list[Batch], step_callback: StepCallback | None = None) -> None:
         waiting = self._waiting
-        sizes = [stream.batch_size or self.training.batch_size for stream in self.job.streams]
-        if [len(batch.index) for batch in batches] != sizes:  # the rest of a pass: every length would be a graph
+        if [len(batch.index) for batch in batches] != self._sizes:  # the rest of a pass: every length would be a graph
             self.finish()
             super().step(loss, batches)
             return
         waiting.append(batches)
         if len(waiting) < self.compiler.num_steps:
             return
-        graph = self.compiler.graph(self, waiting) if len(waiting) == self.compiler.num_steps else None
+        if not self._found:
+            self._found = [self.compiler.graph(self, waiting)]
+        (graph,) = self._found
         if graph is not None:
             self._run(graph, waiting)
         else:
@@ -200,7 +206,7 @@ class CompiledStepper(SGDStepper):
             super().step(self.job.loss, batches)
         self._waiting.clear()
 
-    def form(self, steps: Sequence[list[Batch]]) -> Hashable:
+    def signature(self, steps: Sequence[list[Batch]]) -> Hashable:
         """Return a hashable value that is equal for steps that one graph serves."""
         shapes = tuple((weight.shape, weight.stride()) for weight in self.weights.values())
         batches = tuple((batch.data["input"].shape, batch.data["input"].stride()) for batch in steps[0])
@@ -216,7 +222,7 @@ class CompiledStepper(SGDStepper):
         state = [*self.parameters, *self.momenta, *self.buffers.values()]
         return [tensor.detach() for tensor in state], list(self.frozen.values()), data, fixed, rows, lr
 
-    def several_steps(
+    def take_steps(
         self,
         state: list[Tensor],
         frozen: list[Tensor],
