@@ -225,13 +225,20 @@ def _read_trial(folder: Traversable, path: Path, sealed: bool) -> TrialResult:
     if wrong or not all(type(count) in (int, float) for count in info["test_total"]):
         names = ", ".join(wrong or ["test_total"])
         raise RunError(f"{description} holds {names} of another kind than a run writes. Restore it, or repeat the run.")
+    rounds = _by_round(_read_lines(folder / "rounds.jsonl"))
+    longer = next((row for row in rounds if len(row.get("correct") or ()) > len(info["test_total"])), None)
+    if longer is not None:
+        raise RunError(
+            f"{folder / 'rounds.jsonl'}, round {longer['round']}: 'correct' counts more classes than the "
+            f"{len(info['test_total'])} of the test set. Restore the file, or repeat the run from its recipe.toml."
+        )
     return TrialResult(
         label=str(info["label"]),
         algorithm=str(info["algorithm"]),
         options=info.get("options") or {},
         seed=int(info["seed"]),
         sequential=bool(info.get("sequential", info.get("schedule") == "sequential")),  # schedule: in kept archives
-        rounds=_by_round(_read_lines(folder / "rounds.jsonl")),
+        rounds=rounds,
         timings=_by_round(_read_lines(folder / "timings.jsonl")),
         partition=read_json(partition, required=sealed) if partition.is_file() else {},
         info=info,
@@ -310,7 +317,7 @@ def _fits(name: str, value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     # Of larger integers there is no float.
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
 def _by_round(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -130,6 +130,22 @@ def test_no_run_folder_is_an_error_that_lists_those_nearby(tmp_path: Path) -> No
         read_run(tmp_path / "first" / "trials")
 
 
+@pytest.mark.parametrize(
+    ("correct", "message"),
+    [
+        ("[1, 1, 1]", "round 3: 'correct' counts more classes than the 2"),
+        ("[1, false]", "'correct' is of another kind"),
+    ],
+)
+def test_wrong_counts_of_correct_answers_are_named(tmp_path: Path, correct: str, message: str) -> None:
+    run = write_run(tmp_path / "run")
+    folder = write_trial(run, "FedAvg", 0, [[1, 1]])
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write(f'{{"task": 1, "round": 3, "cohort": ["3"], "correct": {correct}}}\n')
+    with pytest.raises(RunError, match=message):
+        read_run(run)
+
+
 def test_a_round_that_is_no_number_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     folder = write_trial(run, "FedAvg", 0, [[1, 1]])
