@@ -83,6 +83,28 @@ def test_a_site_takes_the_node_config_of_the_guide() -> None:
 
 
 @pytest.mark.slow
+def test_flowers_own_parsers_read_its_commands() -> None:
+    """A renamed option of Flower would fail here first."""
+    import typer
+    from flwr.cli.app import app
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as superlink
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
+
+    flwr = typer.main.get_command(app)
+    for line in starting("flwr "):
+        words = shlex.split(line)[1:]
+        command = flwr
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        command.make_context("flwr", words)
+    for program, parser in (("flower-superlink", superlink()), ("flower-supernode", supernode())):
+        lines = [line[line.index(program) :].split(";")[0] for line in LINES if f"{program} " in line]
+        assert lines
+        for line in lines:
+            parser.parse_args(shlex.split(line)[1:])
+
+
+@pytest.mark.slow
 def test_the_trial_on_one_machine_runs(tmp_path: Path) -> None:
     """The block as it stands, in a shell, with the exports of the installation; Flower's port alone is another."""
     (trial,) = (block for block in BLOCKS if "flwr run trial" in block)
