@@ -1,7 +1,7 @@
-"""Other readings of FedADKD's equation 3, kept to test claims about it.
+"""FedADKD's equation 3 in its readings: which target part, and how the target is kept out of the non-target part.
 
-The paper prints one term under a sum over classes on which the term does not depend, and gives no code. The usual
-reading, the two-class divergence TC, is in `fedkeep.losses.decoupled`.
+The paper prints one term under a sum over classes on which the term does not depend, and gives no code. The term alone
+is FedADKD's default. Decoupled distillation's two-class divergence TC is in `fedkeep.losses.decoupled`, too.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class FedADKDVariant(Loss):
     teacher: Weights
     w_target: float
     w_nontarget: float
-    target: TargetReading = "binary"
+    target: TargetReading = "single_term"
     mask: Mask = "gather"
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
