@@ -57,7 +57,7 @@ class FedADKD(Algorithm[LabelBalance]):
     - it defines f(G) and then prints G: f is used; ``delta=0`` gives the printed formula, its limit;
     - w_target (alpha) and delta have no printed value: 3, chosen on held-out images (docs/findings.md), and 1;
     - phi is computed before the clients have computed G: a client without a known G counts as G = 1;
-    - eq. 3 prints one term under a sum over classes on which it does not depend. ``tckd=single_term`` is the term alone,
+    - eq. 3 prints one term under a sum over classes on which it does not depend. ``single_term`` is the term alone,
       which is the cross-entropy times p_y^T but for a constant; ``binary`` reads it as decoupled distillation's
       two-class divergence, which has no gradient where training starts and lost 8 points to FedNTD on held-out images.
       ``nckd_mask`` has the masks of figure 3;
