@@ -29,6 +29,7 @@ USES = {
     "diffusion": "image generators and pre-trained extractors",
     "export": "models as ONNX",
     "pandas": "run.table() in Python",
+    "ray": "--executor ray",
     "tracking": "--log tensorboard, wandb or mlflow",
     "tune": "fedkeep tune --search",
 }

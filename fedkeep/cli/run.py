@@ -153,6 +153,8 @@ def machine_of(options: Namespace) -> Machine:
         stack=getattr(options, "stack", 0),
         compile=getattr(options, "compile", "auto"),
         workers=options.workers,
+        executor=options.executor,
+        address=options.address,
         data_dir=options.data_dir,
         allow_code=options.allow_code,
         use=tuple(options.use),

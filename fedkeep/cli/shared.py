@@ -19,6 +19,17 @@ def add_machine(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workers", type=natural, default=0, help="processes that share the trials (default: one per core)"
     )
+    group.add_argument(
+        "--executor",
+        choices=["processes", "ray"],
+        default="processes",
+        help="what trains the clients: processes of this machine, or workers on a Ray cluster (default: processes)",
+    )
+    group.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="of the Ray cluster (default: auto, the one that this machine belongs to)",
+    )
     add_data(group)
     group.add_argument(
         "--allow-code", action="store_true", help="let a recipe import its model as package.module:function"

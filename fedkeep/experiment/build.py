@@ -95,6 +95,33 @@ def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = No
     DataError
         If the recipe's generator learned from a part of each class, and none of these images is in the data set.
     """
+    return split_clients(recipe, seed, *clients_and_server_data(recipe, seed, data_dir))
+
+
+def clients_and_server_data(recipe: Recipe, seed: int, data_dir: str | Path | None = None) -> tuple[DataSet, Data]:
+    """Load a recipe's data set and split it into the clients' part and the examples that the server holds.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The recipe.
+    seed : int
+        The trial's seed.
+    data_dir : str or Path, optional
+        The folder of local data sets and generators.
+
+    Returns
+    -------
+    dataset : DataSet
+        What clients hold, and the test examples.
+    server : Data
+        What the server holds; empty for most recipes.
+
+    Raises
+    ------
+    DataError
+        As for `build_federation`.
+    """
     dataset = load_data(recipe.data, data_dir, recipe.validation, recipe.data_options)
     for generator in _available_generators(recipe, data_dir):
         rest = _without_images_of(dataset, generator, data_dir)
@@ -105,7 +132,7 @@ def build_federation(recipe: Recipe, seed: int, data_dir: str | Path | None = No
                 "disjoint."
             )
         dataset = rest
-    return split_clients(recipe, seed, *split_server_data(recipe, seed, dataset, data_dir))
+    return split_server_data(recipe, seed, dataset, data_dir)
 
 
 def without_generator_images(recipe: Recipe, dataset: DataSet, data_dir: str | Path | None = None) -> DataSet:

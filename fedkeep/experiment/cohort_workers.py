@@ -20,11 +20,34 @@ MIN_SECONDS_LEFT = 20.0
 """Seconds of remaining work from which worker processes pay off, since starting them takes some seconds."""
 
 
-def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> int:
-    """Return how many worker processes a method can use; fewer than two are of no use.
+def most_workers(algorithm: Algorithm[Any, Any], cohort: int) -> int:
+    """Return how many workers a method can keep busy.
 
     A sequential method trains one client at a time. A second process then only runs the steps that prepare the next
     clients, and methods such as FedSeq have no such steps.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        The method.
+    cohort : int
+        The number of clients in a round.
+
+    Returns
+    -------
+    int
+        The number of workers; 0 if values without a type annotation would have to be sent.
+    """
+    steps = client_steps(type(algorithm)).values()
+    if not all(map(is_annotated, steps)):
+        return 0
+    if not algorithm.sequential:
+        return cohort
+    return 2 if any(annotations_of(step)["return"] is type(None) for step in steps) else 1
+
+
+def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> int:
+    """Return how many worker processes of this machine a method can use; one is of no use beside this process.
 
     Parameters
     ----------
@@ -40,12 +63,8 @@ def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> i
     int
         The number of workers.
     """
-    steps = client_steps(type(algorithm)).values()
-    if spare < 2 or not all(map(is_annotated, steps)):
-        return 0  # values without a type annotation cannot be sent to a process
-    if not algorithm.sequential:
-        return min(spare, cohort)
-    return 2 if any(annotations_of(step)["return"] is type(None) for step in steps) else 0
+    count = min(spare, most_workers(algorithm, cohort))
+    return count if count > 1 else 0
 
 
 class CohortWorkers(Callback):

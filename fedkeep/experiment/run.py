@@ -226,6 +226,8 @@ def resume_command(folder: Path, machine: Machine, verb: str = "resume") -> str:
     arguments += ["--data-dir", machine.data_dir] if machine.data_dir else []
     arguments += ["--allow-code"] if machine.allow_code else []
     arguments += ["--workers", str(machine.workers)] if machine.workers else []
+    arguments += ["--executor", machine.executor] if machine.executor != "processes" else []
+    arguments += ["--address", machine.address] if machine.address else []
     return shlex.join(arguments)
 
 
@@ -244,6 +246,8 @@ def retry_command(folder: Path, machine: Machine) -> str:
     str
         The command, quoted for a shell.
     """
+    if machine.executor == "ray":
+        return resume_command(folder, machine)
     fewer = max(1, (machine.workers or os.cpu_count() or 2) // 2)
     return resume_command(folder, replace(machine, workers=fewer))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedkeep._utils.digests import read_json
-from fedkeep.errors import RunError
+from fedkeep.errors import ConfigError, RunError
 from fedkeep.options import Options, option
 
 
@@ -74,11 +74,16 @@ class Machine(Options):
         first round finds it quicker, in long runs of small networks. Like ``stack``, it stays the same when a run is
         resumed.
     workers : int
-        Processes that share the trials and, if there are fewer trials than processes, their cohorts; 0: one per core. A
-        script that uses more than one must guard its code with ``if __name__ == "__main__":``, since each process
+        Processes that share the trials and, if there are fewer trials than processes, their cohorts; 0: one per core.
+        On a Ray cluster: the workers of all trials together; 0: one for each CPU, or for each GPU if the device is one.
+        A script that uses more than one must guard its code with ``if __name__ == "__main__":``, since each process
         imports the script.
     data_dir : str, optional
         Folder of local data sets.
+    executor : {"processes", "ray"}
+        What carries out client steps: processes of this machine, or workers on a Ray cluster.
+    address : str, optional
+        The address of the Ray cluster, ``HOST:PORT``; default: ``auto``, the one that this machine belongs to.
     allow_code : bool
         Let the recipe import a model by name.
     use : tuple[str, ...]
@@ -96,6 +101,8 @@ class Machine(Options):
     compile: Literal["auto", "on", "off"] = option("auto", "compile the steps of local training")
     workers: int = option(1, "processes; 0: one per core", low=0)
     data_dir: str | None = option(None, "folder of local data sets")
+    executor: Literal["processes", "ray"] = option("processes", "what carries out client steps")
+    address: str | None = option(None, "address of the Ray cluster")
     allow_code: bool = option(False, "let the recipe import a model")
     use: tuple[str, ...] = option((), "files and modules with methods")
 
@@ -103,6 +110,10 @@ class Machine(Options):
         if isinstance(self.data_dir, Path):
             object.__setattr__(self, "data_dir", str(self.data_dir))
         super().__post_init__()
+
+    def check(self) -> None:
+        if self.address is not None and self.executor != "ray":
+            raise ConfigError("an address is that of a Ray cluster. Leave it out, or set executor to ray.")
 
 
 def recorded_machine(folder: Path, machine: Machine) -> Machine:

@@ -17,10 +17,11 @@ from fedkeep._utils import progress
 from fedkeep._utils.digests import read_json, write_json
 from fedkeep._utils.signals import raising_terminated
 from fedkeep.errors import RunError
-from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
+from fedkeep.experiment.cohort_workers import CohortWorkers, most_workers, useful_workers
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import TRIAL_FILE, is_finished
 from fedkeep.experiment.provenance import describe_version
+from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
 from fedkeep.experiment.runtime import Machine, OnProgress, Progress
 from fedkeep.metrics import is_at_chance
@@ -87,11 +88,17 @@ def run_trials(
     """
     if not trials:
         return
-    machine = trials[0].experiment.machine
-    workers = machine.workers or (os.cpu_count() or 1 if machine.device == "cpu" else 1)
+    machine, cores = trials[0].experiment.machine, os.cpu_count() or 1
+    if machine.executor == "ray":
+        workers = cluster_workers(machine)
+        processes = min(workers, len(trials), cores)  # for the trials' server halves
+    else:
+        workers = machine.workers or (cores if machine.device == "cpu" else 1)
+        processes = min(workers, len(trials))
     report = on_progress or (lambda progress: None)
-    if min(workers, len(trials)) > 1 and not callbacks:
-        _run_in_workers(trials, min(workers, len(trials)), workers // len(trials), report, retry)
+    if processes > 1 and not callbacks:
+        spare = workers // (processes if machine.executor == "ray" else len(trials))
+        _run_in_workers(trials, processes, spare, report, retry)
         for trial in trials:
             if not is_finished(trial.folder):
                 raise TrialBusy(
@@ -122,14 +129,19 @@ def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, 
     """Return a trial's simulation and its callbacks; up to ``spare`` processes may share its cohorts."""
     experiment = trial.experiment
     simulation = experiment.simulation(trial.method, trial.seed)
-    cohort, on_cpu = experiment.recipe.run.cohort_size, experiment.machine.device == "cpu"
-    count = useful_workers(trial.method.algorithm, cohort, spare if on_cpu else 0)
+    algorithm, machine, cohort = trial.method.algorithm, experiment.machine, experiment.recipe.run.cohort_size
+    if machine.executor == "ray":
+        count = min(spare, most_workers(algorithm, cohort))
+        workers: Callback = RayWorkers(trial, count)
+    else:
+        count = useful_workers(algorithm, cohort, spare if machine.device == "cpu" else 0)
+        workers = cohort_workers(trial, count)
     description = experiment.describe(trial.method, trial.seed)
     return simulation, [
         TrialDescription(trial, description, max(count, 1)),
         ProgressReport(trial, description["test_total"], report),
         ConfusionMatrix(trial.folder),
-        cohort_workers(trial, count),
+        workers,
         *trackers(trial, description),
     ]
 

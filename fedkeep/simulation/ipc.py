@@ -1,16 +1,17 @@
-"""Values between two processes of one machine: a structure as JSON, then each tensor as its bytes.
+"""Values between a run and its workers: a structure as JSON, then each tensor as its bytes.
 
-The codec for other machines and disks (`fedkeep.interface.codec`) makes one blob in a known format. Here that would
-only cost time to write, copy and parse.
+The codec for sites and disks (`fedkeep.interface.codec`) makes one blob in a known format. Here that would only cost
+time to write, copy and parse.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,14 +33,9 @@ def send(connection: Connection, structure: Any, tensors: Mapping[str, Tensor]) 
     OSError
         If the other process is gone.
     """
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    described = [[name, str(tensor.dtype).removeprefix("torch."), tensor.shape] for name, tensor in plain.items()]
     # Everything is prepared before anything is sent: an error in between would leave half a message on the connection.
-    head = json.dumps([structure, described], separators=(",", ":")).encode()
-    contents = [_bytes_of(tensor) for tensor in plain.values() if tensor.numel()]
-    connection.send_bytes(head)
-    for content in contents:
-        connection.send_bytes(content)
+    for part in pack(structure, tensors):
+        connection.send_bytes(part)
 
 
 def receive(connection: Connection) -> tuple[Any, dict[str, Tensor]]:
@@ -62,14 +58,60 @@ def receive(connection: Connection) -> tuple[Any, dict[str, Tensor]]:
     EOFError, OSError
         If the other process is gone.
     """
-    structure, described = json.loads(connection.recv_bytes())
-    tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in described}
+    structure, tensors = _empty(connection.recv_bytes())
     for tensor in tensors.values():
         if tensor.numel():
             connection.recv_bytes_into(_bytes_of(tensor))
     return structure, tensors
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def pack(structure: Any, tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Return a structure and its tensors as bytes.
+
+    Parameters
+    ----------
+    structure : object
+        A structure as from `fedkeep.interface.codec.to_structure`.
+    tensors : Mapping[str, Tensor]
+        Its tensors by name.
+
+    Returns
+    -------
+    list[bytes | ndarray]
+        The structure and the tensors' forms as JSON, then the memory of each tensor that is not empty, uint8 [bytes].
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    described = [[name, str(tensor.dtype).removeprefix("torch."), tensor.shape] for name, tensor in plain.items()]
+    head = json.dumps([structure, described], separators=(",", ":")).encode()
+    return [head, *(_bytes_of(tensor) for tensor in plain.values() if tensor.numel())]
+
+
+def unpack(parts: Sequence[Any]) -> tuple[Any, dict[str, Tensor]]:
+    """Return what `pack` has packed.
+
+    Parameters
+    ----------
+    parts : Sequence[bytes | ndarray]
+        What it returned; the arrays may be read-only.
+
+    Returns
+    -------
+    structure : object
+        The structure.
+    tensors : dict[str, Tensor]
+        Its tensors by name, on the CPU, in memory of their own.
+    """
+    structure, tensors = _empty(parts[0])
+    for tensor, content in zip((t for t in tensors.values() if t.numel()), parts[1:], strict=True):
+        _bytes_of(tensor)[:] = content
+    return structure, tensors
+
+
+def _empty(head: bytes) -> tuple[Any, dict[str, Tensor]]:
+    structure, described = json.loads(head)
+    return structure, {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in described}
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the memory of a contiguous tensor."""
-    return tensor.flatten().view(torch.uint8).numpy().data
+    return tensor.flatten().view(torch.uint8).numpy()

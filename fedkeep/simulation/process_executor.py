@@ -1,4 +1,4 @@
-"""Client steps in worker processes, each with its own network and the same data.
+"""Client steps in workers, each with its own network and the same data: processes of this machine, or others.
 
 Messages are values, as they would be sent to a client, and never pickled. A tensor is sent to a worker once per round,
 however many clients receive it, and forgotten there when it is forgotten here. Tasks go to whichever worker is idle, so
@@ -9,10 +9,11 @@ and replies are put in the cohort's order.
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -29,7 +30,7 @@ STEPS = "steps"
 
 
 @dataclass(eq=False)
-class _Job:
+class Job:
     """Tasks that one worker carries out together, and their results."""
 
     tasks: Sequence[ClientTask]
@@ -44,26 +45,39 @@ class _Job:
         return f"{self.tasks[0]} It was trained together with clients {clients}."
 
 
-class ProcessExecutor(Executor):
-    """Carries out steps in worker processes.
+class StepWorker(Protocol):
+    """A worker as the executor sees it: `fedkeep.simulation.workers.Worker`, or one on another machine."""
+
+    def send(self, kind: str, content: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Send a request."""
+
+    def receive(self) -> tuple[str, Any, dict[str, Tensor]]:
+        """Wait for the result: its status, its content, and its tensors by name."""
+
+
+W = TypeVar("W", bound=StepWorker)
+
+
+class WorkerExecutor(Executor, Generic[W]):
+    """Carries out steps in workers, wherever they are.
 
     Parameters
     ----------
-    workers : Sequence[Worker]
-        At least one worker. Each answers requests with `StepHandler` for a simulation with the same settings.
+    workers : Sequence[StepWorker]
+        The workers. Each answers requests with `StepHandler` for a simulation with the same settings.
     state : SimulationState
         The simulation.
     """
 
-    def __init__(self, workers: Sequence[Worker], state: SimulationState) -> None:
+    def __init__(self, workers: Sequence[W], state: SimulationState) -> None:
         self.workers = list(workers)
         self.state = state
         self.ahead = 2 * len(self.workers)
-        self.under_way: dict[Worker, _Job] = {}
-        self.known: dict[Worker, set[str]] = {
+        self.under_way: dict[W, Job] = {}
+        self.known: dict[W, set[str]] = {
             worker: set() for worker in self.workers
         }  # names of the tensors that each worker has
-        self._backlog: deque[_Job] = deque()
+        self._backlog: deque[Job] = deque()
         self._round = 0, 0  # task and round
         self._names: dict[int, str] = {}  # by id of a tensor, until nobody here has it any more or the round is over
         self._count = 0  # number of names so far
@@ -72,13 +86,13 @@ class ProcessExecutor(Executor):
         round = tasks[0].task, tasks[0].round
         if round != self._round:
             self._round, self._names = round, {}
-        job = _Job(tasks)
+        job = Job(tasks)
         self._backlog.append(job)
         self._dispatch()
         return [(job, number) for number in range(len(tasks))]
 
     def wait(self, future: Future) -> TaskResult:
-        job: _Job = future[0]
+        job: Job = future[0]
         if job in self._backlog:  # it is waited for, so it goes before tasks that nobody waits for yet
             self._backlog.remove(job)
             self._backlog.appendleft(job)
@@ -100,7 +114,21 @@ class ProcessExecutor(Executor):
         self._backlog.clear()
         self.under_way.clear()
         self.state.executor = self.state.serial
-        kill_workers(self.workers)
+        self._kill_workers()
+
+    @abstractmethod
+    def _kill_workers(self) -> None:
+        """End all workers at once."""
+
+    @abstractmethod
+    def _messages(self) -> Iterator[tuple[Job, str, Any, dict[str, Tensor]]]:
+        """Wait until a busy worker has sent a message, for a second at most, and take what has arrived.
+
+        Yields
+        ------
+        tuple
+            The job, which is under way no more, and the status, content and tensors of its result.
+        """
 
     def _dispatch(self) -> None:
         for worker in self.workers:
@@ -117,20 +145,13 @@ class ProcessExecutor(Executor):
                     raise RunError(f"{death} {job}") from None
 
     def _receive(self) -> None:
-        """Wait until a busy worker sends a message or dies."""
-        messages = []
-        try:
-            for worker in wait_for_any(self.under_way):
-                messages.append((self.under_way[worker], *worker.receive()))
-                del self.under_way[worker]
-        except RunError as death:
-            where = " ".join(map(str, self.under_way.values()))
-            raise RunError(f"{death} {where}") from None
+        """Take the messages that have arrived, and read them."""
+        messages = list(self._messages())
         self._dispatch()  # no worker is idle while results are read
         for job, kind, content, tensors in messages:
             self._accept(job, kind, content, tensors)
 
-    def _accept(self, job: _Job, kind: str, content: Any, tensors: Mapping[str, Tensor]) -> None:
+    def _accept(self, job: Job, kind: str, content: Any, tensors: Mapping[str, Tensor]) -> None:
         """Read the result of a job."""
         if kind != DONE:
             job.error = RunError(content if kind == REFUSED else f"{job} The worker's error:\n{content}")
@@ -160,6 +181,22 @@ class ProcessExecutor(Executor):
             return found
 
         return [encode_task(task, name) for task in tasks], fresh
+
+
+class ProcessExecutor(WorkerExecutor[Worker]):
+    """Carries out steps in worker processes of this machine."""
+
+    def _kill_workers(self) -> None:
+        kill_workers(self.workers)
+
+    def _messages(self) -> Iterator[tuple[Job, str, Any, dict[str, Tensor]]]:
+        try:
+            for worker in wait_for_any(self.under_way):
+                kind, content, tensors = worker.receive()
+                yield self.under_way.pop(worker), kind, content, tensors
+        except RunError as death:
+            where = " ".join(map(str, self.under_way.values()))
+            raise RunError(f"{death} {where}") from None
 
 
 class StepHandler:

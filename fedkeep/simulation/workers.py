@@ -241,15 +241,8 @@ def serve(
         if message is None:
             return
         (kind, content), tensors = message
-        result: dict[str, Tensor] = {}
-        try:
-            with at_work():
-                content, result = handlers[kind](content, tensors)
-            status = DONE
-        except FedKeepError as error:
-            status, content = REFUSED, "\n".join([str(error), *getattr(error, "__notes__", ())])
-        except Exception:
-            status, content = FAILED, traceback.format_exc()
+        with at_work():
+            status, content, result = carry_out(handlers[kind], content, tensors)
         try:
             try:
                 ipc.send(connection, [status, content], result)
@@ -258,6 +251,35 @@ def serve(
         except OSError:  # the parent is gone
             return
         del message, content, tensors, result  # models, which need not stay in memory until the next request
+
+
+def carry_out(handler: Handler, content: Any, tensors: dict[str, Tensor]) -> tuple[str, Any, dict[str, Tensor]]:
+    """Carry out a request.
+
+    Parameters
+    ----------
+    handler : Handler
+        Carries it out.
+    content : object
+        The content of the request.
+    tensors : dict[str, Tensor]
+        Its tensors by name.
+
+    Returns
+    -------
+    status : str
+        `DONE`, or `REFUSED` or `FAILED` after an exception.
+    content : object
+        The content of the result, or the text of the exception.
+    tensors : dict[str, Tensor]
+        The tensors of the result, by name.
+    """
+    try:
+        return DONE, *handler(content, tensors)
+    except FedKeepError as error:
+        return REFUSED, "\n".join([str(error), *getattr(error, "__notes__", ())]), {}
+    except Exception:
+        return FAILED, traceback.format_exc(), {}
 
 
 def run_worker(connection: Connection, handlers: Mapping[str, Handler]) -> None:
