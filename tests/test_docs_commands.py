@@ -26,7 +26,7 @@ from fedkeep.experiment.recipe_loader import OPTIONS, load_recipe, paper_tables,
 from fedkeep.interface import algorithms
 from fedkeep.options import options_of
 
-SHELL = {".", "export", "python3", "nginx"}
+SHELL = {".", "export", "python3", "nginx", "ray"}
 """Programs that are not ours, and whose arguments nobody reads here."""
 FLOWER = {"flwr", "flower-superlink", "flower-supernode"}
 """Read by tests/flower/test_deploy_guide.py."""
@@ -37,6 +37,7 @@ NOT_RUN = {
     "--data-dir": "a download, and hours",
     "my_method.py": "a file that the reader writes; test_writing_methods.py runs one",
     "fedprox_sketch.py": "run by test_docs.py",
+    "--executor ray": "a cluster; test_ray_cluster.py runs one",
     "fedkeep flower": "run by tests/flower/test_deploy_guide.py",
 }
 """Commands that are read, not run: what they have in them, and why."""

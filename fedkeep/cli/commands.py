@@ -47,6 +47,13 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--title", metavar="TEXT", help="title of the run (default: the recipe's)")
     command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
+    command.add_argument(
+        "--trial",
+        type=positive,
+        metavar="K",
+        help="run only the K-th method and seed, counted from 1, into --out; other processes may run the others "
+        "meanwhile, and fedkeep gather puts them together",
+    )
     add_device(command)
     add_machine(command)
     add_profile(command)
@@ -233,6 +240,16 @@ def _add_resume(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_lazily("run", "resume"))
 
 
+def _add_gather(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Write the table and the report of a run whose trials were run one by one (fedkeep run --trial), and show its "
+        "results. If trials are missing, they are named, and the exit code is 1."
+    )
+    command.add_argument("run", help="the run folder")
+    _add_code(command)
+    command.set_defaults(command=_lazily("run", "gather"))
+
+
 def _add_methods(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", nargs="?", help="show one method with its options")
     add_use(command)
@@ -390,6 +407,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "run": ("run a recipe: methods side by side on the same partition and seeds", _add_run),
     "reproduce": ("reproduce a paper's table, and show it beside the paper's numbers", _add_reproduce),
     "resume": ("continue a run that was stopped, to the identical result", _add_resume),
+    "gather": ("put together a run whose trials were run one by one", _add_gather),
     "tune": ("try values of options on held-out training examples, and write the best recipe", _add_tune),
     "attacks": ("run methods against malicious clients, with and without defences", _add_attacks),
     "methods": ("list the methods: paper, schedule, options, what leaves a client", _add_methods),

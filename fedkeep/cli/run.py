@@ -14,11 +14,13 @@ from rich.console import Console
 
 from fedkeep._utils.signals import Terminated
 from fedkeep.cli.progress import Display, say_stopped
-from fedkeep.experiment.experiment import Experiment
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.experiment import Experiment, Trial
+from fedkeep.experiment.paths import is_finished
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.run import open_run, prepare_run, resume_command, retry_command
+from fedkeep.experiment.run import join_run, open_run, prepare_run, resume_command, retry_command
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.options import as_table
@@ -51,6 +53,8 @@ def run(options: Namespace, console: Console) -> int:
     recipe = recipe_of(options, allow_code=machine.allow_code)
     recipe = replace(recipe, title=options.title) if options.title else recipe
     experiment = Experiment(recipe, machine)
+    if options.trial:
+        return _run_one(options, experiment, console)
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
     console.print(recipe.title, style="bold", highlight=False, markup=False)
     console.print(_describe(recipe), highlight=False, markup=False)
@@ -79,15 +83,93 @@ def resume(options: Namespace, console: Console) -> int:
     return _run_and_show(folder, open_run(folder, machine), console, quiet=options.quiet, profile=options.profile)
 
 
-def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
-    """Run the trials that are not finished, and show the results."""
-    recipe, machine, trials = experiment.recipe, experiment.machine, experiment.trials(folder)
+def gather(options: Namespace, console: Console) -> int:
+    """Write the report of a run whose trials were run one by one, and show its results.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Raises
+    ------
+    RunError
+        If trials are missing; the message names them.
+    """
+    import_user_code(options.use)
+    folder = Path(options.run)
+    experiment = open_run(folder, Machine(allow_code=options.allow_code, use=tuple(options.use)))
+    trials = experiment.all_trials(folder)
+    missing = {number: trial for number, trial in enumerate(trials, start=1) if not is_finished(trial.folder)}
+    if missing:
+        listed = ", ".join(f"{number} ({trial.name}, {_rounds_done(trial)})" for number, trial in missing.items())
+        raise RunError(
+            f"{len(missing)} of {len(trials)} trials are missing: {listed}. Run each with the command that began the "
+            f"run and its number, such as --trial {min(missing)}, or all of them here: "
+            f"{resume_command(folder, experiment.machine)}"
+        )
+    return _show(folder, experiment, console)
+
+
+def _rounds_done(trial: Trial) -> str:
+    """Return how far an unfinished trial has come."""
+    records = trial.folder / "rounds.jsonl"
+    done = records.read_bytes().count(b"\n") if records.is_file() else 0
+    return f"{done} of {trial.rounds} rounds" if done else "not begun"
+
+
+def _run_one(options: Namespace, experiment: Experiment, console: Console) -> int:
+    """Run one trial of a run that other processes may be running too."""
+    if options.out is None:
+        raise ConfigError("--trial needs the run folder that all trials share: --out DIR.")
+    count = len(experiment.recipe.methods) * len(experiment.recipe.seeds)
+    if options.trial > count:
+        raise ConfigError(f"there is no trial {options.trial}: this run has {count}, counted from 1.")
+    folder = join_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
+    experiment = open_run(folder, experiment.machine)
+    trial = experiment.all_trials(folder)[options.trial - 1]
+    again = shlex.join(["fedkeep", *sys.argv[1:]])
+    if not is_finished(trial.folder) and (stop := _run([trial], console, again, again, quiet=options.quiet)):
+        return stop
+    gather = shlex.join(["fedkeep", "gather", str(folder)])
+    console.print(
+        f"trial {options.trial} of {count}, {trial.name}, is finished. When all are: {gather}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _run(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
+    """Run trials; the exit code is 0, or that of a signal that stopped them."""
     display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
         with display or nullcontext():
-            run_trials(trials, retry=retry_command(folder, machine), on_progress=display)
+            run_trials(trials, retry=retry, on_progress=display)
     except (KeyboardInterrupt, Terminated) as stop:
-        return say_stopped(stop, resume_command(folder, machine), console)
+        return say_stopped(stop, again, console)
+    return 0
+
+
+def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
+    """Run the trials that are not finished, and show the results."""
+    again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
+    if stop := _run(experiment.trials(folder), console, again, retry, quiet=quiet):
+        return stop
+    return _show(folder, experiment, console, profile=profile)
+
+
+def _show(folder: Path, experiment: Experiment, console: Console, *, profile: bool = False) -> int:
+    """Write the report of a run, and show its results."""
+    recipe = experiment.recipe
     result = write_all(folder)
     rows = summary(result)
     console.print()

@@ -172,6 +172,27 @@ class Experiment:
         """
         return describe_partition(self.federation(seed), local_models=self.recipe.run.evaluate_local_models)
 
+    def all_trials(self, folder: Path, prefix: str = "") -> list[Trial]:
+        """Return all trials of a run folder, seed by seed; ``--trial`` counts them in this order.
+
+        Parameters
+        ----------
+        folder : Path
+            The run folder.
+        prefix : str
+            What the trials' names in progress reports begin with.
+
+        Returns
+        -------
+        list[Trial]
+            The trials.
+        """
+        return [
+            Trial(self, folder, method, seed, f"{prefix}{trial_name(method, seed)}")
+            for seed in self.recipe.seeds
+            for method in self.recipe.methods
+        ]
+
     def trials(self, folder: Path, only: Sequence[tuple[str, int]] | None = None, prefix: str = "") -> list[Trial]:
         """Return the unfinished trials of a run folder, seed by seed.
 
@@ -190,10 +211,9 @@ class Experiment:
             The trials.
         """
         wanted = [
-            Trial(self, folder, method, seed, f"{prefix}{trial_name(method, seed)}")
-            for seed in self.recipe.seeds
-            for method in self.recipe.methods
-            if only is None or (method.label, seed) in only
+            trial
+            for trial in self.all_trials(folder, prefix)
+            if only is None or (trial.method.label, trial.seed) in only
         ]
         unfinished = [trial for trial in wanted if not is_finished(trial.folder)]
         for trial in unfinished:

@@ -13,15 +13,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from fedkeep._utils.digests import DamagedFile, read_json, read_toml, write_json, write_toml
+from fedkeep._utils.files import make_folder
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.provenance import revision, versions
 from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.experiment.runtime import Machine, recorded_machine
+from fedkeep.experiment.runtime import Machine, recorded_machine, usable_cores
 from fedkeep.models import Architecture
 from fedkeep.models.custom import describe_network
+
+LOCK = ".lock"
+"""The file by which processes that begin the same run wait for each other."""
+JOIN_SECONDS = 60.0
+"""Seconds for which a process waits while another creates the run folder."""
 
 
 def prepare_run(experiment: Experiment, out: str | Path | None, command: Sequence[str] = ()) -> Path:
@@ -111,11 +119,50 @@ def create_run_folder(
     return folder
 
 
+def join_run(experiment: Experiment, out: str | Path, command: Sequence[str] = ()) -> Path:
+    """Check an experiment, and create its run folder or join the one that another process has created for it.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment.
+    out : str or Path
+        The folder.
+    command : Sequence[str]
+        The command line, which is recorded.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    RunError
+        If ``out`` holds something else, or the run of another recipe.
+    FedKeepError
+        If the experiment cannot be run.
+    """
+    experiment.check()
+    network = experiment.describe_network()
+    folder, recipe = Path(out), experiment.recipe
+    make_folder(folder)
+    try:
+        with FileLock(folder / LOCK, timeout=JOIN_SECONDS):
+            if not (folder / "run.json").is_file():
+                return create_run_folder(recipe, folder, experiment.machine, command, network=network)
+    except Timeout:
+        raise RunError(f"{folder} is locked by another process. End it, then repeat this command.") from None
+    if read_toml(folder / "recipe.toml").rstrip() != recipe.to_toml().rstrip():
+        raise RunError(f"{folder} was begun with another recipe. Choose another --out, or give the recipe as it was.")
+    return folder
+
+
 def _content(folder: Path) -> list[Path]:
     """Return what a folder contains, apart from the files of a run that was killed before it began."""
     content = list(folder.iterdir())
     begun = any(path.name == "run.json" for path in content)
-    return content if begun else [path for path in content if path.name != "recipe.toml" and path.suffix != ".tmp"]
+    return content if begun else [p for p in content if p.name not in ("recipe.toml", LOCK) and p.suffix != ".tmp"]
 
 
 def open_run(folder: Path, machine: Machine, model: Architecture | None = None) -> Experiment:
@@ -248,7 +295,7 @@ def retry_command(folder: Path, machine: Machine) -> str:
     """
     if machine.executor == "ray":
         return resume_command(folder, machine)
-    fewer = max(1, (machine.workers or os.cpu_count() or 2) // 2)
+    fewer = max(1, (machine.workers or usable_cores()) // 2)
     return resume_command(folder, replace(machine, workers=fewer))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +115,17 @@ class Machine(Options):
     def check(self) -> None:
         if self.address is not None and self.executor != "ray":
             raise ConfigError("an address is that of a Ray cluster. Leave it out, or set executor to ray.")
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: in a job of Slurm or a container, those that it was given.
+
+    Returns
+    -------
+    int
+        At least one.
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def recorded_machine(folder: Path, machine: Machine) -> Machine:

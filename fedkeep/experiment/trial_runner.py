@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -23,7 +22,7 @@ from fedkeep.experiment.paths import TRIAL_FILE, is_finished
 from fedkeep.experiment.provenance import describe_version
 from fedkeep.experiment.ray_cluster import RayWorkers, cluster_workers
 from fedkeep.experiment.run import open_run
-from fedkeep.experiment.runtime import Machine, OnProgress, Progress
+from fedkeep.experiment.runtime import Machine, OnProgress, Progress, usable_cores
 from fedkeep.metrics import is_at_chance
 from fedkeep.options import as_table
 from fedkeep.simulation import ipc
@@ -88,7 +87,7 @@ def run_trials(
     """
     if not trials:
         return
-    machine, cores = trials[0].experiment.machine, os.cpu_count() or 1
+    machine, cores = trials[0].experiment.machine, usable_cores()
     if machine.executor == "ray":
         workers = cluster_workers(machine)
         processes = min(workers, len(trials), cores)  # for the trials' server halves
