@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,9 @@ def test_the_page_and_the_tables_are_what_the_archives_give(tmp_path: Path) -> N
     assert page.read_text().split("\n## ")[1:] == written.split("\n## ")[1:]
     for table in sorted(RESULTS.glob("*/table.md")):
         assert markdown(read_reproduction(table.parent), level=1) == table.read_text(), table
+
+
+def test_the_table_that_decides_is_what_the_archives_give() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "which_method.py"))
+    found = {name: tool["rows_of"](archive) for archive, name in tool["SETTINGS"].items()}
+    assert tool["write_page"](found) == tool["PAGE"].read_text(), "run python tools/which_method.py"

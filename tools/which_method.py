@@ -1,0 +1,142 @@
+"""Write the measured part of docs/which-method.md and its pictures from the archives in results/.
+
+    python tools/which_method.py
+
+Accuracy is read over the window that the recipe names. Time is counted in local trainings that must wait for one
+another: ten a round for a sequence of ten clients, one for ten clients at once. Seconds in the archives are of shared
+machines and compare nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fedkeep.reporting import figures
+from fedkeep.reporting.columns import headline
+from fedkeep.reporting.run_folder import AVERAGE_SUFFIX, read_run
+from fedkeep.reporting.summary import Row, summary, trials_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "which-method.md"
+BEGIN, END = "<!-- tools/which_method.py writes what follows -->", "<!-- and ends here -->"
+SETTINGS = {
+    "sfedkd-table1/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds",
+    "fedkeep-averaged-sequences-rounds-0.6/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client",
+    "fedkeep-averaged-sequences-rounds-0.6/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1)",
+    "fedkeep-averaged-sequences-rounds-0.6/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client",
+    "fedkeep-averaged-sequences-rounds-0.6/cifar10-dirichlet-0.1": "CIFAR-10, Dirichlet(0.1)",
+    "fedadkd-table1/cifar10-2": "CIFAR-10, two shards a client, 200 rounds",
+    "fedadkd-table3/cifar10-1-9": "CIFAR-10, one balanced client of ten, 200 rounds",
+    "fedkeep-class-incremental/fashion-mnist-5x2": "Fashion-MNIST, five tasks of two classes",
+    "fedkeep-feddcl-grey/paper": "Grey images, three tasks of ten classes",
+}
+"""Archives in results/, and what their settings are called."""
+LABELS = {
+    (archive, "FedADKD"): "FedADKD, binary reading"  # was the default then
+    for archive in ("fedadkd-table1/cifar10-2", "fedadkd-table3/cifar10-1-9")
+} | {("fedkeep-feddcl-grey/paper", "FedDCL"): "FedDCL, sliced heads"}
+
+
+def rows_of(archive: str) -> list[Row]:
+    """Return the finished rows of an archive, best first, without round means of what trains at once."""
+    rows = [row for row in summary(read_run(ROOT / "results" / f"{archive}.zip")) if row.finished]
+    metric = headline(trials_of(rows))[0]
+    # The model of a parallel method is its round's mean anyway.
+    kept = [row for row in rows if row.trials[0].sequential or not is_round_mean(row)]
+    kept = [replace(row, label=LABELS.get((archive, row.label), row.label)) for row in kept]
+    return sorted(kept, key=lambda row: row.value(metric).mean, reverse=True)
+
+
+def is_round_mean(row: Row) -> bool:
+    """Tell whether the row is of the mean of the models of each round."""
+    return row.label.endswith(AVERAGE_SUFFIX["round"])
+
+
+def megabytes(row: Row) -> float:
+    """Return what all clients received and sent over the run, in MB, as a mean over seeds."""
+    total = sum(record["down"] + record["up"] for trial in row.trials for record in trial.rounds)
+    return float(total) / len(row.trials) / 1e6
+
+
+def trainings_in_a_row(row: Row) -> int:
+    """Return how many local trainings of the run wait for one another."""
+    trial = row.trials[0]
+    return trial.rounds_planned * (int(trial.info["cohort_size"]) if trial.sequential else 1)
+
+
+def table(rows: list[Row]) -> list[str]:
+    """Return a Markdown table of one setting."""
+    accuracy, forgetting = headline(trials_of(rows))
+    lines = [
+        "| method | accuracy | forgetting | MB sent in all | trainings one after another | seeds |",
+        "|:--|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        over_seeds = row.interval(accuracy)
+        spread = f" [{100 * over_seeds.low:.1f}, {100 * over_seeds.high:.1f}]" if len(row.seeds) > 1 else ""
+        lines.append(
+            f"| {row.label} | {100 * over_seeds.mean:.1f}{spread} | {100 * row.value(forgetting).mean:.1f} | "
+            f"{megabytes(row):,.0f} | {trainings_in_a_row(row):,} | {len(row.seeds)} |"
+        )
+    return lines
+
+
+def picture(found: dict[str, list[Row]], path: Path, cost: Callable[[Row], float], title: str) -> None:
+    """Draw accuracy against what it cost until then, a panel a setting without tasks."""
+    drawn = {name: rows for name, rows in found.items() if not rows[0].trials[0].task_sizes}
+    looks = figures.styles(sorted({row.label for rows in drawn.values() for row in rows if not is_round_mean(row)}))
+    with figures.theme():
+        figure = Figure(figsize=(7.0, 9.4), facecolor=figures.PAPER)
+        axes = figure.subplots(-(-len(drawn) // 2), 2).flatten()
+        for panel, (name, rows) in zip(axes, drawn.items(), strict=False):
+            for row in rows:
+                if is_round_mean(row):
+                    continue
+                rounds, values = figures.history(row.trials, "accuracy", figures.smoothing(row.trials))
+                style = looks[row.label]
+                line = {"linestyle": (0, style.dashes)} if style.dashes else {}
+                costs = rounds * cost(row) / row.trials[0].rounds_planned
+                panel.plot(costs, values.mean(axis=0), color=style.colour, linewidth=1.2, **line)
+            panel.set_title(name, loc="left", fontsize=figures.FONT_SIZE, color=figures.INK)
+            panel.set_xscale("log")
+            panel.xaxis.set_major_formatter("{x:,.0f}")
+            panel.xaxis.set_minor_formatter("")
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.grid(axis="y", color=figures.GRID, linewidth=0.6)
+            panel.tick_params(labelsize=7, length=2, which="both")
+            panel.set_xlabel(title, fontsize=7)
+        for panel in axes[len(drawn) :]:
+            panel.set_visible(False)
+        samples = [Line2D([], [], color=s.colour, linestyle=(0, s.dashes) if s.dashes else "-") for s in looks.values()]
+        figure.legend(samples, list(looks), loc="lower center", ncols=3, frameon=False, fontsize=7, handlelength=3)
+        figure.subplots_adjust(left=0.07, right=0.98, top=0.97, bottom=0.15, hspace=0.45, wspace=0.16)
+        figures.save_figure(figure, path, dpi=150)
+
+
+def write_page(found: dict[str, list[Row]]) -> str:
+    """Return the page with its measured part written anew."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    parts = [before + BEGIN, ""]
+    for (archive, name), rows in zip(SETTINGS.items(), found.values(), strict=True):
+        parts += [f"### {name}", "", *table(rows), "", f"[Records](../results/{archive}.zip).", ""]
+    return "\n".join(parts) + END + rest.partition(END)[2]
+
+
+def main() -> int:
+    """Write the page and its pictures."""
+    found = {name: rows_of(archive) for archive, name in SETTINGS.items()}
+    PAGE.write_text(write_page(found))
+    folder = ROOT / "docs" / "pictures"
+    picture(found, folder / "which-method-bytes.png", megabytes, "MB sent so far by all, up and down")
+    picture(found, folder / "which-method-time.png", trainings_in_a_row, "local trainings one after another so far")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
