@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedkeep._utils.files import atomic_write
+from fedkeep.cli.text import say
 from fedkeep.errors import RunError
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.reproduce import NOTE
@@ -43,7 +44,7 @@ def archive(options: Namespace, console: Console) -> int:
     else:
         raise RunError(f"{source} is neither a run folder nor a reproduction: it holds no run.json and no {NOTE}.")
     for path in written:
-        console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"wrote {path}")
     return 0
 
 

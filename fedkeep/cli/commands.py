@@ -302,7 +302,13 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--target", type=percent, metavar="PERCENT", help="also show the first round that reaches this accuracy"
     )
-    command.add_argument("--format", choices=("table", "markdown", "latex", "csv", "html"), default="table")
+    command.add_argument(
+        "--format",
+        choices=("table", "markdown", "latex", "csv", "html"),
+        default="table",
+        metavar="FORMAT",
+        help="table, markdown, latex, csv or html (default: table)",
+    )
     command.add_argument("--out", metavar="FILE", help="write the text or the page here (default: print the text)")
     _add_figure(command)
     command.set_defaults(command=_lazily("show", "compare"))
@@ -316,7 +322,9 @@ def _add_report(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--format",
         choices=("markdown", "latex", "csv", "html"),
-        help="print only this table, or write it into --out; html: write only the page (default: write all)",
+        metavar="FORMAT",
+        help="markdown, latex or csv: print only this table, or write it into --out; html: write only the page "
+        "(default: write all)",
     )
     command.add_argument(
         "--against", metavar="METHOD", help="method to which a table shows differences (default: the first)"
@@ -339,7 +347,8 @@ def _add_figure(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--curve",
         choices=("accuracy", "forgetting", "balanced", "loss"),
-        help="what --figure draws over rounds (default: accuracy)",
+        metavar="CURVE",
+        help="what --figure draws over rounds: accuracy, forgetting, balanced (mean over classes) or loss (default: accuracy)",
     )
     command.add_argument("--width", type=width, metavar="INCHES", help="width of --figure (default: 3.3, a column)")
 

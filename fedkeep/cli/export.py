@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedkeep.cli.text import say
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.export.files import export_model, onnx_available
 from fedkeep.export.prediction import predict
@@ -41,10 +42,10 @@ def export(options: Namespace, console: Console) -> int:
         allow_code=options.allow_code,
     )
     for path in sorted(folder.iterdir()):
-        console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"wrote {path}")
     if not onnx_available():
         console.print("no model.onnx: it needs the extra export (onnx, onnxscript)", highlight=False)
-    console.print(f"how to use it: {folder / 'README.md'}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"how to use it: {folder / 'README.md'}")
     return 0
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.run import recipe_of
+from fedkeep.cli.text import say
 from fedkeep.errors import MissingExtra
 
 
@@ -43,7 +44,7 @@ def new(options: Namespace, console: Console) -> int:
         f"  {command}",
         "on several machines: docs/deploy.md",
     )
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    say(console, "\n".join(lines))
     return 0
 
 
@@ -66,7 +67,7 @@ def keys(options: Namespace, console: Console) -> int:
     from fedkeep.flower.keys import make_keys
 
     for path in make_keys(Path(options.folder), options.sites, options.hosts, options.days):
-        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+        say(console, str(path))
     return 0
 
 
@@ -122,7 +123,7 @@ def nginx(options: Namespace, console: Console) -> int:
     atomic_write(file, nginx_configuration(file, options.listen, options.superlink, keys, authority, limits))
     show_logs()
     warn_before_expiry(keys / "superlink.crt", keys / "ca.crt")
-    console.print(f"wrote {file}. Start it: nginx -c {file.resolve()}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"wrote {file}. Start it: nginx -c {file.resolve()}")
     return 0
 
 

@@ -22,6 +22,7 @@ from fedkeep._utils import seeds
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.progress import Counter
 from fedkeep.cli.settings import read_settings
+from fedkeep.cli.text import say
 from fedkeep.data import Data, DataSet
 from fedkeep.errors import ConfigError, MissingExtra, RunError, did_you_mean
 from fedkeep.experiment.build import check_device
@@ -87,7 +88,7 @@ def train(options: Namespace, console: Console) -> int:
         clusters_per_class=options.clusters,
     )
     per_class = f", {options.clusters} clusters each" if options.clusters > 1 else ""
-    _print(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.num_classes} classes{per_class}")
+    say(console, f"{dataset.name}: {int(source.is_seen.sum()):,} images of {dataset.num_classes} classes{per_class}")
     _print_regime(console, source.regime)
     with Counter(console, "steps", options.quiet) as counter:
         generator = train_generator(
@@ -100,8 +101,8 @@ def train(options: Namespace, console: Console) -> int:
             half=options.half,
             on_step=lambda done, loss: counter(done, settings.steps, f"loss {loss:.4f}"),
         )
-    _print(console, f"{generator.num_parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
-    _print(console, f"wrote {options.out}; see its images: fedkeep generator sample {options.out}")
+    say(console, f"{generator.num_parameters:,} parameters, loss {generator.card.training['loss']:.4f}")
+    say(console, f"wrote {options.out}; see its images: fedkeep generator sample {options.out}")
     return 0
 
 
@@ -131,7 +132,7 @@ def sample(options: Namespace, console: Console) -> int:
     figure = image_grid(real, generated["input"].chunk(len(names)), names, title)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, out, dpi=96)
-    _print(console, f"wrote {out}")
+    say(console, f"wrote {out}")
     return 0
 
 
@@ -186,7 +187,7 @@ def check(options: Namespace, console: Console) -> int:
         "quality.json" if not options.on else f"quality-on-{request.name.replace('/', '-')}.json"
     )
     atomic_write(out, json.dumps(accuracies, indent=1) + "\n")
-    _print(console, f"wrote {out}")
+    say(console, f"wrote {out}")
     return 0
 
 
@@ -249,7 +250,7 @@ def _search_prototypes(
     initial = generator.initial_prototypes(dataset.num_classes)
     result = search_prototypes(generator, initial, images["input"], images["label"], settings, rng)
     first, last = (sum(part) / len(part) for part in (result.losses[:20], result.losses[-20:]))
-    _print(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
+    say(console, f"prototypes: {settings.steps} steps, loss {first:.4f} at first, {last:.4f} at last")
     return result.prototypes
 
 
@@ -283,11 +284,7 @@ def _describe(sampler: Sampler) -> str:
 
 
 def _print_regime(console: Console, regime: Regime) -> None:
-    _print(console, f"regime {regime}: {REGIMES[regime]}")
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    say(console, f"regime {regime}: {REGIMES[regime]}")
 
 
 def _require_diffusers() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from fedkeep.cli.commands import COMMANDS, Command
+from fedkeep.cli.text import FittingFormatter, Parser, say_error
 from fedkeep.errors import FedKeepError
 
 
@@ -26,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit code: 0, 1 for an error that was explained, 128 plus the number of a signal that stopped the command.
     """
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(FittingFormatter("%(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     options = parser().parse_args(arguments)
     console = Console(stderr=False)
     command: Command = options.command
@@ -36,21 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except FedKeepError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        say_error(str(error))
         return 1
     except OSError as error:  # such as a full disk, or a folder without write permission
         what = f" ({error.filename})" if error.filename else ""
-        Console(stderr=True).print(
-            f"error: {error.strerror or error}{what}", highlight=False, markup=False, soft_wrap=True
-        )
+        say_error(f"{error.strerror or error}{what}")
         return 1
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped.")
         return 130
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     argparse.ArgumentParser
         The parser, with all commands.
     """
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="fedkeep",
         description="Federated learning that keeps what it has learned: compare methods against forgetting.",
         epilog="Start with: fedkeep run",

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedkeep._utils.files import atomic_write
+from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.interface import algorithms
 
@@ -89,7 +90,7 @@ def write(options: Namespace, console: Console) -> int:
     for path, text in files.items():
         atomic_write(path, text.format(name=name, module=module))
     method, test = files
-    console.print(f"wrote {method} and {test}. Try them:", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"wrote {method} and {test}. Try them:")
     run = f"fedkeep run --use {method} --methods fedavg,{name.lower()}"
-    console.print(f"  {run}\n  python -m pytest {test}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"  {run}\n  python -m pytest {test}")
     return 0

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkeep._utils.files import atomic_write
+from fedkeep.cli.text import say
 from fedkeep.data import load
 from fedkeep.data.partition import schemes
 from fedkeep.data.partition.statistics import partition_statistics
@@ -57,7 +58,7 @@ def partition(options: Namespace, console: Console) -> int:
     for name, value in partition_statistics(counts).items():
         statistics.add_row(name.replace("_", " "), f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
     console.print(statistics)
-    console.print(f"hash {manifest['hash']}", highlight=False, soft_wrap=True)
+    say(console, f"hash {manifest['hash']}")
 
     if options.out and Path(options.out).suffix not in (".svg", ".json"):
         raise ConfigError(f"--out {options.out}: the heat map is written as .svg, the manifest as .json.")
@@ -67,5 +68,5 @@ def partition(options: Namespace, console: Console) -> int:
     else:
         title = f"{dataset.name}, {options.scheme}, {len(split)} clients"
         atomic_write(out, partition_figure(counts.numpy(), dataset.label_names, title))
-    console.print(f"wrote {out}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"wrote {out}")
     return 0

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedkeep.cli.progress import Counter
 from fedkeep.cli.settings import read_settings
+from fedkeep.cli.text import say
 from fedkeep.data import Augmentation, load
 from fedkeep.errors import ConfigError, MissingExtra, did_you_mean
 from fedkeep.experiment.build import check_device
@@ -41,7 +42,7 @@ def run(options: Namespace, console: Console) -> int:
     given = read_settings(options.settings, sections, {"augmentation": {"crop_padding": 4, "horizontal_flip": True}})
     settings = cast(Pretraining, given["training"])
     dataset = load(options.data, data_dir=options.data_dir)
-    _print(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.num_classes} classes")
+    say(console, f"{dataset.name}: {len(dataset.train['label']):,} images of {dataset.num_classes} classes")
     with Counter(console, "steps", options.quiet) as counter:
         extractor = pretrain(
             cast(Form, given["network"]),
@@ -53,10 +54,6 @@ def run(options: Namespace, console: Console) -> int:
             device=device,
             on_step=lambda done, loss: counter(done, settings.steps, f"loss {loss:.4f}"),
         )
-    _print(console, extractor.about)
-    _print(console, f"wrote {options.out}; use it: --set model.name=pretrained --set model.source={options.out}")
+    say(console, extractor.about)
+    say(console, f"wrote {options.out}; use it: --set model.name=pretrained --set model.source={options.out}")
     return 0
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -10,8 +10,10 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from fedkeep._utils.signals import Terminated
+from fedkeep.cli.text import say
 from fedkeep.experiment.runtime import Progress as Report
 
 LINE_SECONDS = 15.0
@@ -33,12 +35,13 @@ def progress_bars(console: Console, shown: bool) -> Progress:
     Progress
         The bars.
     """
+    whole = Column(no_wrap=True)  # on a narrow terminal the words are cut, and the numbers are not
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", table_column=Column(overflow="ellipsis")),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        MofNCompleteColumn(table_column=whole),
+        TextColumn("{task.fields[note]}", table_column=Column(overflow="ellipsis")),
+        TimeRemainingColumn(elapsed_when_finished=True, table_column=whole.copy()),
         console=console,
         disable=not shown,
     )
@@ -107,11 +110,9 @@ class Display:
         fresh = done - self.resumed_rounds
         elapsed = self.printed - (self.began or self.printed)
         left = f", about {elapsed * (total - done) / fresh:.0f} s left" if fresh > 0.03 * total else ""
-        self.console.print(
+        say(
+            self.console,
             f"{report.trial}: round {report.done}/{report.rounds}  {note}  ({done}/{total} rounds in all{left})",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
         )
 
 
@@ -135,7 +136,7 @@ def say_stopped(stop: KeyboardInterrupt | Terminated, command: str, console: Con
     by, code = (f" by {stop.signal}", int(stop.code or 1)) if isinstance(stop, Terminated) else ("", 130)
     with suppress(OSError):
         text = f"\nstopped{by}; the last finished rounds are saved. Continue with: {command}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(console, text)
     return code
 
 
@@ -198,4 +199,4 @@ class Counter:
         self.printed = now
         fresh = done - self.first
         left = f", about {(now - self.began) * (total - done) / fresh:.0f} s left" if fresh and done < total else ""
-        self.console.print(f"{done}/{total} {self.unit}  {note}{left}", highlight=False, markup=False, soft_wrap=True)
+        say(self.console, f"{done}/{total} {self.unit}  {note}{left}")

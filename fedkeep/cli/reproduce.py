@@ -19,6 +19,7 @@ from fedkeep._utils.files import atomic_write
 from fedkeep._utils.signals import Terminated
 from fedkeep.cli.progress import Display, say_stopped
 from fedkeep.cli.run import machine_of
+from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError, FedKeepError
 from fedkeep.experiment import reproduce as plan
 from fedkeep.experiment.estimate import NotEstimated, estimate
@@ -107,7 +108,7 @@ def _run_trials(
 ) -> int:
     retry = _resume_command(options)
     count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
-    console.print(f"{count} to run, into {folder}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"{count} to run, into {folder}")
     if trials:
         display = None if options.quiet else Display(console, {trial.name: trial.rounds for trial in trials})
         try:
@@ -122,7 +123,7 @@ def _run_trials(
     report.write(reproduction, folder)
     _show(reproduction, console)
     page = (folder / "table.html").resolve()
-    console.print(f"\n{page.as_uri()}, and table.md and table.csv beside it", highlight=False, soft_wrap=True)
+    say(console, f"\n{page.as_uri()}, and table.md and table.csv beside it")
     return _page(Path(options.out), options.page, console) if options.page else 0
 
 
@@ -187,7 +188,7 @@ def _dry_run(columns: Sequence[plan.Column], machine: Machine, console: Console)
         highlight=False,
     )
     for line in dict.fromkeys(unknown):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
     return 0
 
 
@@ -244,5 +245,5 @@ def _page(root: Path, target: str, console: Console) -> int:
         Path(target),
         report.overview(reproductions, shlex.join(["fedkeep", "reproduce", "--out", str(root), "--page", target])),
     )
-    console.print(f"wrote {target}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"wrote {target}")
     return 0

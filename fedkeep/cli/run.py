@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fedkeep._utils.signals import Terminated
 from fedkeep.cli.progress import Display, say_stopped
+from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.experiment import Experiment, Trial
 from fedkeep.experiment.paths import is_finished
@@ -58,7 +59,7 @@ def run(options: Namespace, console: Console) -> int:
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
     console.print(recipe.title, style="bold", highlight=False, markup=False)
     console.print(_describe(recipe), highlight=False, markup=False)
-    console.print(f"run folder: {folder}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"run folder: {folder}")
     return _run_and_show(folder, experiment, console, quiet=options.quiet, profile=options.profile)
 
 
@@ -180,7 +181,7 @@ def _show(folder: Path, experiment: Experiment, console: Console, *, profile: bo
             console.print(step_table(result))
     for line in warnings(result.trials, result.settings):
         console.print(f"warning: {line}", style="yellow", highlight=False, markup=False)
-    console.print(_next_steps(folder, experiment, rows), highlight=False, markup=False, soft_wrap=True)
+    say(console, _next_steps(folder, experiment, rows))
     return 0
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.type_hints import annotations_of
+from fedkeep.cli.text import say
 from fedkeep.data import CatalogEntry, known_datasets
 from fedkeep.data.catalog import CATALOG
 from fedkeep.errors import RunError
@@ -66,7 +67,8 @@ def _order(cls: type[Algorithm[Any, Any]]) -> str:
 
 def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     console.print(f"[bold]{cls.name()}[/]  (clients train {_order(cls)})", highlight=False)
-    console.print(escape(f"{cls.paper}\n\n{_docstring(cls)}\n"), highlight=False, soft_wrap=True)
+    say(console, f"{cls.paper}\n")
+    say(console, f"{_docstring(cls)}\n", paragraphs=True)
     console.print("[bold]what leaves a client[/]", highlight=False)
     for line in describe_replies(cls):
         console.print(f"  {escape(line)}", highlight=False)
@@ -249,7 +251,7 @@ def report(options: Namespace, console: Console) -> int:
         write_report([run], out / REPORT)
     else:
         write_all(options.run, out)
-    console.print(f"report: {(out / REPORT).resolve().as_uri()}", highlight=False, soft_wrap=True)
+    say(console, f"report: {(out / REPORT).resolve().as_uri()}")
     return 0
 
 
@@ -286,7 +288,7 @@ def _figures(options: Namespace, rows: list[Row], console: Console) -> None:
 
 
 def _wrote(path: Path, console: Console) -> None:
-    console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"wrote {path}")
 
 
 def _rich(table: TextTable) -> Table:

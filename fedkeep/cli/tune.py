@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedkeep.cli.progress import progress_bars
 from fedkeep.cli.run import machine_of
+from fedkeep.cli.text import say
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.runtime import Progress
 from fedkeep.tuning.result import best_recipes, table_of
@@ -68,11 +69,8 @@ def run(options: Namespace, console: Console) -> int:
     for mark, label, value, seeds in table_of(tuning):
         table.add_row(mark, escape(label), value, seeds, style="bold" if mark else "")
     console.print(table)
-    console.print(f"folder: {tuning.path}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"folder: {tuning.path}")
     for name in best_recipes(tuning):
-        console.print(
-            f"now with the reported seeds, on the test examples: fedkeep run {Path(tuning.path) / name}",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
+        say(console, f"now with the reported seeds, on the test examples: fedkeep run {Path(tuning.path) / name}")
     sys.stdout.flush()
     return 0

@@ -6,6 +6,7 @@ from argparse import Namespace
 
 from rich.console import Console
 
+from fedkeep.cli.text import say
 from fedkeep.reporting.verification import verify_run
 
 
@@ -26,10 +27,10 @@ def verify(options: Namespace, console: Console) -> int:
     """
     damaged = False
     for run in options.runs:
-        console.print(run, style="bold", highlight=False, markup=False, soft_wrap=True)
+        say(console, run, "bold")
         for found in verify_run(run):
             damaged |= found.status == "damaged"
-            style = "red" if found.status == "damaged" else None
+            style = "red" if found.status == "damaged" else ""
             line = f"  {found.name}: {found.status}: {' '.join(found.details)}"
-            console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+            say(console, line, style)
     return int(damaged)

@@ -1,0 +1,115 @@
+"""Text that fits the terminal: sentences break between words, commands so that they can still be copied."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import sys
+import textwrap
+from typing import NoReturn
+
+from rich.console import Console
+from rich.text import Text
+
+_COMMAND = re.compile(r"(?:fedkeep|flwr|export|nginx|python) ")
+_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
+_KEPT = "\N{NO-BREAK SPACE}"
+
+
+def say(console: Console, text: str, style: str = "", *, paragraphs: bool = False) -> None:
+    """Print text as it is, without markup, broken where the terminal ends.
+
+    Parameters
+    ----------
+    console : Console
+        Where to print.
+    text : str
+        The text, which may have several lines.
+    style : str
+        A style of Rich.
+    paragraphs : bool
+        Where the text is wider than the terminal, also join the lines of each paragraph first.
+    """
+    wide = max(map(len, text.split("\n"))) > console.width
+    console.print(Text(fit(_joined(text) if paragraphs and wide else text, console), style), soft_wrap=True)
+
+
+def say_error(message: str) -> None:
+    """Print an error to the standard error stream.
+
+    Parameters
+    ----------
+    message : str
+        What was wrong.
+    """
+    console = Console(stderr=True)
+    text = Text(fit(f"error: {message}", console))
+    text.stylize("bold red", 0, len("error:"))
+    console.print(text, soft_wrap=True)
+
+
+def fit(text: str, console: Console) -> str:
+    """Break lines that are wider than the terminal; paths and other long words stay whole.
+
+    In a file or a pipe lines stay as they are, so that they can be searched.
+
+    Parameters
+    ----------
+    text : str
+        The text, which may have several lines.
+    console : Console
+        Where it will be printed.
+
+    Returns
+    -------
+    str
+        The text. A command that has a line of its own goes on after a backslash, as a shell reads it.
+    """
+    if not (console.is_terminal or "COLUMNS" in os.environ):
+        return text
+    return "\n".join(_broken(line, console.width) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    stripped = line.lstrip()
+    indent = line[: len(line) - len(stripped)]
+    if _COMMAND.match(stripped):
+        words = [word.replace(" ", _KEPT) for word in _WORD.findall(stripped)]
+        return " \\\n".join(_wrapped(" ".join(words), indent, f"{indent}  ", width - 2))
+    hanging = indent + "  " * stripped.startswith("- ")
+    short = re.sub(r"\bfedkeep \S+( \S+)?", lambda found: found[0].replace(" ", _KEPT), stripped)
+    return "\n".join(_wrapped(short, indent, hanging, width))
+
+
+def _wrapped(text: str, first: str, others: str, width: int) -> list[str]:
+    lines = textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace(_KEPT, " ") for line in lines]
+
+
+def _joined(text: str) -> str:
+    """Return text whose paragraphs and list items are one line each; indented lines, such as formulas, stay."""
+    return re.sub(r"(?<=\S)\n(?! {4}|- |\n)(?<!:\n) *(?=\S)", " ", text)
+
+
+class FittingFormatter(logging.Formatter):
+    """Formats messages of a log so that they fit the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a message."""
+        return fit(super().format(record), Console(stderr=True))
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of arguments whose errors fit the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print how the command is used and what was wrong, and exit with code 2."""
+        self.print_usage(sys.stderr)
+        print(fit(f"{self.prog}: error: {message}", Console(stderr=True)), file=sys.stderr)  # noqa: T201
+        raise SystemExit(2)
