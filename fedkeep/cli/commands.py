@@ -348,7 +348,7 @@ def _add_figure(command: argparse.ArgumentParser) -> None:
         "--curve",
         choices=("accuracy", "forgetting", "balanced", "loss"),
         metavar="CURVE",
-        help="what --figure draws over rounds: accuracy, forgetting, balanced (mean over classes) or loss (default: accuracy)",
+        help="what --figure draws over rounds: accuracy (default), forgetting, balanced (mean over classes) or loss",
     )
     command.add_argument("--width", type=width, metavar="INCHES", help="width of --figure (default: 3.3, a column)")
 
