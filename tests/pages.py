@@ -25,6 +25,12 @@ def inline(page: str) -> list[str]:
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", _FENCED.sub("", text(page)))
 
 
+def indented_commands(page: str) -> list[str]:
+    """Commands that stand in the text as indented lines, whole."""
+    found = re.findall(r"^    (fedkeep (?:.*\\\n)*.*)$", _FENCED.sub("", text(page)), flags=re.M)
+    return [re.sub(r"\s*\\\n\s*", " ", line) for line in found]
+
+
 def command_lines(page: str) -> list[str]:
     """The lines of a page's blocks of commands; a drawing is none."""
     found = [code for code in blocks(page, "", "sh", "bash", "console") if not re.search("[─►│]", code)]

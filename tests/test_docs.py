@@ -36,9 +36,9 @@ def test_the_lines_of_python_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    demo = blocks("README.md", "python")[0]
+    (demo,) = blocks("docs/get-started.md", "python")
     assert "rounds=20" in demo
-    exec(compile(demo.replace("rounds=20", "rounds=4"), "README.md", "exec"), {})  # noqa: S102 - the repository's own text
+    exec(compile(demo.replace("rounds=20", "rounds=4"), "get-started.md", "exec"), {})  # noqa: S102 - the repository's own text
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed[:2]] == ["FedSeq", "SFedKD"]
     assert Path(printed[-1]).is_file()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from pages import PAGES, ROOT, command_lines, inline
+from pages import PAGES, ROOT, command_lines, indented_commands, inline
 from photos import take_photos
 
 import fedkeep
@@ -74,12 +74,12 @@ def read_fedkeep(line: str, *, in_text: bool = False) -> None:
         return
     options = the_parser().parse_args(words)
     recipe = getattr(options, "recipe", None)
-    own = getattr(options, "use", None) or (recipe or "").endswith(".toml")
+    own = getattr(options, "use", None) or recipe == "RECIPE" or (recipe or "").endswith(".toml")
     if recipe is not None and words[0] == "recipes":
         assert recipe in [*recipe_names(), *paper_tables(), *{name.rpartition("/")[0] for name in recipe_names()}], line
     elif recipe is not None and words[0] in ("run", "tune", "attacks") and not own:
-        seeds = getattr(options, "seeds", None)
-        load_recipe(recipe, settings=options.settings, methods=options.methods, seeds=seeds, rounds=options.rounds)
+        changes = {name: getattr(options, name, None) for name in ("methods", "seeds", "rounds")}
+        load_recipe(recipe, settings=options.settings or (), **changes)
     if words[0] == "reproduce" and options.table is not None:
         assert options.table in paper_tables(), line
     if words[0] == "methods" and options.name not in (None, "NAME"):
@@ -113,7 +113,7 @@ def test_every_command_of_a_page_can_be_read(page: str) -> None:
     """Those between the words, too."""
     wrong = []
     in_text = [code for code in inline(page) if re.match(r"(fedkeep|make|python) [\w<-]", code)]
-    for line in [*command_lines(page), *in_text]:
+    for line in [*command_lines(page), *indented_commands(page), *in_text]:
         try:
             if line.startswith("fedkeep "):
                 read_fedkeep(line, in_text=line in in_text)

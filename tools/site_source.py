@@ -85,6 +85,7 @@ def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[st
     ]
     return [
         {"FedKeep": "index.md"},
+        {"What it does": "docs/what-it-does.md"},
         {"Get started": "docs/get-started.md"},
         {
             "Tutorials": [
@@ -137,8 +138,8 @@ SECTIONS = {
 }
 """Where pages of docs/ stand that the navigation does not name one by one; all others are about reliability."""
 NAMED = {
-    "get-started.md", "which-method.md", "glossary.md", "deploy.md", "generators.md", "model-heterogeneity.md",
-    "class-incremental.md", "architecture.md", "releasing.md",
+    "what-it-does.md", "get-started.md", "which-method.md", "glossary.md", "deploy.md", "generators.md",
+    "model-heterogeneity.md", "class-incremental.md", "architecture.md", "releasing.md",
 }  # fmt: skip
 
 

@@ -140,12 +140,7 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     if not is_finished(trial.folder) and (stop := _run([trial], console, again, again, quiet=options.quiet)):
         return stop
     gather = shlex.join(["fedkeep", "gather", str(folder)])
-    console.print(
-        f"trial {options.trial} of {count}, {trial.name}, is finished. When all are: {gather}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    say(console, f"trial {options.trial} of {count}, {trial.name}, is finished. When all are: {gather}")
     return 0
 
 
