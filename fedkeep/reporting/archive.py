@@ -7,13 +7,15 @@ An archive is a ZIP file with the run folder's own names. It holds what a run re
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 import zlib
 from collections.abc import Iterator
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from fedkeep._utils.digests import format_manifest, read_manifest
+from fedkeep._utils.digests import format_json, format_manifest, is_sealed, read_json, read_manifest
 from fedkeep._utils.files import atomic_write
 from fedkeep.errors import RunError
 from fedkeep.experiment.paths import RECORD_SUFFIXES, TRIALS
@@ -127,12 +129,27 @@ def _records(run: Path) -> Iterator[Path]:
 
 
 def _content(path: Path) -> bytes:
-    """Return what the archive holds of a file: a manifest lists what is in the archive only."""
+    """Return what the archive holds of a file.
+
+    A manifest lists what is in the archive only. Of the command's absolute paths only the last names stay: an archive
+    is handed on, and where folders lie on somebody's machine is nobody else's business.
+    """
+    if path.name == "run.json":
+        info = read_json(path, required=False)
+        command = info.get("command")
+        if isinstance(command, list) and any(_is_absolute(word) for word in command):
+            info["command"] = [Path(word).name if _is_absolute(word) else word for word in command]
+            sealed = is_sealed(path.read_bytes())
+            return (format_json(info, indent=2) if sealed else json.dumps(info, indent=2)).encode()
     if path.name != MANIFEST:
         return path.read_bytes()
     files, further = read_manifest(path)
     kept = {name: digest for name, digest in files.items() if PurePosixPath(name).suffix in RECORD_SUFFIXES}
     return format_manifest(kept, **further).encode()
+
+
+def _is_absolute(word: Any) -> bool:
+    return isinstance(word, str) and Path(word).is_absolute()
 
 
 def _check(path: Path, archive: zipfile.ZipFile) -> None:
