@@ -2,20 +2,91 @@
 
 Honest training lowers that loss, however different clients are, and whatever it makes the model forget of other
 classes. So no honest client is refused for being different, and a client that sends anything but the result of a
-training stands out: its update turned round, random weights, a training on wrong labels.
+training stands out: its update turned round, or random weights. What such a training taught shows in the logits: on
+which images a class's logit rose most (`logit_excess`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, log
+from statistics import median
 
 from torch import Tensor
+
+from fedkeep.simulation.defense import KNOWN_NORMS
+from fedkeep.training.model_check import ClassScores
 
 CHECKERS = 3
 """Number of clients that measure a model, so that one liar among them decides nothing."""
 
 CLIENTS_SLACK = 5.0
 """How much more of a rise clients allow than the server: they measure on few examples, on which they have trained."""
+
+FEWEST, SMALLEST_SHARE = 5, 0.15
+"""A class of fewer examples, or of a smaller share of the client's, says too little about what it was taught."""
+MOST_LOSS = 2.0
+"""Mean loss of the model before, over that of a guess, beyond which it is ruined: every training turns such a model
+round, and says nothing of its images."""
+FEWEST_EXCESSES = 8
+"""How many models a model is compared with, at least."""
+SMALLEST_EXCESS = 0.2
+"""An excess that is never refused, since four images of a class say no more."""
+
+
+def logit_excess(before: ClassScores, after: ClassScores, counts: Tensor) -> float | None:
+    """Return by how much more a class's logit rose on images of another class than on those of the class itself.
+
+    Who trains on true images of a class raises its logit on these, even while the model forgets the classes that the
+    client lacks. Who trains on other images under its label raises it on them.
+
+    Parameters
+    ----------
+    before, after : ClassScores
+        Of the model that the client was sent, and of the one that it returned.
+    counts : Tensor
+        The client's label counts, [classes].
+
+    Returns
+    -------
+    float or None
+        The largest difference over the classes that it holds and those that it lacks; None if there are none of either,
+        if it holds few examples, or if the model before was ruined.
+    """
+    if before.loss.nanmean() > MOST_LOSS * log(len(counts)):
+        return None
+    rise = after.mean_logits - before.mean_logits
+    measured = rise.isfinite().all(1)
+    held = (counts >= FEWEST) & (counts >= SMALLEST_SHARE * counts.sum())
+    held, lacking = held.to(rise.device) & measured, (counts == 0).to(rise.device) & measured
+    if not held.any() or not lacking.any():
+        return None
+    return float((rise[lacking][:, held].amax(0) - rise[held][:, held].diagonal()).max())
+
+
+def largest_excess(known: Sequence[float], deviations: float) -> float:
+    """Return the largest excess that is accepted.
+
+    It follows the last models, honest and other ones, since the excess of honest clients depends on the network: one
+    that forgets a class wholly takes its images for the client's classes.
+
+    Parameters
+    ----------
+    known : Sequence[float]
+        Excesses of the models before.
+    deviations : float
+        How many median absolute deviations it may lie above their median.
+
+    Returns
+    -------
+    float
+        The limit; infinite as long as few are known.
+    """
+    last = known[-KNOWN_NORMS:]
+    if len(last) < FEWEST_EXCESSES or not deviations:
+        return inf
+    middle = median(last)
+    return max(SMALLEST_EXCESS, middle + deviations * median(abs(one - middle) for one in last))
 
 
 def choose_checkers(client: str, cohort: Sequence[str], counts: Mapping[str, Tensor]) -> list[str]:

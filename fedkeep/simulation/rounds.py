@@ -32,7 +32,7 @@ from fedkeep.models import Weights
 from fedkeep.options import as_table
 from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.simulation.executor import Future
-from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers
+from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers, largest_excess, logit_excess
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, sent_model
 from fedkeep.simulation.replies import (
     Update,
@@ -88,6 +88,8 @@ class RoundState:
         The models that were sent to the clients that were asked last, by client.
     label_counts : dict[str, list[float]]
         Label counts that clients told in this round, if losses are checked.
+    excesses : list[float]
+        Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check.logit_excess`).
     lost_outside : dict[str, str]
         Clients that were lost at the beginning or the end of the task only.
     counts_losses : bool
@@ -133,6 +135,7 @@ class RoundState:
         self.answered: set[str] = set()
         self.left_out: list[str] = []
         self.label_counts: dict[str, list[float]] = {}
+        self.excesses: list[float] = []
         self.sent: dict[str, Weights] = {}
         self.lost_outside: dict[str, str] = {}
         self.counts_losses = True
@@ -482,7 +485,18 @@ class RoundState:
             if not counts[client].any():  # nothing to learn from, so nothing may have changed
                 change = inf if updates[client].parameters or updates[client].buffers else 0.0
             elif check:
-                change = mean_of_labels(check.scores(model).loss - check.scores(sent).loss, counts[client]) or 0.0
+                before, after = check.scores(sent), check.scores(model)
+                change = mean_of_labels(after.loss - before.loss, counts[client]) or 0.0
+                excess = logit_excess(before, after, counts[client])
+                limit = largest_excess([*self.state.history.excesses, *self.excesses], defense.logit_deviations)
+                if excess is not None and change <= slack:
+                    self.excesses.append(excess)
+                    if excess > limit:
+                        self._refuse(
+                            one,
+                            "a model that learned a class from images of another: its logit rose by "
+                            f"{excess:.3g} more on them, where at most {limit:.3g} is usual",
+                        )
             else:
                 checkers = choose_checkers(client, self.cohort, counts)
                 told = self._ask_builtin(rise_of_loss, checkers, sent, model, counts[client])

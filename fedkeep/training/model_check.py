@@ -51,6 +51,13 @@ class ClassScores:
         return self.mean_of_class @ losses.nan_to_num_(WORST, WORST)
 
     @cached_property
+    def mean_logits(self) -> Tensor:
+        """Mean logits of the images of each class, less their mean over the outputs, float32 [classes, outputs]."""
+        # A number added to all logits of an image changes no prediction, and must change nothing here.
+        finite = self.logits.nan_to_num(0.0, WORST, -WORST)
+        return self.mean_of_class @ (finite - finite.mean(1, keepdim=True))
+
+    @cached_property
     def correct(self) -> Tensor:
         """Share of correct answers of each class, alike."""
         return self.mean_of_class @ (self.logits.argmax(1) == self.labels).float()

@@ -18,9 +18,9 @@ from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.simulation.attacks import Attack, add_trigger
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_check import choose_checkers
+from fedkeep.simulation.loss_check import choose_checkers, largest_excess, logit_excess
 from fedkeep.simulation.simulation import Simulation
-from fedkeep.training.model_check import mean_of_labels
+from fedkeep.training.model_check import ClassScores, mean_of_labels
 
 SETTINGS = ["auxiliary.images_per_class=4", "run.rounds=4", "run.cohort_size=6", "training.epochs=3"]
 COMMON = {"cohort_size": len(tiny.SIZES), "rounds": 2}
@@ -61,7 +61,7 @@ def test_attacks_on_examples_change_labels_and_corners() -> None:
     assert "backdoor" in tiny.run_rounds(backdoor)[-1]
 
 
-@pytest.mark.parametrize("kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher"])
+@pytest.mark.parametrize("kind", ["scaled_update", "sign_flip", "reversed_update", "lying_teacher", "label_flip"])
 def test_the_server_finds_attackers_and_no_one_else(kind: str) -> None:
     honest, _ = digits("fedseq")
     checked, records = digits("fedseq", "defense.loss_check=server")
@@ -138,6 +138,27 @@ def test_losses_count_as_the_clients_own_labels() -> None:
     assert mean_of_labels(change, torch.tensor([5.0, 0, 0])) == -1
     assert mean_of_labels(change, torch.tensor([5.0, 15.0, 7.0])) == pytest.approx(6.5)
     assert mean_of_labels(change, torch.tensor([0, 0, 7.0])) is None
+
+
+def test_who_trained_on_images_of_another_class_raised_its_logit_on_them() -> None:
+    labels = torch.arange(4)
+    scores = lambda logits: ClassScores(logits, labels, torch.eye(4))  # noqa: E731
+    before, counts = scores(torch.zeros(4, 4)), torch.tensor([30.0, 0, 0, 2])
+    honest, forgetful, flipped = torch.zeros(3, 4, 4)
+    honest[0, 0] = 2.0
+    forgetful[:, 0] = 2.0
+    flipped[3, 0], flipped[2, 0] = 9.0, 4.0  # class 3 is held, if by two examples only
+    excess = [logit_excess(before, scores(logits), counts) for logits in (honest, forgetful, flipped)]
+    assert excess == pytest.approx([-1.5, 0.0, 3.0])
+    assert logit_excess(before, scores(flipped + torch.arange(4.0)[:, None]), counts) == pytest.approx(3.0)
+    assert logit_excess(before, scores(flipped), torch.ones(4)) is None, "nothing is lacking"
+    assert logit_excess(scores(-99 * torch.eye(4)), scores(flipped), counts) is None, "the model was ruined before"
+
+
+def test_the_limit_follows_the_last_models() -> None:
+    assert largest_excess([0.0] * 7, 4.0) == largest_excess([0.0] * 8, 0.0) == float("inf")
+    assert largest_excess([-1.0] * 8, 4.0) == 0.2
+    assert largest_excess([99.0] * 9 + [1.0, 2.0, 3.0, 4.0] * 8, 4.0) == 2.5 + 4 * 1.0
 
 
 def test_checkers_hold_some_of_the_same_classes() -> None:
