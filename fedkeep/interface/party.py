@@ -352,6 +352,23 @@ class Client(Party[S]):
             Number of examples of each class, float32 [classes]; whole numbers.
         """
 
+    @abstractmethod
+    def noised_change(self, sent: Tensor, found: Tensor) -> Tensor:
+        """Return what the client made of a tensor, as others may know it: clipped and noised if the recipe says so.
+
+        Parameters
+        ----------
+        sent : Tensor
+            The tensor that it was sent, such as prototypes.
+        found : Tensor
+            What it made of that, of the same shape.
+
+        Returns
+        -------
+        Tensor
+            Of the same shape.
+        """
+
 
 class Server(Party[S]):
     """The server during a round.
@@ -385,6 +402,24 @@ class Server(Party[S]):
         -------
         bool
             True too if the server checks no losses (``defense.loss_check``).
+        """
+
+    @abstractmethod
+    def noised_means(self, means: Tensor, counts: Tensor) -> Tensor:
+        """Return means over the server's examples, as clients may know them: noised if the recipe says so.
+
+        Parameters
+        ----------
+        means : Tensor
+            Of a number between 0 and 1 of each example, such as a probability, over the examples of each class,
+            [classes].
+        counts : Tensor
+            Number of examples of each class, [classes].
+
+        Returns
+        -------
+        Tensor
+            Between 0 and 1, [classes].
         """
 
     @abstractmethod

@@ -10,6 +10,10 @@ from fedkeep.options import Options, option
 _PREFIX = "private "
 COUNTS_TOLD = _PREFIX + "label counts"
 """The use of randomness that stands for one telling of noised label counts."""
+CHANGE_TOLD = _PREFIX + "change"
+"""The use of randomness that stands for one telling of a noised change, as of prototypes."""
+MEANS_TOLD = _PREFIX + "means"
+"""The use of randomness that stands for one telling of noised means over the server's examples, as of confidences."""
 FROM_LABEL_COUNTS = "from label counts"
 """Marks, in `typing.Annotated`, a field of a reply that follows from `Client.label_counts` alone."""
 
@@ -27,6 +31,17 @@ class Privacy(Options):
     delta: float = option(1e-5, "DP-SGD: delta for which epsilon is computed; below 1 / examples", low=1e-15, high=0.5)
     counts_epsilon: float = option(
         0.0, "epsilon of the label counts, and of what follows from them, that a client tells; 0: exact", low=0.0
+    )
+    prototypes_noise_multiplier: float = option(
+        0.0, "noise on the prototypes that a client sends, over max_prototype_change; 0: exact", low=0.0
+    )
+    max_prototype_change: float = option(
+        1.0, "norm to which a client's change of all prototypes together is clipped, if they are noised", low=1e-12
+    )
+    confidences_epsilon: float = option(
+        0.0,
+        "epsilon, in each round, of confidences on the server's examples that clients are sent; 0: exact",
+        low=0.0,
     )
     client_noise_multiplier: float = option(
         0.0, "central DP: noise on the mean update, over max_update_norm / clients of the mean; 0: off", low=0.0

@@ -110,6 +110,8 @@ MORE_TASKS = (
 PRIVACY = (  # where something was noised
     Metric("epsilon", "epsilon", "", better=-1),
     Metric("counts_epsilon", "epsilon of label counts", "", better=-1),
+    Metric("prototypes_epsilon", "epsilon of prototypes", "", better=-1),
+    Metric("confidences_epsilon", "epsilon of confidences", "", better=-1),
     Metric("client_epsilon", "epsilon of a client", "", better=-1),
 )
 METRICS: Mapping[str, Metric] = {

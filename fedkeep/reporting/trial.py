@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep import metrics
-from fedkeep.interface.privacy import sample_rate_of
+from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, MEANS_TOLD, sample_rate_of
 from fedkeep.reporting.learning import LearningMetrics
 from fedkeep.reporting.local_model_metrics import LocalModelMetrics
 from fedkeep.reporting.record import CostMetrics, Floats, TaskMetrics, mean_of
@@ -123,9 +123,9 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
             for client, uses in row.get("privacy", {}).get("clients", {}).items():
                 for name, count in uses.items():
                     rate = sample_rate_of(name)
-                    if rate is None:
+                    if name == COUNTS_TOLD:
                         told.setdefault(client, set()).add(int(row["task"]))
-                    else:
+                    elif rate is not None:
                         by_rate = steps.setdefault(client, {})
                         by_rate[rate] = by_rate.get(rate, 0) + count
         return steps, told, options
@@ -164,6 +164,28 @@ class TrialResult(TaskMetrics, LocalModelMetrics, LearningMetrics, CostMetrics):
         """Return the largest epsilon of a client's label counts, over all that it told; NaN if they had no noise."""
         _, told, options = self._spent
         return options["counts_epsilon"] * max(map(len, told.values())) if told else float("nan")
+
+    @cached_property
+    def prototypes_epsilon(self) -> float:
+        """Return the largest epsilon of all that a client holds, in its noised prototypes; NaN if they had no noise."""
+        told: dict[str, int] = {}
+        options: dict[str, float] = {}
+        for row in self.rounds:
+            for client, uses in row.get("privacy", {}).get("clients", {}).items():
+                if CHANGE_TOLD in uses:
+                    options, told[client] = row["privacy"], told.get(client, 0) + int(uses[CHANGE_TOLD])
+        if not told:
+            return float("nan")
+        # Other examples in the place of the client's turn a change of the largest norm round: twice that norm.
+        noise = options["prototypes_noise_multiplier"] / 2
+        return metrics.dp_sgd_epsilon({1.0: max(told.values())}, noise, options["delta"])
+
+    @property
+    def confidences_epsilon(self) -> float:
+        """Return the epsilon of the server's examples, in all confidences that clients were sent; NaN without noise."""
+        rows = [row["privacy"] for row in self.rounds if row.get("privacy", {}).get("server")]
+        told = [options["confidences_epsilon"] * options["server"].get(MEANS_TOLD, 0) for options in rows]
+        return sum(told) if told else float("nan")
 
     def rounds_to(self, target: float) -> float:
         """Return the first evaluated round whose accuracy, a fraction, reaches a target; NaN if none does."""

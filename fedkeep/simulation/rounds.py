@@ -301,9 +301,12 @@ class RoundState:
             "down": self.down,
             "up": self.up,
         }
-        if self.spent or self.server_means:
+        told = spent(self.state.server.uses)
+        if self.spent or self.server_means or told:
             shared = {"means": self.server_means, "sample_rate": len(self.cohort) / len(self.state.federation.clients)}
-            record["privacy"] = as_table(self.state.privacy) | {"clients": self.spent} | shared
+            record["privacy"] = (
+                as_table(self.state.privacy) | {"clients": self.spent} | shared | ({"server": told} if told else {})
+            )
         if self.refused:
             record["refused"] = list(self.refused)
         if aside := self.state.set_aside():

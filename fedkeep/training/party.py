@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion.generator import Generator
 from fedkeep.interface import Client, Data, Fit, Server
 from fedkeep.interface.party import Party
-from fedkeep.interface.privacy import COUNTS_TOLD, steps_name
+from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, MEANS_TOLD, steps_name
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback
 from fedkeep.losses import Loss
@@ -280,6 +280,20 @@ class LocalClient(LocalParty, Client[Any]):
         seed = seeds.derive(self.context.secret, "label counts", task=self.task, client=self.name)
         return (counts + discrete_laplace(len(counts), epsilon, seed).to(counts.device)).clamp(min=0)
 
+    def noised_change(self, sent: Tensor, found: Tensor) -> Tensor:
+        privacy = self.context.privacy
+        if not privacy.prototypes_noise_multiplier:
+            return found
+        use = self._uses.get(CHANGE_TOLD, 0)
+        self._uses[CHANGE_TOLD] = use + 1
+        rng = seeds.generator(
+            self.context.secret, "change", task=self.task, round=self.round, client=self.name, use=use
+        )
+        change, limit = found - sent, privacy.max_prototype_change
+        change = change * min(1.0, limit / max(float(change.norm()), 1e-12))
+        noise = torch.randn(change.shape, generator=rng).to(change)
+        return sent + change + privacy.prototypes_noise_multiplier * limit * noise
+
 
 class LocalServer(LocalParty, Server[Any]):
     """The server in this process.
@@ -327,6 +341,23 @@ class LocalServer(LocalParty, Server[Any]):
             return True
         correct = mean_of_labels(self.check.scores(model).correct, label_counts)
         return correct is None or correct * self.num_classes >= 1
+
+    def noised_means(self, means: Tensor, counts: Tensor) -> Tensor:
+        epsilon = self.context.privacy.confidences_epsilon
+        if not epsilon:
+            return means
+        use = self._uses.get(MEANS_TOLD, 0)
+        self._uses[MEANS_TOLD] = use + 1
+        rng = seeds.generator(self.context.secret, "means", task=self.task, round=self.round, use=use)
+        uniform = torch.rand(len(means), generator=rng, dtype=torch.float64) - 0.5
+        laplace = -uniform.sign() * torch.log1p(-2 * uniform.abs()).clamp(min=-100)
+        # Another image in the place of one moves its class's mean by one over its images at most, and no other's.
+        return (means + (laplace / epsilon).to(means) / counts.clamp(min=1)).clamp(0, 1)
+
+    @property
+    def uses(self) -> Mapping[str, int]:
+        """Number of uses of the server's randomness in this round, by purpose."""
+        return self._uses
 
     def begin_round(self, task: int, round: int) -> None:
         """Set the current round.

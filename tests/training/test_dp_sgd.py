@@ -115,6 +115,39 @@ def test_a_client_tells_the_same_noised_counts_again() -> None:
     assert not torch.equal(output, noised.label_counts()), "a real site's noise is its own"
 
 
+def test_a_change_is_clipped_and_noised_for_its_epsilon() -> None:
+    sent, found = torch.zeros(40, 50), torch.full((40, 50), 7.0)
+    assert client(Privacy()).noised_change(sent, found).equal(found)
+    party = client(Privacy(prototypes_noise_multiplier=3.0, max_prototype_change=2.0))
+    first, second = (party.noised_change(sent, found) for _ in range(2))
+    assert not first.equal(second)
+    assert first.std() == pytest.approx(6.0, rel=0.1)
+    assert (first - second).std() == pytest.approx(6.0 * 2**0.5, rel=0.1), "the same change, of norm 2, under new noise"
+    nearly_exact = client(Privacy(prototypes_noise_multiplier=1e-6, max_prototype_change=2.0))
+    assert nearly_exact.noised_change(sent, found).norm() == pytest.approx(2.0, rel=1e-3)
+
+
+def test_means_of_few_examples_have_more_noise() -> None:
+    server = tiny.simulation(get_algorithm("fedavg")(), privacy=Privacy(confidences_epsilon=2.0)).server
+    means, counts = torch.full((2, 20_000), 0.5), torch.tensor([[10.0], [40.0]]).expand(2, 20_000)
+    few, many = server.noised_means(means.flatten(), counts.flatten()).view(2, -1) - 0.5
+    assert few.abs().mean() == pytest.approx(1 / 20, rel=0.05), "Laplace noise of scale 1 / (10 x epsilon)"
+    assert many.abs().mean() == pytest.approx(1 / 80, rel=0.05)
+    assert 0.4 < (few > 0).float().mean() < 0.6
+
+
+def test_what_prototypes_and_confidences_tell_is_in_the_table(tmp_path: Path) -> None:
+    settings = ["privacy.confidences_epsilon=0.5", "auxiliary.images_per_class=2", "run.cohort_size=3"]
+    recipe = load_recipe(tiny.write_recipe(tmp_path), settings=settings, methods=["fedcad"], rounds=2)
+    run = fedkeep.run(recipe, out=tmp_path / "run")
+    assert run.trials[0].confidences_epsilon == 1.0, "two rounds"
+    assert run.trials[0].prototypes_epsilon != run.trials[0].prototypes_epsilon, "FedCAD sends none"
+    assert "confidences_epsilon" in {metric.name for metric in columns_for(run.trials)}
+    privacy = {"prototypes_noise_multiplier": 8.0, "delta": 1e-5, "clients": {"0": {"private change": 5}, "1": {}}}
+    trial = replace(run.trials[0], rounds=[{**run.trials[0].rounds[0], "privacy": privacy}])
+    assert trial.prototypes_epsilon == pytest.approx(dp_sgd_epsilon({1.0: 5}, 4.0, 1e-5))
+
+
 def test_a_private_run_tells_its_epsilon_and_is_the_same_again(tmp_path: Path) -> None:
     file = tiny.write_recipe(tmp_path)
     settings = ["privacy.noise_multiplier=1.0", "privacy.counts_epsilon=0.5", "training.epochs=1", "run.cohort_size=3"]

@@ -66,7 +66,8 @@ class PrototypeOptions(Options):
         images = client.data["input"]
         result = PrototypeCache().search(client.generator, prototypes, images, labels, settings, rng)
         counts = result.counts.to(prototypes.device)
-        return PrototypeReply(result.prototypes, counts, client.generator.loaded_hash)
+        found = client.noised_change(prototypes, result.prototypes)
+        return PrototypeReply(found, counts, client.generator.loaded_hash)
 
 
 def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Cohort) -> Tensor:

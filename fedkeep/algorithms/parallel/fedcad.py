@@ -76,7 +76,7 @@ class FedCAD(Algorithm):
         counts = torch.bincount(labels, minlength=server.num_classes)
         # A class without images gets 0, not a NaN that every client would receive.
         sums = torch.bincount(labels, weights=correct, minlength=server.num_classes)
-        return sums.to(correct.dtype) / counts.clamp(min=1)
+        return server.noised_means(sums.to(correct.dtype) / counts.clamp(min=1), counts)
 
     @on_client
     def train(self, client: Client, model: Weights, alpha: Tensor) -> Fit:
