@@ -10,6 +10,7 @@ from fedkeep.metrics.accuracy import (
     is_at_chance,
 )
 from fedkeep.metrics.local_models import consistency, drift, kold
+from fedkeep.metrics.memorisation import near_copies
 from fedkeep.metrics.statistics import (
     LEVEL,
     Interval,
@@ -57,6 +58,7 @@ __all__ = [
     "kold",
     "last",
     "mean_std",
+    "near_copies",
     "paired",
     "rounds_to",
     "t_interval",

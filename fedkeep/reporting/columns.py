@@ -107,12 +107,13 @@ MORE_TASKS = (
     Metric("forgetting_chaudhry_mean", "forgetting from the best, mean over tasks", "%", better=-1),
     Metric("backward", "backward transfer", "%", better=1),
 )
-PRIVACY = (  # where something was noised
+PRIVACY = (  # where something was noised or generated
     Metric("epsilon", "epsilon", "", better=-1),
     Metric("counts_epsilon", "epsilon of label counts", "", better=-1),
     Metric("prototypes_epsilon", "epsilon of prototypes", "", better=-1),
     Metric("confidences_epsilon", "epsilon of confidences", "", better=-1),
     Metric("client_epsilon", "epsilon of a client", "", better=-1),
+    Metric("near_copies", "near copies", "%", better=-1),
 )
 METRICS: Mapping[str, Metric] = {
     metric.name: metric for metric in (*COLUMNS, *MORE, *CHAIN, *LOCAL, *TASKS, *MORE_TASKS, *PRIVACY)

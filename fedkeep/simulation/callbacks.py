@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from fedkeep.metrics import near_copies
 from fedkeep.models import Weights
 from fedkeep.simulation.attacks import backdoor_success
 from fedkeep.simulation.state import RoundResult, SimulationState
@@ -79,6 +80,10 @@ class Evaluation(Callback):
                 result.record["evaluation_models"] = dict(others)
             if state.attack.kind == "backdoor":
                 result.record["backdoor"] = self._backdoor(state)
+        pool, dataset = getattr(state.server.state, "pool", None), state.federation.dataset
+        if pool and round == state.run_settings.rounds:
+            near = near_copies(pool, dataset.train, dataset.test)
+            result.record |= {"nearest_real": near} if near else {}
         result.timings["evaluate"] = result.timings.get("evaluate", 0.0) + time.perf_counter() - began
 
     def _evaluate(self, state: SimulationState, model: Weights) -> dict[str, object]:
