@@ -46,6 +46,9 @@ class Privacy(Options):
     client_noise_multiplier: float = option(
         0.0, "central DP: noise on the mean update, over max_update_norm / clients of the mean; 0: off", low=0.0
     )
+    secure_aggregation: bool = option(
+        False, "whether the server may see sums of models only; refused so far, with the reason for the method"
+    )
     max_update_norm: float = option(1.0, "central DP: norm to which each client's update is clipped", low=1e-12)
 
 

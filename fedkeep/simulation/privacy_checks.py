@@ -65,6 +65,43 @@ def check_private(algorithm: Algorithm[Any, Any], privacy: Privacy, defense: Def
             )
 
 
+def check_secure(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
+    """Refuse secure aggregation, with what of the method stands against it.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        The method.
+    privacy : Privacy
+        What is asked for.
+
+    Raises
+    ------
+    ConfigError
+        If it is asked for: the server must see what the method's clients send, or Flower's protocol cannot carry it.
+    """
+    if not privacy.secure_aggregation:
+        return
+    refused = "privacy.secure_aggregation: "
+    if algorithm.sequential:
+        raise ConfigError(
+            f"{refused}{algorithm.name()} passes each client's model on to the next, so that the server must see "
+            "`model` of every reply. A sum hides one model among several; a sequence has none."
+        )
+    for name, step in client_steps(type(algorithm)).items():
+        reply = annotations_of(unwrap_step(step)).get("return")
+        if reply not in (Fit, type(None), None):
+            own = {field.name for field in fields(Fit)}
+            more = [field.name for field in fields(reply) if field.name not in own] if is_dataclass(reply) else []
+            what = " and ".join(f"`{field}`" for field in more) or "each reply"
+            raise ConfigError(f"{refused}the server must see {what} of {algorithm.name()}'s client step {name}.")
+    raise ConfigError(
+        f"{refused}{algorithm.name()} only averages, but Flower's SecAgg+ cannot carry its replies: they could not be "
+        "checked, a run could not be resumed to the same result, and values beyond 8 would be cut. "
+        "docs/threat-model.md says what was tried. privacy.client_noise_multiplier hides a client in the mean."
+    )
+
+
 def check_central(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
     """Refuse central differential privacy for a method whose server sees something else than means of models.
 

@@ -20,7 +20,7 @@ from fedkeep.simulation.attacks import Attack, Attacker, poison
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.executor import Executor, SerialExecutor
 from fedkeep.simulation.model_averaging import EvaluationModel
-from fedkeep.simulation.privacy_checks import check_central, check_private
+from fedkeep.simulation.privacy_checks import check_central, check_private, check_secure
 from fedkeep.simulation.run_settings import RunSettings
 from fedkeep.training.compiled_training import TorchCompiler
 from fedkeep.training.context import ClientContext, LoadGenerator, no_generator
@@ -139,6 +139,7 @@ class SimulationState:
             raise ConfigError(f"a stack contains at least one client, not {self.stack}. Set stack=1 for none.")
         check_private(self.algorithm, self.privacy, self.defense)
         check_central(self.algorithm, self.privacy)
+        check_secure(self.algorithm, self.privacy)
         dataset = self.federation.dataset
         self.federation = poison(self.federation.to(self.device), self.attack, self.seed)
         rows = self.algorithm.rows_per_class
