@@ -22,15 +22,23 @@ from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, encode_task, results_type
 from fedkeep.simulation.state import SimulationState
 
+AT_ONCE = 4
+"""The most replies that are taken from the transport at once, and so are in memory before they lie on disk."""
+
 
 @dataclass(eq=False)
 class _Call:
-    """One client task that was sent to a site: its identifier, its deadline (monotonic seconds) and its result."""
+    """One client task that was sent to a site: its identifier, its deadline (monotonic seconds), and what came of it.
+
+    The reply itself lies in the reply log until somebody waits for it, so that memory holds no more replies than the
+    simulation keeps (see `fedkeep.simulation.reply_store`).
+    """
 
     client_task: ClientTask
     call_id: str
     deadline: float = 0.0
-    result: TaskResult | ClientFailure | None = None
+    is_logged: bool = False
+    is_repeated: bool = False
 
 
 class FlowerExecutor(Executor):
@@ -76,7 +84,7 @@ class FlowerExecutor(Executor):
         self.deadline = deadline
         self.ahead = len(state.federation.clients)
         self.pending: dict[str, _Call] = {}  # by the transport's message identifier
-        self.names: dict[int, tuple[str, Tensor]] = {}
+        self.names: dict[int, str] = {}
         self.round = 0  # counted over all tasks
 
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:
@@ -91,25 +99,33 @@ class FlowerExecutor(Executor):
     def _submit(self, client_task: ClientTask) -> _Call:
         envelope = self._pack(client_task)
         call = _Call(client_task, envelope.head["call"])
-        logged = self.reply_log.load(call.call_id, self._reply_type(client_task))
-        if logged is not None:
-            call.result = self._to_result(call, logged)
-            return call
-        message_id = self._send(client_task, envelope)
+        call.is_logged = self.reply_log.has(call.call_id)
+        if not call.is_logged:
+            self._ask(call, envelope)
+        return call
+
+    def _ask(self, call: _Call, envelope: Envelope) -> None:
+        message_id = self._send(call.client_task, envelope)
         if isinstance(message_id, ClientFailure):
-            self._finish(call, message_id)
+            self._log(call, message_id)
         else:
             call.deadline = time.monotonic() + self.deadline
             self.pending[message_id] = call
-        return call
 
     def wait(self, future: Future) -> TaskResult | ClientFailure:
         call: _Call = future
-        while call.result is None:
-            self._receive()
-            if call.result is None:
-                time.sleep(POLL_SECONDS)
-        return call.result
+        while True:
+            while not call.is_logged:
+                self._receive()
+                if not call.is_logged:
+                    time.sleep(POLL_SECONDS)
+            reply = self.reply_log.load(call.call_id, self._reply_type(call.client_task))
+            if reply is not None:
+                return self._to_result(call, reply)
+            if call.is_repeated:
+                return ClientFailure("answered twice, and the server's disk has damaged both replies")
+            call.is_logged, call.is_repeated = False, True
+            self._ask(call, self._pack(call.client_task))
 
     def drain(self) -> None:
         """Stop waiting for pending calls. A site that runs one finishes it, and its reply is never fetched."""
@@ -128,22 +144,26 @@ class FlowerExecutor(Executor):
 
     def _receive(self) -> None:
         """Take the replies that have arrived, and give up calls whose deadline has passed."""
-        for message_id, reply in self.transport.receive(self.pending).items():
-            call = self.pending.pop(message_id)
-            self._finish(call, self._read(call, reply))
+        message_ids = list(self.pending)
+        for start in range(0, len(message_ids), AT_ONCE):
+            replies = self.transport.receive(message_ids[start : start + AT_ONCE])
+            while replies:
+                message_id, reply = replies.popitem()
+                call = self.pending.pop(message_id)
+                self._log(call, self._read(call, reply))
         for message_id, call in list(self.pending.items()):
             if time.monotonic() > call.deadline:
                 del self.pending[message_id]
-                self._finish(call, ClientFailure(f"did not answer within {self.deadline:g} s"))
+                self._log(call, ClientFailure(f"did not answer within {self.deadline:g} s"))
 
-    def _finish(self, call: _Call, reply: Any) -> None:
-        """Log a reply or a failure, and set the call's result."""
+    def _log(self, call: _Call, reply: Any) -> None:
+        """Write a reply or a failure into the reply log."""
         try:
             self.reply_log.store(call.call_id, reply)
         except (KeyError, TypeError, ValueError) as error:  # a tensor of a type that safetensors does not have
             reply = ClientFailure(f"answered with what cannot be stored: {error}", refused=True)
             self.reply_log.store(call.call_id, reply)
-        call.result = self._to_result(call, reply)
+        call.is_logged = True
 
     def _to_result(self, call: _Call, reply: Any) -> TaskResult | ClientFailure:
         if isinstance(reply, ClientFailure):

@@ -58,6 +58,20 @@ class ReplyLog:
         else:
             write_sealed(self.folder / f"{call_id}.reply", encode(reply))
 
+    def has(self, call_id: str) -> bool:
+        """Return whether a reply or a failure is stored; `load` tells whether it is whole.
+
+        Parameters
+        ----------
+        call_id : str
+            The call.
+
+        Returns
+        -------
+        bool
+        """
+        return bool(self._files(call_id))
+
     def load(self, call_id: str, hint: Any) -> Any:
         """Return the stored reply to a call.
 
@@ -73,17 +87,22 @@ class ReplyLog:
         object
             The reply, a `ClientFailure`, or None if nothing is stored or it is damaged: the site is then asked again.
         """
-        reply = self.folder / f"{call_id}.reply"
-        try:
-            if reply.exists():
-                return decode(read_sealed(reply), hint)
-            for kind in ("lost", "refused"):
-                failure = self.folder / f"{call_id}.{kind}"
-                if failure.exists():
-                    return ClientFailure(read_sealed(failure).decode(), refused=kind == "refused")
-        except DamagedFile as damage:
-            log.warning("%s The site is asked again.", damage)
+        for file in self._files(call_id):
+            try:
+                content = read_sealed(file)
+            except DamagedFile as damage:
+                log.warning("%s The site is asked again.", damage)
+                file.unlink()
+                continue
+            if file.suffix == ".reply":
+                return decode(content, hint)
+            return ClientFailure(content.decode(), refused=file.suffix == ".refused")
         return None
+
+    def _files(self, call_id: str) -> list[Path]:
+        """Return the files that are stored of a call, usually one."""
+        files = [self.folder / f"{call_id}.{kind}" for kind in ("reply", "lost", "refused")]
+        return [file for file in files if file.exists()]
 
     def clear(self) -> None:
         """Delete all replies: after the run, or after an error that one of them may have caused."""

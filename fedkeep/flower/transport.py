@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -31,15 +32,15 @@ class Envelope:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def content_namer(collected: dict[str, Tensor], known: dict[int, tuple[str, Tensor]]) -> Callable[[Tensor], str]:
+def content_namer(collected: dict[str, Tensor], known: dict[int, str]) -> Callable[[Tensor], str]:
     """Return a function that names tensors by the hash of their content, so that equal tensors are sent once.
 
     Parameters
     ----------
     collected : dict[str, Tensor]
         Receives every tensor that is named.
-    known : dict[int, tuple[str, Tensor]]
-        A cache of names by ``id`` of the tensor. It holds the tensors too, so that no ``id`` is used again.
+    known : dict[int, str]
+        A cache of names by ``id`` of the tensor. A name is forgotten with its tensor, since the ``id`` is used again.
 
     Returns
     -------
@@ -49,8 +50,9 @@ def content_namer(collected: dict[str, Tensor], known: dict[int, tuple[str, Tens
 
     def name(tensor: Tensor) -> str:
         if id(tensor) not in known:
-            known[id(tensor)] = (tensor_hash(tensor), tensor)
-        content_name = known[id(tensor)][0]
+            known[id(tensor)] = tensor_hash(tensor)
+            weakref.finalize(tensor, known.pop, id(tensor), None).atexit = False
+        content_name = known[id(tensor)]
         collected[content_name] = tensor
         return content_name
 

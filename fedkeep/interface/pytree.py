@@ -78,17 +78,19 @@ def tree_iter(tree: Any) -> list[tuple[Path, Any, bool, bool]]:
         (`Loss.columns`).
     """
     nodes: list[tuple[Path, Any, bool, bool]] = []
-
-    def visit(value: Any, path: Path, in_column: bool) -> None:
-        below = children(value)
-        nodes.append((path, value, below is None, in_column))
-        if below is not None:
-            columns = value.columns if isinstance(value, Loss) else ()
-            for key, item in below:
-                visit(item, (path, value, key), in_column or key in columns)
-
-    visit(tree, (), False)
+    _visit(tree, (), False, nodes)
     return nodes
+
+
+# Not inside `tree_iter`: a nested function that calls itself is a reference cycle, which would keep the tensors of a tree
+# in memory until Python looks for cycles.
+def _visit(value: Any, path: Path, in_column: bool, nodes: list[tuple[Path, Any, bool, bool]]) -> None:
+    below = children(value)
+    nodes.append((path, value, below is None, in_column))
+    if below is not None:
+        columns = value.columns if isinstance(value, Loss) else ()
+        for key, item in below:
+            _visit(item, (path, value, key), in_column or key in columns, nodes)
 
 
 def keystr(path: Path) -> str:
@@ -135,13 +137,9 @@ def tree_map(
     object
         The new tree.
     """
-
-    def visit(value: Any) -> Any:
-        if isinstance(value, _LEAVES) or (is_leaf and is_leaf(value)) or (below := children(value)) is None:
-            return function(value)
-        return rebuild(value, {key: visit(item) for key, item in below})
-
-    return visit(tree)
+    if isinstance(tree, _LEAVES) or (is_leaf and is_leaf(tree)) or (below := children(tree)) is None:
+        return function(tree)
+    return rebuild(tree, {key: tree_map(function, item, rebuild, is_leaf) for key, item in below})
 
 
 def _rebuild(node: Any, items: dict[Any, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,13 @@ from fedkeep.experiment.build import load_data
 from fedkeep.experiment.paths import trial_name
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.flower import executor, site_registry
+from fedkeep.flower.executor import FlowerExecutor
 from fedkeep.flower.reply_log import ReplyLog
 from fedkeep.flower.server import serve
 from fedkeep.flower.state_store import StateStore, site_secret
 from fedkeep.flower.transport import Envelope, MessageKind
+from fedkeep.interface import Fit
+from fedkeep.simulation import reply_store
 from fedkeep.simulation.messages import ClientFailure
 from fedkeep.simulation.trial import TrialBusy
 
@@ -658,3 +662,56 @@ def test_a_run_whose_every_round_is_rolled_back_stops_and_can_begin_anew(
     run = serve(LocalTransport(node_configs(tmp_path / "states")), begun)
     assert [record["rolled_back"] for record in records(tmp_path / "run")] == [False] * rounds
     assert run.trials[0].finished
+
+
+class LiveReplies:
+    """Counts the replies of a cohort that are in memory, whoever holds them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.references: list[weakref.ref[torch.Tensor]] = []
+        self.most = 0
+        read, load = FlowerExecutor._read, ReplyLog.load
+        monkeypatch.setattr(FlowerExecutor, "_read", lambda *given: self.note(read(*given)))
+        monkeypatch.setattr(ReplyLog, "load", lambda *given: self.note(load(*given)))
+
+    def note(self, value: Any) -> Any:
+        if isinstance(value, tuple) and isinstance(value[0][0][0], Fit):
+            self.references.append(weakref.ref(next(iter(value[0][0][0].model.values()))))
+            self.most = max(self.most, sum(reference() is not None for reference in self.references))
+        return value
+
+
+def test_early_replies_lie_on_the_servers_disk(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All eight have answered before the server takes the first; two may be in memory, one after the other."""
+    monkeypatch.setattr(reply_store, "IN_MEMORY", 0)
+    monkeypatch.setattr(executor, "AT_ONCE", 1)
+    settings = ("auxiliary.images_per_class=2", "run.cohort_size=8")
+    live = LiveReplies(monkeypatch)
+    run = serve(
+        LocalTransport(node_configs(tmp_path / "sites")),
+        config(recipe, tmp_path / "run", settings, methods="fedavg", rounds=1),
+    )
+    assert len(live.references) == 2 * 8, "each arrived, and was read when its turn came"
+    assert live.most <= 2
+    embedded(recipe, "fedavg", tmp_path / "one", 1, settings)
+    assert tiny.equal(model(run.path), model(tmp_path / "one"))
+
+
+def test_a_reply_that_the_disk_has_damaged_is_asked_for_again(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, damaged = ReplyLog.store, set[str]()
+
+    def spoil(self: ReplyLog, call_id: str, reply: Any) -> None:
+        store(self, call_id, reply)
+        if call_id not in damaged and len(damaged) < 2:
+            damaged.add(call_id)
+            file = self.folder / f"{call_id}.reply"
+            file.write_bytes(file.read_bytes()[:-1])
+
+    monkeypatch.setattr(ReplyLog, "store", spoil)
+    line = LocalTransport(node_configs(tmp_path / "sites"))
+    run = serve(line, config(recipe, tmp_path / "run", methods="fedavg", rounds=1))
+    assert len(damaged) == 2
+    assert sum(kind == "perform" for _, kind, _ in line.sent) == 4 + 2
+    assert records(run.path)[0]["lost"] == {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.interface import Fit, each
+from fedkeep.interface.codec import encode, to_structure
 from fedkeep.interface.cohort import Each
 from fedkeep.interface.pytree import (
     copy_containers,
@@ -251,3 +254,21 @@ def test_each_is_its_values() -> None:
     marked: Any = each(values)
     assert marked == Each(values)
     assert replace(marked, values={"1": 3.0}) != marked
+
+
+@pytest.mark.parametrize(
+    "walk",
+    [num_bytes, find_nonfinite, copy_containers, tree_signature, encode, lambda tree: to_structure(tree)[0]],
+    ids=["num_bytes", "find_nonfinite", "copy_containers", "tree_signature", "encode", "to_structure"],
+)
+def test_a_walk_keeps_no_tensor_in_memory(walk: Callable[[Any], Any]) -> None:
+    """Models of a round would wait for Python's search for cycles, and memory would grow with the cohort."""
+    tree = {"models": [{"weight": torch.ones(3)}]}
+    reference = weakref.ref(tree["models"][0]["weight"])
+    gc.disable()
+    try:
+        walk(tree)
+        del tree
+        assert reference() is None
+    finally:
+        gc.enable()
