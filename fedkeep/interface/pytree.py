@@ -82,8 +82,8 @@ def tree_iter(tree: Any) -> list[tuple[Path, Any, bool, bool]]:
     return nodes
 
 
-# Not inside `tree_iter`: a nested function that calls itself is a reference cycle. It would keep a tree's tensors in memory
-# until Python looks for cycles.
+# Not inside `tree_iter`: a nested function that calls itself is a reference cycle, which would keep tensors in
+# memory until Python looks for cycles.
 def _visit(value: Any, path: Path, in_column: bool, nodes: list[tuple[Path, Any, bool, bool]]) -> None:
     below = children(value)
     nodes.append((path, value, below is None, in_column))
