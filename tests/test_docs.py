@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -23,7 +24,7 @@ from fedkeep.data import Tasks
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.model_config import client_architectures
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.experiment.recipe_loader import OPTIONS, load_recipe
 from fedkeep.interface import algorithms
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
@@ -127,6 +128,24 @@ def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     module.__file__ = str(path)
     exec(compile(path.read_text(), str(path), "exec"), module.__dict__)  # noqa: S102 - the repository's own text
     assert list(tmp_path.glob("runs/*/report.html"))
+
+
+def test_the_pages_of_methods_have_formulas_and_name_options_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("latex2mathml", reason="the extra docs is not installed")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    site = importlib.import_module("site_source")
+    assert set(site.METHODS) <= set(algorithms())
+    for name, cls in algorithms().items():
+        page = site.method_page(cls, [])
+        drawn = re.findall(r"<math .*?</math>", page)
+        assert len(drawn) == len(site.METHODS.get(name, {}).get("formulas", ())), name
+        without_sources = [re.sub(r'alttext="[^"]*"', "", formula) for formula in drawn]
+        assert not [formula for formula in without_sources if "\\" in formula], "LaTeX that was not understood"
+        assert drawn or name not in ("sfedkd", "fedcad", "fedadkd", "fedskf", "feddcl")
+        for section, option in re.findall(r"`(\w+)\.(\w+)=", page):
+            assert option in options_of(OPTIONS[section]), f"{name}: {section}.{option}"
+        if "fedkeep run demo" in page:
+            load_recipe("demo", methods=[name], seeds=[0], rounds=2)
 
 
 @pytest.mark.slow

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import html
 import inspect
 import json
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,8 @@ FAMILIES = {
     "heterogeneous": "Different networks",
 }
 """The families of methods, by their package."""
+METHODS = tomllib.loads((ROOT / "docs" / "methods.toml").read_text(encoding="utf-8"))
+"""What is written about methods: the idea, formulas, and when to use them."""
 TUTORIALS = ("own-data", "own-model", "own-method", "class-incremental")
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
@@ -65,6 +69,8 @@ def main() -> None:
         program = (ROOT / "docs" / "tutorials" / f"{name}.py").read_text(encoding="utf-8")
         write(f"docs/tutorials/{name}.md", tutorial_page(name, program))
         write(f"docs/tutorials/{name}.ipynb", notebook(program))
+    for name in ("site.css", "site.js"):
+        shutil.copy(ROOT / "tools" / name, SOURCE / name)
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     config |= {"nav": navigation(methods), "docs_dir": str(SOURCE), "site_dir": str(ROOT / "build" / "site")}
     config["plugins"][-1]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]
@@ -224,21 +230,36 @@ def cell(value: Any) -> str:
 def method_page(cls: type[Algorithm[Any, Any]], results: Iterable[str]) -> str:
     """Return the page of a method."""
     doc = inspect.cleandoc(cls.__doc__ or "").replace("<", "&lt;")
-    idea, _, formula = doc.partition("\n\n")
+    first, _, details = doc.partition("\n\n")
+    said = METHODS.get(cls.name(), {})
     found = list(results)
     lines = [
-        f"# {cls.title or cls.__name__}", "", idea, "", f"*{cls.paper}*" if cls.paper else "", "",
+        f"# {cls.title or cls.__name__}", "", said.get("idea", plain(first)).strip(), "",
+        f"*{cls.paper}*" if cls.paper else "", "",
         "```", f"fedkeep run demo --methods {cls.name()} --rounds 2 --seeds 0", "```", "",
-        "## Formulas and readings", "", plain(formula) or "As its paper prints them.", "",
+        *formulas(said.get("formulas", ()), said.get("letters", "")),
+        *(["## Readings and details", "", plain(details), ""] if details else []),
         "## What leaves a client", "", *(f"- {cell(line)}" for line in describe_replies(cls)), "",
         "## Options", "", *option_table(cls),
-        "## When to use it", "", *(f"- {line}" for line in usage(cls)), "",
+        "## When to use it", "", *(f"- {line}" for line in ([said["when"]] if "when" in said else []) + usage(cls)), "",
         "## Our results", "", *(found or ["No full-scale result is recorded yet."]), "",
     ]  # fmt: skip
     if not runs_demo(cls):
         start = lines.index("```")
         del lines[start : start + 4]
     return "\n".join(lines)
+
+
+def formulas(found: Iterable[str], letters: str) -> list[str]:
+    """Return the section of a page that shows formulas, as MathML, which browsers draw without a script."""
+    from latex2mathml.converter import convert
+
+    lines = []
+    for formula in found:
+        words = re.sub(r"\\mathrm\{([^{}]*)\}", r"\\text{\1}", formula)  # one word each, not letters in a row
+        drawn = convert(words, display="block").replace("<math ", f'<math alttext="{html.escape(formula)}" ', 1)
+        lines += [f'<div class="formula" tabindex="0" role="region" aria-label="Formula">{drawn}</div>', ""]
+    return ["## Formulas" if len(lines) > 2 else "## Formula", "", *lines, letters, ""] if lines else []
 
 
 def plain(text: str) -> str:
@@ -266,7 +287,7 @@ def usage(cls: type[Algorithm[Any, Any]]) -> list[str]:
     needs = {
         "images": "Inputs must be images.",
         "sgd": "Local training must be plain SGD.",
-        "auxiliary": "The server must hold some labelled examples: `auxiliary.per_class=32`.",
+        "auxiliary": "The server must hold some labelled examples: `auxiliary.images_per_class=32`.",
         "public": "The server must hold a public set: `public.name=DATA`.",
         "generator": "It needs a generator of images: [how to train one](../generators.md).",
     }

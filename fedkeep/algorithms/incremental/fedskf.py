@@ -91,7 +91,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     transport (`fedkeep.aggregation.OptimalTransport`), each round another client's. With ``pit_turn=cyclic`` accuracy
     has the period of a turn, and if the number of rounds is a multiple of the number of clients K, every task ends with
     the same client; with ``random`` all have one turn in K rounds, in random order. The aligned mean is averaged with
-    the base (``aggregate``), or taken alone (``aligned``, which with an exact plan computes what the mean does).
+    the base (``fused``), or taken alone (``aligned``, which with an exact plan computes what the mean does).
 
     *Global fusion* (GF): the old global model is the second teacher; ``w_global=0`` is without.
 
@@ -102,7 +102,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     also exemplars, herded by its own model ("20 for each class" of each client).
 
     Each round's record has the share of each plan's mass on its diagonal. A share of 1 throughout means that no neuron
-    moved: ``aggregate`` is then a mean in which the base counts more. docs/tried-readings-incremental.md lists the
+    moved: ``fused`` is then a mean in which the base counts more. docs/tried-readings-incremental.md lists the
     other readings that were tried.
     """
 
