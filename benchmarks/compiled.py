@@ -104,7 +104,7 @@ def report(rows: list[str], repetitions: int, note: str | None) -> str:
     """Return the result as Markdown."""
     lines = [
         *beginning("Compiled steps", f"compiled.py --repetitions {repetitions}", note),
-        "| | loop, ms a client | stacks of 16 | compiled | compiling, s | gap |",
+        "| method, network | loop, ms a client | stacks of 16 | compiled | compiling, s | gap |",
         "|:--|--:|--:|--:|--:|--:|",
         *rows,
         "",

@@ -2,7 +2,7 @@
 new MutationObserver(() => {
   for (const area of document.querySelectorAll(".md-typeset__scrollwrap:not([tabindex])")) {
     area.tabIndex = 0;
-    area.setAttribute("role", "region");
+    area.setAttribute("role", "group");
     area.setAttribute("aria-label", "Table");
   }
 }).observe(document, { childList: true, subtree: true });

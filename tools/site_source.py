@@ -112,7 +112,7 @@ def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[st
                 {"Let classes arrive in tasks": "docs/class-incremental.md"},
             ]
         },
-        {"Methods": ["docs/methods/index.md", {"Which one?": "docs/which-method.md"}, *families]},
+        {"Methods": [{"All methods": "docs/methods/index.md"}, {"Which one?": "docs/which-method.md"}, *families]},
         {"Concepts and glossary": "docs/glossary.md"},
         {
             "Reference": [
@@ -258,7 +258,7 @@ def formulas(found: Iterable[str], letters: str) -> list[str]:
     for formula in found:
         words = re.sub(r"\\mathrm\{([^{}]*)\}", r"\\text{\1}", formula)  # one word each, not letters in a row
         drawn = convert(words, display="block").replace("<math ", f'<math alttext="{html.escape(formula)}" ', 1)
-        lines += [f'<div class="formula" tabindex="0" role="region" aria-label="Formula">{drawn}</div>', ""]
+        lines += [f'<div class="formula" tabindex="0" role="group" aria-label="Formula">{drawn}</div>', ""]
     return ["## Formulas" if len(lines) > 2 else "## Formula", "", *lines, letters, ""] if lines else []
 
 

@@ -93,7 +93,7 @@ def main() -> int:
             failed.append(f"{heading}: {before:.0f} -> {after:.0f}")
     table = "\n".join(
         [
-            f"| | rounds {first[0][0]} to {first[-1][0]} | rounds {last[0][0]} to {last[-1][0]} |",
+            f"| measured | rounds {first[0][0]} to {first[-1][0]} | rounds {last[0][0]} to {last[-1][0]} |",
             "|:--|--:|--:|",
             *rows,
         ]
