@@ -15,7 +15,7 @@ Checker = Literal["off", "server", "clients"]
 """Who measures the loss of a returned model before it is used."""
 
 KNOWN_NORMS = 32
-"""Number of updates whose norms and excesses are kept, as the reference for clients that are asked one at a time."""
+"""Number of updates whose norms and other measurements are kept, as the reference for clients asked one at a time."""
 KNOWN_MODELS = 8
 """Number of each client's replies that are recognised when they are sent again."""
 MIN_NORMS = 3
@@ -74,7 +74,7 @@ class Defense(Options):
     logit_deviations: float = option(
         4.0,
         "where the server measures: by how many median absolute deviations more than with the last 32 models the logit "
-        "of a class that a client holds may rise on images of other classes; 0: not compared",
+        "of a class that a client holds may rise on images of other classes; 0: what was learned is not compared",
         low=0.0,
     )
 
@@ -93,8 +93,8 @@ class ReplyHistory:
         By client, fingerprints of the models that it was sent and of those that it returned.
     label_counts : dict[str, list[float]]
         By client, its examples of each class in this task, as it once told; only if losses are checked.
-    excesses : list[float]
-        Of the last measured models, see `fedkeep.simulation.loss_check.logit_excess`.
+    falls, excesses : list[float]
+        Of the last measured models, see `fedkeep.simulation.loss_check`.
     refused_rounds : int
         Number of rounds in a row in which all replies were refused.
     best : float
@@ -109,6 +109,7 @@ class ReplyHistory:
     norms: list[float] = field(default_factory=list)
     models: dict[str, list[list[str]]] = field(default_factory=dict)
     label_counts: dict[str, list[float]] = field(default_factory=dict)
+    falls: list[float] = field(default_factory=list)
     excesses: list[float] = field(default_factory=list)
     refused_rounds: int = 0
     best: float = 0.0
@@ -125,6 +126,7 @@ class ReplyHistory:
         refused: Collection[str],
         updates: Mapping[str, Sequence[Sent]],
         label_counts: Mapping[str, list[float]],
+        falls: Sequence[float] = (),
         excesses: Sequence[float] = (),
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
@@ -139,7 +141,7 @@ class ReplyHistory:
             By client, the norm of each accepted update, and fingerprints of the models sent and returned.
         label_counts : Mapping[str, list[float]]
             Label counts that clients told, by client.
-        excesses : Sequence[float]
+        falls, excesses : Sequence[float]
             Of measured models.
         """
         useful = set(answered) - set(refused)
@@ -154,6 +156,7 @@ class ReplyHistory:
         norms = [norm for sent in updates.values() for norm, _, _ in sent if norm > 0]
         self.norms = [*self.norms, *norms][-KNOWN_NORMS:]
         self.label_counts |= label_counts
+        self.falls = [*self.falls, *falls][-KNOWN_NORMS:]
         self.excesses = [*self.excesses, *excesses][-KNOWN_NORMS:]
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
@@ -177,7 +180,7 @@ class ReplyHistory:
     def begin_task(self) -> None:
         """Forget what holds for one task only: accuracies, the usual norms and excesses, and label counts."""
         self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
-        self.excesses = []
+        self.falls, self.excesses = [], []
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

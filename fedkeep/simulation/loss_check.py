@@ -15,7 +15,7 @@ from statistics import median
 from torch import Tensor
 
 from fedkeep.simulation.defense import KNOWN_NORMS
-from fedkeep.training.model_check import ClassScores
+from fedkeep.training.model_check import ClassScores, mean_of_labels
 
 CHECKERS = 3
 """Number of clients that measure a model, so that one liar among them decides nothing."""
@@ -28,7 +28,7 @@ FEWEST, SMALLEST_SHARE = 5, 0.15
 MOST_LOSS = 2.0
 """Mean loss of the model before, over that of a guess, beyond which it is ruined: every training turns such a model
 round, and says nothing of its images."""
-FEWEST_EXCESSES = 8
+FEWEST_KNOWN = 8
 """How many models a model is compared with, at least."""
 SMALLEST_EXCESS = 0.2
 """An excess that is never refused, since four images of a class say no more."""
@@ -64,6 +64,46 @@ def logit_excess(before: ClassScores, after: ClassScores, counts: Tensor) -> flo
     return float((rise[lacking][:, held].amax(0) - rise[held][:, held].diagonal()).max())
 
 
+def fall_of_loss(before: ClassScores, after: ClassScores, counts: Tensor) -> float | None:
+    """Return by which share a client's training lowered the loss on its classes.
+
+    Honest training teaches a model what it does not know. Random weights, or a classifier with exchanged classes, leave
+    such a model as it was: the loss does not rise either.
+
+    Parameters
+    ----------
+    before, after : ClassScores
+        Of the model that the client was sent, and of the one that it returned.
+    counts : Tensor
+        The client's label counts, [classes].
+
+    Returns
+    -------
+    float or None
+        The share; None if the loss was less than half that of a guess, so that little was left to learn.
+    """
+    losses = [mean_of_labels(scores.loss, counts) for scores in (before, after)]
+    known, new = (0.0 if loss is None else loss for loss in losses)
+    return (known - new) / known if known > log(len(counts)) / 2 else None
+
+
+def smallest_fall(known: Sequence[float]) -> float:
+    """Return the smallest fall of the loss that is accepted: a tenth of the median of the last models'.
+
+    Parameters
+    ----------
+    known : Sequence[float]
+        Falls of the loss with the last models, this one's too.
+
+    Returns
+    -------
+    float
+        The limit; minus infinity as long as few are known.
+    """
+    last = known[-KNOWN_NORMS:]
+    return median(last) / 10 if len(last) >= FEWEST_KNOWN else -inf
+
+
 def largest_excess(known: Sequence[float], deviations: float) -> float:
     """Return the largest excess that is accepted.
 
@@ -73,7 +113,7 @@ def largest_excess(known: Sequence[float], deviations: float) -> float:
     Parameters
     ----------
     known : Sequence[float]
-        Excesses of the models before.
+        Excesses of the last models, this one's too.
     deviations : float
         How many median absolute deviations it may lie above their median.
 
@@ -83,7 +123,7 @@ def largest_excess(known: Sequence[float], deviations: float) -> float:
         The limit; infinite as long as few are known.
     """
     last = known[-KNOWN_NORMS:]
-    if len(last) < FEWEST_EXCESSES or not deviations:
+    if len(last) < FEWEST_KNOWN or not deviations:
         return inf
     middle = median(last)
     return max(SMALLEST_EXCESS, middle + deviations * median(abs(one - middle) for one in last))

@@ -32,7 +32,14 @@ from fedkeep.models import Weights
 from fedkeep.options import as_table
 from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.simulation.executor import Future
-from fedkeep.simulation.loss_check import CLIENTS_SLACK, choose_checkers, largest_excess, logit_excess
+from fedkeep.simulation.loss_check import (
+    CLIENTS_SLACK,
+    choose_checkers,
+    fall_of_loss,
+    largest_excess,
+    logit_excess,
+    smallest_fall,
+)
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, sent_model
 from fedkeep.simulation.replies import (
     Update,
@@ -88,8 +95,8 @@ class RoundState:
         The models that were sent to the clients that were asked last, by client.
     label_counts : dict[str, list[float]]
         Label counts that clients told in this round, if losses are checked.
-    excesses : list[float]
-        Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check.logit_excess`).
+    falls, excesses : list[float]
+        Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
     lost_outside : dict[str, str]
         Clients that were lost at the beginning or the end of the task only.
     counts_losses : bool
@@ -135,6 +142,7 @@ class RoundState:
         self.answered: set[str] = set()
         self.left_out: list[str] = []
         self.label_counts: dict[str, list[float]] = {}
+        self.falls: list[float] = []
         self.excesses: list[float] = []
         self.sent: dict[str, Weights] = {}
         self.lost_outside: dict[str, str] = {}
@@ -473,13 +481,14 @@ class RoundState:
         self.fits.append((client, self._fit_store.keep(Fit(model, fit.num_examples, fit.num_steps, fit.loss))))
 
     def _check_losses(self, arrived: Sequence[_Arrived], updates: Mapping[str, Update]) -> None:
-        """Refuse models whose loss on their clients' own classes rose, if the recipe lets somebody measure it."""
+        """Refuse models that their clients' own examples cannot have made, if the recipe lets somebody measure it."""
         defense, check = self.state.defense, self.state.server.check
         clients = [one.task.client for one in arrived if one.task.client not in self.lost]
         if defense.loss_check == "off" or not clients:
             return
         slack = defense.loss_slack * (1.0 if check else CLIENTS_SLACK)
         counts = self._ask_label_counts(clients if check else [*clients, *self.cohort])
+        learned: list[tuple[_Arrived, float | None, float | None]] = []
         for one in arrived:
             client, sent = one.task.client, sent_model(one.task, one.reply)
             if client in self.lost or sent is None:
@@ -490,22 +499,34 @@ class RoundState:
             elif check:
                 before, after = check.scores(sent), check.scores(model)
                 change = mean_of_labels(after.loss - before.loss, counts[client]) or 0.0
-                excess = logit_excess(before, after, counts[client])
-                limit = largest_excess([*self.state.history.excesses, *self.excesses], defense.logit_deviations)
-                if excess is not None and change <= slack:
-                    self.excesses.append(excess)
-                    if excess > limit:
-                        self._refuse(
-                            one,
-                            "a model that learned a class from images of another: its logit rose by "
-                            f"{excess:.3g} more on them, where at most {limit:.3g} is usual",
-                        )
+                if change <= slack and defense.logit_deviations:
+                    scores = before, after, counts[client]
+                    learned.append((one, fall_of_loss(*scores), logit_excess(*scores)))
             else:
                 checkers = choose_checkers(client, self.cohort, counts)
                 told = self._ask_builtin(rise_of_loss, checkers, sent, model, counts[client])
                 change = median_low(told.values()) if told else 0.0
             if not change <= slack:
                 self._refuse(one, f"a model whose loss on the classes that it holds rose by {change:.3g}")
+        self._compare_learning(learned)
+
+    def _compare_learning(self, learned: Sequence[tuple[_Arrived, float | None, float | None]]) -> None:
+        """Refuse models that learned less, or more from images of other classes, than the last models did."""
+        self.falls += [fall for _, fall, _ in learned if fall is not None]
+        self.excesses += [excess for _, _, excess in learned if excess is not None]
+        least = smallest_fall([*self.state.history.falls, *self.falls])
+        most = largest_excess([*self.state.history.excesses, *self.excesses], self.state.defense.logit_deviations)
+        for one, fall, excess in learned:
+            if fall is not None and fall < least:
+                self._refuse(
+                    one, f"a model that learned nothing: its loss fell by {fall:.1%}, others' by {10 * least:.0%}"
+                )
+            elif excess is not None and excess > most:
+                self._refuse(
+                    one,
+                    f"a model that learned a class from images of another: its logit rose by {excess:.3g} more on "
+                    f"them, where at most {most:.3g} is usual",
+                )
 
     def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
         """Return label counts by client; those that have not told theirs in this task are asked."""

@@ -111,7 +111,7 @@ class Simulation(SimulationState):
             client: [(update.parameters, update.sent, update.returned) for update in listed]
             for client, listed in round.updates.items()
         }
-        self.history.end_round(round.answered, round.refused, updates, round.label_counts, round.excesses)
+        self.history.end_round(round.answered, round.refused, updates, round.label_counts, round.falls, round.excesses)
         if "correct" in record:
             accuracy = sum(record["correct"]) / max(len(self.federation.dataset.test["label"]), 1)
             self.history.add_accuracy(accuracy, 1 / self.context.num_classes, round.number)

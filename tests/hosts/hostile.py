@@ -116,7 +116,7 @@ class HonestAlone:
 def attack(hosts: Federation, log: Log, app: Path, out: Path) -> None:
     """Run with hostile sites, and reboot the server's host after the first round."""
     hosts.start_superlink()
-    hosts.start_gate()
+    hosts.start_proxy()
     for site in SITES:
         hosts.register(site)
     for site, how in ((LYING, "lying"), (REPLAYING, "replaying"), (FLOODING, "flooding")):
@@ -136,12 +136,12 @@ def attack(hosts: Federation, log: Log, app: Path, out: Path) -> None:
     wait_for("round 1", lambda: read_records(out) or run.poll() is not None, 400)
     log.check("round 1 is done", read_records(out))
     hosts.link.kill()
-    hosts.gate.kill()
+    hosts.proxy.kill()
     run.kill()
     run.wait()
     log.say("the server's host was rebooted: SuperLink, proxy and server app are killed")
     hosts.start_superlink()
-    hosts.start_gate()
+    hosts.start_proxy()
     run = hosts.start_run(app, f'out="{out}"')
     wait_for("the run to end", lambda: run.poll() is not None, 500)
     kill_all([flooder.pid, *descendants(flooder.pid)])

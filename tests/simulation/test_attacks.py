@@ -18,7 +18,7 @@ from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.simulation.attacks import Attack, add_trigger
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_check import choose_checkers, largest_excess, logit_excess
+from fedkeep.simulation.loss_check import choose_checkers, fall_of_loss, largest_excess, logit_excess, smallest_fall
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_check import ClassScores, mean_of_labels
 
@@ -153,6 +153,17 @@ def test_who_trained_on_images_of_another_class_raised_its_logit_on_them() -> No
     assert logit_excess(before, scores(flipped + torch.arange(4.0)[:, None]), counts) == pytest.approx(3.0)
     assert logit_excess(before, scores(flipped), torch.ones(4)) is None, "nothing is lacking"
     assert logit_excess(scores(-99 * torch.eye(4)), scores(flipped), counts) is None, "the model was ruined before"
+
+
+def test_who_teaches_a_model_nothing_stands_out() -> None:
+    labels, counts = torch.arange(4), torch.tensor([30.0, 0, 0, 0])
+    scores = lambda logits: ClassScores(logits, labels, torch.eye(4))  # noqa: E731
+    before, taught = scores(torch.zeros(4, 4)), scores(9 * torch.eye(4))
+    assert fall_of_loss(before, taught, counts) == pytest.approx(1, abs=0.01)
+    assert fall_of_loss(before, before, counts) == 0
+    assert fall_of_loss(taught, taught, counts) is None, "it knew the classes before"
+    assert smallest_fall([0.9] * 7) == -float("inf")
+    assert smallest_fall([9.0] * 30 + [0.5] * 32) == pytest.approx(0.05)
 
 
 def test_the_limit_follows_the_last_models() -> None:
