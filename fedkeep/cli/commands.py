@@ -246,6 +246,7 @@ def _add_gather(command: argparse.ArgumentParser) -> None:
         "results. If trials are missing, they are named, and the exit code is 1."
     )
     command.add_argument("run", help="the run folder")
+    add_data(command)
     _add_code(command)
     command.set_defaults(command=_lazily("run", "gather"))
 

@@ -106,7 +106,8 @@ def gather(options: Namespace, console: Console) -> int:
     """
     import_user_code(options.use)
     folder = Path(options.run)
-    experiment = open_run(folder, Machine(allow_code=options.allow_code, use=tuple(options.use)))
+    machine = Machine(workers=0, data_dir=options.data_dir, allow_code=options.allow_code, use=tuple(options.use))
+    experiment = open_run(folder, machine)
     trials = experiment.all_trials(folder)
     missing = {number: trial for number, trial in enumerate(trials, start=1) if not is_finished(trial.folder)}
     if missing:
@@ -130,6 +131,8 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     """Run one trial of a run that other processes may be running too."""
     if options.out is None:
         raise ConfigError("--trial needs the run folder that all trials share: --out DIR.")
+    if options.profile:
+        raise ConfigError("--profile shows the time of a whole run, and --trial runs a part of one. Leave one out.")
     count = len(experiment.recipe.methods) * len(experiment.recipe.seeds)
     if options.trial > count:
         raise ConfigError(f"there is no trial {options.trial}: this run has {count}, counted from 1.")
@@ -139,7 +142,9 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     again = shlex.join(["fedkeep", *sys.argv[1:]])
     if not is_finished(trial.folder) and (stop := _run([trial], console, again, again, quiet=options.quiet)):
         return stop
-    gather = shlex.join(["fedkeep", "gather", str(folder)])
+    gather = resume_command(
+        folder, replace(experiment.machine, workers=0, executor="processes", address=None), "gather"
+    )
     say(console, f"trial {options.trial} of {count}, {trial.name}, is finished. When all are: {gather}")
     return 0
 

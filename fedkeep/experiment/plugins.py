@@ -48,13 +48,15 @@ def import_user_code(names: Iterable[str]) -> None:
                 ) from error
 
 
-def why_not_importable(value: Any) -> str | None:
+def why_not_importable(value: Any, *, elsewhere: bool = False) -> str | None:
     """Return why another process cannot import a class or function by its name; None if it can.
 
     Parameters
     ----------
     value : Any
         A class or function.
+    elsewhere : bool
+        Whether the process is on another machine, where the main program is another.
 
     Returns
     -------
@@ -70,6 +72,8 @@ def why_not_importable(value: Any) -> str | None:
         return f"{name.rpartition('.')[2]} is defined inside a function"
     if module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
         return f"{name} is defined in a notebook or an interactive session"
+    if module == "__main__" and elsewhere:
+        return f"{name} is defined in the script that was started, and nodes of a Ray cluster import only modules"
     return None
 
 

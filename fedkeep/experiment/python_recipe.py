@@ -341,13 +341,14 @@ def for_workers(recipe: Recipe, machine: Machine) -> Machine:
     Returns
     -------
     Machine
-        The machine. If it has fewer processes, a warning says why.
+        The machine. If it has fewer processes, or no Ray cluster any more, a warning says why.
     """
     classes = own_classes(recipe)
-    reason = next(filter(None, map(why_not_importable, classes)), None)
+    on_ray = machine.executor == "ray"
+    reason = next(filter(None, (why_not_importable(value, elsewhere=on_ray) for value in classes)), None)
     if reason is None:
         use = tuple(dict.fromkeys([*machine.use, *modules_of(classes)]))
         return replace(machine, use=use, allow_code=machine.allow_code or isinstance(recipe.model, Custom))
-    if machine.workers != 1:
+    if machine.workers != 1 or on_ray:
         log.warning("One process runs everything, since %s; worker processes import code from files.", reason)
-    return replace(machine, workers=1)
+    return replace(machine, workers=1, executor="processes", address=None)

@@ -34,6 +34,7 @@ from fedkeep._utils.digests import DamagedFile, Digest, check_file, digest_of, r
 from fedkeep._utils.files import atomic_write
 from fedkeep._utils.libraries import require_optional
 from fedkeep.data.cache import cache_folder
+from fedkeep.data.catalog import data_folder
 from fedkeep.data.dataset import Data, DataSet
 from fedkeep.errors import ConfigError, RunError, in_one_line
 from fedkeep.experiment.build import build_simulation, clients_and_server_data, split_clients
@@ -45,10 +46,12 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.interface.codec import from_structure, own_storage, to_structure
 from fedkeep.options import as_table, build
 from fedkeep.simulation.callbacks import Callback
+from fedkeep.simulation.executor import Future
 from fedkeep.simulation.ipc import pack, unpack
+from fedkeep.simulation.messages import TaskResult
 from fedkeep.simulation.process_executor import Job, WorkerExecutor, step_handlers
 from fedkeep.simulation.state import SimulationState
-from fedkeep.simulation.workers import DONE, Handler, Message, carry_out
+from fedkeep.simulation.workers import DONE, FAILED, Handler, Message, carry_out
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,9 @@ CONNECT_SECONDS = 60.0
 START_SECONDS = 600.0
 """Seconds for which a trial without any worker waits for the first one."""
 MAX_LOSSES = 3
-"""How many workers may be lost with the same client steps, or while they start, before the trial ends."""
+"""How many workers may be lost with the same client steps, or as they start in one place, before the trial ends."""
+ANSWER_SECONDS = 10.0
+"""Seconds within which idle workers must answer after another one was lost."""
 PREPARE: Final = "prepare"
 """The kind of a request that prepares an actor for a trial."""
 MISSING: Final = "missing"
@@ -154,13 +159,22 @@ def cluster_workers(machine: Machine) -> int:
         If the cluster has no such resources.
     """
     with connected(machine) as ray:
-        found = ray.cluster_resources()
-    room = int(found.get("GPU", 0)) if _uses_gpus(machine) else int(found.get("CPU", 0)) // machine.threads
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(_room(resources, machine) for resources in nodes)
     if not room:
-        needed = "GPU" if _uses_gpus(machine) else f"{machine.threads} CPUs"
-        offered = f"CPU: {found.get('CPU', 0):g}, GPU: {found.get('GPU', 0):g}"
-        raise RunError(f"no worker fits on the Ray cluster, which offers {offered}; each takes {needed}.")
+        needed = f"CPU: {machine.threads}" + (", GPU: 1" if _uses_gpus(machine) else "")
+        offered = {f"CPU: {resources.get('CPU', 0):g}, GPU: {resources.get('GPU', 0):g}" for resources in nodes}
+        raise RunError(
+            f"no worker fits on a node of the Ray cluster: each takes {needed}, and nodes offer "
+            f"{'; '.join(sorted(offered)) or 'nothing'}."
+        )
     return min(room, machine.workers or room)
+
+
+def _room(resources: Mapping[str, float], machine: Machine) -> int:
+    """Return how many workers fit on a node."""
+    by_cpus = int(resources.get("CPU", 0)) // machine.threads
+    return min(by_cpus, int(resources.get("GPU", 0))) if _uses_gpus(machine) else by_cpus
 
 
 def _uses_gpus(machine: Machine) -> bool:
@@ -263,6 +277,19 @@ class WorkerLost(RunError):
     """A worker, its node or what it had computed is gone."""
 
 
+@contextmanager
+def _full_store_explained(ray: Any) -> Iterator[None]:
+    """Turn Ray's error for objects that have no room into one that says what to do."""
+    try:
+        yield
+    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+        raise RunError(
+            "models or data have no room in the Ray cluster's object store. Give it more on the machine where the run "
+            f"began (ray start --object-store-memory BYTES), or run fewer trials at once. Ray says: "
+            f"{in_one_line(error, 300)}"
+        ) from None
+
+
 class SharedTensors:
     """Tensors in the cluster's object store, from which each node copies them once.
 
@@ -291,7 +318,8 @@ class SharedTensors:
         """
         new = {name: tensor for name, tensor in tensors.items() if name not in self._refs}
         if new:
-            self._refs |= dict.fromkeys(new, self._ray.put(pack(None, new)))
+            with _full_store_explained(self._ray):
+                self._refs |= dict.fromkeys(new, self._ray.put(pack(None, new)))
         return list(dict.fromkeys(self._refs[name] for name in tensors))
 
     def keep(self, names: set[str]) -> None:
@@ -317,6 +345,8 @@ class RayWorker:
         The actor.
     shared : SharedTensors
         Tensors that several actors receive.
+    failed_starts : int
+        How many workers before it, in its place, were lost as they started.
     answer : ObjectRef
         Stands for the answer to the last request.
     """
@@ -324,6 +354,7 @@ class RayWorker:
     ray: Any
     actor: Any
     shared: SharedTensors
+    failed_starts: int = 0
     answer: Any = None
 
     def prepare(self, content: Any, *data: Any) -> None:
@@ -336,18 +367,26 @@ class RayWorker:
         *data : ObjectRef
             The clients' data, if its node lacks them.
         """
-        self.answer = self.actor.carry_out.remote(PREPARE, pack(content, {}), *data)
+        self._ask(PREPARE, pack(content, {}), *data)
 
     def send(self, kind: str, content: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
         tensors, reused = tensors or {}, set(content[1])  # what is not reused is one client's alone
         own = {name: tensor for name, tensor in tensors.items() if name not in reused}
         rest = {name: tensor for name, tensor in tensors.items() if name in reused}
-        self.answer = self.actor.carry_out.remote(kind, pack(content, own), *self.shared.refs(rest))
+        self._ask(kind, pack(content, own), *self.shared.refs(rest))
+
+    def _ask(self, *request: Any) -> None:
+        with _full_store_explained(self.ray):
+            self.answer = self.actor.carry_out.remote(*request)
 
     def receive(self) -> tuple[str, Any, dict[str, Tensor]]:
+        errors = self.ray.exceptions
         try:
             (status, content), tensors = unpack(self.ray.get(self.answer))
-        except self.ray.exceptions.RayError as error:
+        except errors.RayError as error:
+            # What the actor itself raised would be raised again by another.
+            if isinstance(error, errors.RayTaskError) and not isinstance(error.cause, errors.RayError):
+                return FAILED, f"{type(error.cause).__name__}: {in_one_line(error.cause)}", {}
             raise WorkerLost(in_one_line(error, 300)) from None
         return status, content, tensors
 
@@ -379,10 +418,14 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         self._trial = trial
         self._shared = SharedTensors(ray)
         self._preparation = self._describe()
-        self._losses: Counter[Job | None] = Counter()  # None: while they started
+        self._losses: Counter[Job] = Counter()
         self._alone_since = time.monotonic()
         for _ in range(count):
             self._start_worker()
+
+    def wait(self, future: Future) -> TaskResult:
+        self._alone_since = time.monotonic()  # answers are read only while somebody waits
+        return super().wait(future)
 
     def drain(self) -> None:
         super().drain()
@@ -392,7 +435,8 @@ class RayExecutor(WorkerExecutor[RayWorker]):
     def _shared_data(self) -> Any:
         """The clients' data in the cluster's object store."""
         data = torch.frombuffer(bytearray(self._data()), dtype=torch.uint8)
-        return self.ray.put(pack(None, {_DATA: data}))
+        with _full_store_explained(self.ray):
+            return self.ray.put(pack(None, {_DATA: data}))
 
     def _data(self) -> bytes:
         experiment = self._trial.experiment
@@ -403,12 +447,13 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         """Return what an actor has to know to prepare for the trial."""
         machine = self._trial.experiment.machine
         digest = digest_of(self._data())
+        local = data_folder(machine.data_dir)
         on_node = replace(
             machine,
             executor="processes",
             address=None,
             device="cuda" if _uses_gpus(machine) else "cpu",  # Ray shows an actor its own GPU alone
-            data_dir=machine.data_dir and str(Path(machine.data_dir).resolve()),
+            data_dir=None if local is None else str(local.resolve()),
             use=tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in machine.use),
         )
         return {
@@ -421,11 +466,11 @@ class RayExecutor(WorkerExecutor[RayWorker]):
             _DATA: {"bytes": digest.bytes, "sha256": digest.sha256},
         }
 
-    def _start_worker(self) -> None:
+    def _start_worker(self, failed_starts: int = 0) -> None:
         machine = self._trial.experiment.machine
         options = {"num_cpus": machine.threads, "num_gpus": int(_uses_gpus(machine)), "scheduling_strategy": "SPREAD"}
         actor = self.ray.remote(RayActor).options(**options, max_restarts=0).remote()
-        worker = RayWorker(self.ray, actor, self._shared)
+        worker = RayWorker(self.ray, actor, self._shared, failed_starts)
         worker.prepare(self._preparation)
         self.starting.add(worker)
 
@@ -437,17 +482,21 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         by_answer = {worker.answer: worker for worker in (*self.under_way, *self.starting)}
         answers = list(by_answer)
         self.ray.wait(answers, timeout=1.0)
+        lost = False
         for answer in self.ray.wait(answers, num_returns=len(answers), timeout=0)[0]:
             worker = by_answer[answer]
             try:
                 kind, content, tensors = worker.receive()
             except WorkerLost as loss:
                 self._replace(worker, loss)
+                lost = True
                 continue
             if worker in self.starting:
                 self._use(worker, kind, content)
             else:
                 yield self.under_way.pop(worker), kind, content, tensors
+        if lost:
+            self._replace_silent()
         self._check_not_alone()
 
     def _use(self, worker: RayWorker, kind: str, content: Any) -> None:
@@ -456,22 +505,26 @@ class RayExecutor(WorkerExecutor[RayWorker]):
             raise RunError(f"a worker on the Ray cluster could not prepare for the trial: {content}")
         if content == MISSING:
             worker.prepare(self._preparation, self._shared_data)
+            self._alone_since = time.monotonic()
             return
         self.starting.remove(worker)
         self.workers.append(worker)
         self.known[worker] = set()
-        self._losses[None] = 0
 
     def _replace(self, worker: RayWorker, loss: WorkerLost) -> None:
         """Start a worker in the place of a lost one, whose clients are trained again."""
         worker.kill()  # it may only have been out of reach
         job = self.under_way.pop(worker, None)
+        if job is not None:
+            self._losses[job] += 1
+            losses = self._losses[job]
+        else:  # each place counts its own, since a lost node takes many workers with it
+            losses = worker.failed_starts + 1 if worker in self.starting else 0
         self.starting.discard(worker)
         if self.known.pop(worker, None) is not None:
             self.workers.remove(worker)
             self._alone_since = time.monotonic()
-        self._losses[job] += 1
-        if self._losses[job] >= MAX_LOSSES:
+        if losses >= MAX_LOSSES:
             where = "as it started" if job is None else f"with the same client steps, perhaps for lack of memory. {job}"
             raise RunError(
                 f"a worker on the Ray cluster was lost, and {MAX_LOSSES - 1} before it, {where}. Finished rounds are "
@@ -480,7 +533,18 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         log.warning("A worker on the Ray cluster was lost; others train its clients again. Ray says: %s", loss)
         if job is not None:
             self._backlog.appendleft(job)
-        self._start_worker()
+        self._start_worker(losses if job is None else 0)
+
+    def _replace_silent(self) -> None:
+        """Replace idle workers that do not answer, as on a lost node: they would lose what they are given."""
+        asked = {w.actor.__ray_ready__.remote(): w for w in self.workers if w not in self.under_way}
+        if asked:
+            self.ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
+        for answer, worker in asked.items():
+            try:
+                self.ray.get(answer, timeout=0)
+            except self.ray.exceptions.RayError as error:
+                self._replace(worker, WorkerLost(in_one_line(error, 300)))
 
     def _check_not_alone(self) -> None:
         if not self.workers and time.monotonic() - self._alone_since > START_SECONDS:

@@ -6,7 +6,9 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +16,20 @@ import tiny
 import torch
 
 import fedkeep
+from fedkeep._utils.digests import write_json
 from fedkeep.data.dataset import DataSet
-from fedkeep.errors import ConfigError, FedKeepError, MissingExtra
+from fedkeep.errors import ConfigError, FedKeepError, MissingExtra, RunError
+from fedkeep.experiment import ray_cluster
+from fedkeep.experiment.paths import TRIAL_FILE
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.ray_cluster import (
     MISSING,
     PREPARE,
     RayActor,
     RayExecutor,
+    RayWorker,
+    SharedTensors,
+    WorkerLost,
     _encode_data,
     _read_data,
     _versions,
@@ -31,6 +39,7 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.ipc import pack, unpack
 from fedkeep.simulation.messages import ClientTask
+from fedkeep.simulation.process_executor import Job
 from fedkeep.simulation.state import SimulationState
 from fedkeep.simulation.workers import DONE, FAILED, REFUSED
 
@@ -113,6 +122,173 @@ def test_an_actor_names_its_other_versions_and_missing_data(tmp_path: Path, monk
     assert "Install the same versions on all nodes" in text
     assert ask(machine=None)[0] == FAILED
     torch.set_num_threads(threads)
+
+
+# With actors that only answer, or are lost
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+
+
+class ObjectStoreFullError(RayError):
+    pass
+
+
+class FakeActor:
+    """An actor that answers nothing, until it is lost."""
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self.carry_out = SimpleNamespace(remote=lambda *request: FakeAnswer(self))
+        self.__ray_ready__ = SimpleNamespace(remote=lambda: FakeAnswer(self, True))
+
+
+class FakeAnswer:
+    def __init__(self, actor: FakeActor, value: Any = None) -> None:
+        self.actor = actor
+        self.value = value
+
+    def is_ready(self) -> bool:
+        return self.actor.is_lost or self.value is not None
+
+
+class FakeRay:
+    exceptions = SimpleNamespace(
+        RayError=RayError,
+        RayTaskError=RayTaskError,
+        ObjectStoreFullError=ObjectStoreFullError,
+        OutOfDiskError=type("OutOfDiskError", (RayError,), {}),
+    )
+
+    def remote(self, cls: type) -> Any:
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=FakeActor))
+
+    def wait(self, answers: list[FakeAnswer], **options: Any) -> tuple[list[FakeAnswer], list[FakeAnswer]]:
+        return [a for a in answers if a.is_ready()], [a for a in answers if not a.is_ready()]
+
+    def get(self, answer: FakeAnswer, timeout: float | None = None) -> Any:
+        if answer.actor.is_lost:
+            raise RayError("the actor died")
+        return answer.value
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def kill(self, actor: FakeActor) -> None:
+        actor.is_lost = True
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> RayExecutor:
+    """An executor with four workers that are starting."""
+    monkeypatch.setattr(RayExecutor, "_describe", lambda self: {})
+    monkeypatch.setattr(RayExecutor, "_data", lambda self: b"data")
+    trial: Any = SimpleNamespace(experiment=SimpleNamespace(machine=Machine(executor="ray")))
+    state: Any = SimpleNamespace()
+    return RayExecutor(FakeRay(), trial, 4, state)
+
+
+def lose(workers: Any) -> None:
+    for worker in list(workers):
+        worker.actor.is_lost = True
+
+
+def test_a_lost_node_counts_once_for_all_workers_that_were_starting(executor: RayExecutor) -> None:
+    for _ in range(2):
+        lose(executor.starting)
+        executor._receive()
+        assert len(executor.starting) == 4
+    (place, *_) = executor.starting
+    lose([place])
+    with pytest.raises(RunError, match="was lost, and 2 before it, as it started"):
+        executor._receive()
+
+
+def test_idle_workers_of_a_lost_node_get_no_clients(executor: RayExecutor) -> None:
+    for worker in list(executor.starting):
+        executor._use(worker, DONE, None)
+    executor._backlog.append(Job([]))
+    executor._dispatch()
+    *on_node, elsewhere = executor.workers
+    assert list(executor.under_way) == on_node[:1]
+    lose(on_node)
+    executor._receive()
+    assert list(executor.under_way) == executor.workers == [elsewhere]
+    assert len(executor.starting) == 3
+    assert executor.under_way[elsewhere] not in executor._backlog
+
+
+def test_only_waiting_counts_as_waiting_for_a_worker(executor: RayExecutor) -> None:
+    executor._alone_since -= 1000
+    (worker, *_) = executor.starting
+    executor._use(worker, DONE, MISSING)
+    executor._check_not_alone()
+    executor._alone_since -= 1000
+    done = Job([], results=[None])  # type: ignore[list-item]
+    executor.wait((done, 0))
+    executor._check_not_alone()
+
+
+def test_what_an_actor_raises_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay()
+    worker = RayWorker(ray, FakeActor(), SharedTensors(ray))
+
+    def failing(error: Exception) -> Any:
+        def fail(*_: object) -> Any:
+            raise error
+
+        return fail
+
+    monkeypatch.setattr(ray, "get", failing(RayTaskError(KeyError("steps"))), raising=False)
+    assert worker.receive() == (FAILED, "KeyError: 'steps'", {})
+    monkeypatch.setattr(ray, "get", failing(RayTaskError(RayError("an argument is gone"))))
+    with pytest.raises(WorkerLost):
+        worker.receive()
+    monkeypatch.setattr(ray, "put", failing(ObjectStoreFullError("full")), raising=False)
+    with pytest.raises(RunError, match="--object-store-memory"):
+        worker.shared.refs({"a": torch.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 24), ({"threads": 8}, 2), ({"threads": 8, "device": "cuda"}, 1), ({"workers": 3}, 3)],
+)
+def test_workers_fit_node_by_node(options: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        {"Alive": True, "Resources": {"CPU": 12.0, "GPU": 4.0}},
+        {"Alive": True, "Resources": {"CPU": 12.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
+    ]
+    ray = SimpleNamespace(nodes=lambda: found, cluster_resources=lambda: {"CPU": 24.0, "GPU": 4.0})
+    monkeypatch.setattr(ray_cluster, "connected", lambda machine: nullcontext(ray))
+    machine = Machine(executor="ray", **{"workers": 0, **options})
+    assert cluster_workers(machine) == expected
+    found[:] = found[1:] if machine.device == "cuda" else []
+    with pytest.raises(RunError, match="no worker fits on a node"):
+        cluster_workers(machine)
+
+
+def test_nodes_get_the_folder_of_local_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDKEEP_DATA", "sets")
+    (tmp_path / "sets").mkdir()
+    write_json(tmp_path / TRIAL_FILE, {"compiled_steps": 0})
+    monkeypatch.setattr(RayExecutor, "_data", lambda self: b"data")
+    executor = object.__new__(RayExecutor)
+    recipe = SimpleNamespace(to_toml=str)
+    executor._trial = SimpleNamespace(  # type: ignore[assignment]
+        experiment=SimpleNamespace(recipe=recipe, machine=Machine(executor="ray")),
+        method=SimpleNamespace(label="FedAvg"),
+        seed=0,
+        folder=tmp_path,
+    )
+    assert executor._describe()["machine"]["data_dir"] == str(tmp_path / "sets")
 
 
 # With a cluster of two nodes on this machine
