@@ -143,6 +143,8 @@ def test_the_pages_of_methods_have_formulas_and_name_options_that_exist(monkeypa
         assert drawn or name not in ("sfedkd", "fedcad", "fedadkd", "fedskf", "feddcl")
         for section, option in re.findall(r"`(\w+)\.(\w+)=", page):
             assert option in options_of(OPTIONS[section]), f"{name}: {section}.{option}"
+        linked = re.findall(r"\]\(\.\./([\w-]+\.md)\)", page)
+        assert not [target for target in linked if not (ROOT / "docs" / target).is_file()], name
         if "fedkeep run demo" in page:
             load_recipe("demo", methods=[name], seeds=[0], rounds=2)
 

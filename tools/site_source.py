@@ -264,7 +264,8 @@ def formulas(found: Iterable[str], letters: str) -> list[str]:
 
 def plain(text: str) -> str:
     """Return the formulas of a docstring as code blocks; text stays text."""
-    return re.sub(r"``([^`]+)``", r"`\1`", text)
+    linked = re.sub(r"\bdocs/([\w-]+)\.md\b", r"[\1](../\1.md)", text)
+    return re.sub(r"``([^`]+)``", r"`\1`", linked)
 
 
 def runs_demo(cls: type[Algorithm[Any, Any]]) -> bool:
