@@ -259,6 +259,9 @@ def _add_methods(command: argparse.ArgumentParser) -> None:
 
 def _add_new_method(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="the name of the class, such as MyMethod")
+    command.add_argument(
+        "--sequential", action="store_true", help="clients train one after the other, and the server keeps a state"
+    )
     command.add_argument("--out", default=".", metavar="DIR", help="where to write (default: here)")
     command.set_defaults(command=_lazily("new_method", "write"))
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except FedKeepError as error:
-        say_error(str(error))
+        say_error(" ".join([str(error), *getattr(error, "__notes__", ())]))
         return 1
     except OSError as error:  # such as a full disk, or a folder without write permission
         what = f" ({error.filename})" if error.filename else ""

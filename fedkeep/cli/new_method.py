@@ -14,7 +14,7 @@ from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.interface import algorithms
 
-METHOD = '''"""{name}: say in one line what is new."""
+PARALLEL = '''"""{name}: say in one line what is new."""
 
 from __future__ import annotations
 
@@ -40,6 +40,51 @@ class {name}(Algorithm):
         """The server half: ask the clients, and leave the new model in server.model."""
         replies = cohort.ask(self.train, server.model)
         server.model = ema(server.model, weighted_mean(replies), self.inertia)
+
+    @on_client
+    def train(self, client: Client, model: Weights) -> Fit:
+        """The client half: what is returned is all that leaves the client."""
+        return client.fit(model, CrossEntropy())
+'''
+
+SEQUENTIAL = '''"""{name}: say in one line what is new."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedkeep.aggregation import ema
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, on_client
+from fedkeep.losses import CrossEntropy
+from fedkeep.models import Weights
+from fedkeep.options import option
+
+
+@dataclass
+class {name}State:
+    """What the server keeps from round to round: the mean of the rounds' models; empty before the first."""
+
+    mean: Weights = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class {name}(Algorithm[{name}State]):
+    """One model goes from client to client, and a moving average over the rounds is evaluated; change it."""
+
+    title = "{name}"
+    paper = "yours"
+    sequential = True
+
+    decay: float = option(0.5, "share of the mean that stays in each round", low=0.0, high=0.99)
+
+    def round(self, server: Server[{name}State], cohort: Cohort) -> None:
+        """The server half: ask one client after the other, and leave the new model in server.model."""
+        for client in cohort:
+            fit = client.ask(self.train, server.model)
+            if fit is not None:  # a client that is lost replies None, and is skipped
+                server.model = fit.model
+        server.state.mean = ema(server.state.mean, server.model, self.decay)
+        server.eval_model = server.state.mean
 
     @on_client
     def train(self, client: Client, model: Weights) -> Fit:
@@ -83,7 +128,8 @@ def write(options: Namespace, console: Console) -> int:
         raise ConfigError(f"there is a method {name.lower()!r} already (fedkeep methods). Choose another name.")
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     folder = Path(options.out)
-    files = {folder / f"{module}.py": METHOD, folder / f"test_{module}.py": TEST}
+    method_text = SEQUENTIAL if options.sequential else PARALLEL
+    files = {folder / f"{module}.py": method_text, folder / f"test_{module}.py": TEST}
     for path in files:
         if path.exists():
             raise RunError(f"{path} exists. Choose another name, or another folder with --out.")
@@ -91,6 +137,6 @@ def write(options: Namespace, console: Console) -> int:
         atomic_write(path, text.format(name=name, module=module))
     method, test = files
     say(console, f"wrote {method} and {test}. Try them:")
-    run = f"fedkeep run --use {method} --methods fedavg,{name.lower()}"
+    run = f"fedkeep run --use {method} --methods {'fedseq' if options.sequential else 'fedavg'},{name.lower()}"
     say(console, f"  {run}\n  python -m pytest {test}")
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedkeep.errors import ConfigError
 from fedkeep.interface import Algorithm
-from fedkeep.interface.algorithm import check_method
+from fedkeep.interface.method_checks import check_method
 
 _PREFIX = "fedkeep_used_"
 """What the names of modules begin with that were imported from files."""

@@ -18,7 +18,8 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.model_config import ClientModel, check_clients, model_to_table
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Algorithm, Training, algorithms, get_algorithm
-from fedkeep.interface.algorithm import check_method, returns_model
+from fedkeep.interface.algorithm import returns_model
+from fedkeep.interface.method_checks import check_method
 from fedkeep.interface.privacy import Privacy
 from fedkeep.models import Architecture
 from fedkeep.options import as_table, build

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -348,40 +347,6 @@ def returns_model(cls: type[Algorithm[Any, Any]]) -> bool:
     """
     replies = [annotations_of(step).get("return") for step in client_steps(cls).values()]
     return any(isinstance(reply, type) and issubclass(reply, Fit) for reply in replies)
-
-
-def check_method(cls: type[Algorithm[Any, Any]]) -> None:
-    """Check a user's method, so that its mistakes show when it is loaded and not in the middle of a run.
-
-    Parameters
-    ----------
-    cls : type[Algorithm]
-        The method.
-
-    Raises
-    ------
-    ConfigError
-        If it has no `round`, no client step, a step without type annotations, or the name of another method.
-    """
-    name = cls.__qualname__
-    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
-        own = [word for word, value in vars(cls).items() if callable(value) and not word.startswith("_")]
-        near = [word for wanted in missing for word in difflib.get_close_matches(wanted, own, n=1)]
-        hint = f" Is {near[0]!r} meant to be it?" if near else ""
-        raise ConfigError(f"the method {name} does not define {', '.join(missing)}.{hint}")
-    steps = client_steps(cls)
-    if not steps:
-        raise ConfigError(f"the method {name} asks nothing of clients: mark what clients do with @on_client.")
-    for step_name, step in steps.items():
-        known = annotations_of(unwrap_step(step)).keys()
-        bare = [argument for argument in (*server_arguments(step), "return") if argument not in known]
-        if bare:
-            what = ["its result" if argument == "return" else argument for argument in bare]
-            raise ConfigError(
-                f"{name}.{step_name} has no type annotation of {', '.join(what)}. What travels between server and "
-                "clients needs one, such as: def train(self, client: Client, model: Weights) -> Fit."
-            )
-    algorithms()
 
 
 def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:

@@ -23,8 +23,10 @@ from torch import Tensor
 from fedkeep._utils.type_hints import annotations_of
 from fedkeep.errors import ValueRefused
 from fedkeep.interface.pytree import tree_map
+from fedkeep.models import Weights
 
 _STRUCTURE = "structure"
+_PLAIN = (Tensor, bool, int, float, str)
 
 
 def encode(value: Any) -> bytes:
@@ -143,11 +145,66 @@ def from_structure(structure: Any, tensors: Mapping[str, Tensor], hint: Any) -> 
     """
     try:
         return _decode(structure, tensors, hint, "the value")
-    except ValueRefused:
-        raise
+    except ValueRefused as error:
+        raise ValueRefused(f"{error} Both sides must run the same method and version of FedKeep.") from None
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # A message from outside may be malformed in any way; whatever error that causes, the message is refused.
         raise ValueRefused(f"damaged message or file: {error}. Ask for it again, or restore it from a copy.") from error
+
+
+def find_wrong_type(value: Any, hint: Any, what: str) -> str | None:
+    """Describe how a value differs from a type annotation, so that `decode` would refuse it.
+
+    Parameters
+    ----------
+    value : object
+        The value.
+    hint : type
+        The type annotation.
+    what : str
+        What the value is, such as ``the reply``.
+
+    Returns
+    -------
+    str or None
+        A sentence, such as ``the reply.model is None, not Weights.``; None if the value is of this type.
+    """
+    try:
+        _decode(*to_structure(value), hint, what)
+    except (TypeError, ValueRefused) as error:
+        return str(error)
+    return None
+
+
+def find_unknown_type(hint: Any) -> str | None:
+    """Find a type in an annotation whose values cannot be encoded, or could not be checked when they are decoded.
+
+    Parameters
+    ----------
+    hint : type
+        The type annotation.
+
+    Returns
+    -------
+    str or None
+        The type, such as ``dict``, of which only ``dict[str, Tensor]`` says what is in it; None if there is none.
+    """
+    return _unknown_type(hint, set())
+
+
+def _unknown_type(hint: Any, known: set[Any]) -> str | None:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(hint, TypeVar) or origin is Literal or hint in (None, types.NoneType, *_PLAIN):
+        return None
+    if origin in (Union, types.UnionType, list, tuple, Sequence, dict, Mapping):
+        below = [argument for argument in arguments if argument is not Ellipsis]
+    elif is_dataclass(origin or hint):
+        hints = annotations_of(origin or hint)
+        below = [] if hint in known else [hints[field.name] for field in fields(origin or hint)]
+        known.add(hint)
+    else:
+        return _describe(hint)
+    return next((found for one in below if (found := _unknown_type(one, known))), None)
 
 
 def encode_structure(value: Any, name: Callable[[Tensor], str]) -> Any:
@@ -250,9 +307,9 @@ def _decode(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> 
             )
             for key, item in node["dict"]
         }
-    elif isinstance(origin or hint, type) and hint is not object and isinstance(node, dict) and "class" in node:
+    elif _may_be_dataclass(origin or hint) and isinstance(node, dict) and "class" in node:
         return _decode_dataclass(node, tensors, origin or hint, where)
-    raise ValueRefused(f"{where} is not {_describe(hint)}. Both sides must run the same method and version of FedKeep.")
+    raise ValueRefused(f"{where} is {_describe_node(node)}, not {_describe(hint)}.")
 
 
 def _decode_union(node: Any, tensors: Mapping[str, Tensor], alternatives: tuple[Any, ...], where: str) -> Any:
@@ -299,5 +356,19 @@ def _with_subclasses(cls: type) -> list[type]:
     return [cls, *(found for child in children for found in _with_subclasses(child))]
 
 
+def _describe_node(node: Any) -> str:
+    """Describe what a node of a structure stands for."""
+    if not isinstance(node, dict):
+        return "None" if node is None else f"of type {type(node).__name__}"
+    kind = next(iter(node), "nothing")
+    return f"a {str(node['class']).rpartition('.')[2][:80]}" if kind == "class" else f"a {kind}"
+
+
+def _may_be_dataclass(cls: Any) -> bool:
+    return isinstance(cls, type) and cls not in (object, list, tuple, Sequence, dict, Mapping)
+
+
 def _describe(hint: Any) -> str:
+    if hint == Weights:
+        return "Weights, which are tensors by name"
     return getattr(hint, "__name__", str(hint)) if get_origin(hint) is None else str(hint)

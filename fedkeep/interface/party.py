@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Generic
+from typing import TYPE_CHECKING, Annotated, Any, Generic
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from fedkeep.data import ImageFormat
+from fedkeep.errors import ConfigError
 from fedkeep.interface.ranges import Range
 from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback, Training
 from fedkeep.losses import Data, Loss
@@ -28,6 +29,23 @@ if TYPE_CHECKING:
 @dataclass
 class NoState:
     """The state of a client, or of a server, that keeps nothing between calls."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked by Python itself, such as when it copies
+            raise AttributeError(name)
+        raise ConfigError(_no_state(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(_no_state(name))
+
+
+def _no_state(name: str) -> str:
+    return (
+        f"the state has no field {name!r}, since the method names no class for it, and nothing would be kept. Write "
+        "class MyMethod(Algorithm[ServerState]) for what the server keeps, Algorithm[ServerState, ClientState] for "
+        "clients too, or Algorithm[NoState, ClientState] for clients alone; each is a @dataclass whose fields have "
+        "defaults."
+    )
 
 
 S = TypeVar("S", default=NoState)

@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from fedkeep.data import Data
+from fedkeep.errors import ConfigError
 from fedkeep.models import Weights
 
 
@@ -116,6 +117,7 @@ class Loss(ABC):
         return self
 
     def __add__(self, other: Loss) -> Loss:
+        check_loss(other)
         terms = (*_terms(self), *_terms(other))
         return terms[0] if len(terms) == 1 else Sum(terms)
 
@@ -135,9 +137,12 @@ class Sum(Loss):
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         if not self.terms:
             raise ValueError("there is nothing to minimise: the loss is an empty sum")
-        total = self.terms[0](model, batches)
-        for term in self.terms[1:]:
-            total = total + term(model, batches)
+        total: Tensor | None = None
+        for term in self.terms:
+            value = term(model, batches)
+            check_scalar(value, term)
+            total = value if total is None else total + value
+        assert total is not None
         return total
 
     def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
@@ -145,6 +150,56 @@ class Sum(Loss):
 
 
 ZERO_LOSS: Loss = Sum()
+
+
+def check_loss(value: object) -> None:
+    """Check that something is a loss.
+
+    Parameters
+    ----------
+    value : object
+        What is given as a loss.
+
+    Raises
+    ------
+    ConfigError
+        If it is not.
+    """
+    if not isinstance(value, Loss):
+        name = value.__name__ if isinstance(value, type) else type(value).__name__
+        what = f"the class {name} itself: call it, {name}(...)" if isinstance(value, type) else f"a {name}"
+        raise ConfigError(
+            f"a loss of local training is an object of a subclass of fedkeep.losses.Loss, such as CrossEntropy(), not "
+            f"{what}."
+        )
+
+
+def check_scalar(value: object, loss: Loss) -> None:
+    """Check what a loss has computed; a number or a vector would train, and not as its author means.
+
+    Parameters
+    ----------
+    value : object
+        What the loss returned.
+    loss : Loss
+        The loss.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a scalar tensor of floating-point numbers.
+    """
+    if isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point():
+        return
+    name = type(loss).__name__
+    if isinstance(value, Tensor):
+        form = f"a tensor of shape {list(value.shape)} and type {str(value.dtype).removeprefix('torch.')}"
+    else:
+        form = "None" if value is None else f"a {type(value).__name__}, which has no gradient"
+    raise ConfigError(
+        f"the loss {name} must return a scalar tensor, such as the mean over the batch, and returned {form}. Look at "
+        f"the last line of {name}.__call__."
+    )
 
 
 def _terms(*losses: Loss) -> tuple[Loss, ...]:

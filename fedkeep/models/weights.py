@@ -73,6 +73,33 @@ def load_weights(module: nn.Module, weights: Weights) -> None:
         tensor.copy_(weights[name])
 
 
+def check_weights(value: object, what: str) -> None:
+    """Check that something is a model.
+
+    Parameters
+    ----------
+    value : object
+        What is given as a model.
+    what : str
+        What it is, at the beginning of the message.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a mapping from names to tensors.
+    """
+    found = "None" if value is None else f"a {type(value).__name__}"
+    if isinstance(value, Mapping):
+        others = {type(item).__name__ for item in form_of(value).values() if not isinstance(item, Tensor)}
+        if not others:
+            return
+        found += f" of {', '.join(sorted(others))}"
+    raise ConfigError(
+        f"{what} is {found} where weights are expected, a dict of tensors by name, such as the model of a Fit or the "
+        "result of weighted_mean(replies)."
+    )
+
+
 def find_mismatch(given: Weights, expected: Weights) -> str | None:
     """Describe how a model differs from another in names, shapes or types.
 

@@ -14,6 +14,7 @@ from fedkeep.data import Federation
 from fedkeep.interface import Fit
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult
+from fedkeep.simulation.step_checks import check_arguments, check_reply
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob
 from fedkeep.training.party import LocalClient
@@ -140,7 +141,13 @@ class SerialExecutor(Executor):
             (task,) = group.tasks
             client = self._client(task, group.train)
             try:
-                reply = task.step(client, *task.args, **task.kwargs)
+                state_type = type(client.state)
+                try:
+                    reply = task.step(client, *task.args, **task.kwargs)
+                except Exception:
+                    check_arguments(task)
+                    raise
+                check_reply(task, reply, client.state, state_type)
             except Exception as error:
                 error.add_note(str(task))
                 raise

@@ -16,6 +16,7 @@ from fedkeep.simulation.model_averaging import round_mean
 from fedkeep.simulation.reply_store import load
 from fedkeep.simulation.rounds import LocalCohort, RoundState, TooFewClients
 from fedkeep.simulation.state import RoundResult, SimulationState
+from fedkeep.simulation.step_checks import check_server
 
 
 @dataclass
@@ -66,6 +67,7 @@ class Simulation(SimulationState):
             )
             try:
                 self.algorithm.round(self.server, LocalCohort(round, round.cohort))
+                check_server(self.algorithm, self.server, type(before[2]))
                 round.finish()
             except TooFewClients:
                 rolled_back = True

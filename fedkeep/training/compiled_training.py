@@ -29,6 +29,7 @@ from fedkeep.interface import Training
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training_settings import StepCallback
 from fedkeep.losses import Batch, Loss
+from fedkeep.losses.base import check_scalar
 from fedkeep.training.local_training import NetworkView, SGDStepper, TrainJob, autocast, clip_gradients
 from fedkeep.training.model_runner import ModelRunner
 
@@ -251,6 +252,7 @@ class CompiledStepper(SGDStepper):
             with torch.enable_grad():
                 with autocast(training.precision, self.runner.device):
                     value = loss(view, batches)
+                check_scalar(value, loss)
                 gradients = torch.autograd.grad(value, parameters, allow_unused=True)
             used = [number for number, gradient in enumerate(gradients) if gradient is not None]
             changes = [gradients[number] for number in used]

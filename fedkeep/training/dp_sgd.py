@@ -19,6 +19,7 @@ from fedkeep.errors import ConfigError
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.privacy import Privacy
 from fedkeep.losses import Batch
+from fedkeep.losses.base import check_scalar
 from fedkeep.models.weights import load_weights, state_dict_copy
 from fedkeep.training.local_training import NetworkView, TrainJob, autocast
 from fedkeep.training.model_runner import ModelRunner
@@ -171,7 +172,9 @@ def clipped_sum(
             return logits
 
         with autocast(training.precision, runner.device):
-            return job.loss(NetworkView(runner, weights, forward), [one])
+            value = job.loss(NetworkView(runner, weights, forward), [one])
+        check_scalar(value, job.loss)
+        return value
 
     total = [torch.zeros_like(parameter) for parameter in parameters.values()]
     by_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")

@@ -21,6 +21,7 @@ from fedkeep.interface import Data, Fit, Training
 from fedkeep.interface.pytree import tree_signature
 from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, Precision, StepCallback
 from fedkeep.losses import Batch, Loss
+from fedkeep.losses.base import check_scalar
 from fedkeep.models import Weights
 from fedkeep.models.custom import split_classifier
 from fedkeep.models.weights import load_weights, state_dict_copy
@@ -346,6 +347,12 @@ class SGDStepper:
         training = self.training
         with autocast(training.precision, self.runner.device):
             value = loss(NetworkView(self.runner, self.weights, self._forward), batches)
+        check_scalar(value, loss)
+        if not value.requires_grad:
+            raise ConfigError(
+                f"the loss {type(loss).__name__} does not depend on the weights that are trained. Compute it from "
+                "model.logits, model.features or model.weights, without detach() or item()."
+            )
         gradients_or_none = torch.autograd.grad(value, self.parameters, allow_unused=True)
         used = [number for number, gradient in enumerate(gradients_or_none) if gradient is not None]
         parameters = [self.parameters[number] for number in used]

@@ -18,9 +18,10 @@ from fedkeep.interface.privacy import CHANGE_TOLD, COUNTS_TOLD, MEANS_TOLD, step
 from fedkeep.interface.pytree import replace_tensors, tree_tensors
 from fedkeep.interface.training_settings import EpochEndsWith, Parametrization, StepCallback
 from fedkeep.losses import Loss
+from fedkeep.losses.base import check_loss
 from fedkeep.models import Weights
 from fedkeep.models.heads import expand_like
-from fedkeep.models.weights import load_weights
+from fedkeep.models.weights import check_weights, load_weights
 from fedkeep.training.context import ClientContext
 from fedkeep.training.dp_sgd import num_steps, private_fit, sample_rate
 from fedkeep.training.fisher import fisher, sensitivity
@@ -152,6 +153,8 @@ class LocalParty(Party[Any]):
         TrainJob
             The training, with cached teachers and its own random generators.
         """
+        check_weights(model, "the model that fit is given")
+        check_loss(loss)
         data = data or (self.data,)
         for columns in data:
             self._check(columns)
@@ -183,10 +186,12 @@ class LocalParty(Party[Any]):
         return loss
 
     def predict(self, model: Weights, data: Data | None = None) -> Tensor:
+        check_weights(model, "the model that predict is given")
         with self.context.inference_time():
             return self.context.runner.logits(model, self._images(data))
 
     def features(self, model: Weights, data: Data | None = None) -> Tensor:
+        check_weights(model, "the model that features is given")
         with self.context.inference_time():
             return self.context.runner.features(model, self._images(data))
 

@@ -22,6 +22,7 @@ from fedkeep._utils.devices import to_device
 from fedkeep.interface import Fit, Training
 from fedkeep.interface.pytree import replace_tensors, stack_tensors
 from fedkeep.losses import Batch, Loss
+from fedkeep.losses.base import check_scalar
 from fedkeep.models.weights import find_mismatch
 from fedkeep.training.local_training import NetworkView, TrainJob, autocast, fit
 from fedkeep.training.model_runner import ModelRunner
@@ -218,7 +219,9 @@ class ModelStack:
         parameters = {name: weights[name] for name in self.runner.parameters}
         view = NetworkView(self.runner, parameters, lambda images: functional_call(network, dict(weights), (images,)))
         loss: Loss = replace_tensors(self.loss, constants)
-        return loss(view, [Batch(data, index) for data, index in batches])
+        value = loss(view, [Batch(data, index) for data, index in batches])
+        check_scalar(value, loss)
+        return value
 
     @torch.no_grad()
     def step(self, rows: Rows, gradients: dict[str, Tensor]) -> None:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
+import torch
 
 from fedkeep.cli import main
 from fedkeep.cli.completion import script
@@ -14,12 +16,69 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.interface import get_algorithm
 from fedkeep.testing import checks_for
 
-MISTAKES = [  # what of the file is written wrong, how, and what is said
-    ("def round(", "def ruond(", " does not define round. Is 'ruond' meant to be it?"),
-    ("model: Weights) -> Fit", "model: Weights)", ".train has no type annotation of its result."),
-    ("client: Client, model: Weights", "client, model", ".train has no type annotation of model."),
-    ("    @on_client\n", "", "asks nothing of clients: mark what clients do with @on_client"),
-]
+PARALLEL = {  # what is written wrong in the method of `fedkeep new-method Draft`: what for what, and the message
+    "no round": ("def round(", "def ruond(", " does not define round. Is 'ruond' meant to be it?"),
+    "no annotation of the result": ("Weights) -> Fit", "Weights)", ".train has no type annotation of its result."),
+    "no annotation of an argument": ("model: Weights)", "model)", ".train has no type annotation of model."),
+    "an unknown annotation": ("Weights) -> Fit", "Weights) -> Fti", ".train: a type annotation names 'Fti', which"),
+    "an annotation without content": ("Weights) -> Fit", "Weights) -> dict", "annotation of its result contains dict,"),
+    "no step": ("    @on_client\n", "", "asks nothing of clients: mark what clients do with @on_client"),
+    "no dataclass": ("@dataclass(frozen=True)\n", "", "Draft has options and is no dataclass: write @dataclass("),
+    "a state that is not named": (
+        "replies = ",
+        "server.state.seen = ",
+        "state has no field 'seen', since the method names",
+    ),
+}
+SEQUENTIAL = {  # the same with --sequential
+    "no type argument": ("(Algorithm[DraftState])", "(Algorithm)", "write class Draft(Algorithm[DraftState])."),
+    "no second argument": ("client: Client,", "client: Client[DraftState],", "(Algorithm[DraftState, DraftState])."),
+    "no default": (" = field(default_factory=dict)", "", "DraftState, the server's state, has no default for mean"),
+    "a state without dataclass": ("@dataclass\n", "", "DraftState, the server's state, is no dataclass, so that"),
+    "a frozen state": ("@dataclass\n", "@dataclass(frozen=True)\n", "DraftState, the server's state, is frozen, and"),
+    "a field without content": ("mean: Weights", "mean: dict", "keeps mean, whose annotation contains dict: that says"),
+    "a field that is not declared": (
+        "state.mean = ",
+        "state.men = ",
+        "keeps men in server.state, which DraftState has",
+    ),
+    "another state": ("eval_model = server.state.mean", "state = server.model", "server.state is a dict after Draft."),
+    "None in the state": (
+        "eval_model = server.state.mean",
+        "state.mean = None",
+        "server.state.mean is None, not Weights",
+    ),
+    "None as the model": ("eval_model = server.state.mean", "model = None", "server.model after Draft.round is None"),
+    "a reply as the model": (
+        "eval_model = server.state.mean",
+        "model = fit",
+        "server.model after Draft.round is a Fit",
+    ),
+    "no return": ("return client.fit", "client.fit", "what Draft.train returned is None, not Fit. Return what"),
+    "nothing to train": ("self.train, server.model", "self.train, None", "model of Draft.train is None, not Weights"),
+    "too much": ("self.train, server.model", "self.train, server.model, 3", "After the client it takes model."),
+    "training of None": ("client.fit(model", "client.fit(None", "the model that fit is given is None where weights"),
+    "a loss of PyTorch": ("CrossEntropy()", "torch.nn.CrossEntropyLoss()", "not a CrossEntropyLoss."),
+    "the class of a loss": ("CrossEntropy()", "CrossEntropy() + Ours", "not the class Ours itself: call it, Ours("),
+    "a vector": ("CrossEntropy()", "CrossEntropy() + Ours(0)", "loss Ours must return a scalar tensor, such as"),
+    "a number": ("CrossEntropy()", "CrossEntropy() + Ours(1)", "and returned a float, which has no gradient."),
+    "integers": ("CrossEntropy()", "CrossEntropy() + Ours(2)", "a tensor of shape [] and type int64."),
+    "no gradient": ("CrossEntropy()", "Ours(3)", "the loss Ours does not depend on the weights that are trained."),
+}
+MISTAKES = [(mistake, name, False) for name, mistake in PARALLEL.items()]
+MISTAKES += [(mistake, name, True) for name, mistake in SEQUENTIAL.items()]
+OURS = """
+import torch
+from fedkeep.losses import Loss
+
+@dataclass(frozen=True)
+class Ours(Loss):
+    wrong: int
+    def __call__(self, model, batches):
+        value = model.logits(batches[0]).square()
+        return (value.mean(1), value.mean().item(), value.argmax(), value.mean().detach())[self.wrong]
+
+"""
 HEIR = """
 from dataclasses import dataclass
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
@@ -29,30 +88,50 @@ class Heir(SFedKD):
     '''Inherits all, the title too.'''
 """
 HEIR_MESSAGE = "Heir are both named 'sfedkd'. Give yours another title."
-LOAD = """
+RUN = """
 import sys
 from fedkeep.cli import main
-sys.exit(sum(main(["methods", "fedavg", "--use", file]) for file in sys.argv[1:]))
+for file in sys.argv[2:]:
+    method = file.rpartition("/")[2].removesuffix(".py")
+    words = ["--use", file, "--methods", method, "--rounds", "1", "--workers", "1", "--quiet", "--out", file + ".run"]
+    assert main(["run", sys.argv[1], *words]) == 1
 """
 
 
-def test_a_mistake_is_named_when_the_file_is_loaded(tmp_path: Path) -> None:
-    assert main(["new-method", "Draft", "--out", str(tmp_path)]) == 0
-    text = (tmp_path / "draft.py").read_text()
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What is printed for each mistake, and for a method with the name of another one."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    assert main(["new-method", "Draft", "--out", str(folder)]) == 0
+    parallel = (folder / "draft.py").read_text()
+    assert main(["new-method", "Draft", "--sequential", "--out", str(folder / "sequential")]) == 0
+    sequential = (folder / "sequential" / "draft.py").read_text()
+    sequential = sequential.replace("\n@dataclass\n", OURS + "\n@dataclass\n")
     files = []
-    for number, (old, new, _) in enumerate(MISTAKES):
+    for number, ((old, new, _), _, is_sequential) in enumerate(MISTAKES):
+        text = sequential if is_sequential else parallel
         assert old in text
-        files.append(tmp_path / f"wrong{number}.py")
+        files.append(folder / f"draft{number}.py")
         files[-1].write_text(text.replace(old, new).replace("Draft", f"Draft{number}"))
-    files.append(tmp_path / "heir.py")  # the last: its class stays, and so does the clash
+    files.append(folder / "heir.py")  # the last: its class stays, and so does the clash
     files[-1].write_text(HEIR)
     # Another process: a class that was once defined stays.
-    done = subprocess.run([sys.executable, "-c", LOAD, *map(str, files)], capture_output=True, text=True, check=False)
-    assert done.returncode == len(files)
-    output = done.stderr.splitlines()
-    assert len(output) == len(files), done.stderr
-    for line, message in zip(output, [*(message for _, _, message in MISTAKES), HEIR_MESSAGE], strict=True):
-        assert message in line
+    words = [sys.executable, "-c", RUN, tiny.write_recipe(folder), *map(str, files)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = done.stderr.splitlines()
+    assert len(found) == len(files), done.stderr
+    return found
+
+
+@pytest.mark.parametrize("number", [pytest.param(n, id=name) for n, (_, name, _) in enumerate(MISTAKES)])
+def test_a_mistake_is_named(number: int, errors: list[str]) -> None:
+    (_, _, message), _, _ = MISTAKES[number]
+    assert message in errors[number].replace(f"Draft{number}", "Draft")
+
+
+def test_a_name_that_is_taken_is_named(errors: list[str]) -> None:
+    assert HEIR_MESSAGE in errors[-1]
 
 
 def test_a_written_method_and_its_test_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,9 +147,29 @@ def test_a_written_method_and_its_test_pass(tmp_path: Path, capsys: pytest.Captu
         assert main(["new-method", name, "--out", str(tmp_path)]) == 1
 
 
+def test_a_written_sequential_method_keeps_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new-method", "PassedOn", "--sequential", "--out", str(tmp_path)]) == 0
+    assert "--methods fedseq,passedon" in capsys.readouterr().out
+    import_user_code([str(tmp_path / "passed_on.py")])
+    cls = get_algorithm("passedon")
+    for name, check in checks_for(cls):
+        if name in ("two_runs_are_equal", "resume", "lost_clients"):
+            check()
+    reference, ours = tiny.simulation(get_algorithm("fedseq")()), tiny.simulation(cls())
+    models = []
+    for _ in range(2):
+        reference.run_round()
+        ours.run_round()
+        models.append(reference.server.model)
+        assert tiny.equal(ours.server.model, models[-1]), "it trains as FedSeq does"
+    for name, tensor in ours.server.eval_model.items():
+        torch.testing.assert_close(tensor, (models[0][name] + models[1][name]) / 2)
+
+
 @pytest.mark.slow
-def test_all_of_the_written_test_passes(tmp_path: Path) -> None:
-    assert main(["new-method", "WholeDraft", "--out", str(tmp_path)]) == 0
+@pytest.mark.parametrize("words", [[], ["--sequential"]], ids=["parallel", "sequential"])
+def test_all_of_the_written_test_passes(words: list[str], tmp_path: Path) -> None:
+    assert main(["new-method", "WholeDraft", "--out", str(tmp_path), *words]) == 0
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_whole_draft.py"],
         cwd=tmp_path, capture_output=True, text=True, check=False,

@@ -1,0 +1,108 @@
+"""Checks of what a method's own code hands over: its author learns what is wrong from a sentence, not a traceback."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+from fedkeep._utils.type_hints import annotations_of
+from fedkeep.errors import ConfigError
+from fedkeep.interface import Algorithm, Server
+from fedkeep.interface.algorithm import unwrap_step
+from fedkeep.interface.codec import find_wrong_type
+from fedkeep.models.weights import check_weights
+from fedkeep.simulation.messages import ClientTask
+
+
+def check_reply(task: ClientTask, reply: Any, state: Any, state_type: type[Any]) -> None:
+    """Check what a client step returned, and the state that it left.
+
+    Parameters
+    ----------
+    task : ClientTask
+        The step.
+    reply : object
+        What it returned.
+    state : object
+        The client's state after the step.
+    state_type : type
+        The dataclass of client states.
+
+    Raises
+    ------
+    ConfigError
+        If one of them is not of its type.
+    """
+    name = _name(task)
+    hints = annotations_of(unwrap_step(task.step))
+    if "return" in hints and (wrong := find_wrong_type(reply, hints["return"], f"what {name} returned")):
+        raise ConfigError(f"{wrong} Return what the annotation of the step says, or change the annotation.")
+    _check_state(state, state_type, "client.state", name)
+
+
+def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type: type[Any]) -> None:
+    """Check what a method's round left on the server.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        The method.
+    server : Server
+        The server after the round.
+    state_type : type
+        The dataclass of the server's state.
+
+    Raises
+    ------
+    ConfigError
+        If its models are not weights, or its state is not of its type.
+    """
+    name = f"{type(algorithm).__name__}.round"
+    check_weights(server.model, f"server.model after {name}")
+    check_weights(server.eval_model, f"server.eval_model after {name}")
+    _check_state(server.state, state_type, "server.state", name)
+
+
+def check_arguments(task: ClientTask) -> None:
+    """Check what a step was given, once it has failed.
+
+    Parameters
+    ----------
+    task : ClientTask
+        The step.
+
+    Raises
+    ------
+    ConfigError
+        If it was given too much, too little, or a value of another type than its annotations say.
+    """
+    name, signature = _name(task), inspect.signature(task.step)
+    try:
+        given = signature.bind(None, *task.args, **task.kwargs).arguments
+    except TypeError as error:
+        wanted = ", ".join(list(signature.parameters)[1:]) or "nothing"
+        raise ConfigError(f"{name} cannot be asked like this: {error}. After the client it takes {wanted}.") from error
+    hints = annotations_of(unwrap_step(task.step))
+    for argument, value in list(given.items())[1:]:
+        if argument in hints and (wrong := find_wrong_type(value, hints[argument], f"{argument} of {name}")):
+            raise ConfigError(f"{wrong} Look at what the server's half gives to ask.")
+
+
+def _check_state(state: Any, state_type: type[Any], what: str, where: str) -> None:
+    if not isinstance(state, state_type):
+        raise ConfigError(
+            f"{what} is a {type(state).__name__} after {where}, not a {state_type.__name__}. Assign to its fields, not "
+            f"to {what} itself."
+        )
+    if unknown := sorted(getattr(state, "__dict__", {}).keys() - {field.name for field in fields(state_type)}):
+        raise ConfigError(
+            f"{where} keeps {', '.join(unknown)} in {what}, which {state_type.__name__} has no field for, so that it "
+            "would be lost. Declare the field with a default."
+        )
+    if wrong := find_wrong_type(state, state_type, what):
+        raise ConfigError(f"{wrong} {where} left it so. The field's annotation must say all that it may hold.")
+
+
+def _name(task: ClientTask) -> str:
+    return getattr(task.step, "__qualname__", task.step.__name__)
