@@ -289,12 +289,16 @@ def _add_recipes(command: argparse.ArgumentParser) -> None:
 
 def _add_partition(command: argparse.ArgumentParser) -> None:
     command.add_argument("dataset", help="a known data set, a Hub id or a path")
-    command.add_argument("scheme", help="iid, exdir, dirichlet, dirichlet-per-client, shards, hybrid or column")
+    command.add_argument(
+        "scheme", help="iid, exdir, dirichlet, dirichlet-per-client, shards, hybrid, column, or your own"
+    )
     command.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="options of the scheme, such as alpha=0.5")
     command.add_argument("--clients", type=positive, help="how many clients (the same as num_clients=N)")
     command.add_argument("--seed", type=natural, default=0)
     command.add_argument("--out", metavar="FILE", help="write the heat map here, as .svg, or the manifest, as .json")
+    add_settings(command, "set an option of [data], such as data.label=species")
     add_data(command)
+    add_use(command)
     command.set_defaults(command=_lazily("partition", "partition"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -12,11 +13,15 @@ from rich.table import Table
 
 from fedkeep._utils.files import atomic_write
 from fedkeep.cli.text import say
-from fedkeep.data import load
+from fedkeep.data.data_options import DataOptions
+from fedkeep.data.dataset import DataSet
 from fedkeep.data.partition import schemes
 from fedkeep.data.partition.statistics import partition_statistics
 from fedkeep.errors import ConfigError, did_you_mean
-from fedkeep.experiment.overrides import parse_value
+from fedkeep.experiment.build import load_data
+from fedkeep.experiment.overrides import apply_overrides, parse_value
+from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.recipe import check_validation
 from fedkeep.options import build
 from fedkeep.reporting.partition_figure import partition_figure
 
@@ -36,6 +41,7 @@ def partition(options: Namespace, console: Console) -> int:
     int
         The exit code.
     """
+    import_user_code(options.use)
     if options.scheme not in schemes():
         raise ConfigError(f"there is no partition scheme {options.scheme!r}.{did_you_mean(options.scheme, schemes())}")
     table = {}
@@ -47,7 +53,7 @@ def partition(options: Namespace, console: Console) -> int:
     if options.clients:
         table["num_clients"] = options.clients
     scheme = build(schemes()[options.scheme], table, f"scheme {options.scheme}")
-    dataset = load(options.dataset, data_dir=options.data_dir)
+    dataset = _load(options)
     split = scheme.split(dataset.train, dataset.num_classes, options.seed)
     counts = split.counts(dataset.train["label"], dataset.num_classes)
 
@@ -70,3 +76,17 @@ def partition(options: Namespace, console: Console) -> int:
         atomic_write(out, partition_figure(counts.numpy(), dataset.label_names, title))
     say(console, f"wrote {out}")
     return 0
+
+
+def _load(options: Namespace) -> DataSet:
+    """Load the data set with the options of ``[data]`` that ``--set`` names."""
+    table: dict[str, Any] = {"data": {}}
+    apply_overrides(table, options.settings)
+    if others := [section for section in table if section != "data"]:
+        raise ConfigError(
+            f"--set {others[0]}: here only options of [data] can be set, such as data.label=species. Options of the "
+            "scheme stand after its name, such as alpha=0.5."
+        )
+    validation = table["data"].pop("validation", 0.0)
+    check_validation(validation)
+    return load_data(options.dataset, options.data_dir, validation, build(DataOptions, table["data"], "--set data"))

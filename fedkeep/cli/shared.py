@@ -108,7 +108,11 @@ def add_use(group: argparse._ActionsContainer) -> None:
         The command's parser or a group of its arguments.
     """
     group.add_argument(
-        "--use", action="append", default=[], metavar="FILE", help="import methods of your own from a .py file"
+        "--use",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="import methods or partitions of your own from a .py file",
     )
 
 

@@ -81,9 +81,10 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     tasks = [federation.for_task(task) for task in range(1, federation.num_tasks + 1)]
     per_client = sum(float(task.partition.sizes.double().mean()) for task in tasks) / len(tasks)
     per_round = recipe.run.cohort_size * per_client  # examples of a cohort
-    small = _subset_federation(federation, recipe.training.batch_size, min(recipe.run.cohort_size, 5))
+    training = recipe.training_of(method)
+    small = _subset_federation(federation, training.batch_size, min(recipe.run.cohort_size, 5))
     measured = sum(map(small.num_examples, small.clients)) or 1
-    scale = per_round * recipe.training.epochs / measured  # examples of a whole round per example of a small one
+    scale = per_round * training.epochs / measured  # examples of a whole round per example of a small one
     if recipe.public.name and scale:
         share = recipe.run.cohort_size / (len(small.clients) * scale)
         small = replace(small, server=_subset(small.server, share))
@@ -96,22 +97,20 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
         evaluate_local_models=False,
         evaluation_models=("last",),
     )
-    one_epoch = replace(recipe.training, epochs=1)
+    one_epoch = replace(method, training={**method.training, "epochs": 1})
     # Methods with a generator are not estimated, and by_task generators need tasks: so leave the generator out.
-    short = replace(
-        recipe, methods=(method,), run=run_settings, tasks=Tasks(), training=one_epoch, generator=GeneratorConfig()
-    )
-    simulation = build_simulation(short, method, recipe.seeds[0], small, machine.device, machine.data_dir)
+    short = replace(recipe, methods=(one_epoch,), run=run_settings, tasks=Tasks(), generator=GeneratorConfig())
+    simulation = build_simulation(short, one_epoch, recipe.seeds[0], small, machine.device, machine.data_dir)
     simulation.run_round()
     result = simulation.run_round()
-    training = result.timings["train"] * scale
+    training_time = result.timings["train"] * scale
     teachers = result.timings["teachers"] / measured * per_round
     images = sum(len(task.dataset.test["label"]) for task in tasks) / len(tasks)
     evaluations = len(recipe.run.evaluation_models) / recipe.run.evaluate_every
     if recipe.run.evaluate_local_models:
         evaluations += recipe.run.cohort_size / recipe.run.evaluate_every
     evaluation = _evaluation_time(simulation, min(int(images), 256)) * images * evaluations
-    return Estimate(recipe.rounds * (training + teachers + evaluation), _memory(simulation, federation, recipe))
+    return Estimate(recipe.rounds * (training_time + teachers + evaluation), _memory(simulation, federation, recipe))
 
 
 def _evaluation_time(simulation: Simulation, images: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -200,6 +200,35 @@ def grid_label(label: str, options: Mapping[str, Any]) -> str:
     values = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items())
     text = ", ".join(values)
     return f"{label} ({text})" if text else label
+
+
+def join_labels(parts: Sequence[str], labels: Iterable[str]) -> list[str]:
+    """Put labels together that contain commas, after a list of names was split at its commas.
+
+    Parameters
+    ----------
+    parts : Sequence[str]
+        What stood between the commas.
+    labels : Iterable[str]
+        The known labels. The longest that fits is taken; upper and lower case are the same.
+
+    Returns
+    -------
+    list[str]
+        Names and labels; a part that begins no known label is a name of its own.
+    """
+    known = {tuple(part.strip().lower() for part in label.split(",")): label for label in labels}
+    longest = max(map(len, known), default=1)
+    names: list[str] = []
+    position = 0
+    while position < len(parts):
+        for end in range(min(position + longest, len(parts)), position, -1):
+            label = known.get(tuple(part.lower() for part in parts[position:end]))
+            if label is not None or end == position + 1:
+                names.append(parts[position] if label is None else label)
+                position = end
+                break
+    return names
 
 
 def split_grid(line: str) -> tuple[str, list[str]]:

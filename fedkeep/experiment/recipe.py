@@ -315,7 +315,7 @@ def _find_methods(recipe: Recipe, wanted: Any) -> list[Method]:
 def _validate(recipe: Recipe) -> None:
     """Raise `ConfigError` if parts of a recipe contradict each other, or a method lacks something that it needs."""
     _check_seeds(recipe.seeds)
-    _check_validation(recipe.validation)
+    check_validation(recipe.validation)
     check_log(recipe.log)
     _check_methods(recipe.methods)
     _check_sizes(recipe)
@@ -335,7 +335,19 @@ def _check_seeds(seeds: Any) -> None:
         raise ConfigError(f"seeds {given} name one twice. Each seed is run only once.")
 
 
-def _check_validation(share: Any) -> None:
+def check_validation(share: Any) -> None:
+    """Check ``data.validation``.
+
+    Parameters
+    ----------
+    share : object
+        The value.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a share of the training examples.
+    """
     if type(share) not in (int, float) or not 0 <= share <= 0.5:
         raise ConfigError(f"data.validation is a share of the training images, 0 (none) to 0.5, not {share!r}.")
 

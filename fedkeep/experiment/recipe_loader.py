@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedkeep.data.partition import schemes
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
 from fedkeep.experiment.model_config import read_client_models, read_model
-from fedkeep.experiment.overrides import SECTIONS, add_grids, apply_overrides, expand_grids, merge_tables
+from fedkeep.experiment.overrides import SECTIONS, add_grids, apply_overrides, expand_grids, join_labels, merge_tables
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface import Training, algorithms, get_algorithm
@@ -275,10 +275,10 @@ def _unknown_recipe(name: str) -> ConfigError:
     return ConfigError(f"there is no recipe {name!r}.{hint} See: fedkeep recipes. Or give a path to a .toml file.")
 
 
-def _select_methods(listed: list[dict[str, Any]], wanted: Iterable[str]) -> list[dict[str, Any]]:
+def _select_methods(listed: list[dict[str, Any]], wanted: Sequence[str]) -> list[dict[str, Any]]:
     """Return the tables of these methods; a method that the recipe does not list gets its default options."""
     selected = []
-    for name in wanted:
+    for name in join_labels(wanted, (str(m.get("label", "")) for m in listed)):
         found = [
             m for m in listed if name.lower() in (str(m.get("algorithm", "")).lower(), str(m.get("label", "")).lower())
         ]

@@ -6,7 +6,7 @@ seeds to it, and run only what is not finished. A reproduction with fewer rounds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,7 +16,7 @@ from filelock import FileLock
 from fedkeep._utils.digests import read_json, write_json, write_toml
 from fedkeep.errors import ConfigError, RunError, did_you_mean
 from fedkeep.experiment.experiment import Experiment, Trial
-from fedkeep.experiment.overrides import SECTIONS
+from fedkeep.experiment.overrides import SECTIONS, join_labels
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import load_recipe, paper_tables, read_paper_section
@@ -209,10 +209,10 @@ def _label_changes(recipe: Recipe, plain: Recipe) -> Recipe:
     return replace(recipe, methods=tuple(methods))
 
 
-def _select_methods(recipe: Recipe, names: Iterable[str]) -> tuple[Method, ...]:
+def _select_methods(recipe: Recipe, names: Sequence[str]) -> tuple[Method, ...]:
     """Return the recipe's methods with these labels; the name of a method selects all of its rows."""
     chosen: list[Method] = []
-    for name in names:
+    for name in join_labels(names, (label for m in recipe.methods for label in (m.grid_of, m.label))):
         wanted = name.lower()
         found = [m for m in recipe.methods if wanted in (m.label.lower(), m.grid_of.lower(), m.algorithm.name())]
         if not found:

@@ -250,6 +250,37 @@ def test_partition_prints_statistics_and_draws(cli: Any, tmp_path: Path) -> None
     assert json.loads((tmp_path / "other.json").read_text())["hash"] != manifest["hash"]
 
 
+OWN_SCHEME = """
+from dataclasses import dataclass
+from typing import ClassVar
+import numpy as np
+from fedkeep.data.partition.base import Assignment, Scheme, even_sizes, to_offsets
+
+@dataclass(frozen=True)
+class Backwards(Scheme):
+    name: ClassVar[str] = "backwards"
+
+    def assign(self, labels, num_classes, train, seed):
+        return Assignment(np.arange(len(labels))[::-1].copy(), to_offsets(even_sizes(len(labels), self.num_clients)))
+"""
+
+
+def test_partition_of_a_table_by_a_scheme_of_ones_own(cli: Any, tmp_path: Path) -> None:
+    rows = [f"{number / 10},{number % 3},{'red' if number < 20 else 'blue'}" for number in range(40)]
+    (tmp_path / "table.csv").write_text("\n".join(["length,number,colour", *rows]))
+    (tmp_path / "backwards.py").write_text(OWN_SCHEME)
+    words = ("partition", tmp_path / "table.csv", "backwards", "--clients", 2, "--use", tmp_path / "backwards.py")
+    counts = {}
+    for label in ("number", "colour"):
+        shown = cli(*words, "--set", f"data.label={label}", "--out", tmp_path / f"{label}.json")
+        assert shown.code == 0, shown.err
+        counts[label] = json.loads((tmp_path / f"{label}.json").read_text())["counts"]
+    assert [len(counts["number"][0]), len(counts["colour"][0])] == [3, 2]
+    cli(*words, "--set", "data.label=colour", "--set", "data.validation=0.25", "--out", tmp_path / "fewer.json")
+    fewer = json.loads((tmp_path / "fewer.json").read_text())["counts"]
+    assert sum(map(sum, fewer)) < sum(map(sum, counts["colour"]))
+
+
 def test_compare(cli: Any, run: Path) -> None:
     shown = cli("compare", run, "--against", "FedSeq")
     assert shown.code == 0
@@ -293,6 +324,9 @@ ERRORS = [
     (["partition", "digits", "exdir", "alhpa=1"], "Did you mean 'alpha'?"),
     (["partition", "digits", "exdir", "alpha"], "write option=value"),
     (["partition", "digts", "iid"], "Did you mean 'digits'?"),
+    (["partition", "digits", "iid", "--set", "run.rounds=3"], "here only options of [data] can be set"),
+    (["partition", "digits", "iid", "--set", "data.lable=x"], "Did you mean 'label'?"),
+    (["partition", "digits", "iid", "--set", "data.validation=2"], "data.validation is a share of the training"),
 ]
 
 

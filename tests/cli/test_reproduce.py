@@ -123,6 +123,15 @@ def test_the_best_of_a_grid_stands_beside_the_papers_number(table: str, tmp_path
     assert "best of its grid on the test set" in (tmp_path / "toy" / "table.md").read_text()
 
 
+def test_a_label_with_a_comma_can_be_named(table: str, tmp_path: Path) -> None:
+    path = Path(table, "_table.toml")
+    path.write_text(path.read_text().replace('label = "Prox"', 'label = "Prox, tuned"'))
+    (column,) = reproduce.select_columns(
+        reproduce.find_table(table), tmp_path, columns=["first"], methods=["fedavg", "prox", "tuned"]
+    )
+    assert [method.label for method in column.recipe.methods] == ["FedAvg", "Prox, tuned"]
+
+
 def test_a_share_of_the_rounds_has_a_folder_of_its_own(table: str, tmp_path: Path) -> None:
     assert run(table, tmp_path, "--columns", "first", "--methods", "fedseq", "--seeds", "1", "--rounds", "0.5") == 0
     folder = tmp_path / "toy-rounds-0.5"

@@ -69,10 +69,15 @@ def test_it_grows_with_the_clients_data_and_with_the_public_set(
 
 @pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize(
-    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedseq", "ft-kd"))]
+    ("name", "settings"),
+    [
+        ("fedavg", ["training.epochs=4"]),
+        ("fedavg", ["training.epochs=3", "fedavg.training.epochs=2"]),
+        *(pytest.param(name, ["training.epochs=4"], marks=pytest.mark.slow) for name in ("fedseq", "ft-kd")),
+    ],
 )
-def test_it_grows_with_the_epochs(name: str, tmp_path: Path) -> None:
-    agree(recipe(tmp_path, "training.epochs=4"), name)
+def test_it_grows_with_the_epochs(name: str, settings: list[str], tmp_path: Path) -> None:
+    agree(recipe(tmp_path, *settings), name)
 
 
 def agree(whole: Recipe, name: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from fedkeep.algorithms.parallel.fedcad import FedCAD
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
+from fedkeep.cli.types import names
 from fedkeep.data.partition import DirichletPerClient, ExDir
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import build_federation
@@ -133,6 +134,21 @@ def test_methods_seeds_and_rounds(load: Any) -> None:
     with pytest.raises(ConfigError, match="name one twice"):
         load(seeds=[4, 4, 2])
     assert load(HEAD + METHOD, methods=["fedseq"]).methods[0].algorithm == FedSeq()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("Warm, weight 3", ["Warm, weight 3"]),
+        ("fedseq,warm,weight 3 , FedAvg", ["FedSeq", "Warm, weight 3", "FedAvg"]),
+        ("Warm, weight 3, again,warm", ["Warm, weight 3, again", "Warm"]),
+    ],
+)
+def test_a_label_with_commas_can_be_named(words: str, expected: list[str], load: Any) -> None:
+    text = tiny.RECIPE
+    for label in ("Warm", "Warm, weight 3", "Warm, weight 3, again"):
+        text += f'\n[[methods]]\nalgorithm = "sfedkd"\nlabel = "{label}"\n'
+    assert [m.label for m in load(text, methods=names(words)).methods] == expected
 
 
 def test_methods_from_python(load: Any) -> None:
