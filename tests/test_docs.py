@@ -56,7 +56,7 @@ def test_the_examples_of_the_page_on_architecture_run(
         ["unsure", "1"], ["unsure", "2"], ["unsure", "asked"],
     ]  # fmt: skip
     assert "unsure asked clients 20 times" in printed
-    assert [line.split(" worst")[0] for line in printed if " worst class" in line] == ["FedAvg", "Unsure"]
+    assert [line.split(" worst")[0] for line in printed if " worst class" in line] == ["FedAvg", "Unsure", "PassedOn"]
 
 
 def test_the_path_of_the_page_on_architecture_is_the_code() -> None:

@@ -4,6 +4,7 @@ from fedkeep.data import Data
 from fedkeep.losses.base import ZERO_LOSS, Batch, Loss, ModelView, Sum, TeacherOutputs
 from fedkeep.losses.classification import TSD, CompensatedCrossEntropy, CrossEntropy, WeightedCrossEntropy
 from fedkeep.losses.contrastive import ModelContrastive, SupCon
+from fedkeep.losses.decoupled import upcast
 from fedkeep.losses.distillation import (
     CachedDistillation,
     Distillation,
@@ -69,4 +70,5 @@ __all__ = [
     "WeightRule",
     "WeightedCrossEntropy",
     "soft_label_loss",
+    "upcast",
 ]

@@ -21,7 +21,18 @@ from torch import Tensor
 
 
 def upcast(logits: Tensor) -> Tensor:
-    """Return logits of half precision in float32, and others unchanged: softmaxes need the digits."""
+    """Return logits of half precision in float32, and others unchanged: softmaxes need the digits.
+
+    Parameters
+    ----------
+    logits : Tensor
+        Of any shape, such as those of a network under ``training.precision = "bfloat16"``.
+
+    Returns
+    -------
+    Tensor
+        The same numbers in float32 or float64.
+    """
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
