@@ -35,8 +35,8 @@ def check_reply(task: ClientTask, reply: Any, state: Any, state_type: type[Any])
         If one of them is not of its type.
     """
     name = _name(task)
-    hints = annotations_of(unwrap_step(task.step))
-    if "return" in hints and (wrong := find_wrong_type(reply, hints["return"], f"what {name} returned")):
+    hint = annotations_of(unwrap_step(task.step)).get("return", Any)
+    if hint is not Any and (wrong := find_wrong_type(reply, hint, f"what {name} returned")):
         raise ConfigError(f"{wrong} Return what the annotation of the step says, or change the annotation.")
     _check_state(state, state_type, "client.state", name)
 

@@ -294,7 +294,7 @@ def test_the_wrong_type_is_refused(value: Any, hint: Any) -> None:
 
 
 def test_a_refusal_says_where() -> None:
-    with pytest.raises(ValueRefused, match=r"the value\.many\[1\]\.number is not int"):
+    with pytest.raises(ValueRefused, match=r"the value\.many\[1\]\.number is of type str, not int"):
         decode(encode(Outer(torch.ones(1), many=[Inner(), Inner("x")])), Outer)  # type: ignore[arg-type]
     with pytest.raises(ValueRefused, match=r"the value\.a\[0\] has 3 items instead of 2"):
         decode(encode({"a": [(1, 2, 3)]}), dict[str, list[tuple[int, int]]])
