@@ -31,21 +31,28 @@ class NoState:
     """The state of a client, or of a server, that keeps nothing between calls."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked by Python itself, such as when it copies
-            raise AttributeError(name)
-        raise ConfigError(_no_state(name))
+        raise NoStateError(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise ConfigError(_no_state(name))
+        raise NoStateError(name)
 
 
-def _no_state(name: str) -> str:
-    return (
-        f"the state has no field {name!r}, since the method names no class for it, and nothing would be kept. Write "
-        "class MyMethod(Algorithm[ServerState]) for what the server keeps, Algorithm[ServerState, ClientState] for "
-        "clients too, or Algorithm[NoState, ClientState] for clients alone; each is a @dataclass whose fields have "
-        "defaults."
-    )
+class NoStateError(ConfigError, AttributeError):
+    """A method uses a field of a state that it does not declare; also an AttributeError, as `hasattr` expects.
+
+    Parameters
+    ----------
+    field : str
+        The name of the field.
+    """
+
+    def __init__(self, field: str) -> None:
+        super().__init__(
+            f"the state has no field {field!r}, since the method names no class for it, and nothing would be kept. "
+            "Write class MyMethod(Algorithm[ServerState]) for what the server keeps, Algorithm[ServerState, "
+            "ClientState] for clients too, or Algorithm[NoState, ClientState] for clients alone; each is a @dataclass "
+            "whose fields have defaults."
+        )
 
 
 S = TypeVar("S", default=NoState)
