@@ -6,9 +6,11 @@ import logging
 import os
 import re
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedkeep.data import cache, given
@@ -98,13 +100,16 @@ def _load_digits() -> DataSet:
     """Return scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, a stratified fifth of them as the test split.
 
     The pixel values 0..16 are scaled to 0..255. Source: Alpaydin & Kaynak, "Optical Recognition of Handwritten
-    Digits", UCI (1998), the test part.
+    Digits", UCI (1998), the test part. The file is read without scikit-learn's own function, whose import takes as long
+    as that of PyTorch.
     """
-    from sklearn.datasets import load_digits
-
-    loaded = load_digits()
-    image = (torch.from_numpy(loaded.images) * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
-    label = torch.from_numpy(loaded.target).long()
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    rows = np.loadtxt(file, delimiter=",")
+    image = (torch.from_numpy(rows[:, :-1].reshape(-1, 8, 8)) * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
+    label = torch.from_numpy(rows[:, -1]).long()
     chosen = hold_out(label, _DIGITS_TEST_SHARE)
     train = {"input": image[~chosen], "label": label[~chosen]}
     test = {"input": image[chosen], "label": label[chosen]}

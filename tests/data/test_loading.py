@@ -26,6 +26,17 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_folders(tmp_path, monkeypatch)
 
 
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    dataset, digits = load("digits"), load_digits()
+    pixels = {tuple(image) for image in (torch.from_numpy(digits.data) * (255 / 16)).round().int().tolist()}
+    inputs = torch.cat([dataset.train["input"], dataset.test["input"]]).flatten(1).int()
+    assert {tuple(image) for image in inputs.tolist()} == pixels
+    labels = torch.cat([dataset.train["label"], dataset.test["label"]])
+    assert labels.bincount().tolist() == np.bincount(digits.target).tolist()
+
+
 # --- local Parquet -------------------------------------------------------------------------------------------------
 
 
