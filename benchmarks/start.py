@@ -79,7 +79,6 @@ def first_round(*extra: str) -> tuple[float, float]:
 CASES: dict[str, Callable[[], tuple[float, float]]] = {
     "`fedkeep --help`": lambda: measure(["--help"]),
     "`fedkeep run demo --workers 1`, first round": lambda: first_round("--workers", "1"),
-    "`fedkeep run demo`, first round, a process for each core": first_round,
 }
 
 
