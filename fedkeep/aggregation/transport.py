@@ -99,7 +99,7 @@ class OptimalTransport(Options):
             Of one architecture.
         turn : int
             The number of the base; after the last model the first follows.
-        layers : Sequence[Layer]
+        layers : Sequence[ChannelLayer]
             Of that architecture, from `fedkeep.models.channel_groups.channel_groups`.
 
         Returns
@@ -116,7 +116,7 @@ class OptimalTransport(Options):
         ----------
         source, base : Weights
             Models of one architecture.
-        layers : Sequence[Layer]
+        layers : Sequence[ChannelLayer]
             Of that architecture, from `fedkeep.models.channel_groups.channel_groups`.
 
         Returns
@@ -223,7 +223,7 @@ def align(source: Weights, layers: Sequence[ChannelLayer], plans: Mapping[str, L
     ----------
     source : Weights
         The model.
-    layers : Sequence[Layer]
+    layers : Sequence[ChannelLayer]
         Its layers.
     plans : Mapping[str, LayerPlans]
         By the layer's name.

@@ -80,8 +80,8 @@ class Algorithm(Options, ABC, Generic[S, C]):
     sequential : bool
         Whether the clients of a round train one after another, and not at the same time.
     needs : tuple[str, ...]
-        What the method cannot do without: ``"images"`` as inputs, and the parts of a recipe ``"auxiliary"``,
-        ``"public"`` and ``"generator"``.
+        What the method cannot do without: ``"images"`` as inputs, ``"sgd"`` as the optimizer, and the parts of a recipe
+        ``"auxiliary"``, ``"public"`` and ``"generator"``.
     training_options : Mapping[str, object]
         Options of local training that the method sets itself, such as ``{"optimizer": "adam", "lr": 0.001}``.
     networks : {"one", "any"}

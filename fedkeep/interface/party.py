@@ -136,7 +136,7 @@ class Party(ABC, Generic[S]):
         parametrization: Parametrization | None = None,
         step_callback: StepCallback | None = None,
     ) -> Fit:
-        """Train a copy of a model with SGD and return the trained weights.
+        """Train a copy of a model with the recipe's optimizer and return the trained weights.
 
         The optimizer starts afresh in every call. Before the first step, `cache_teachers` is applied to ``loss``. A
         party without examples gets its model back after 0 steps.

@@ -1,8 +1,8 @@
 """The one distillation kernel: target part and non-target part, with several teachers merged into one.
 
 With a label y, temperature tau and p = softmax(z / tau), split a distribution into p_y, q_y = 1 - p_y, and p~, the
-softmax over the other classes. The Kullback-Leibler divergence from teacher T to student S then falls apart (Zhao et
-al., 2022, "Decoupled knowledge distillation", eq. 5):
+softmax over the other classes. The Kullback-Leibler divergence from teacher T to student S then splits into two parts
+(Zhao et al., 2022, "Decoupled knowledge distillation", eq. 5):
 
     KL(p^T || p^S) = TC + q_y^T NT,   TC = p_y^T ln(p_y^T / p_y^S) + q_y^T ln(q_y^T / q_y^S)
                                       NT = sum_{c != y} p~_c^T ln(p~_c^T / p~_c^S)

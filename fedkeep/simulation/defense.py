@@ -44,7 +44,7 @@ class Defense(Options):
         100.0, "largest norm of a client's update, in norms of the model that it was sent; 0: no limit", low=0.0
     )
     refusals: int = option(
-        3, "refused replies in a row after which a client is asked no more; 0: it is always asked", low=0
+        3, "rounds in a row with a refused reply after which a client is asked no more; 0: it is always asked", low=0
     )
     refused_rounds: int = option(
         0,
@@ -86,7 +86,7 @@ class ReplyHistory:
     Attributes
     ----------
     refused : dict[str, int]
-        Number of replies that were refused in a row, by client.
+        Number of rounds in a row in which a reply was refused, by client.
     norms : list[float]
         Norms of the last accepted updates of clients that were asked one at a time.
     models : dict[str, list[list[str]]]

@@ -1,4 +1,4 @@
-"""The embedded simulation: verbs, lost clients, tasks, cohorts and what is evaluated."""
+"""The simulation: `ask`, `start` and `each`; lost clients, tasks, cohorts and what is evaluated."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class CachedTaskLoss:
 
     Attributes
     ----------
-    loss : Objective
+    loss : Loss
         The loss, with the teachers' outputs on the examples of ``task``.
     task : int
         The task that it belongs to; 0 before the first.
@@ -106,7 +106,7 @@ def cache_once_per_task(client: Client[Any], loss: Loss, data: Data) -> Loss:
     ----------
     client : Client
         Its state is a `CachedTaskLoss` and keeps the result for the task's other rounds.
-    loss : Objective
+    loss : Loss
         The loss before its teachers were evaluated.
     data : Data
         The examples, which must be the same in all rounds of the task.

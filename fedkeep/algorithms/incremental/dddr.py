@@ -33,7 +33,7 @@ class DDDRClientState:
     ----------
     pool : Data
         Generated images, equally many of each class, in order of classes.
-    distillation : Objective
+    distillation : Loss
         The distillation of the last global model of the task before, on the first ``images_per_old_class`` images of
         each old class.
     """
@@ -48,7 +48,7 @@ class DDDRServerState(ImagePool):
 
     Attributes
     ----------
-    distillation : Objective
+    distillation : Loss
         What clients receive with the images, see `DDDRClientState`.
     """
 

@@ -20,7 +20,7 @@ class SyntheticReplay:
     ----------
     images : Data
         Synthetic images of all old classes.
-    loss : Objective
+    loss : Loss
         The loss on them, as data set 1. Old models were evaluated on them already, unless images are augmented at
         random.
     batch_size : int

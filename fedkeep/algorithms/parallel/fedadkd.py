@@ -73,11 +73,21 @@ class FedADKD(Algorithm[LabelBalance]):
 
     w_target: float = option(3.0, "weight of the target part (alpha in the paper)", low=0.0)
     w_nontarget: float = option(1.0, "weight of the non-target part (beta in the paper)", low=0.0)
-    delta: float = option(1.0, "how strongly differences of balance are compressed; 0: not at all", low=0.0)
+    delta: float = option(
+        1.0,
+        "delta in ln(1 + delta G): the larger, the less label balance G matters; 0: weight in proportion to G",
+        low=0.0,
+    )
     phi: Literal["on", "off"] = option("on", "whether the target part is weighted by balance (off: ablation)")
-    tckd: TargetReading = option("single_term", "reading of the target part")
+    tckd: TargetReading = option(
+        "single_term", "how eq. 3's target part is read: its single term, or the two-class divergence (binary)"
+    )
     nckd_mask: Mask = option("gather", "how the target is kept out of the non-target part")
-    w_target_iid: float | None = option(None, "the same for balanced clients; none: no difference", low=0.0)
+    w_target_iid: float | None = option(
+        None,
+        "weight of the target part for balanced clients (see iid_from), with phi = 1 for all; none: w_target",
+        low=0.0,
+    )
     iid_from: float = option(0.85, "Gini impurity from which a client is balanced", low=0.0, high=1.0)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 

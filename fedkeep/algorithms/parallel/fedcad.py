@@ -38,8 +38,10 @@ class FedCAD(Algorithm):
     paper = "He et al., 2022: Class-wise adaptive self distillation for heterogeneous federated learning"
     needs = ("auxiliary",)
 
-    low: float = option(0.3, "a of a class that the model always gets wrong (beta in the paper)", low=0.0, high=1.0)
-    high: float = option(0.7, "a of a class that it is certain of (gamma in the paper)", low=0.0, high=1.0)
+    low: float = option(0.3, "weight of distillation for a class that it gives probability 0 (beta)", low=0.0, high=1.0)
+    high: float = option(
+        0.7, "weight of distillation for a class that it gives probability 1 (gamma)", low=0.0, high=1.0
+    )
     tau: float = option(2.0, "softmax temperature", low=1e-3)
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
     first_round: int = option(1, "round from which the model teaches; before it this is FedAvg (figure 1: 11)", low=1)

@@ -29,7 +29,8 @@ class ModelWindow:
 class FedGKD(Algorithm[ModelWindow]):
     """Global knowledge distillation: CE + w_full * tau^2 KL, taught by the mean of the last ``window`` global models.
 
-    From the second round on; the server averages uniformly, as the official code does. One more model is sent down.
+    Distillation begins in the second round. The server averages uniformly, as the official code does. From then on each
+    client receives two models.
     """
 
     title = "FedGKD"

@@ -1,4 +1,4 @@
-"""AVER, EBKD and CA-MKD: SFedKD's teachers' full predictions, weighted alike, by entropy, or by being right.
+"""AVER, EBKD, CA-MKD: plain distillation from SFedKD's teachers, weighted alike, by entropy or by being right.
 
 "FedSeq + X" of SFedKD's table 2: teachers, their number, selection and schedule are SFedKD's; only the loss differs.
 The paper gives neither weight nor temperature: 1 and 4, as in the code of CA-MKD.
