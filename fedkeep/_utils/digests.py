@@ -88,7 +88,7 @@ def check_file(path: Traversable, expected: Digest, *, beginning: bool = False) 
             while part := file.read(_PART if left is None else min(_PART, left - size)):
                 found.update(part)
                 size += len(part)
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise _unreadable(path, error, expected) from None
     _compare(path, Digest(size, found.hexdigest()), expected)
 
@@ -278,7 +278,7 @@ def _read(path: Traversable) -> bytes:
         with path.open("rb") as file:
             # Of an archive, `read()` would unpack all that is there before it cuts it to the size that was checked.
             return b"".join(iter(lambda: file.read(_PART), b""))
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise _unreadable(path, error) from None
 
 

@@ -65,7 +65,8 @@ def _lines(path: Path, options: DataOptions) -> list[str]:
     if not options.text:
         raise DataError(f"{path} holds text, and the model was trained on something else.")
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8-sig")  # newlines are \n by now; splitlines() would split at others too
+        return text.removesuffix("\n").split("\n") if text else []
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text ({in_one_line(error, 200)}). Save it as UTF-8.") from error
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.decode import decode
@@ -128,7 +128,10 @@ def predict(folder: str | Path, files: Sequence[str | Path], *, allow_code: bool
     shape = about["shape"]
     images = about["type"] == "uint8" and len(shape) == 3 and shape[0] in (1, 3)
     options = build(DataOptions, config.get("data", {}), f"{folder}/config.json, data")
+    vocabulary = min((m.num_embeddings for m in predictor.modules() if isinstance(m, nn.Embedding)), default=None)
     for part in _batches(_paths(files, IMAGES if images else frozenset(SUFFIXES)), about, options, images):
+        if vocabulary is not None:
+            _check_token_ids(part, vocabulary)
         for start in range(0, len(part.inputs), BATCH):
             best = predictor(part.inputs[start : start + BATCH]).softmax(-1).max(-1)
             for place, label, probability in zip(
@@ -141,6 +144,15 @@ def predict(folder: str | Path, files: Sequence[str | Path], *, allow_code: bool
 class _Batch:
     places: Sequence[tuple[Path, int | None]]
     inputs: Tensor
+
+
+def _check_token_ids(part: _Batch, vocabulary: int) -> None:
+    unknown = ((part.inputs < 0) | (part.inputs >= vocabulary)).flatten(1).any(1).nonzero().flatten().tolist()
+    if unknown:
+        path, row = part.places[unknown[0]]
+        raise DataError(
+            f"{path}: row {row} has a token id outside 0 to {vocabulary - 1}, which the model was trained on."
+        )
 
 
 def _batches(paths: Iterable[Path], about: Mapping[str, Any], options: DataOptions, images: bool) -> Iterator[_Batch]:

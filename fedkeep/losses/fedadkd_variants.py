@@ -87,8 +87,11 @@ class FedADKDVariant(Loss):
     ----------
     teacher : Weights
         The frozen model.
-    w_target, w_nontarget : float
-        Factors on the two parts.
+    w_target : Tensor
+        [], the factor on the target part. It is a tensor since clients differ in it, and losses that differ only in
+        tensors are trained as one stack and compiled as one graph.
+    w_nontarget : float
+        The factor on the non-target part.
     target : {"binary", "single_term"}
         Reading of the target part.
     mask : {"gather", "additive", "zero_logit"}
@@ -96,7 +99,7 @@ class FedADKDVariant(Loss):
     """
 
     teacher: Weights
-    w_target: float
+    w_target: Tensor
     w_nontarget: float
     target: TargetReading = "single_term"
     mask: Mask = "gather"

@@ -54,7 +54,7 @@ def open_run(path: Path) -> Traversable:
             raise RunError(f"{path} is larger than {MOST_BYTES:,} bytes, which no archive of a run is.")
         # The whole file is read, so that none stays open for as long as somebody may still look into it.
         archive = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         raise RunError(f"{path} is neither a run folder nor an archive of one ({error}).") from None
     _check(path, archive)
     archive.filename = str(path)  # what errors call it
@@ -73,7 +73,7 @@ def read_bytes(path: Traversable) -> bytes:
         with path.open("rb") as file:
             # `read()` would unpack all that is there before it cuts it to the size that was checked.
             return b"".join(iter(lambda: file.read(_PART), b""))
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise RunError(f"{path} is damaged ({error}). Get the archive that holds it again.") from None
 
 
@@ -137,8 +137,8 @@ def _content(path: Path) -> bytes:
     if path.name == "run.json":
         info = read_json(path, required=False)
         command = info.get("command")
-        if isinstance(command, list) and any(_is_absolute(word) for word in command):
-            info["command"] = [Path(word).name if _is_absolute(word) else word for word in command]
+        if isinstance(command, list) and command != (short := [_without_folders(word) for word in command]):
+            info["command"] = short
             sealed = is_sealed(path.read_bytes())
             return (format_json(info, indent=2) if sealed else json.dumps(info, indent=2)).encode()
     if path.name != MANIFEST:
@@ -148,8 +148,10 @@ def _content(path: Path) -> bytes:
     return format_manifest(kept, **further).encode()
 
 
-def _is_absolute(word: Any) -> bool:
-    return isinstance(word, str) and Path(word).is_absolute()
+def _without_folders(word: Any) -> Any:
+    """Return a word of a command with the last name of an absolute path in its place, also after an equals sign."""
+    before, equals, value = word.rpartition("=") if isinstance(word, str) else ("", "", word)
+    return f"{before}{equals}{Path(value).name}" if isinstance(value, str) and Path(value).is_absolute() else word
 
 
 def _check(path: Path, archive: zipfile.ZipFile) -> None:
@@ -165,7 +167,7 @@ def _check(path: Path, archive: zipfile.ZipFile) -> None:
         name = PurePosixPath(entry.filename)
         if name.is_absolute() or ".." in name.parts or any(character in entry.filename for character in "\\:\0"):
             raise RunError(f"{path} holds a file named {entry.filename!r}, which leads out of the archive.")
-        if entry.compress_type not in _METHODS or entry.flag_bits & 1:
+        if entry.compress_type not in _METHODS or entry.flag_bits & 0x61:  # encrypted, or patched data
             raise RunError(f"{path} holds {entry.filename!r}, encrypted or compressed in another way than deflate.")
     if len(set(names)) < len(names):
         raise RunError(f"{path} holds two files of one name.")

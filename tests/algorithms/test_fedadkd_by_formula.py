@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedkeep.algorithms.parallel.fedadkd import FedADKD
 from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.interface.pytree import tree_signature
 from fedkeep.losses.fedadkd_variants import nontarget_part, target_part
 
 ROUNDS = 3
@@ -287,3 +288,11 @@ def test_the_binary_reading_is_decoupled_distillation() -> None:
 
 def test_the_defaults_are_those_that_were_chosen_on_held_out_images() -> None:
     assert FedADKD() == FedADKD(tckd="single_term", w_target=3.0, w_nontarget=1.0, delta=1.0, nckd_mask="gather")
+
+
+@pytest.mark.parametrize("reading", TARGETS)
+def test_clients_of_unequal_balance_can_be_trained_as_one_stack(reading: Any) -> None:
+    """Losses are stacked, and share a compiled graph, if only tensors set them apart."""
+    method, model = FedADKD(tckd=reading), tiny.simulation(FedAvg()).server.model
+    one, other = (tree_signature(method.distillation(model, weight)) for weight in (3.0, 3.03))
+    assert one == other

@@ -237,6 +237,11 @@ def test_texts_are_predicted(tmp_path: Path) -> None:
     with torch.no_grad():
         scores = fedkeep.load_model(folder)[0](tokenise(["good soup", "bad soup"], "here", 4, 50)).softmax(-1)
     assert [each.probability for each in rows] == pytest.approx(scores.amax(-1).tolist())
+    (tmp_path / "new.txt").write_text("\ufeffgood soup\nbad\x0csoup\r\n\nbad soup", newline="")
+    assert [each.row for each in fedkeep.predict(folder, [tmp_path / "new.txt"])] == [0, 1, 2, 3], "a text a line"
+    np.savez(tmp_path / "new.npz", x=np.array([[1, 2, 3, 4], [1, 50, 0, 0]]))
+    with pytest.raises(DataError, match=r"new\.npz: row 1 has a token id outside 0 to 49"):
+        list(fedkeep.predict(folder, [tmp_path / "new.npz"]))
 
 
 def test_arrays_are_predicted_if_they_are_what_the_network_takes(exported: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 import zipfile
 from pathlib import Path
@@ -187,3 +188,28 @@ def test_an_archive_is_shown_by_name_where_something_is_missing(tmp_path: Path) 
     with pytest.raises(RunError, match=r"Runs nearby: .*kept\.zip"):
         read_run(tmp_path / "kep.zip")
     Console(file=io.StringIO()).print(read_run(tmp_path / "kept.zip").title)
+
+
+def test_no_folder_of_the_command_is_handed_on(tmp_path: Path) -> None:
+    command = [
+        "/home/me/fedkeep",
+        "run",
+        "--out=/home/me/a/run",
+        "--set",
+        "data=/home/me/b.csv",
+        "training.lr=0.1",
+        "x/y",
+    ]
+    packed = write_archive(write_run(tmp_path / "run", command=command), tmp_path / "a.zip")
+    with zipfile.ZipFile(packed) as file:
+        found = json.loads(file.read("run.json"))["command"]
+    assert found == ["fedkeep", "run", "--out=run", "--set", "data=b.csv", "training.lr=0.1", "x/y"]
+
+
+@pytest.mark.parametrize(("offset", "value"), [(6, 99), (8, 0x20), (8, 0x40)])
+def test_archives_of_another_version_or_with_patches_are_refused(tmp_path: Path, offset: int, value: int) -> None:
+    content = bytearray(hostile(tmp_path / "a.zip", {"run.json": b"{}"}).read_bytes())
+    content[content.index(b"PK\x01\x02") + offset] = value
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(RunError, match=r"a\.zip"):
+        read_run(tmp_path / "a.zip")

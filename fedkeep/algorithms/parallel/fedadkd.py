@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import log1p
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor
 
 from fedkeep.aggregation import Aggregation, aggregate
@@ -146,7 +147,7 @@ class FedADKD(Algorithm[LabelBalance]):
         """
         if self.nckd_mask == "gather" and (self.tckd == "binary" or not w_target):
             return Distillation.decoupled(model, w_target, self.w_nontarget)
-        return FedADKDVariant(model, w_target, self.w_nontarget, self.tckd, self.nckd_mask)
+        return FedADKDVariant(model, torch.tensor(w_target), self.w_nontarget, self.tckd, self.nckd_mask)
 
 
 def gini_impurity(counts: Tensor) -> float:
