@@ -34,13 +34,13 @@ SETTINGS = {
     "fedadkd-table1/cifar10-2": "CIFAR-10, two shards a client, 200 rounds",
     "fedadkd-table3/cifar10-1-9": "CIFAR-10, one balanced client of ten, 200 rounds",
     "fedkeep-class-incremental/fashion-mnist-5x2": "Fashion-MNIST, five tasks of two classes",
-    "fedkeep-feddcl-grey/paper": "Grey images, three tasks of ten classes",
+    "fedkeep-campaign-feddcl/paper": "Grey images, three tasks of ten classes, generated replay",
 }
 """Archives in results/, and what their settings are called."""
 LABELS = {
     (archive, "FedADKD"): "FedADKD, binary reading"  # was the default then
     for archive in ("fedadkd-table1/cifar10-2", "fedadkd-table3/cifar10-1-9")
-} | {("fedkeep-feddcl-grey/paper", "FedDCL"): "FedDCL, sliced heads"}
+}
 
 
 def rows_of(archive: str) -> list[Row]:

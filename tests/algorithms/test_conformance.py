@@ -33,7 +33,7 @@ VARIANTS["fedskf-icarl"] = METHODS["fedskf"](level="icarl", tsd="glfc", pit_turn
 VARIANTS["fedskf-pass"] = METHODS["fedskf"](level="pass", tsd="glfc", pit="aligned")  # type: ignore[call-arg]
 VARIANTS["fedpass-global"] = METHODS["fedpass"](scope="global", radius="latest")  # type: ignore[call-arg]
 VARIANTS["feddcl-labels"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], server_loss="labels")
-VARIANTS["feddcl-joint-tau2"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], head="joint", kd_scale="tau2")
+VARIANTS["feddcl-sliced"] = METHODS["feddcl"](**tiny.TOYS["feddcl"], head="sliced", kd_scale="none")
 VARIANTS["lwf-kd-joint-tau2"] = METHODS["lwf-kd"](head="joint", kd_scale="tau2")  # type: ignore[call-arg]
 
 

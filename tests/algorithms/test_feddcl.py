@@ -89,9 +89,9 @@ def among(logits: Tensor, start: int, stop: int, p: Tensor, fed: FedDCL) -> Tens
         {},
         {"server_images_per_new_class": 2, "server_images_per_old_class": 5},
         {"w_kd": 3.0, "tau": 1.0},
-        {"kd_scale": "tau2"},
-        {"head": "joint", "w_kd": 3.0},
-        {"head": "joint", "kd_scale": "tau2", "server_images_per_new_class": 2, "server_images_per_old_class": 5},
+        {"kd_scale": "none", "w_kd": 3.0},
+        {"head": "sliced"},
+        {"head": "sliced", "kd_scale": "none", "server_images_per_new_class": 2, "server_images_per_old_class": 5},
     ],
     ids=str,
 )
