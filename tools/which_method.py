@@ -79,7 +79,7 @@ def table(rows: list[Row]) -> list[str]:
     ]
     for row in rows:
         over_seeds = row.interval(accuracy)
-        spread = f" [{100 * over_seeds.low:.1f}, {100 * over_seeds.high:.1f}]" if len(row.seeds) > 1 else ""
+        spread = f" [{100 * over_seeds.low:.1f}, {100 * over_seeds.high:.1f}]" if len(row.seeds) > 2 else ""
         lines.append(
             f"| {row.label} | {100 * over_seeds.mean:.1f}{spread} | {100 * row.value(forgetting).mean:.1f} | "
             f"{megabytes(row):,.0f} | {trainings_in_a_row(row):,} | {len(row.seeds)} |"
