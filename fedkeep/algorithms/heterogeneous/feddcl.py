@@ -105,12 +105,13 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     from new ones. On held-out images that costs 12 to 20 points (docs/findings.md). The first task is the same either
     way, and so are the control's labels at the server, which compete with all.
 
-    The paper prints no temperature: 2, as in the code of DDDR, on which it builds, and whose w_kd is 10. Distillation is
-    multiplied by tau squared (``kd_scale``), chosen on held-out images too. Numbers of images are per class (DDDR has 50 of new and 200 of old classes), inner "rounds" are
-    epochs, and local ones are the recipe's epochs. The paper's grey images are sampled by ddpm in 500 steps. One pool
-    of images serves all four counts: each takes the first images of a class. Real and generated images are augmented alike, but for
-    brightness. One generator serves all tasks, or each has its own (``generator.by_task``). Examples and old classes'
-    images pass a network one after the other, as in DDDR. docs/tried-readings-incremental.md lists other readings.
+    The paper prints no temperature: 2, as in the code of DDDR, on which it builds, and whose w_kd is 10. Distillation
+    is multiplied by tau squared (``kd_scale``), chosen on held-out images too. Numbers of images are per class (DDDR
+    has 50 of new and 200 of old classes), inner "rounds" are epochs, and local ones are the recipe's epochs. The
+    paper's grey images are sampled by ddpm in 500 steps. One pool of images serves all four counts: each takes the
+    first images of a class. Real and generated images are augmented alike, but for brightness. One generator serves all
+    tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a network one after the
+    other, as in DDDR. docs/tried-readings-incremental.md lists other readings.
     """
 
     title = "FedDCL"
