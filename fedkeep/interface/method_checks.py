@@ -109,7 +109,11 @@ def _check_parties(cls: type[Algorithm[Any, Any]], steps: dict[str, Callable[...
     halves = {"round": cls.round, "begin_task": cls.begin_task, "end_task": cls.end_task, **steps}
     for half, function in halves.items():
         where = f"{cls.__qualname__}.{half}"
-        for argument, hint in _annotations(where, unwrap_step(function)).items():
+        try:
+            hints = annotations_of(unwrap_step(function))
+        except NameError:  # imported for type checkers only, or local to a function: nothing here travels
+            continue
+        for argument, hint in hints.items():
             party, declared = get_origin(hint), server_state if get_origin(hint) is Server else client_state
             if party not in (Server, Client) or argument not in inspect.signature(function).parameters:
                 continue

@@ -13,7 +13,10 @@ import torch
 from fedkeep.cli import main
 from fedkeep.cli.completion import script
 from fedkeep.experiment.plugins import import_user_code
-from fedkeep.interface import get_algorithm
+from fedkeep.interface import Algorithm, Client, Cohort, Fit, get_algorithm, on_client
+from fedkeep.interface.method_checks import check_method
+from fedkeep.losses import CrossEntropy
+from fedkeep.models import Weights
 from fedkeep.testing import checks_for
 
 PARALLEL = {  # what is written wrong in the method of `fedkeep new-method Draft`: what for what, and the message
@@ -132,6 +135,18 @@ def test_a_mistake_is_named(number: int, errors: list[str]) -> None:
 
 def test_a_name_that_is_taken_is_named(errors: list[str]) -> None:
     assert HEIR_MESSAGE in errors[-1]
+
+
+def test_what_round_is_annotated_with_need_not_be_known() -> None:
+    class Hinted(Algorithm):
+        def round(self, server: OnlyForTypeCheckers, cohort: Cohort) -> None:  # type: ignore[name-defined]  # noqa: F821
+            """Nothing of it travels."""
+
+        @on_client
+        def train(self, client: Client, model: Weights) -> Fit:
+            return client.fit(model, CrossEntropy())
+
+    check_method(Hinted)
 
 
 def test_a_written_method_and_its_test_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
