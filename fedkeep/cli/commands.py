@@ -93,7 +93,8 @@ def _add_tune(command: argparse.ArgumentParser) -> None:
 def _add_attacks(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Run the methods of a recipe against malicious clients, with and without defences, and show the accuracies. "
-        "With the same --out it goes on, and runs only what the table lacks."
+        "With the same --out it goes on, and runs only what the table lacks; a table of another recipe, or of other "
+        "settings, is refused."
     )
     command.add_argument(
         "recipe", nargs="?", default="fedkeep/attacks", help="a recipe's name, or a path (default: fedkeep/attacks)"

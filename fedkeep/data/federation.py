@@ -119,6 +119,11 @@ class Federation:
         return ClientNames(len(self.partition))
 
     @property
+    def holds_client_data(self) -> bool:
+        """Whether the clients' examples are here, as in a simulation, and not at sites of their own."""
+        return True
+
+    @property
     def cumulative_classes(self) -> tuple[int, ...]:
         """Number of classes that have arrived by the end of each task so far, the current one included."""
         if self.stream is None:

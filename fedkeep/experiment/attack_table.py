@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import mean
 from typing import get_args
 
-from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep._utils.files import atomic_write
+from fedkeep.errors import ConfigError, RunError, did_you_mean, in_one_line
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
-from fedkeep.simulation.attacks import AttackKind
+from fedkeep.simulation.attacks import Attack, AttackKind
 
 DEFENSES: Mapping[str, Sequence[str]] = {
     "none": ["defense.check_replies=false"],
@@ -31,6 +34,7 @@ DEFENSES: Mapping[str, Sequence[str]] = {
 KINDS: tuple[str, ...] = tuple(kind for kind in get_args(AttackKind) if kind != "none")
 LAST_ROUNDS = 5
 """Number of last rounds over which the accuracy is averaged."""
+HASH_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,14 @@ class AttackTrial:
     backdoor : float or None
         How often the trigger works at the end; None for other attacks.
     asked_honest, refused_honest : int
-        Number of times that honest clients took part in a round, and of these that their reply was refused.
+        Number of times that honest clients took part in a round, and of these that their reply was refused. Who did
+        not answer was not refused.
     asked_malicious, refused_malicious : int
         The same for malicious clients. Those that are set aside are not drawn any more, and so count in neither.
     seconds : float
         Processor time of the rounds.
+    recipe_hash : str
+        Of the recipe and of the settings that hold for the whole table; empty in a table from before it was noted.
     """
 
     method: str
@@ -73,11 +80,16 @@ class AttackTrial:
     asked_malicious: int
     refused_malicious: int
     seconds: float
+    recipe_hash: str
 
     @property
     def key(self) -> tuple[str, str, float, str, int]:
         """What tells trials apart."""
         return self.method, self.kind, self.share, self.defense, self.seed
+
+
+COLUMNS = [field.name for field in fields(AttackTrial)]
+"""The columns of a table's file."""
 
 
 def run_attacks(
@@ -121,12 +133,15 @@ def run_attacks(
     ------
     ConfigError
         For an unknown attack or defence.
+    RunError
+        If the file is damaged, or has trials of another recipe or of other settings.
     """
     kinds = list(kinds)
     for name, known in (*((kind, KINDS) for kind in kinds), *((defense, DEFENSES) for defense in defenses)):
         if name not in known:
             raise ConfigError(f"there is no attack or defence {name!r}.{did_you_mean(name, known)}")
-    done = read_attacks(file)
+    recipe_hash = _hash_recipe(recipe, settings)
+    done = _begun(file, recipe, settings, recipe_hash)
     finished = {trial.key for trial in done}
     cells = [("none", 0.0), *((kind, share) for share in shares for kind in kinds)]
     for seed in seeds:
@@ -137,14 +152,44 @@ def run_attacks(
                 experiment = Experiment(loaded)
                 for method in loaded.methods:
                     if (method.label, kind, share, defense, seed) not in finished:
-                        trial = _run(experiment, method.label, kind, share, defense, seed)
-                        _append(file, trial)
+                        trial = _run(experiment, method.label, kind, share, defense, seed, recipe_hash)
+                        with file.open("a", encoding="utf-8", newline="") as lines:
+                            lines.write(_csv_line(vars(trial).values()))
                         done.append(trial)
                         on_trial(trial)
     return done
 
 
-def _run(experiment: Experiment, label: str, kind: str, share: float, defense: str, seed: int) -> AttackTrial:
+def _hash_recipe(recipe: str, settings: Sequence[str]) -> str:
+    """Return a hash of all options that decide on results, apart from the attack, the seed and the table's defence."""
+    loaded = load_recipe(recipe, settings=settings, seeds=[0])
+    text = replace(loaded, title="", paper={}, log=(), attack=Attack()).to_toml()
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
+
+
+def _begun(file: Path, recipe: str, settings: Sequence[str], recipe_hash: str) -> list[AttackTrial]:
+    """Return the trials that the file has, and write it anew where it lacks something, so that lines can be added."""
+    done = read_attacks(file)
+    if not all(trial.recipe_hash for trial in done):
+        default = _hash_recipe(recipe, ())
+        done = [replace(trial, recipe_hash=trial.recipe_hash or default) for trial in done]
+    others = [trial for trial in done if trial.recipe_hash != recipe_hash]
+    if others:
+        here = f"{recipe} with {', '.join(settings)}" if settings else f"{recipe} without settings"
+        raise RunError(
+            f"{len(others)} of the {len(done)} trials in {file} are of another recipe or of other settings than {here} "
+            f"(recipe_hash {others[0].recipe_hash}, not {recipe_hash}), or of a version of FedKeep with other options. "
+            "Give this table a file of its own with --out, or repeat the recipe and the settings of that one."
+        )
+    content = "".join(map(_csv_line, [COLUMNS, *(vars(trial).values() for trial in done)])).encode()
+    if not file.is_file() or file.read_bytes() != content:
+        atomic_write(file, content)
+    return done
+
+
+def _run(
+    experiment: Experiment, label: str, kind: str, share: float, defense: str, seed: int, recipe_hash: str
+) -> AttackTrial:
     simulation = experiment.simulation(experiment.recipe.method(label), seed)
     attackers = simulation.attack.attackers(simulation.federation.clients, seed)
     began = time.process_time()
@@ -152,7 +197,9 @@ def _run(experiment: Experiment, label: str, kind: str, share: float, defense: s
     seconds = time.process_time() - began
     total = len(simulation.federation.dataset.test["label"])
     evaluated = [sum(record["correct"]) / total for record in records if "correct" in record]
-    cohort = [(client in attackers, client in record["lost"]) for record in records for client in record["cohort"]]
+    cohort = [
+        (client in attackers, client in record.get("refused", ())) for record in records for client in record["cohort"]
+    ]
     return AttackTrial(
         label,
         kind,
@@ -162,10 +209,11 @@ def _run(experiment: Experiment, label: str, kind: str, share: float, defense: s
         round(mean(evaluated[-LAST_ROUNDS:]), 5),
         round(records[-1]["backdoor"], 5) if "backdoor" in records[-1] else None,
         sum(not bad for bad, _ in cohort),
-        sum(lost and not bad for bad, lost in cohort),
+        sum(refused and not bad for bad, refused in cohort),
         sum(bad for bad, _ in cohort),
-        sum(lost and bad for bad, lost in cohort),
+        sum(refused and bad for bad, refused in cohort),
         round(seconds, 3),
+        recipe_hash,
     )
 
 
@@ -175,43 +223,60 @@ def read_attacks(file: Path) -> list[AttackTrial]:
     Parameters
     ----------
     file : Path
-        The CSV file.
+        The CSV file. A last line without its end was cut off when the command was killed, and does not count.
 
     Returns
     -------
     list[AttackTrial]
         The trials; none if there is no file.
+
+    Raises
+    ------
+    RunError
+        If a line is damaged, or the file is no such table.
     """
-    if not file.is_file():
-        return []
-    with file.open(newline="", encoding="utf-8") as lines:
-        return [
-            AttackTrial(
-                row["method"],
-                row["kind"],
-                float(row["share"]),
-                row["defense"],
-                int(row["seed"]),
-                float(row["accuracy"]),
-                float(row["backdoor"]) if row["backdoor"] else None,
-                int(row["asked_honest"]),
-                int(row["refused_honest"]),
-                int(row["asked_malicious"]),
-                int(row["refused_malicious"]),
-                float(row["seconds"]),
-            )
-            for row in csv.DictReader(lines)
-        ]
+    content = file.read_bytes() if file.is_file() else b""
+    text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next(lines, [])
+        if header not in (COLUMNS, COLUMNS[:-1]) and not _csv_line(COLUMNS).encode().startswith(content):
+            raise RunError(f"{file} is no table of attacks, whose columns are {', '.join(COLUMNS)}. Name another file.")
+        return [_read_trial(line, len(header)) for line in lines if line]
+    except (ValueError, csv.Error) as error:
+        raise RunError(
+            f"{file} is damaged in line {lines.line_num}: {in_one_line(error)}. Delete the line, so that its trial is "
+            "run again."
+        ) from error
 
 
-def _append(file: Path, trial: AttackTrial) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = not file.exists()
-    with file.open("a", newline="", encoding="utf-8") as lines:
-        writer = csv.DictWriter(lines, list(vars(trial)), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(vars(trial))
+def _read_trial(values: list[str], columns: int) -> AttackTrial:
+    if len(values) != columns:
+        raise ValueError(f"it has {len(values)} values, not {columns}")
+    if any("\N{REPLACEMENT CHARACTER}" in value for value in values):
+        raise ValueError("it is not UTF-8")
+    row = dict(zip(COLUMNS, values, strict=False))  # of an older table the hash is missing
+    return AttackTrial(
+        row["method"],
+        row["kind"],
+        float(row["share"]),
+        row["defense"],
+        int(row["seed"]),
+        float(row["accuracy"]),
+        float(row["backdoor"]) if row["backdoor"] else None,
+        int(row["asked_honest"]),
+        int(row["refused_honest"]),
+        int(row["asked_malicious"]),
+        int(row["refused_malicious"]),
+        float(row["seconds"]),
+        row.get("recipe_hash", ""),
+    )
+
+
+def _csv_line(values: Iterable[object]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()
 
 
 def attack_table(trials: Sequence[AttackTrial], defense: str) -> str:

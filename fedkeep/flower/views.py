@@ -35,6 +35,10 @@ class ServerView(Federation):
     def clients(self) -> Sequence[str]:
         return tuple(self.sizes)
 
+    @property
+    def holds_client_data(self) -> bool:
+        return False
+
     def num_examples(self, client: str) -> int:
         return self.sizes[client][self.task - 1]
 

@@ -80,9 +80,9 @@ class Evaluation(Callback):
                 result.record["evaluation_models"] = dict(others)
             if state.attack.kind == "backdoor":
                 result.record["backdoor"] = self._backdoor(state)
-        pool, dataset = getattr(state.server.state, "pool", None), state.federation.dataset
-        if pool and round == state.run_settings.rounds:
-            near = near_copies(pool, dataset.train, dataset.test)
+        if round == state.run_settings.rounds and state.federation.holds_client_data:
+            generated, dataset = state.algorithm.generated_images(state.server.state), state.federation.dataset
+            near = near_copies(generated, dataset.train, dataset.test) if generated else None
             result.record |= {"nearest_real": near} if near else {}
         result.timings["evaluate"] = result.timings.get("evaluate", 0.0) + time.perf_counter() - began
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 import tiny
 import torch
 
 from fedkeep.algorithms.heterogeneous.feddcl import FedDCL
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+from fedkeep.data.partition import Partition
+from fedkeep.flower.views import ServerView
 from fedkeep.metrics import near_copies
 from fedkeep.metrics.memorisation import nearest_distances
 from fedkeep.simulation.callbacks import Evaluation
@@ -48,3 +53,29 @@ def test_a_run_with_generated_images_tells_at_the_end_of_each_task() -> None:
     told = ["nearest_real" in record for record in records]
     assert told == [number % simulation.run_settings.rounds == 0 for number in range(1, len(records) + 1)]
     assert records[-1]["nearest_real"]["generated"] > 0
+
+
+def test_the_server_of_real_sites_compares_with_nothing() -> None:
+    simulation = tiny.simulation_with_tasks(FedDCL(**tiny.TOYS["feddcl"]), callbacks=[])
+    last = [simulation.run_round() for _ in range(simulation.run_settings.rounds)][-1]
+    dataset, label = simulation.federation.dataset, simulation.server.state.pool["label"][0]
+    row = {name: column[dataset.train["label"] == label][:1] for name, column in dataset.train.items()}
+    simulation.federation = ServerView(replace(dataset, train=row), Partition.empty(), sizes={"a": [1, 1]})
+    Evaluation().on_round_end(simulation, last)
+    assert "correct" in last.record
+    assert "nearest_real" not in last.record, "one training row says nothing about copies"
+
+
+@dataclass
+class Pool:
+    """A user's state with a field of the same name as FedDCL's."""
+
+    pool: tuple[str, ...] = ("0", "1")
+
+
+def test_a_field_of_the_servers_state_is_not_taken_for_images() -> None:
+    simulation = tiny.simulation(FedAvg(), rounds=1, callbacks=[])
+    result = simulation.run_round()
+    simulation.server.state = Pool()
+    Evaluation().on_round_end(simulation, result)
+    assert "nearest_real" not in result.record

@@ -12,8 +12,8 @@ import torch
 
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.errors import ConfigError
-from fedkeep.experiment.attack_table import attack_table, false_alarms, run_attacks
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.attack_table import COLUMNS, AttackTrial, attack_table, false_alarms, read_attacks, run_attacks
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.simulation.attacks import Attack, add_trigger
@@ -208,3 +208,57 @@ def test_the_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert false_alarms(trials, "none") == (0, 2 * 5 * 3)
     with pytest.raises(ConfigError, match="no attack or defence 'rebuild'"):
         run_attacks("fedkeep/attacks", file, kinds=["rebuild"])
+
+
+def fill(folder: Path, *settings: str) -> list[AttackTrial]:
+    """Run what a table of four trials lacks: FedAvg, without attackers and with a silent half, on two seeds."""
+    text = tiny.RECIPE.split("[[methods]]")[0] + '[[methods]]\nalgorithm = "fedavg"\n'
+    recipe, ran = tiny.write_recipe(folder, text), list[AttackTrial]()
+    run_attacks(
+        recipe,
+        folder / "attacks.csv",
+        kinds=["silent"],
+        shares=[0.5],
+        defenses=["none"],
+        seeds=[0, 1],
+        settings=["run.rounds=1", "run.cohort_size=8", *settings],
+        on_trial=ran.append,
+    )
+    return ran
+
+
+def test_a_table_is_of_one_recipe_and_survives_a_kill(tmp_path: Path) -> None:
+    file = tmp_path / "attacks.csv"
+    ran = fill(tmp_path)
+    whole = file.read_bytes()
+    assert [trial.asked_malicious for trial in ran] == [0, 4, 0, 4]
+    assert not any(trial.refused_malicious for trial in ran), "who does not answer is not refused"
+    with pytest.raises(RunError, match=r"4 of the 4 trials in .*attacks\.csv are of another recipe.* --out"):
+        fill(tmp_path, "training.lr=0.1")
+    assert file.read_bytes() == whole, "a table of other settings is not touched"
+    file.write_bytes(whole[:-20])
+    assert fill(tmp_path) == read_attacks(file)[-1:], "only the trial whose line was cut off"
+    assert len(read_attacks(file)) == 4
+    for damage, line in ((b"silent,", 3), (b",0.5,", 3)):
+        file.write_bytes(whole.replace(damage, b"\xff", 1))
+        with pytest.raises(RunError, match=rf"damaged in line {line}: it has"):
+            fill(tmp_path)
+    for other in (b"a,b\n1,2\n", b"one line of something else"):
+        file.write_bytes(other)
+        with pytest.raises(RunError, match="no table of attacks"):
+            fill(tmp_path)
+        assert file.read_bytes() == other
+    file.write_bytes(b"")
+    assert len(fill(tmp_path, "run.evaluate_every=1")) == 4
+
+
+def test_a_table_from_before_hashes_is_of_the_recipe_without_settings(tmp_path: Path) -> None:
+    file = tmp_path / "attacks.csv"
+    old = "FedAvg,none,0.0,none,0,0.5,,200,0,0,0,1.5"
+    file.write_text(f"{','.join(COLUMNS[:-1])}\n{old}\n")
+    with pytest.raises(RunError, match="1 of the 1 trials"):
+        run_attacks("fedkeep/attacks", file, settings=["run.rounds=1"], seeds=[])
+    (trial,) = run_attacks("fedkeep/attacks", file, seeds=[])
+    assert file.read_text() == f"{','.join(COLUMNS)}\n{old},{trial.recipe_hash}\n"
+    (archived,) = {trial.recipe_hash for trial in read_attacks(Path(__file__).parents[2] / "results" / "attacks.csv")}
+    assert len(archived) == len(trial.recipe_hash)
