@@ -315,7 +315,7 @@ def test_trials_and_cohorts_give_the_same_bits(cluster: Any, tmp_path: Path) -> 
 
 
 class LosesNode(Executor, fedkeep.Callback):
-    """Kills a node of the cluster in round 2, while both nodes train clients."""
+    """Kills a node of the cluster in round 2, while all three nodes train clients."""
 
     def __init__(self, cluster: Any, node: Any) -> None:
         self.cluster, self.node = cluster, node
@@ -331,10 +331,10 @@ class LosesNode(Executor, fedkeep.Callback):
 
     def wait(self, future: Future) -> Any:
         began = time.monotonic()
-        while len(self.inner.workers) < 2 and not self.lost:  # until both have started
+        while len(self.inner.workers) < 3 and not self.lost:  # until all have started
             assert time.monotonic() < began + 120
             self.inner._receive()
-        if future[0].tasks[0].round == 2 and len(self.inner.under_way) == 2 and not self.lost:
+        if future[0].tasks[0].round == 2 and len(self.inner.under_way) == 3 and not self.lost:
             self.lost = True
             self.cluster.remove_node(self.node, allow_graceful=False)
         return self.inner.wait(future)
