@@ -133,8 +133,9 @@ def test_the_pages_of_methods_have_formulas_and_name_options_that_exist(monkeypa
     pytest.importorskip("latex2mathml", reason="the extra docs is not installed")
     monkeypatch.syspath_prepend(ROOT / "tools")
     site = importlib.import_module("site_source")
-    assert set(site.METHODS) <= set(algorithms())
-    for name, cls in algorithms().items():
+    ours = {name: cls for name, cls in algorithms().items() if cls.__module__.startswith("fedkeep.algorithms.")}
+    assert set(site.METHODS) <= set(ours)
+    for name, cls in ours.items():  # other tests register methods of their own
         page = site.method_page(cls, [])
         drawn = re.findall(r"<math .*?</math>", page)
         assert len(drawn) == len(site.METHODS.get(name, {}).get("formulas", ())), name
