@@ -81,7 +81,9 @@ def _broken(line: str, width: int) -> str:
         words = [word.replace(" ", _KEPT) for word in _WORD.findall(stripped)]
         return " \\\n".join(_wrapped(" ".join(words), indent, f"{indent}  ", width - 2))
     hanging = indent + "  " * stripped.startswith("- ")
-    short = re.sub(r"\bfedkeep \S+( \S+)?|\bpip install( '[^']*')+", lambda found: found[0].replace(" ", _KEPT), stripped)
+    short = re.sub(
+        r"\bfedkeep \S+( \S+)?|\bpip install( '[^']*')+", lambda found: found[0].replace(" ", _KEPT), stripped
+    )
     return "\n".join(_wrapped(short, indent, hanging, width))
 
 
