@@ -10,6 +10,11 @@ import pytest
 # Before torch is imported: on a busy machine two threads of a small model can be eight times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Readline, which pytest imports, tells all child processes a width; what they print to pipes is not broken into lines.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+    os.unsetenv(name)
+
 pytest.register_assert_rewrite("byhand", "local_transport", "permuting", "toy")
 
 

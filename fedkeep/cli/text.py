@@ -113,5 +113,5 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print how the command is used and what was wrong, and exit with code 2."""
         self.print_usage(sys.stderr)
-        print(fit(f"{self.prog}: error: {message}", Console(stderr=True)), file=sys.stderr)  # noqa: T201
+        sys.stderr.write(fit(f"{self.prog}: error: {message}\n", Console(stderr=True)))
         raise SystemExit(2)

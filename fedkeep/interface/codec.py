@@ -309,6 +309,8 @@ def _decode(node: Any, tensors: Mapping[str, Tensor], hint: Any, where: str) -> 
         }
     elif _may_be_dataclass(origin or hint) and isinstance(node, dict) and "class" in node:
         return _decode_dataclass(node, tensors, origin or hint, where)
+    if hint is Tensor and isinstance(node, dict) and "tensor" in node:
+        raise ValueRefused(f"{where} names a tensor that the message does not hold.")
     raise ValueRefused(f"{where} is {_describe_node(node)}, not {_describe(hint)}.")
 
 

@@ -23,7 +23,7 @@ from fedkeep.algorithms.incremental.flwf2t import FLwF2T
 from fedkeep.algorithms.incremental.target import TARGET
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.errors import ConfigError
-from fedkeep.interface import Fit
+from fedkeep.interface import Client, Fit
 from fedkeep.interface.algorithm import algorithms
 from fedkeep.losses import ZERO_LOSS
 from fedkeep.losses.classification import TSDReading, tsd_loss
@@ -404,7 +404,7 @@ def test_old_teachers_are_asked_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
 
     train = FedSKF.train
 
-    def noting(self: FedSKF, client: Any, model: Weights) -> Fit:
+    def noting(self: FedSKF, client: Client, model: Weights) -> Fit:
         locations.append((client.task, client.round))
         try:
             return train(self, client, model)

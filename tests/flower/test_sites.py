@@ -206,7 +206,7 @@ REASONS = {
     "nan": "not finite",
     "shape": "shape",
     "type": "float64 instead of float32",
-    "missing": "is not Tensor",
+    "missing": "names a tensor that the message does not hold",
     "nonsense": "answered with what train does not give",
     "empty": "answered with what train does not give",
 }
