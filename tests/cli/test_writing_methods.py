@@ -163,10 +163,10 @@ def test_a_written_method_and_its_test_pass(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_written_sequential_method_keeps_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new-method", "PassedOn", "--sequential", "--out", str(tmp_path)]) == 0
-    assert "--methods fedseq,passedon" in capsys.readouterr().out
-    import_user_code([str(tmp_path / "passed_on.py")])
-    cls = get_algorithm("passedon")
+    assert main(["new-method", "RunningMean", "--sequential", "--out", str(tmp_path)]) == 0
+    assert "--methods fedseq,runningmean" in capsys.readouterr().out
+    import_user_code([str(tmp_path / "running_mean.py")])
+    cls = get_algorithm("runningmean")
     for name, check in checks_for(cls):
         if name in ("two_runs_are_equal", "resume", "lost_clients"):
             check()
