@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -88,13 +89,11 @@ def check_secure(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
             f"{refused}{algorithm.name()} passes each client's model on to the next, so that the server must see "
             "`model` of every reply. A sum hides one model among several; a sequence has none."
         )
-    for name, step in client_steps(type(algorithm)).items():
-        reply = annotations_of(unwrap_step(step)).get("return")
-        if reply not in (Fit, type(None), None):
-            own = {field.name for field in fields(Fit)}
-            more = [field.name for field in fields(reply) if field.name not in own] if is_dataclass(reply) else []
-            what = " and ".join(f"`{field}`" for field in more) or "each reply"
-            raise ConfigError(f"{refused}the server must see {what} of {algorithm.name()}'s client step {name}.")
+    for name, reply in _replies_beyond_models(algorithm):
+        own = {field.name for field in fields(Fit)}
+        more = [field.name for field in fields(reply) if field.name not in own] if is_dataclass(reply) else []
+        what = " and ".join(f"`{field}`" for field in more) or "each reply"
+        raise ConfigError(f"{refused}the server must see {what} of {algorithm.name()}'s client step {name}.")
     raise ConfigError(
         f"{refused}{algorithm.name()} only averages, but Flower's SecAgg+ cannot carry its replies: they could not be "
         "checked, a run could not be resumed to the same result, and values beyond 8 would be cut. "
@@ -125,10 +124,16 @@ def check_central(algorithm: Algorithm[Any, Any], privacy: Privacy) -> None:
             f"privacy.client_noise_multiplier: {algorithm.name()} passes on the model of each client, and noise is "
             "put on means. Use privacy.noise_multiplier, whose noise is put on before a model leaves its client."
         )
+    for name, _ in _replies_beyond_models(algorithm):
+        raise ConfigError(
+            f"privacy.client_noise_multiplier: {algorithm.name()}'s client step {name} sends more than a model, "
+            "which the noise would not cover."
+        )
+
+
+def _replies_beyond_models(algorithm: Algorithm[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the reply's type of every client step that sends something else than a fit."""
     for name, step in client_steps(type(algorithm)).items():
         reply = annotations_of(unwrap_step(step)).get("return")
-        if reply is not Fit and reply is not type(None) and reply is not None:
-            raise ConfigError(
-                f"privacy.client_noise_multiplier: {algorithm.name()}'s client step {name} sends more than a model, "
-                "which the noise would not cover."
-            )
+        if reply not in (Fit, type(None), None):
+            yield name, reply
