@@ -199,7 +199,7 @@ class BareLoop:
         optimiser = torch.optim.SGD(
             self.network.parameters(), training.lr, momentum=training.momentum, weight_decay=training.weight_decay
         )
-        order_of = seeds.generator(engine.seed, "batches", task=1, round=self.finished, client=client)
+        order_of = seeds.rng(engine.seed, "batches", task=1, round=self.finished, client=client)
         for _ in range(training.epochs):
             order = torch.randperm(len(rows), generator=order_of)
             for batch in order.split(training.batch_size):

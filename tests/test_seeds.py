@@ -55,12 +55,12 @@ def test_seeds_stay_what_they_are() -> None:
 
 
 def test_generators_start_where_their_name_says() -> None:
-    one, two = (seeds.generator(1, "x", client="7") for _ in range(2))
+    one, two = (seeds.rng(1, "x", client="7") for _ in range(2))
     assert torch.equal(torch.rand(9, generator=one), torch.rand(9, generator=two))
-    assert not torch.equal(torch.rand(9, generator=one), torch.rand(9, generator=seeds.generator(1, "x", client="8")))
-    first, second = (seeds.numpy_generator(1, "x").random(9) for _ in range(2))
+    assert not torch.equal(torch.rand(9, generator=one), torch.rand(9, generator=seeds.rng(1, "x", client="8")))
+    first, second = (seeds.numpy_rng(1, "x").random(9) for _ in range(2))
     assert np.array_equal(first, second)
-    assert not np.array_equal(first, seeds.numpy_generator(1, "y").random(9))
+    assert not np.array_equal(first, seeds.numpy_rng(1, "y").random(9))
 
 
 def test_borrowed_draws_are_those_of_the_seed_and_leave_no_trace() -> None:

@@ -78,7 +78,7 @@ def write(recipe_file: Path, method: str, data: Path, rounds: int, folder: Path)
 def order(engine: Simulation, federation: Federation, number: int, client: str) -> Tensor:
     """Return the rows, int64 [epochs * examples], that a client trains on in a round, in order."""
     rows = federation.partition[int(client)]
-    drawn = seeds.generator(engine.seed, "batches", task=1, round=number, client=client)
+    drawn = seeds.rng(engine.seed, "batches", task=1, round=number, client=client)
     return torch.cat([rows[torch.randperm(len(rows), generator=drawn)] for _ in range(engine.training.epochs)])
 
 

@@ -44,9 +44,7 @@ def derive(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: st
     return int.from_bytes(digest, "big") >> 1
 
 
-def generator(
-    seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0
-) -> torch.Generator:
+def rng(seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0) -> torch.Generator:
     """Return a new PyTorch generator on the CPU for one use of randomness.
 
     Parameters
@@ -64,7 +62,7 @@ def generator(
     return named
 
 
-def numpy_generator(
+def numpy_rng(
     seed: int, purpose: str, *, task: int = 0, round: int = 0, client: str = "", use: int = 0
 ) -> np.random.Generator:
     """Return a new NumPy generator for one use of randomness, for distributions that PyTorch lacks.

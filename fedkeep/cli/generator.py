@@ -246,7 +246,7 @@ def _search_prototypes(
 ) -> Tensor:
     """Return the prototypes that one client with all images would find."""
     check_held(torch.bincount(images["label"], minlength=dataset.num_classes), dataset.label_names)
-    rng = seeds.generator(seed, "prototypes")
+    rng = seeds.rng(seed, "prototypes")
     initial = generator.initial_prototypes(dataset.num_classes)
     result = search_prototypes(generator, initial, images["input"], images["label"], settings, rng)
     first, last = (sum(part) / len(part) for part in (result.losses[:20], result.losses[-20:]))

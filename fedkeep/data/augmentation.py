@@ -43,7 +43,7 @@ class Augmentation(Options):
         self,
         images: Tensor,
         normalise: Callable[[Tensor], Tensor],
-        generator: torch.Generator,
+        rng: torch.Generator,
         generated: Tensor | None = None,
     ) -> Tensor:
         """Return the batch augmented and normalised.
@@ -54,7 +54,7 @@ class Augmentation(Options):
             uint8 ``[b, channels, height, width]``, on any device; not changed.
         normalise : callable
             Turns uint8 pixels into the network's input, such as ``DataSet.normalise``.
-        generator : torch.Generator
+        rng : torch.Generator
             The source of randomness. A CPU generator gives the same numbers whatever device the images are on.
         generated : Tensor, optional
             bool ``[b]``, true for generated images; by default there are none.
@@ -79,20 +79,20 @@ class Augmentation(Options):
                 f"{images.dtype} {list(images.shape)}."
             )
         if self.crop_padding or self.horizontal_flip or self.rotation:
-            images = self.move_pixels(images, generator)
+            images = self.move_pixels(images, rng)
         if self.brightness:
-            images = self._change_brightness(images, generator, generated)
+            images = self._change_brightness(images, rng, generated)
         result = normalise(images)
-        return self._cut_out(result, generator) if self.cutout else result
+        return self._cut_out(result, rng) if self.cutout else result
 
-    def move_pixels(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def move_pixels(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """Return the batch rotated, flipped and cropped, not normalised; gradients flow.
 
         Parameters
         ----------
         images : Tensor
             ``[b, channels, height, width]``, of any type.
-        generator : torch.Generator
+        rng : torch.Generator
             The source of randomness; see `__call__`.
 
         Returns
@@ -109,13 +109,11 @@ class Augmentation(Options):
         x = torch.arange(width, device=device).view(1, 1, width)
         inside = torch.ones((), dtype=torch.bool, device=device)
         crops = (
-            _random_integers(2 * self.crop_padding + 1, (2, batch, 1, 1), generator, device)
-            if self.crop_padding
-            else None
+            _random_integers(2 * self.crop_padding + 1, (2, batch, 1, 1), rng, device) if self.crop_padding else None
         )
-        flips = _random_integers(2, (batch, 1, 1), generator, device).bool() if self.horizontal_flip else None
+        flips = _random_integers(2, (batch, 1, 1), rng, device).bool() if self.horizontal_flip else None
         if self.rotation:
-            share = _random_shares((batch, 1, 1), generator, device)
+            share = _random_shares((batch, 1, 1), rng, device)
             y, x = rotation_source(y, x, (2 * share - 1) * self.rotation, height, width)
             inside = _is_inside(y, x, height, width)
             y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
@@ -143,17 +141,17 @@ class Augmentation(Options):
                 "Lower crop."
             )
 
-    def _change_brightness(self, images: Tensor, generator: torch.Generator, generated: Tensor | None) -> Tensor:
-        factor = 1 + (2 * _random_shares((len(images), 1, 1, 1), generator, images.device) - 1) * self.brightness
+    def _change_brightness(self, images: Tensor, rng: torch.Generator, generated: Tensor | None) -> Tensor:
+        factor = 1 + (2 * _random_shares((len(images), 1, 1, 1), rng, images.device) - 1) * self.brightness
         if generated is not None:
             factor = factor.masked_fill(generated.view(-1, 1, 1, 1), 1.0)
         return (images * factor).clamp_(max=255).to(torch.uint8)
 
-    def _cut_out(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _cut_out(self, images: Tensor, rng: torch.Generator) -> Tensor:
         batch, _, height, width = images.shape
         device = images.device
-        top = _random_integers(height, (batch, 1, 1), generator, device) - self.cutout // 2
-        left = _random_integers(width, (batch, 1, 1), generator, device) - self.cutout // 2
+        top = _random_integers(height, (batch, 1, 1), rng, device) - self.cutout // 2
+        left = _random_integers(width, (batch, 1, 1), rng, device) - self.cutout // 2
         y = torch.arange(height, device=device).view(1, height, 1)
         x = torch.arange(width, device=device).view(1, 1, width)
         hole = (y >= top) & (y < top + self.cutout) & (x >= left) & (x < left + self.cutout)
@@ -188,14 +186,14 @@ def rotation_source(y: Tensor, x: Tensor, degrees: Tensor, height: int, width: i
     return (source_y + 0.5).floor().long(), (source_x + 0.5).floor().long()
 
 
-def _random_integers(high: int, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+def _random_integers(high: int, shape: tuple[int, ...], rng: torch.Generator, device: torch.device) -> Tensor:
     """Return int64 of this shape, uniform in 0..high - 1."""
-    return _to_device(torch.randint(high, shape, generator=generator, device=generator.device), device)
+    return _to_device(torch.randint(high, shape, generator=rng, device=rng.device), device)
 
 
-def _random_shares(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+def _random_shares(shape: tuple[int, ...], rng: torch.Generator, device: torch.device) -> Tensor:
     """Return float32 of this shape, uniform in [0, 1)."""
-    return _to_device(torch.rand(shape, generator=generator, device=generator.device), device)
+    return _to_device(torch.rand(shape, generator=rng, device=rng.device), device)
 
 
 def _to_device(drawn: Tensor, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep._utils.seeds import numpy_generator
+from fedkeep._utils.seeds import numpy_rng
 from fedkeep.data.dataset import DataSet
 from fedkeep.errors import DataError
 
@@ -29,7 +29,7 @@ def hold_out(groups: Tensor, share: float, purpose: str = "test split") -> Tenso
     """
     values: np.ndarray[Any, np.dtype[np.int64]] = groups.numpy()
     # No seed of a run: the split is part of the data set, and every run must be tested on the same rows.
-    keys = numpy_generator(0, purpose).random(len(values))
+    keys = numpy_rng(0, purpose).random(len(values))
     order = np.lexsort((keys, values))
     _, starts, sizes = np.unique(values[order], return_index=True, return_counts=True)
     rank = np.arange(len(values)) - np.repeat(starts, sizes)

@@ -57,7 +57,7 @@ class Auxiliary(Options):
         columns = dataset.test if name == "test" else dataset.train
         order = torch.arange(len(columns["label"]))
         if self.source != "train_shared":
-            order = torch.randperm(len(order), generator=seeds.generator(seed, "auxiliary"))
+            order = torch.randperm(len(order), generator=seeds.rng(seed, "auxiliary"))
         labels = columns["label"].cpu()[order]
         taken = torch.cat([order[self._first_of_class(labels, c, dataset)] for c in range(dataset.num_classes)])
         if self.source != "train_shared":
@@ -139,6 +139,6 @@ class Public(Options):
                 "classes. Lower public.num_images or name more classes."
             )
         if self.num_images:
-            chosen = torch.randperm(len(rows), generator=seeds.generator(seed, "public set"))[: self.num_images]
+            chosen = torch.randperm(len(rows), generator=seeds.rng(seed, "public set"))[: self.num_images]
             rows = rows[chosen]
         return {"input": source.train["input"][rows], "label": torch.zeros(len(rows), dtype=torch.int64)}

@@ -189,7 +189,7 @@ class Tasks(Options):
             raise ConfigError(f"tasks.num_classes asks for {count} classes, and {dataset.name} has {have}.")
         if self.class_order == "source":
             return tuple(range(count))
-        return tuple(torch.randperm(count, generator=seeds.generator(seed, "class order")).tolist())
+        return tuple(torch.randperm(count, generator=seeds.rng(seed, "class order")).tolist())
 
     def _task_sizes(self, classes: int) -> tuple[int, ...]:
         """Return the number of classes of each task."""
@@ -245,7 +245,7 @@ class Tasks(Options):
             found = part.split(train, task.num_classes - task.num_old_classes, own)
         except PartitionError as error:
             raise PartitionError(f"task {task.number} of {self.num_tasks}: {error}") from None
-        who = torch.randperm(scheme.num_clients, generator=seeds.generator(seed, "absent clients", task=task.number))
+        who = torch.randperm(scheme.num_clients, generator=seeds.rng(seed, "absent clients", task=task.number))
         present = who[: len(found)].sort().values
         sizes = torch.zeros(scheme.num_clients, dtype=torch.int64).index_copy(0, present, found.sizes)
         offsets = torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)))

@@ -75,14 +75,14 @@ class Prototypes:
             return f"prototypes of no examples, or of more than it has: {examples}, and it has {available}"
         return f"prototypes of radius {self.radius}" if not 0 <= self.radius < MAX_RADIUS else None
 
-    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def sample(self, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw features of random classes, each its class's mean plus radius * N(0, I).
 
         Parameters
         ----------
         count : int
             How many.
-        generator : torch.Generator
+        rng : torch.Generator
             On the CPU.
 
         Returns
@@ -90,8 +90,8 @@ class Prototypes:
         tuple[Tensor, Tensor]
             Features [count, width] and their classes, int64 [count].
         """
-        rows = torch.randint(len(self.classes), (count,), generator=generator).to(self.classes.device)
-        noise = torch.randn(count, self.means.shape[1], generator=generator).to(self.means)
+        rows = torch.randint(len(self.classes), (count,), generator=rng).to(self.classes.device)
+        noise = torch.randn(count, self.means.shape[1], generator=rng).to(self.means)
         return self.means[rows] + self.radius * noise, self.classes[rows]
 
 

@@ -19,7 +19,7 @@ WEIGHT, BIAS = "classifier.weight", "classifier.bias"
 
 
 @torch.no_grad()
-def expand_rows(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+def expand_rows(model: Weights, rows: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Add rows to a model's classifier.
 
     The weights of a new row are uniform within +-sqrt(3 / width), which is Kaiming's rule for a linear layer, and its
@@ -31,7 +31,7 @@ def expand_rows(model: Weights, rows: int, generator: torch.Generator) -> dict[s
         A model with ``classifier.weight`` [old rows, width] and, optionally, ``classifier.bias`` [old rows].
     rows : int
         Number of rows afterwards; at least the old number.
-    generator : torch.Generator
+    rng : torch.Generator
         A generator on the CPU that is derived from a name (see `fedkeep._utils.seeds`), so that everyone gets the same
         rows.
 
@@ -50,7 +50,7 @@ def expand_rows(model: Weights, rows: int, generator: torch.Generator) -> dict[s
     if num_new < 0:
         raise ConfigError(f"the classifier has {len(old)} rows already and cannot grow to {rows}.")
     limit = math.sqrt(3 / width)
-    new = (2 * torch.rand(num_new, width, generator=generator) - 1) * limit
+    new = (2 * torch.rand(num_new, width, generator=rng) - 1) * limit
     head = {WEIGHT: torch.cat((old, new.to(old)))}
     if BIAS in model:
         head[BIAS] = torch.cat((model[BIAS], model[BIAS].new_zeros(num_new)))
@@ -58,7 +58,7 @@ def expand_rows(model: Weights, rows: int, generator: torch.Generator) -> dict[s
 
 
 @torch.no_grad()
-def add_views(model: Weights, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+def add_views(model: Weights, rows: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Replace each row of a model's classifier by several rows: the row itself, then new rows as from `expand_rows`.
 
     So row number c * rows is the old row c.
@@ -69,7 +69,7 @@ def add_views(model: Weights, rows: int, generator: torch.Generator) -> dict[str
         A model with one row for each class.
     rows : int
         Number of rows for each class afterwards.
-    generator : torch.Generator
+    rng : torch.Generator
         As for `expand_rows`.
 
     Returns
@@ -78,7 +78,7 @@ def add_views(model: Weights, rows: int, generator: torch.Generator) -> dict[str
         The model.
     """
     classes = len(_head(model))
-    expanded = expand_rows(model, classes * rows, generator)
+    expanded = expand_rows(model, classes * rows, rng)
     numbers = torch.arange(classes * rows)
     order = torch.cat((numbers[:classes, None], numbers[classes:].view(classes, rows - 1)), dim=1).flatten()
     return {name: tensor[order] if name in (WEIGHT, BIAS) else tensor for name, tensor in expanded.items()}

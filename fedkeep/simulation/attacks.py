@@ -79,7 +79,7 @@ class Attack(Options):
         if self.kind == "none":
             return frozenset()
         listed = list(clients)
-        order = torch.randperm(len(listed), generator=seeds.generator(seed, "attackers")).tolist()
+        order = torch.randperm(len(listed), generator=seeds.rng(seed, "attackers")).tolist()
         return frozenset(listed[i] for i in order[: round(self.share * len(listed))])
 
 
@@ -231,7 +231,7 @@ class Attacker:
             factor = FACTORS[self.kind]
             change = lambda name, tensor: sent[name] + factor * (tensor - sent[name])  # noqa: E731
         elif self.kind == "random_weights":
-            rng = seeds.generator(self.seed, "random weights", round=number, client=client)
+            rng = seeds.rng(self.seed, "random weights", round=number, client=client)
             change = functools.partial(_random, rng)
         elif self.kind == "lying_teacher":
             change = lambda name, tensor: tensor.roll(1, 0) if tensor.dim() and len(tensor) == rows else tensor  # noqa: E731

@@ -19,7 +19,7 @@ def noised_mean(
     fits: Mapping[str, Fit],
     sent: Mapping[str, Weights],
     privacy: Privacy,
-    generator: torch.Generator,
+    rng: torch.Generator,
     keep: Callable[[Fit], Fit] = lambda fit: fit,
 ) -> dict[str, Fit]:
     """Put the noised mean of the clients' clipped updates in the place of each client's model.
@@ -34,7 +34,7 @@ def noised_mean(
         The models that the clients were sent.
     privacy : Privacy
         Noise and clipping.
-    generator : torch.Generator
+    rng : torch.Generator
         Draws the noise.
     keep : Callable[[Fit], Fit]
         Puts a new reply away, so that not all must be in memory.
@@ -53,6 +53,6 @@ def noised_mean(
     mean = merge([fit.model for fit in clipped], lambda tensors: torch.stack(list(tensors)).mean(0))
     deviation = privacy.client_noise_multiplier * privacy.max_update_norm / len(fits)
     for name in names:
-        noise = torch.randn(mean[name].shape, generator=generator)
+        noise = torch.randn(mean[name].shape, generator=rng)
         mean[name] = mean[name] + deviation * noise.to(mean[name])
     return {client: replace(fit, model=mean, num_examples=1, loss=0.0) for client, fit in fits.items()}

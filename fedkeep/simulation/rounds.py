@@ -263,8 +263,8 @@ class RoundState:
             return robust
         means = self.server_means
         self.server_means += 1
-        generator = seeds.generator(state.context.secret, "noised mean", round=self.number, use=means)
-        return noised_mean(fits, self.sent, privacy, generator, store.keep)
+        rng = seeds.rng(state.context.secret, "noised mean", round=self.number, use=means)
+        return noised_mean(fits, self.sent, privacy, rng, store.keep)
 
     def finish(self) -> None:
         """Carry out all waiting tasks, so that every step that was asked for is done by the end of the round."""
@@ -565,7 +565,7 @@ class RoundState:
     def _injected_fault(self, client: str, step: str) -> str | None:
         dropout, state = self.state.run_settings.client_dropout, self.state
         if dropout:
-            number = torch.rand((), generator=seeds.generator(state.seed, "dropout", round=self.number, client=client))
+            number = torch.rand((), generator=seeds.rng(state.seed, "dropout", round=self.number, client=client))
             if number < dropout:
                 return "dropped out"
         return state.fault_injector(self.number, client, step) if state.fault_injector else None

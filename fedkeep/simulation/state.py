@@ -261,14 +261,14 @@ class SimulationState:
         if len(aside) == population:
             aside = []
         size = min(self.run_settings.cohort_size, population - len(aside))
-        generator = seeds.generator(self.seed, "cohort", round=round)
+        rng = seeds.rng(self.seed, "cohort", round=round)
         if population <= MAX_PERMUTED:
-            order = [clients[i] for i in torch.randperm(population, generator=generator).tolist()[: size + len(aside)]]
+            order = [clients[i] for i in torch.randperm(population, generator=rng).tolist()[: size + len(aside)]]
         else:
             # Permuting millions to choose a few is slow: sample with replacement and keep first occurrences instead.
             first: dict[str, None] = {}
             while len(first) < size + len(aside):
-                drawn = torch.randint(population, (2 * size,), generator=generator).tolist()
+                drawn = torch.randint(population, (2 * size,), generator=rng).tolist()
                 first |= dict.fromkeys(clients[i] for i in drawn)
             order = list(first)
         return [client for client in order if client not in aside][:size]

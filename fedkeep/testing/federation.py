@@ -30,11 +30,11 @@ SHORT = replace(TRAINING, epochs=1, batch_size=8)
 
 def dataset(train: int = sum(SIZES), test: int = 31, seed: int = 0) -> DataSet:
     """Return noisy images of three classes, each bright in another place; labels in blocks of uneven length."""
-    generator = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def draw(count: int) -> dict[str, Tensor]:
         label = torch.arange(count) * CLASSES // count
-        image = torch.randint(0, 120, (count, *SHAPE), generator=generator, dtype=torch.int64)
+        image = torch.randint(0, 120, (count, *SHAPE), generator=rng, dtype=torch.int64)
         for number, c in enumerate(label.tolist()):
             image[number, 0, c] += 90
         return {"input": image.to(torch.uint8), "label": label}

@@ -57,7 +57,7 @@ def train_classifier(
     _, channels, height, width = data["input"].shape
     runner = ModelRunner(lambda: architecture.build((channels, height, width), classes), seed, torch.device(device))
     normalised = {"input": normalise(data["input"].to(device)), "label": data["label"].to(device)}
-    order, noise = (seeds.generator(seed, purpose) for purpose in ("batches", "augmentation"))
+    order, noise = (seeds.rng(seed, purpose) for purpose in ("batches", "augmentation"))
     stream = BatchStream(normalised, normalise, Augmentation(), order, noise, runner.layout)
     epochs = ceil(steps / ceil(len(data["label"]) / training.batch_size))
     noise_seed = seeds.derive(seed, "network noise")

@@ -100,15 +100,15 @@ def private_fit(runner: ModelRunner, job: TrainJob, training: Training, privacy:
     trained = [name for name, weight in weights.items() if weight.requires_grad]
     parameters = [weights[name] for name in trained]
     momenta = [torch.zeros_like(parameter) if training.momentum else None for parameter in parameters]
-    rate, generator = sample_rate(job, training), torch.Generator().manual_seed(noise_seed)
+    rate, rng = sample_rate(job, training), torch.Generator().manual_seed(noise_seed)
     expected = rate * job.num_examples
     with seeds.temporary_seed(job.seed, runner.device), torch.no_grad():
         for _ in range(steps):
-            batch = job.streams[0].sample(rate, generator)
+            batch = job.streams[0].sample(rate, rng)
             total = clipped_sum(runner, job, batch, dict(zip(trained, parameters, strict=True)), training, privacy)
             gradients = []
             for gradient in total:
-                noise = torch.randn(gradient.shape, generator=generator).to(gradient.device)
+                noise = torch.randn(gradient.shape, generator=rng).to(gradient.device)
                 noised = gradient + noise * (privacy.noise_multiplier * privacy.max_grad_norm)
                 gradients.append(noised / expected)
             sgd(

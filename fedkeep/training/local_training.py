@@ -150,14 +150,14 @@ class BatchStream:
         rows = torch.arange(count, device=self.data["input"].device)
         return replace(self, augmentation=Augmentation())._batch(self.data, rows, 0, count)
 
-    def sample(self, probability: float, generator: torch.Generator) -> Batch:
+    def sample(self, probability: float, rng: torch.Generator) -> Batch:
         """Return a batch in which each example is with the same probability, independently of the others.
 
         Parameters
         ----------
         probability : float
             The probability.
-        generator : torch.Generator
+        rng : torch.Generator
             Draws the batch.
 
         Returns
@@ -165,7 +165,7 @@ class BatchStream:
         Batch
             The batch, which may be empty.
         """
-        chosen = (torch.rand(len(self.data["input"]), generator=generator) < probability).nonzero().squeeze(1)
+        chosen = (torch.rand(len(self.data["input"]), generator=rng) < probability).nonzero().squeeze(1)
         order = to_device(chosen, self.data["input"].device)
         return self._batch({name: column[order] for name, column in self.data.items()}, order, 0, len(order))
 

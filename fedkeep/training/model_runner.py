@@ -91,7 +91,7 @@ class ModelRunner:
                     "a method that rotates images cannot learn from a frozen extractor. Use another model."
                 )
             self._initial_of_task_one = add_views(
-                self._initial_of_task_one, rows_per_class, seeds.generator(seed, "further rows")
+                self._initial_of_task_one, rows_per_class, seeds.rng(seed, "further rows")
             )
             resize_classifier(built, self._initial_of_task_one)
         self.initial: Weights = self._initial_of_task_one
@@ -127,8 +127,8 @@ class ModelRunner:
         """
         self.initial = self._initial_of_task_one
         for task, classes in enumerate(seen[1:], start=2):
-            generator = seeds.generator(self.seed, "new classes", task=task)
-            self.initial = expand_rows(self.initial, self.rows_per_class * classes, generator)
+            rng = seeds.rng(self.seed, "new classes", task=task)
+            self.initial = expand_rows(self.initial, self.rows_per_class * classes, rng)
         for network in (self.train_network, self.eval_network):
             resize_classifier(network, self.initial)
 

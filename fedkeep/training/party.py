@@ -291,9 +291,7 @@ class LocalClient(LocalParty, Client[Any]):
             return found
         use = self._uses.get(CHANGE_TOLD, 0)
         self._uses[CHANGE_TOLD] = use + 1
-        rng = seeds.generator(
-            self.context.secret, "change", task=self.task, round=self.round, client=self.name, use=use
-        )
+        rng = seeds.rng(self.context.secret, "change", task=self.task, round=self.round, client=self.name, use=use)
         change, limit = found - sent, privacy.max_prototype_change
         change = change * min(1.0, limit / max(float(change.norm()), 1e-12))
         noise = torch.randn(change.shape, generator=rng).to(change)
@@ -353,7 +351,7 @@ class LocalServer(LocalParty, Server[Any]):
             return means
         use = self._uses.get(MEANS_TOLD, 0)
         self._uses[MEANS_TOLD] = use + 1
-        rng = seeds.generator(self.context.secret, "means", task=self.task, round=self.round, use=use)
+        rng = seeds.rng(self.context.secret, "means", task=self.task, round=self.round, use=use)
         uniform = torch.rand(len(means), generator=rng, dtype=torch.float64) - 0.5
         laplace = -uniform.sign() * torch.log1p(-2 * uniform.abs()).clamp(min=-100)
         # Another image in the place of one moves its class's mean by one over its images at most, and no other's.

@@ -295,7 +295,7 @@ class _PretrainingRun:
 
     def _sample_batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return the images and labels of a step, which depend only on the step's number."""
-        train, rng = self.dataset.train, seeds.generator(self.seed, "extractor step", use=step)
+        train, rng = self.dataset.train, seeds.rng(self.seed, "extractor step", use=step)
         rows = torch.randint(len(train["label"]), (self.settings.batch_size,), generator=rng)
         return self.augmentation(train["input"][rows], self.input_spec, rng), train["label"][rows]
 

@@ -85,7 +85,7 @@ class Hand:
 
     def batches(self, client: str, round: int) -> Iterator[Tensor]:
         """Yield the rows of every batch of a local training, all epochs."""
-        order = seeds.generator(self.simulation.seed, "batches", task=1, round=round, client=client)
+        order = seeds.rng(self.simulation.seed, "batches", task=1, round=round, client=client)
         count = self.size(client)
         for _ in range(self.training.epochs):
             rows = torch.randperm(count, generator=order)

@@ -58,7 +58,7 @@ def descend(
 ) -> Any:
     """Return a model after SGD with momentum and decay; ``location`` is (client, first use of the batch orders)."""
     settings, (client, use) = simulation.training, location
-    rngs = [seeds.generator(0, "batches", task=2, round=1, client=client, use=use + k) for k in range(len(sets))]
+    rngs = [seeds.rng(0, "batches", task=2, round=1, client=client, use=use + k) for k in range(len(sets))]
     weights = {name: tensor.detach().double() for name, tensor in start.items()}
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     others = [batches(data, rng, settings.batch_size, None) for data, rng in zip(sets[1:], rngs[1:], strict=True)]
@@ -199,7 +199,7 @@ def test_prototypes_are_the_clients_mean_round_after_round() -> None:
         found = []
         for client in federation.clients:
             data = federation.data(client)
-            rng = seeds.generator(0, "prototypes", task=1, round=1, client=client, use=use)
+            rng = seeds.rng(0, "prototypes", task=1, round=1, client=client, use=use)
             found.append(search_prototypes(tiny.ToyGenerator(), rows, data["input"], data["label"], settings, rng))
         for c in range(3):
             counts = [one.counts[c].item() for one in found]

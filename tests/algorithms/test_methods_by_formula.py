@@ -155,7 +155,7 @@ def test_curvature_is_of_about_500_examples(method: Any, rows: int, size: int, m
     monkeypatch.setattr(LocalParty, "fisher", spy)
     byhand.run_rounds(method, 1, federation=large, cohort_size=2, training=training)
     at, got = answers["0"]
-    order = torch.randperm(530, generator=seeds.generator(0, "fisher", task=1, round=1, client="0"))[:rows]
+    order = torch.randperm(530, generator=seeds.rng(0, "fisher", task=1, round=1, client="0"))[:rows]
     images, labels = hand.data("0")
     hand.data = lambda client: (images[order], labels[order])  # type: ignore[method-assign]
     byhand.assert_same(got, hand.squared_gradients(byhand.doubled(at), "0", size), atol=1e-8)

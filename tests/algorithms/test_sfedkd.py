@@ -165,7 +165,7 @@ def test_a_taught_local_training_is_the_papers_loss_written_out() -> None:
     )
     from fedkeep._utils import seeds
 
-    order = seeds.generator(0, "batches", task=1, round=2, client=student)
+    order = seeds.rng(0, "batches", task=1, round=2, client=student)
     for _ in range(training.epochs):
         for rows in torch.randperm(len(labels), generator=order).split(training.batch_size):
             optimiser.zero_grad()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedkeep._utils.seeds import numpy_generator
+from fedkeep._utils.seeds import numpy_rng
 from fedkeep.data.partition import (
     IID,
     ByColumn,
@@ -161,7 +161,7 @@ def literal_attempts(
     In exact arithmetic: in floating point, shares can sum to a little less than one, and the published code then hands
     the example that is left to the last owner, even one at the cap.
     """
-    gammas = numpy_generator(seed, "partition", use=1)
+    gammas = numpy_rng(seed, "partition", use=1)
     clients, classes = owners.shape
     for attempt in range(1, 10_000):
         counts = np.zeros((clients, classes), np.int64)
@@ -238,7 +238,7 @@ def test_a_million_clients() -> None:
 def test_iid_is_array_split_of_a_permutation() -> None:
     train = balanced(103, 10)
     partition = IID(num_clients=10).split(train, 10, 0)
-    expected = np.array_split(numpy_generator(0, "partition").permutation(103), 10)
+    expected = np.array_split(numpy_rng(0, "partition").permutation(103), 10)
     for client, rows in enumerate(expected):
         assert partition[client].tolist() == rows.tolist()
 

@@ -40,7 +40,7 @@ ARCHITECTURES = [LeNet5(), MeanCNN(), ResNet32(), custom(Own)]
 
 
 def rows_of(task: int) -> torch.Generator:
-    return seeds.generator(3, "head", task=task)
+    return seeds.rng(3, "head", task=task)
 
 
 def logits(architecture: Architecture, model: Weights, images: Tensor) -> Tensor:

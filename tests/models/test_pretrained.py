@@ -53,7 +53,7 @@ def test_the_classifier_is_the_whole_model(folder: str) -> None:
     assert list(network.state_dict()) == ["classifier.weight", "classifier.bias"]
     assert [tuple(weight.shape) for weight in network.parameters()] == [(3, 8), (3,)]
     assert split_classifier(network)[1] is network.classifier
-    wider = expand_rows(network.state_dict(), 5, seeds.generator(0, "new classes"))
+    wider = expand_rows(network.state_dict(), 5, seeds.rng(0, "new classes"))
     assert torch.equal(wider["classifier.weight"][:3], network.classifier.weight)
 
 

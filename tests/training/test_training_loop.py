@@ -450,7 +450,7 @@ def test_fisher_is_the_mean_of_squared_gradients_one_by_one(factory: Callable[[]
 def test_fisher_of_some_examples_draws_them_by_name() -> None:
     party = server()
     got = party.fisher(party.model, 5)
-    chosen = torch.randperm(70, generator=seeds.generator(0, "fisher", task=1, round=2))[:5]
+    chosen = torch.randperm(70, generator=seeds.rng(0, "fisher", task=1, round=2))[:5]
     other = server()
     other.data = {name: column[chosen] for name, column in other.data.items()}
     for name, value in other.fisher(party.model, 99).items():
@@ -478,7 +478,7 @@ def test_sensitivity_is_the_mean_size_of_the_answers_gradients(factory: Callable
     for name, value in got.items():
         torch.testing.assert_close(value.double(), expected[name], rtol=1e-4, atol=1e-8)
     some, all_of_them = party.sensitivity(party.model, 5), server(factory)
-    chosen = torch.randperm(70, generator=seeds.generator(0, "fisher", task=1, round=2))[:5]
+    chosen = torch.randperm(70, generator=seeds.rng(0, "fisher", task=1, round=2))[:5]
     all_of_them.data = {name: column[chosen] for name, column in all_of_them.data.items()}
     for name, value in all_of_them.sensitivity(all_of_them.model, 99).items():
         torch.testing.assert_close(some[name], value)

@@ -332,6 +332,6 @@ def mean_gates(masks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return mean([{name: mask.sigmoid() for name, mask in one.items()} for one in masks])
 
 
-def random_vector(count: int, generator: torch.Generator) -> Tensor:
+def random_vector(count: int, rng: torch.Generator) -> Tensor:
     """Return random numbers of mean 0 and variance 1 / count, the initial masks and attention."""
-    return torch.randn(count, generator=generator) / sqrt(max(count, 1))
+    return torch.randn(count, generator=rng) / sqrt(max(count, 1))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedkeep._utils.seeds import numpy_generator
+from fedkeep._utils.seeds import numpy_rng
 from fedkeep.data.partition.statistics import size_statistics
 from fedkeep.errors import PartitionError, did_you_mean
 from fedkeep.options import Options, as_table, option
@@ -228,7 +228,7 @@ def random_stream(seed: int, purpose: str) -> np.random.Generator:
     """Return the random generator of one purpose within a partition: a key of ``_STREAMS``."""
     if purpose not in _STREAMS:
         raise PartitionError(f"there is no random stream {purpose!r} for partitions. Use one of {', '.join(_STREAMS)}.")
-    return numpy_generator(seed, "partition", use=_STREAMS[purpose])
+    return numpy_rng(seed, "partition", use=_STREAMS[purpose])
 
 
 def even_sizes(total: int, parts: int) -> Integers:

@@ -111,31 +111,31 @@ def draw_clients(sizes: Integers, quotas: Integers, alpha: float, seed: int) -> 
     array
         int64 ``[sum]``, the clients of the examples in the order of their classes.
     """
-    generator = random_stream(seed, "shares")
+    rng = random_stream(seed, "shares")
     shape = (len(quotas), len(sizes))
     # Gamma(a) is Gamma(a + 1) times U^(1/a): as logarithms, no prior underflows, so the rarest class can still be drawn
     # when nothing else is left.
-    prior = np.log(generator.standard_gamma(alpha + 1.0, shape)) + np.log1p(-generator.random(shape)) / alpha
+    prior = np.log(rng.standard_gamma(alpha + 1.0, shape)) + np.log1p(-rng.random(shape)) / alpha
     clients = _client_of_step(quotas, random_stream(seed, "order"))
-    labels = _draw_labels(clients, sizes, prior, generator)
+    labels = _draw_labels(clients, sizes, prior, rng)
     return clients[np.argsort(labels, kind="stable")]
 
 
-def _client_of_step(quotas: Integers, generator: np.random.Generator) -> Integers:
+def _client_of_step(quotas: Integers, rng: np.random.Generator) -> Integers:
     """Return which client draws in each step, int64 [sum of quotas].
 
     Clients drawn uniformly among those with quota left are the order of arrivals of independent Poisson processes of
     one rate, each stopped at its quota.
     """
     steps = int(quotas.max())
-    arrivals = generator.standard_exponential((len(quotas), steps)).cumsum(axis=1)
+    arrivals = rng.standard_exponential((len(quotas), steps)).cumsum(axis=1)
     wanted = np.arange(steps) < quotas[:, None]
     client = np.repeat(np.arange(len(quotas)), quotas)
     return client[np.argsort(arrivals[wanted], kind="stable")]
 
 
 def _draw_labels(
-    clients: Integers, sizes: Integers, prior: npt.NDArray[np.float64], generator: np.random.Generator
+    clients: Integers, sizes: Integers, prior: npt.NDArray[np.float64], rng: np.random.Generator
 ) -> Integers:
     """Return the class drawn in each step, int64 [steps].
 
@@ -144,7 +144,7 @@ def _draw_labels(
     """
     classes = len(sizes)
     left, open_ = sizes.copy(), sizes > 0
-    drawn = _draw_from_priors(clients, prior, open_, generator)
+    drawn = _draw_from_priors(clients, prior, open_, rng)
     step = 0
     while step < len(clients):
         ahead = drawn[step:]
@@ -161,19 +161,19 @@ def _draw_labels(
         step += last + 1
         again = step + np.flatnonzero(drawn[step:] == label)
         if len(again):
-            drawn[again] = _draw_from_priors(clients[again], prior, open_, generator)
+            drawn[again] = _draw_from_priors(clients[again], prior, open_, rng)
     return drawn
 
 
 def _draw_from_priors(
-    clients: Integers, prior: npt.NDArray[np.float64], open_: npt.NDArray[np.bool_], generator: np.random.Generator
+    clients: Integers, prior: npt.NDArray[np.float64], open_: npt.NDArray[np.bool_], rng: np.random.Generator
 ) -> Integers:
     """Return one class for each step from its client's prior among the open classes, int64 [steps]."""
     log_share = np.where(open_, prior, -np.inf)
     share = np.exp(log_share - log_share.max(axis=1, keepdims=True))
     ends = np.cumsum(share, axis=1)
     ends /= ends[:, -1:]
-    points = generator.random(len(clients))
+    points = rng.random(len(clients))
     drawn = np.empty(len(clients), np.int64)
     size = max(1, _CHUNK // len(open_))
     for start in range(0, len(clients), size):

@@ -82,15 +82,15 @@ class Sharding(Scheme):
         labels = np.repeat(np.arange(num_classes), per_class).reshape(self.shards_per_client, self.num_clients).T
         owns = np.zeros((self.num_clients, num_classes), dtype=bool)
         np.put_along_axis(owns, labels, True, axis=1)
-        generator = random_stream(seed, "owners")
+        rng = random_stream(seed, "owners")
         half = self.num_clients // 2
         for _ in range(_TRADES):
-            order = generator.permutation(self.num_clients)
+            order = rng.permutation(self.num_clients)
             left, right = order[:half], order[half : 2 * half]
             first, second = owns[left], owns[right]
             traded = first ^ second
             # Each pair pools the classes that only one of the two holds, shuffles them, and each takes back as many.
-            keys = np.where(traded, generator.random(traded.shape), 2.0)
+            keys = np.where(traded, rng.random(traded.shape), 2.0)
             rank = np.argsort(np.argsort(keys, axis=1), axis=1)
             to_first = traded & (rank < (first & ~second).sum(axis=1, keepdims=True))
             both = first & second

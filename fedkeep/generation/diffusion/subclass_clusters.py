@@ -49,7 +49,7 @@ def cluster_subclasses(images: Tensor, labels: Tensor, clusters_per_class: int, 
             )
         small = adaptive_avg_pool2d(images[rows].cpu().float(), SIDE).flatten(1)
         # The purpose is part of the seed, and keeps the word that it had when generators were first trained.
-        clusters = k_means(small, clusters_per_class, seeds.generator(seed, f"codes of class {c}"))
+        clusters = k_means(small, clusters_per_class, seeds.rng(seed, f"codes of class {c}"))
         if len(torch.unique(clusters)) < clusters_per_class:  # no image would teach what the other subclasses mean
             raise DataError(
                 f"the images of class {c} look too much alike for {clusters_per_class} clusters. Ask for fewer "

@@ -195,7 +195,7 @@ class _Batches:
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return images in -1..1 [b, ...], rows of the class table [b], timesteps [b] and noise [b, ...]."""
-        rng = seeds.generator(self.seed, "generator step", use=step)
+        rng = seeds.rng(self.seed, "generator step", use=step)
         classes = torch.randint(len(self.counts), (self.batch_size,), generator=rng)
         share = torch.rand(self.batch_size, generator=rng, dtype=torch.float64)
         position = (share * self.counts[classes]).long()

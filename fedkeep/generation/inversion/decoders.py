@@ -80,9 +80,9 @@ class TextDecoder(nn.Module):
         self.decoder = LatentDecoder(latent, maps, shape)
 
     @torch.no_grad()
-    def reset_noisy_layers(self, generator: torch.Generator) -> None:
+    def reset_noisy_layers(self, rng: torch.Generator) -> None:
         """Draw the noisy layers' weights from N(0, 1), and set their biases to 0."""
-        self.weight.copy_(torch.randn(self.weight.shape, generator=generator))
+        self.weight.copy_(torch.randn(self.weight.shape, generator=rng))
         self.bias.zero_()
 
     def forward(self, labels: Tensor) -> Tensor:
