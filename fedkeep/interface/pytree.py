@@ -74,8 +74,8 @@ def tree_iter(tree: Any) -> list[tuple[Path, Any, bool, bool]]:
     Returns
     -------
     list[tuple[Path, object, bool, bool]]
-        For each node its path, its value, whether it is a leaf, and whether it is in a column of a loss
-        (`Loss.columns`).
+        For each node its path, its value, whether it is a leaf, and whether it has one row per example
+        (`Loss.per_example_fields`).
     """
     nodes: list[tuple[Path, Any, bool, bool]] = []
     _visit(tree, (), False, nodes)
@@ -84,13 +84,13 @@ def tree_iter(tree: Any) -> list[tuple[Path, Any, bool, bool]]:
 
 # Not inside `tree_iter`: a nested function that calls itself is a reference cycle, which would keep tensors in
 # memory until Python looks for cycles.
-def _visit(value: Any, path: Path, in_column: bool, nodes: list[tuple[Path, Any, bool, bool]]) -> None:
+def _visit(value: Any, path: Path, per_example: bool, nodes: list[tuple[Path, Any, bool, bool]]) -> None:
     below = children(value)
-    nodes.append((path, value, below is None, in_column))
+    nodes.append((path, value, below is None, per_example))
     if below is not None:
-        columns = value.columns if isinstance(value, Loss) else ()
+        fields = value.per_example_fields if isinstance(value, Loss) else ()
         for key, item in below:
-            _visit(item, (path, value, key), in_column or key in columns, nodes)
+            _visit(item, (path, value, key), per_example or key in fields, nodes)
 
 
 def keystr(path: Path) -> str:
@@ -299,12 +299,12 @@ def tree_signature(tree: Any) -> Hashable:
     Hashable
         The signature.
     """
-    return tuple(_signature(value, is_leaf, in_column) for _, value, is_leaf, in_column in tree_iter(tree))
+    return tuple(_signature(value, is_leaf, per_example) for _, value, is_leaf, per_example in tree_iter(tree))
 
 
-def _signature(value: Any, is_leaf: bool, in_column: bool) -> Hashable:
+def _signature(value: Any, is_leaf: bool, per_example: bool) -> Hashable:
     if isinstance(value, Tensor):
-        return Tensor, value.dtype, value.shape[1:] if in_column else value.shape
+        return Tensor, value.dtype, value.shape[1:] if per_example else value.shape
     if is_leaf:
         return value if isinstance(value, Hashable) else object()
     if isinstance(value, (dict, Mapping)):
@@ -326,9 +326,9 @@ def tree_tensors(tree: Any) -> list[tuple[Tensor, bool]]:
     Returns
     -------
     list[tuple[Tensor, bool]]
-        Each tensor, and whether it is a column of a loss (`Loss.columns`).
+        Each tensor, and whether it has one row per example (`Loss.per_example_fields`).
     """
-    return [(value, in_column) for _, value, _, in_column in tree_iter(tree) if isinstance(value, Tensor)]
+    return [(value, per_example) for _, value, _, per_example in tree_iter(tree) if isinstance(value, Tensor)]
 
 
 def replace_tensors(tree: T, tensors: Iterable[Tensor]) -> T:

@@ -27,7 +27,7 @@ class Batch:
     data : Data
         The rows: images normalised and augmented, and the other columns, each of length b.
     index : Tensor
-        int64 [b], the row numbers in the whole data set. A loss uses them to look up its own columns.
+        int64 [b], the row numbers in the whole data set. A loss uses them to look up its own rows.
     """
 
     data: Data
@@ -71,12 +71,12 @@ class TeacherOutputs(Protocol):
 class Loss(ABC):
     """One term, or a sum of terms, of a local loss.
 
-    ``columns`` names the fields whose tensors hold one row per example of a data set; they are read only at a batch's
-    ``index``. Clients whose losses differ only in the numbers inside tensors, and in the length of columns, can be
-    trained side by side as one model.
+    ``per_example_fields`` names the fields whose tensors hold one row per example of a data set; they are read only at
+    a batch's ``index``. Clients whose losses differ only in the numbers inside tensors, and in the number of examples,
+    can be trained side by side as one model.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ()
+    per_example_fields: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
@@ -95,8 +95,8 @@ class Loss(ABC):
             A scalar: a mean over the batch or, for penalties, a function of the weights.
         """
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        """Replace frozen teachers by their outputs on a data set, as columns.
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        """Replace frozen teachers by their outputs on all examples of a data set.
 
         Losses without teachers, and those that read another data set, return themselves.
 
@@ -105,8 +105,8 @@ class Loss(ABC):
         outputs : TeacherOutputs
             ``outputs(model)`` are a model's logits [n, classes] on all of ``data``.
         data : Data
-            The data set of number ``dataset``.
-        dataset : int
+            The data set of index ``dataset_index``.
+        dataset_index : int
             Which of the data sets of `fit` this is.
 
         Returns
@@ -145,8 +145,8 @@ class Sum(Loss):
         assert total is not None
         return total
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        return Sum(_terms(*(term.cache_teachers(outputs, data, dataset) for term in self.terms)))
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        return Sum(_terms(*(term.cache_teachers(outputs, data, dataset_index) for term in self.terms)))
 
 
 ZERO_LOSS: Loss = Sum()

@@ -29,17 +29,17 @@ class CrossEntropy(Loss):
 
     Attributes
     ----------
-    dataset : int
-        The number of the data set that this loss reads.
+    dataset_index : int
+        Which of the data sets of `fit` it reads, from 0.
     tau : float
         The softmax temperature.
     """
 
-    dataset: int = 0
+    dataset_index: int = 0
     tau: float = 1.0
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[self.dataset]
+        batch = batches[self.dataset_index]
         logits = upcast(model.logits(batch))
         return cross_entropy(logits if self.tau == 1.0 else logits / self.tau, batch.data["label"])
 
@@ -149,7 +149,7 @@ class TSD(Loss):
         [n, known], the cached outputs.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("teacher_logits",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_logits",)
 
     teacher: Weights
     known: int
@@ -163,8 +163,8 @@ class TSD(Loss):
         old = model.teacher_logits(self.teacher, batch) if cached is None else cached[batch.index]
         return tsd_loss(old[:, : self.known], model.logits(batch), batch.data["label"], self.reading, self.reduction)
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        if dataset or self.teacher_logits is not None:
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        if dataset_index or self.teacher_logits is not None:
             return self
         return replace(self, teacher={}, teacher_logits=outputs(self.teacher)[:, : self.known])
 

@@ -42,8 +42,8 @@ class ModelContrastive(Loss):
         towards, away = (model.teacher_features(frozen, batches[0]) for frozen in (self.towards, self.away))
         return self.weight * _contrast(model.features(batches[0]), towards, away, self.tau)
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        if dataset:
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        if dataset_index:
             return self
         towards, away = outputs.features(self.towards), outputs.features(self.away)
         return CachedModelContrastive(towards, away, self.weight, self.tau)
@@ -51,9 +51,9 @@ class ModelContrastive(Loss):
 
 @dataclass(frozen=True, eq=False)
 class CachedModelContrastive(Loss):
-    """The same with the frozen models' features as columns [n, width] over the first data set."""
+    """The same with the frozen models' features [n, width] on all examples of the first data set."""
 
-    columns: ClassVar[tuple[str, ...]] = ("towards", "away")
+    per_example_fields: ClassVar[tuple[str, ...]] = ("towards", "away")
 
     towards: Tensor
     away: Tensor
@@ -83,15 +83,15 @@ class SupCon(Loss):
     ----------
     tau : float
         The temperature.
-    dataset : int
-        The number of the data set that this loss reads.
+    dataset_index : int
+        Which of the data sets of `fit` it reads, from 0.
     """
 
     tau: float = 0.07
-    dataset: int = 0
+    dataset_index: int = 0
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[self.dataset]
+        batch = batches[self.dataset_index]
         return supervised_contrastive(model.features(batch), batch.data["label"], self.tau)
 
 

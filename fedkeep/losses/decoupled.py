@@ -9,7 +9,7 @@ softmax over the other classes. The Kullback-Leibler divergence from teacher T t
 
 and every distillation loss of this library is  s * sum_k (a_k TC_k + b_k NT_k)  for teachers k, with weights per
 example. Since TC and NT are linear in the student's log-probabilities, the teachers can be merged into sums of their
-probabilities: three columns replace any number of teachers, with the same gradient and the same value.
+probabilities: three numbers of an example replace any number of teachers, with the same gradient and the same value.
 """
 
 from __future__ import annotations

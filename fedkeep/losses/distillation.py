@@ -39,8 +39,8 @@ class Distillation(Loss):
     scale : {"tau2", "none"}
         ``tau2`` makes s tau squared, so that the gradient keeps its size when tau changes (Hinton et al., 2015);
         ``none`` makes it 1.
-    dataset : int
-        The number of the data set that this loss reads.
+    dataset_index : int
+        Which of the data sets of `fit` it reads, from 0.
     example_weights : ExampleWeighting or None
         Weighs examples, so that the mean over a batch becomes a weighted mean. None weighs all alike.
     teacher_entropy : bool
@@ -52,7 +52,7 @@ class Distillation(Loss):
     rule: WeightRule
     tau: float = 1.0
     scale: Scale = "tau2"
-    dataset: int = 0
+    dataset_index: int = 0
     example_weights: ExampleWeighting | None = None
     teacher_entropy: bool = True
 
@@ -112,7 +112,7 @@ class Distillation(Loss):
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         # Only reached when images change from epoch to epoch (augmentation); otherwise `fit` caches the teachers first.
-        batch = batches[self.dataset]
+        batch = batches[self.dataset_index]
         student = model.logits(batch)
         if not self.teachers or student.shape[-1] == 1:  # with one class its probability is 1 in every model
             return student.new_zeros(())
@@ -122,8 +122,8 @@ class Distillation(Loss):
         losses = decoupled_loss(student, labels, merged, self.tau)
         return _factor(self.tau, self.scale) * _mean(losses, _log_weights(logits, labels, self.example_weights))
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        if dataset != self.dataset:
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        if dataset_index != self.dataset_index:
             return self
         if not self.teachers:
             return ZERO_LOSS
@@ -133,7 +133,7 @@ class Distillation(Loss):
             self.rule,
             self.tau,
             self.scale,
-            dataset=self.dataset,
+            dataset_index=self.dataset_index,
             example_weights=self.example_weights,
             teacher_entropy=self.teacher_entropy,
         )
@@ -141,7 +141,7 @@ class Distillation(Loss):
 
 @dataclass(frozen=True, eq=False)
 class CachedDistillation(Loss):
-    """A distillation whose teachers' outputs are columns over the n examples of a data set.
+    """A distillation whose teachers' outputs are given for all n examples of a data set.
 
     `from_logits` builds it.
 
@@ -153,18 +153,18 @@ class CachedDistillation(Loss):
         The softmax temperature of the student.
     factor : float
         Factor on the mean.
-    dataset : int
-        The number of the data set that this loss reads.
+    dataset_index : int
+        Which of the data sets of `fit` it reads, from 0.
     log_weights : Tensor or None
         [n], logarithms of the examples' weights. None weighs all alike.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("teachers", "log_weights")
+    per_example_fields: ClassVar[tuple[str, ...]] = ("teachers", "log_weights")
 
     teachers: MergedTeachers
     tau: float
     factor: float
-    dataset: int = 0
+    dataset_index: int = 0
     log_weights: Tensor | None = None
 
     @classmethod
@@ -176,7 +176,7 @@ class CachedDistillation(Loss):
         tau: float = 1.0,
         scale: Scale = "tau2",
         *,
-        dataset: int = 0,
+        dataset_index: int = 0,
         example_weights: ExampleWeighting | None = None,
         teacher_entropy: bool = True,
     ) -> Loss:
@@ -188,7 +188,7 @@ class CachedDistillation(Loss):
             [k, n, classes], of k teachers on all n examples.
         labels : Tensor
             int64 [n].
-        rule, tau, scale, dataset, example_weights, teacher_entropy
+        rule, tau, scale, dataset_index, example_weights, teacher_entropy
             As in `Distillation`.
 
         Returns
@@ -200,10 +200,10 @@ class CachedDistillation(Loss):
             return ZERO_LOSS
         merged = _merged(logits, labels, rule, tau, teacher_entropy)
         log_weights = _log_weights(logits, labels, example_weights)
-        return cls(merged, tau, _factor(tau, scale), dataset, log_weights)
+        return cls(merged, tau, _factor(tau, scale), dataset_index, log_weights)
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[self.dataset]
+        batch = batches[self.dataset_index]
         rows = MergedTeachers(
             self.teachers.target[batch.index], self.teachers.others[batch.index], self.teachers.constant[batch.index]
         )
@@ -233,13 +233,13 @@ class SubsetDistillation(Loss):
         The softmax temperature of teacher and student.
     scale : {"tau2", "none"}
         Whether s is tau squared, or 1.
-    dataset : int
-        The number of the data set that the loss reads.
+    dataset_index : int
+        Which of the data sets of `fit` it reads, from 0.
     probabilities : Tensor or None
         p on all examples, [n, stop - start]; None before it is cached.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("probabilities",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("probabilities",)
 
     teacher: Weights
     start: int
@@ -247,19 +247,19 @@ class SubsetDistillation(Loss):
     weight: float = 1.0
     tau: float = 1.0
     scale: Scale = "none"
-    dataset: int = 0
+    dataset_index: int = 0
     probabilities: Tensor | None = None
 
     @classmethod
     def from_logits(
-        cls, logits: Tensor, start: int, weight: float, tau: float, scale: Scale, *, dataset: int = 0
+        cls, logits: Tensor, start: int, weight: float, tau: float, scale: Scale, *, dataset_index: int = 0
     ) -> SubsetDistillation:
         """Return the loss for a teacher whose logits on all examples, [n, its classes], are known already."""
         probabilities = _probabilities(logits, tau)
-        return cls({}, start, start + logits.shape[-1], weight, tau, scale, dataset, probabilities)
+        return cls({}, start, start + logits.shape[-1], weight, tau, scale, dataset_index, probabilities)
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[self.dataset]
+        batch = batches[self.dataset_index]
         if self.probabilities is None:
             logits = model.teacher_logits(self.teacher, batch)[..., self.start : self.stop]
             target = _probabilities(logits, self.tau)
@@ -269,8 +269,8 @@ class SubsetDistillation(Loss):
         factor = self.weight * (self.tau**2 if self.scale == "tau2" else 1.0)
         return -factor * (target * student).sum(-1).mean()
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        if dataset != self.dataset or self.probabilities is not None:
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        if dataset_index != self.dataset_index or self.probabilities is not None:
             return self
         logits = outputs(self.teacher)[..., self.start : self.stop]
         return replace(self, teacher={}, probabilities=_probabilities(logits, self.tau))
@@ -287,7 +287,7 @@ def soft_label_loss(
     weight: float = 1.0,
     *,
     start: int = 0,
-    dataset: int = 0,
+    dataset_index: int = 0,
     scale: Scale = "none",
     num_outputs: int = 0,
 ) -> Loss:
@@ -308,8 +308,8 @@ def soft_label_loss(
         Factor on the cross-entropy.
     start : int
         The first class.
-    dataset : int
-        The number of the data set.
+    dataset_index : int
+        Which of the data sets of `fit` it reads, from 0.
     scale : {"tau2", "none"}
         Whether the loss is multiplied by tau squared.
     num_outputs : int
@@ -323,13 +323,13 @@ def soft_label_loss(
     """
     stop = start + logits.shape[1]
     if num_outputs > logits.shape[1]:
-        return SubsetDistillation.from_logits(logits, start, weight, tau, scale, dataset=dataset)
+        return SubsetDistillation.from_logits(logits, start, weight, tau, scale, dataset_index=dataset_index)
     if logits.shape[1] == 1:
         return ZERO_LOSS
     # The full divergence does not depend on labels, but the kernel needs the same ones here and in training.
     labels = (data["label"] - start).clamp(0, stop - start - 1)
     term = CachedDistillation.from_logits(
-        logits.unsqueeze(0), labels, FullKL(weight), tau, scale, dataset=dataset, teacher_entropy=False
+        logits.unsqueeze(0), labels, FullKL(weight), tau, scale, dataset_index=dataset_index, teacher_entropy=False
     )
     return ClassSubset(term, start, stop, any_label=True)
 
@@ -341,18 +341,18 @@ class LogitMatching(Loss):
     Attributes
     ----------
     logits : Tensor
-        [n, classes], what the student's logits shall become on data set ``dataset``.
-    dataset : int
-        The number of the data set.
+        [n, classes], what the student's logits shall become on data set ``dataset_index``.
+    dataset_index : int
+        Which of the data sets of `fit` it reads, from 0.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("logits",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("logits",)
 
     logits: Tensor
-    dataset: int = 0
+    dataset_index: int = 0
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[self.dataset]
+        batch = batches[self.dataset_index]
         return (model.logits(batch) - self.logits[batch.index]).square().mean()
 
 

@@ -62,26 +62,26 @@ class FeatureMSE(Loss):
     ----------
     teacher : Weights
         The frozen model; empty once its features are cached.
-    dataset : int
-        The number of the data set that this loss reads.
+    dataset_index : int
+        Which of the data sets of `fit` it reads, from 0.
     teacher_features : Tensor or None
         [n, width], the cached features.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("teacher_features",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)
 
     teacher: Weights
-    dataset: int = 0
+    dataset_index: int = 0
     teacher_features: Tensor | None = None
 
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
-        batch = batches[self.dataset]
+        batch = batches[self.dataset_index]
         cached = self.teacher_features
         target = model.teacher_features(self.teacher, batch) if cached is None else cached[batch.index]
         return mse_loss(upcast(model.features(batch)), target)
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        if dataset != self.dataset or self.teacher_features is not None:
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        if dataset_index != self.dataset_index or self.teacher_features is not None:
             return self
         return replace(self, teacher={}, teacher_features=outputs.features(self.teacher))
 
@@ -100,7 +100,7 @@ class FeatureDistance(Loss):
         [n, width], the cached features.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("teacher_features",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("teacher_features",)
 
     teacher: Weights
     teacher_features: Tensor | None = None
@@ -112,7 +112,7 @@ class FeatureDistance(Loss):
         distance: Tensor = vector_norm(model.features(batch) - target)
         return distance
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        if dataset or self.teacher_features is not None:
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        if dataset_index or self.teacher_features is not None:
             return self
         return replace(self, teacher={}, teacher_features=outputs.features(self.teacher))

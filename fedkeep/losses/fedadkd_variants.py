@@ -108,8 +108,8 @@ class FedADKDVariant(Loss):
         batch = batches[0]
         return self.compute(model.teacher_logits(self.teacher, batch), model.logits(batch), batch.data["label"])
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        return self if dataset else CachedFedADKDVariant(replace(self, teacher={}), outputs(self.teacher))
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        return self if dataset_index else CachedFedADKDVariant(replace(self, teacher={}), outputs(self.teacher))
 
     def compute(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss from logits.
@@ -135,7 +135,7 @@ class FedADKDVariant(Loss):
 
 @dataclass(frozen=True, eq=False)
 class CachedFedADKDVariant(Loss):
-    """The same with the teacher's logits as a column over the first data set.
+    """The same with the teacher's logits on all examples of the first data set.
 
     Attributes
     ----------
@@ -145,7 +145,7 @@ class CachedFedADKDVariant(Loss):
         [n, classes].
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("logits",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("logits",)
 
     variant: FedADKDVariant
     logits: Tensor

@@ -182,7 +182,7 @@ class PrototypeCrossEntropy(Loss):
         The softmax temperature.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("features", "labels")
+    per_example_fields: ClassVar[tuple[str, ...]] = ("features", "labels")
 
     features: Tensor
     labels: Tensor

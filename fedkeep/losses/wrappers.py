@@ -50,11 +50,11 @@ class ClassSubset(Loss):
         relabelled = [replace(batch, data=self._relabelled(batch.data)) for batch in batches]
         return self.term(_SubsetView(model, slice(self.start, self.stop)), relabelled)
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
         if self._has_one_class:
             return ZERO_LOSS
         subset = _SubsetOutputs(outputs, slice(self.start, self.stop))
-        return replace(self, term=self.term.cache_teachers(subset, self._relabelled(data), dataset))
+        return replace(self, term=self.term.cache_teachers(subset, self._relabelled(data), dataset_index))
 
     @property
     def _has_one_class(self) -> bool:
@@ -129,8 +129,8 @@ class Scaled(Loss):
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         return self.factor * self.term(model, batches)
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        term = self.term.cache_teachers(outputs, data, dataset)
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        term = self.term.cache_teachers(outputs, data, dataset_index)
         return ZERO_LOSS if term is ZERO_LOSS else replace(self, term=term)
 
 
@@ -151,8 +151,8 @@ class ConcatForward(Loss):
     def __call__(self, model: ModelView, batches: Sequence[Batch]) -> Tensor:
         return self.term(_ConcatView(model, batches), batches)
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        return replace(self, term=self.term.cache_teachers(outputs, data, dataset))
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        return replace(self, term=self.term.cache_teachers(outputs, data, dataset_index))
 
 
 class _ConcatView:
@@ -207,11 +207,11 @@ class Rotated(Loss):
         batch = Batch(_rotate_data(batches[0].data), _repeat_for_rotations(batches[0].index))
         return self.term(model, [batch, *batches[1:]])
 
-    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset: int) -> Loss:
-        if dataset:
+    def cache_teachers(self, outputs: TeacherOutputs, data: Data, dataset_index: int) -> Loss:
+        if dataset_index:
             return self
         rotated = _rotate_data(data)
-        return replace(self, term=self.term.cache_teachers(outputs.for_data(rotated), rotated, dataset))
+        return replace(self, term=self.term.cache_teachers(outputs.for_data(rotated), rotated, dataset_index))
 
 
 def rotate(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

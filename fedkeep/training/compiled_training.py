@@ -179,7 +179,7 @@ class CompiledStepper(SGDStepper):
         self.buffers = dict(network.named_buffers())
         tensors = tree_tensors(job.loss)
         self.constants = [tensor for tensor, _ in tensors]
-        self.in_column = [in_column for _, in_column in tensors]
+        self.per_example = [per_example for _, per_example in tensors]
         self._sizes = [stream.batch_size or training.batch_size for stream in job.streams]
         self._found: list[Graph | None] = []  # the graph, looked up once: all full batches of a job have one form
         self._waiting: list[list[Batch]] = []
@@ -217,8 +217,8 @@ class CompiledStepper(SGDStepper):
         """Return the inputs of the graph, lists of tensors: all that differs between clients and rounds."""
         columns = [(list(batch.data.values()), batch.index) for batches in steps for batch in batches]
         data = [column for values, _ in columns for column in values] + [index for _, index in columns]
-        fixed = [tensor for tensor, varies in zip(self.constants, self.in_column, strict=True) if not varies]
-        rows = [tensor for tensor, varies in zip(self.constants, self.in_column, strict=True) if varies]
+        fixed = [tensor for tensor, varies in zip(self.constants, self.per_example, strict=True) if not varies]
+        rows = [tensor for tensor, varies in zip(self.constants, self.per_example, strict=True) if varies]
         lr = torch.tensor(self.lr, device=self.runner.device)
         state = [*self.parameters, *self.momenta, *self.buffers.values()]
         return [tensor.detach() for tensor in state], list(self.frozen.values()), data, fixed, rows, lr
@@ -242,8 +242,10 @@ class CompiledStepper(SGDStepper):
         count, training = len(self.parameters), self.training
         parameters, momenta = state[:count], state[count : count + len(self.momenta)]
         buffers = dict(zip(self.buffers, (buffer.clone() for buffer in state[count + len(momenta) :]), strict=True))
-        constants, columns = iter(fixed), iter(rows)
-        loss = replace_tensors(self.job.loss, [next(columns if varies else constants) for varies in self.in_column])
+        constants, of_examples = iter(fixed), iter(rows)
+        loss = replace_tensors(
+            self.job.loss, [next(of_examples if varies else constants) for varies in self.per_example]
+        )
         total = torch.zeros((), device=self.runner.device)
         for batches in self._batches(data):
             parameters = [parameter.detach().requires_grad_() for parameter in parameters]

@@ -183,12 +183,18 @@ def test_abstract_containers_and_type_variables() -> None:
     "objective",
     [
         ZERO_LOSS,
-        CrossEntropy(dataset=1),
+        CrossEntropy(dataset_index=1),
         CrossEntropy()
         + Distillation(
             ({"w": torch.ones(2)}, {"w": torch.zeros(2)}), PerTeacher(torch.ones(2), torch.zeros(2)), 2.0, "none"
         ),
-        Sum((CrossEntropy(), CrossEntropy(dataset=1), Distillation((), PerTeacher(torch.zeros(0), torch.zeros(0))))),
+        Sum(
+            (
+                CrossEntropy(),
+                CrossEntropy(dataset_index=1),
+                Distillation((), PerTeacher(torch.zeros(0), torch.zeros(0))),
+            )
+        ),
     ],
 )
 def test_objectives_travel_as_values(objective: Loss) -> None:

@@ -192,7 +192,7 @@ def test_instances_come_the_outer_before_the_inner() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Loss(Loss):
-    columns: ClassVar[tuple[str, ...]] = ("rows",)
+    per_example_fields: ClassVar[tuple[str, ...]] = ("rows",)
 
     rows: dict[str, Tensor]
     anchor: Tensor
@@ -209,7 +209,7 @@ def loss(rows: int, value: float = 0.0, strength: Any = 1.0) -> Loss:
 def test_tensors_are_found_and_replaced_in_order() -> None:
     one, new = loss(4), [torch.ones(1), torch.ones(2)]
     found = tree_tensors(one)
-    assert [(tuple(tensor.shape), in_column) for tensor, in_column in found] == [((4, 2), True), ((3,), False)]
+    assert [(tuple(tensor.shape), per_example) for tensor, per_example in found] == [((4, 2), True), ((3,), False)]
     other = replace_tensors(one, new)
     assert type(other) is type(one)
     assert [tensor for tensor, _ in tree_tensors(other)] == new

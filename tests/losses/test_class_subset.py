@@ -169,7 +169,7 @@ def test_images_stay_the_same_tensor_so_that_a_student_answers_once() -> None:
 
 
 def test_a_second_data_set_is_cut_too() -> None:
-    term = ClassSubset(CrossEntropy(dataset=1), OLD)
+    term = ClassSubset(CrossEntropy(dataset_index=1), OLD)
     loss, _ = value_and_gradients(term, STUDENT, draw(NEW, (0,)), draw(NEW, ROWS))
     assert float(loss) == pytest.approx(cross_entropy_by_hand(slice(OLD, None), NEW), rel=1e-12)
 
@@ -237,5 +237,5 @@ def test_among_all_a_class_alone_still_competes_with_the_others() -> None:
 
 
 def test_among_all_another_data_set_is_left_alone() -> None:
-    term = SubsetDistillation(TEACHER, 0, OLD, dataset=1)
+    term = SubsetDistillation(TEACHER, 0, OLD, dataset_index=1)
     assert settled(term, NEW) is term

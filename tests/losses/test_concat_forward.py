@@ -15,8 +15,13 @@ from fedkeep.losses.wrappers import ConcatForward
 
 STUDENT, TEACHER, OLD = model(10, 4, 5, seed=1), model(10, 4, 3, seed=2), 3
 NEW, PAST = data([3, 4, 4, 3, 3, 4, 3, 4, 4, 3]), data([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
-TAUGHT = ClassSubset(Distillation((TEACHER,), FullKL(2.0), dataset=1), 0, OLD, any_label=True)
-TERM = ClassSubset(CrossEntropy(), OLD) + Scaled(0.5, ClassSubset(CrossEntropy(dataset=1), 0, OLD)) + TAUGHT + SupCon()
+TAUGHT = ClassSubset(Distillation((TEACHER,), FullKL(2.0), dataset_index=1), 0, OLD, any_label=True)
+TERM = (
+    ClassSubset(CrossEntropy(), OLD)
+    + Scaled(0.5, ClassSubset(CrossEntropy(dataset_index=1), 0, OLD))
+    + TAUGHT
+    + SupCon()
+)
 
 
 class Centring(TableView):

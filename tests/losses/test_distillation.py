@@ -90,8 +90,8 @@ def three_teachers(tau: float = 4.0, scale: Any = "tau2", dtype: torch.dtype = t
     return Distillation(teachers, rule, tau=tau, scale=scale)
 
 
-def cache_teachers(objective: Loss, data: Mapping[str, Tensor], dataset: int = 0) -> Loss:
-    return objective.cache_teachers(lambda weights: weights["table"][data["input"]], data, dataset)
+def cache_teachers(objective: Loss, data: Mapping[str, Tensor], dataset_index: int = 0) -> Loss:
+    return objective.cache_teachers(lambda weights: weights["table"][data["input"]], data, dataset_index)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def test_settled_objective_follows_the_student() -> None:
 
 def test_settling_changes_nothing_but_teachers_on_that_data() -> None:
     objective = three_teachers()
-    assert cache_teachers(objective, whole(), dataset=1) is objective
-    assert cache_teachers(objective, whole(), dataset=0) is not objective
+    assert cache_teachers(objective, whole(), dataset_index=1) is objective
+    assert cache_teachers(objective, whole(), dataset_index=0) is not objective
     plain = CrossEntropy()
     assert cache_teachers(plain, whole()) is plain
     settled = cache_teachers(objective, whole())
@@ -243,11 +243,11 @@ def test_settling_changes_nothing_but_teachers_on_that_data() -> None:
 @pytest.mark.parametrize("settled", [False, True])
 def test_distillation_on_a_second_data_set(settled: bool) -> None:
     first = three_teachers()
-    objective: Loss = Distillation(first.teachers, first.rule, first.tau, first.scale, dataset=1)
+    objective: Loss = Distillation(first.teachers, first.rule, first.tau, first.scale, dataset_index=1)
     local, proxy = draw(whole(), [0, 1]), draw(whole([8, 6, 4]), [2, 1])
     expected = value_and_gradient(first, Table(random_table(1)), proxy)
     if settled:
-        objective = cache_teachers(objective, whole([8, 6, 4]), dataset=1)
+        objective = cache_teachers(objective, whole([8, 6, 4]), dataset_index=1)
     found = value_and_gradient(objective, (TeacherlessView if settled else Table)(random_table(1)), local, proxy)
     torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
 

@@ -152,7 +152,7 @@ def test_clients_side_by_side_see_the_same() -> None:
 
 
 def test_only_the_first_data_set_is_turned() -> None:
-    objective = Rotated(CrossEntropy(dataset=1))
+    objective = Rotated(CrossEntropy(dataset_index=1))
     answer: Any = None
     assert objective.cache_teachers(answer, DATA, 1) is objective
     other = Batch({"input": IMAGES, "label": LABELS}, torch.arange(EXAMPLES))

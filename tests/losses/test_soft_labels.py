@@ -49,7 +49,7 @@ def test_probabilities_are_passed_as_tempered_logarithms() -> None:
 def test_it_reads_its_data_set() -> None:
     own, other = draw(data([1, 0, 2, 3, 4, 1, 1, 0, 2]), (1, 3)), draw(PUBLIC, ROWS)
     target = noise(EXAMPLES, CLASSES, seed=5)
-    both = CrossEntropy() + soft_label_loss(target, PUBLIC, 2.0, dataset=1)
+    both = CrossEntropy() + soft_label_loss(target, PUBLIC, 2.0, dataset_index=1)
     alone = [
         value_and_gradients(CrossEntropy(), STUDENT, own),
         value_and_gradients(soft_label_loss(target, PUBLIC, 2.0), STUDENT, other),

@@ -129,7 +129,9 @@ def test_augmented_images_and_further_data_sets_are_stacked() -> None:
                 source(raw, number, Augmentation(horizontal_flip=True, crop_padding=1)),
                 source(columns(5, 50 + number), number),
             ]
-            both.append(TrainJob(of.initial, CrossEntropy() + CrossEntropy(dataset=1), sources, 2, round=1, seed=0))
+            both.append(
+                TrainJob(of.initial, CrossEntropy() + CrossEntropy(dataset_index=1), sources, 2, round=1, seed=0)
+            )
         return both
 
     agree(ModelStack(of, PLAIN, result()).fit(), [fit(of, one, PLAIN) for one in result()])

@@ -194,10 +194,10 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         state = client.state
         loss = label_loss(client, "all" if self.head == "joint" else "new")  # eq. 6
         if client.num_old_classes and self.images_per_old_class:
-            labels: Loss = CrossEntropy(dataset=1)
+            labels: Loss = CrossEntropy(dataset_index=1)
             loss = loss + (labels if self.head == "joint" else ClassSubset(labels, 0, client.num_old_classes))
             loss = loss + distill_old_classes(  # eq. 7
-                state.old_model, self.w_kd, self.tau, dataset=1, scale=self.kd_scale, head=self.head
+                state.old_model, self.w_kd, self.tau, dataset_index=1, scale=self.kd_scale, head=self.head
             )
         start = client.expand_head(state.model) if state.model else client.initial_model
         state.model = client.fit(
@@ -240,7 +240,13 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         num_outputs = party.num_classes if self.head == "joint" else 0
         for number, (start, images, logits) in enumerate(parts):
             term = soft_label_loss(
-                logits, images, self.tau, start=start, dataset=number, scale=self.kd_scale, num_outputs=num_outputs
+                logits,
+                images,
+                self.tau,
+                start=start,
+                dataset_index=number,
+                scale=self.kd_scale,
+                num_outputs=num_outputs,
             )
             loss = loss if term is ZERO_LOSS else loss + term
             data.append(mark_generated(images))

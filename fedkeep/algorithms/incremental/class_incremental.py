@@ -70,7 +70,7 @@ def label_loss(client: Client[Any], ce_classes: CEClasses) -> Loss:
 
 
 def distill_old_classes(
-    teacher: Weights, weight: float, tau: float, dataset: int = 0, *, scale: Scale = "none", head: Head = "sliced"
+    teacher: Weights, weight: float, tau: float, dataset_index: int = 0, *, scale: Scale = "none", head: Head = "sliced"
 ) -> Loss:
     """Return weight * the cross-entropy with an older model's probabilities among the classes that it knows.
 
@@ -82,8 +82,8 @@ def distill_old_classes(
         Weight of the loss; if 0, the loss is nothing.
     tau : float
         Softmax temperature.
-    dataset : int
-        The number of the data set.
+    dataset_index : int
+        Which of the data sets of `fit` it is about, from 0.
     scale : Scale
         Whether the loss is multiplied by tau squared.
     head : Head
@@ -94,8 +94,10 @@ def distill_old_classes(
         return ZERO_LOSS
     num_known = len(teacher[WEIGHT])
     if head == "joint":
-        return SubsetDistillation(teacher, 0, num_known, weight, tau, scale, dataset)
-    distillation = Distillation((teacher,), FullKL(weight), tau, scale=scale, dataset=dataset, teacher_entropy=False)
+        return SubsetDistillation(teacher, 0, num_known, weight, tau, scale, dataset_index)
+    distillation = Distillation(
+        (teacher,), FullKL(weight), tau, scale=scale, dataset_index=dataset_index, teacher_entropy=False
+    )
     return ClassSubset(distillation, 0, num_known, any_label=True)
 
 

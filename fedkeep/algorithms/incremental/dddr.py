@@ -91,7 +91,7 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
         super().begin_task(server, clients)
         extend_pool(self, server, clients, max(self.images_per_new_class, self.images_per_old_class))
         if server.num_old_classes and self.images_per_old_class:
-            distillation = distill_old_classes(teacher, self.w_kd, self.tau, dataset=1)
+            distillation = distill_old_classes(teacher, self.w_kd, self.tau, dataset_index=1)
             replayed = select_images(state.pool, 0, server.num_old_classes, self.images_per_old_class)
             state.distillation = server.cache_teachers(distillation, {}, replayed)
 
@@ -130,7 +130,7 @@ class DDDR(PrototypeOptions, Algorithm[DDDRServerState, DDDRClientState]):
         if client.num_old_classes and self.images_per_old_class:
             loss = (
                 loss
-                + ClassSubset(Scaled(self.w_ce_old, CrossEntropy(dataset=1)), 0, client.num_old_classes)
+                + ClassSubset(Scaled(self.w_ce_old, CrossEntropy(dataset_index=1)), 0, client.num_old_classes)
                 + state.distillation
             )
         return client.fit(

@@ -141,8 +141,8 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
         bounding = Scaled(own_factor * self.w_bounding, BoundingLoss(self.read_anchors(server), self.radius))
         if not server.num_old_classes:
             return bounding
-        features = Scaled(old_factor, FeatureMSE(server.model, dataset=1))
-        return bounding + distill_old_classes(server.model, old_factor, TAU, dataset=1) + features
+        features = Scaled(old_factor, FeatureMSE(server.model, dataset_index=1))
+        return bounding + distill_old_classes(server.model, old_factor, TAU, dataset_index=1) + features
 
     def loss_factors(self, num_old: int, num_classes: int) -> tuple[float, float]:
         """Return A and B."""

@@ -65,7 +65,7 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
     def begin_task(self, server: Server[InversionServerState], clients: Cohort) -> None:
         state = server.state
         images = self.synthesize(server) if server.num_old_classes else {}
-        loss = distill_old_classes(server.model if server.num_old_classes else {}, self.w_kd, self.tau, dataset=1)
+        loss = distill_old_classes(server.model if server.num_old_classes else {}, self.w_kd, self.tau, dataset_index=1)
         steps = ceil(state.examples / server.training.batch_size)
         batch_size = max(2, self.num_images // max(1, steps))  # batch norm cannot train on one image
         state.replay, state.holders = SyntheticReplay(images, server.cache_teachers(loss, {}, images), batch_size), []
