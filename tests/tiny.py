@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkeep.data import Augmentation
 from fedkeep.interface import Algorithm
 from fedkeep.simulation.callbacks import Callback
-from fedkeep.simulation.messages import ClientTask
+from fedkeep.simulation.messages import StepRequest
 from fedkeep.simulation.state import SimulationState
 from fedkeep.testing.federation import (
     CLASSES,
@@ -161,12 +161,12 @@ UNMOVED = Unmoved(horizontal_flip=True)
 def change_replies(simulation: SimulationState, step: str, change: Callable[[Any, Any], Any]) -> None:
     """Let a client step reply what a function makes of the client and its reply."""
 
-    def wrap(task: ClientTask) -> Any:
-        @functools.wraps(task.step)
+    def wrap(request: StepRequest) -> Any:
+        @functools.wraps(request.step)
         def changed(client: Any, *args: Any, **kwargs: Any) -> Any:
-            return change(client, task.step(client, *args, **kwargs))
+            return change(client, request.step(client, *args, **kwargs))
 
-        return changed if task.step.__name__ == step else task.step
+        return changed if request.step.__name__ == step else request.step
 
     wrap_steps(simulation, wrap)
 
@@ -175,10 +175,10 @@ def record_arguments(simulation: SimulationState, step: str) -> dict[tuple[int, 
     """Return what will hold the arguments with which a client step was asked, by (round, client)."""
     seen: dict[tuple[int, str], tuple[Any, ...]] = {}
 
-    def note(task: ClientTask) -> Any:
-        if task.step.__name__ == step:
-            seen[task.round, task.client] = task.args
-        return task.step
+    def note(request: StepRequest) -> Any:
+        if request.step.__name__ == step:
+            seen[request.round, request.client] = request.args
+        return request.step
 
     wrap_steps(simulation, note)
     return seen

@@ -48,8 +48,8 @@ from fedkeep.options import as_table, build
 from fedkeep.simulation.callbacks import Callback
 from fedkeep.simulation.executor import Future
 from fedkeep.simulation.ipc import pack, unpack
-from fedkeep.simulation.messages import TaskResult
-from fedkeep.simulation.process_executor import Job, WorkerExecutor, step_handlers
+from fedkeep.simulation.messages import StepResult
+from fedkeep.simulation.process_executor import RequestGroup, WorkerExecutor, step_handlers
 from fedkeep.simulation.state import SimulationState
 from fedkeep.simulation.workers import DONE, FAILED, Handler, Message, carry_out
 
@@ -59,7 +59,7 @@ CONNECT_SECONDS = 60.0
 """Seconds within which a cluster must answer."""
 START_SECONDS = 600.0
 """Seconds for which a trial without any worker waits for the first one."""
-MAX_LOSSES = 3
+MAX_DEATHS = 3
 """How many workers may be lost with the same client steps, or as they start in one place, before the trial ends."""
 ANSWER_SECONDS = 10.0
 """Seconds within which idle workers must answer after another one was lost."""
@@ -418,12 +418,12 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         self._trial = trial
         self._shared = SharedTensors(ray)
         self._preparation = self._describe()
-        self._losses: Counter[Job] = Counter()
+        self._deaths: Counter[RequestGroup] = Counter()
         self._alone_since = time.monotonic()
         for _ in range(count):
             self._start_worker()
 
-    def wait(self, future: Future) -> TaskResult:
+    def wait(self, future: Future) -> StepResult:
         self._alone_since = time.monotonic()  # answers are read only while somebody waits
         return super().wait(future)
 
@@ -478,7 +478,7 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         self._shared.keep(set(self._names.values()))
         super()._dispatch()
 
-    def _messages(self) -> Iterator[tuple[Job, str, Any, dict[str, Tensor]]]:
+    def _messages(self) -> Iterator[tuple[RequestGroup, str, Any, dict[str, Tensor]]]:
         by_answer = {worker.answer: worker for worker in (*self.under_way, *self.starting)}
         answers = list(by_answer)
         self.ray.wait(answers, timeout=1.0)
@@ -514,26 +514,28 @@ class RayExecutor(WorkerExecutor[RayWorker]):
     def _replace(self, worker: RayWorker, loss: WorkerLost) -> None:
         """Start a worker in the place of a lost one, whose clients are trained again."""
         worker.kill()  # it may only have been out of reach
-        job = self.under_way.pop(worker, None)
-        if job is not None:
-            self._losses[job] += 1
-            losses = self._losses[job]
+        group = self.under_way.pop(worker, None)
+        if group is not None:
+            self._deaths[group] += 1
+            deaths = self._deaths[group]
         else:  # each place counts its own, since a lost node takes many workers with it
-            losses = worker.failed_starts + 1 if worker in self.starting else 0
+            deaths = worker.failed_starts + 1 if worker in self.starting else 0
         self.starting.discard(worker)
         if self.known.pop(worker, None) is not None:
             self.workers.remove(worker)
             self._alone_since = time.monotonic()
-        if losses >= MAX_LOSSES:
-            where = "as it started" if job is None else f"with the same client steps, perhaps for lack of memory. {job}"
+        if deaths >= MAX_DEATHS:
+            where = (
+                "as it started" if group is None else f"with the same client steps, perhaps for lack of memory. {group}"
+            )
             raise RunError(
-                f"a worker on the Ray cluster was lost, and {MAX_LOSSES - 1} before it, {where}. Finished rounds are "
+                f"a worker on the Ray cluster was lost, and {MAX_DEATHS - 1} before it, {where}. Finished rounds are "
                 f"saved. Ray says: {loss}"
             )
         log.warning("A worker on the Ray cluster was lost; others train its clients again. Ray says: %s", loss)
-        if job is not None:
-            self._backlog.appendleft(job)
-        self._start_worker(losses if job is None else 0)
+        if group is not None:
+            self._backlog.appendleft(group)
+        self._start_worker(deaths if group is None else 0)
 
     def _replace_silent(self) -> None:
         """Replace idle workers that do not answer, as on a lost node: they would lose what they are given."""

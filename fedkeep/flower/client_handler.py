@@ -31,7 +31,7 @@ from fedkeep.flower.views import SiteView, client_view, match_dataset, site_view
 from fedkeep.generation.diffusion.generator_config import GeneratorConfig
 from fedkeep.interface.codec import encode_structure
 from fedkeep.models import Pretrained
-from fedkeep.simulation.messages import decode_task, results_type
+from fedkeep.simulation.messages import decode_request, results_type
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.context import pinned_threads
 
@@ -98,7 +98,7 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
     Parameters
     ----------
     envelope : Envelope
-        The client task, with a reference to the client state from which the step begins.
+        The request for a client step, with a reference to the client state from which the step begins.
     config : NodeConfig
         The site's configuration.
 
@@ -115,23 +115,23 @@ def perform(envelope: Envelope, config: NodeConfig) -> Envelope:
     head, simulation = envelope.head, _simulation(envelope, config)
     tensors = {name: tensor.to(simulation.device) for name, tensor in envelope.tensors.items()}
     ref_type = state_ref_type(simulation.client_state)
-    client_task = decode_task(
+    request = decode_request(
         simulation.algorithm, head["request"], tensors, ref_type, builtin=simulation.defense.loss_check != "off"
     )
-    if client_task.client != config.site:
-        raise ConfigError(f"this is site {config.site}, and the server asks {client_task.client}.")
+    if request.client != config.site:
+        raise ConfigError(f"this is site {config.site}, and the server asks {request.client}.")
     store = StateStore(Path(config.state_dir), str(head["run"]), config.site, simulation.device)
     call_id = str(head["call"])
     with store.lock():
-        reply = store.reply(call_id, results_type([client_task.step], ref_type))
+        reply = store.reply(call_id, results_type([request.step], ref_type))
         if reply is None:
-            step, task, round = client_task.step.__name__, client_task.task, client_task.round
+            step, task, round = request.step.__name__, request.task, request.round
             log.info("site %s runs %s in round %d of task %d", config.site, step, round, task)
             simulation.set_task(task)
             timer = simulation.context.timer
             timer.reset()
-            state = store.state(client_task.state, simulation.client_state)
-            (future,) = simulation.serial.submit(replace(client_task, state=state))
+            state = store.state(request.state, simulation.client_state)
+            (future,) = simulation.serial.submit(replace(request, state=state))
             result = simulation.serial.wait(future)
             sent = (result.reply, state_ref(call_id, simulation.client_state), result.uses)
             reply = ((sent,), timer.train, timer.teachers)

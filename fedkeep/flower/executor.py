@@ -1,4 +1,4 @@
-"""An executor that runs client steps at sites: it sends client tasks over a transport and checks the replies."""
+"""An executor that runs client steps at sites: it sends requests over a transport and checks the replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedkeep.flower.state_store import StateRef, state_ref
 from fedkeep.flower.transport import Envelope, Transport, content_namer
 from fedkeep.interface.codec import from_structure
 from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, encode_task, results_type
+from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, encode_request, results_type
 from fedkeep.simulation.state import SimulationState
 
 AT_ONCE = 4
@@ -28,13 +28,13 @@ AT_ONCE = 4
 
 @dataclass(eq=False)
 class _Call:
-    """One client task that was sent to a site: its identifier, its deadline (monotonic seconds), and what came of it.
+    """One request that was sent to a site: its identifier, its deadline (monotonic seconds), and what came of it.
 
     The reply itself lies in the reply log until somebody waits for it, so that memory holds no more replies than the
     simulation keeps (see `fedkeep.simulation.reply_store`).
     """
 
-    client_task: ClientTask
+    request: StepRequest
     call_id: str
     deadline: float = 0.0
     is_logged: bool = False
@@ -44,7 +44,7 @@ class _Call:
 class FlowerExecutor(Executor):
     """Runs client steps at sites, one call at a time per site, since a SuperNode handles one message after another.
 
-    The simulation submits a client's next task only when its last one has finished.
+    The simulation submits a client's next request only when its last one has finished.
 
     Parameters
     ----------
@@ -93,39 +93,39 @@ class FlowerExecutor(Executor):
         self.names.clear()
         self.sites.wait_for(cohort, min(self.state.run_settings.min_clients, len(cohort)))
 
-    def submit(self, *tasks: ClientTask) -> list[Future]:
-        return [self._submit(task) for task in tasks]
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        return [self._submit(request) for request in requests]
 
-    def _submit(self, client_task: ClientTask) -> _Call:
-        envelope = self._pack(client_task)
-        call = _Call(client_task, envelope.head["call"])
+    def _submit(self, request: StepRequest) -> _Call:
+        envelope = self._pack(request)
+        call = _Call(request, envelope.head["call"])
         call.is_logged = self.reply_log.has(call.call_id)
         if not call.is_logged:
             self._ask(call, envelope)
         return call
 
     def _ask(self, call: _Call, envelope: Envelope) -> None:
-        message_id = self._send(call.client_task, envelope)
+        message_id = self._send(call.request, envelope)
         if isinstance(message_id, ClientFailure):
             self._log(call, message_id)
         else:
             call.deadline = time.monotonic() + self.deadline
             self.pending[message_id] = call
 
-    def wait(self, future: Future) -> TaskResult | ClientFailure:
+    def wait(self, future: Future) -> StepResult | ClientFailure:
         call: _Call = future
         while True:
             while not call.is_logged:
                 self._receive()
                 if not call.is_logged:
                     time.sleep(POLL_SECONDS)
-            reply = self.reply_log.load(call.call_id, self._reply_type(call.client_task))
+            reply = self.reply_log.load(call.call_id, self._reply_type(call.request))
             if reply is not None:
                 return self._to_result(call, reply)
             if call.is_repeated:
                 return ClientFailure("answered twice, and the server's disk has damaged both replies")
             call.is_logged, call.is_repeated = False, True
-            self._ask(call, self._pack(call.client_task))
+            self._ask(call, self._pack(call.request))
 
     def drain(self) -> None:
         """Stop waiting for pending calls. A site that runs one finishes it, and its reply is never fetched."""
@@ -134,10 +134,10 @@ class FlowerExecutor(Executor):
     def stop(self) -> None:
         self.pending.clear()
 
-    def _send(self, client_task: ClientTask, envelope: Envelope) -> str | ClientFailure:
-        if self.sites.node(client_task.client) is None:
+    def _send(self, request: StepRequest, envelope: Envelope) -> str | ClientFailure:
+        if self.sites.node(request.client) is None:
             self.sites.refresh()  # the site may have connected again since the round began
-        node = self.sites.node(client_task.client)
+        node = self.sites.node(request.client)
         if node is None:
             return ClientFailure("is not connected")
         return self.transport.send(node, "perform", envelope, self.round, self.deadline)
@@ -165,12 +165,12 @@ class FlowerExecutor(Executor):
             self.reply_log.store(call.call_id, reply)
         call.is_logged = True
 
-    def _to_result(self, call: _Call, reply: Any) -> TaskResult | ClientFailure:
+    def _to_result(self, call: _Call, reply: Any) -> StepResult | ClientFailure:
         if isinstance(reply, ClientFailure):
             return reply
         ((value, _, uses),), train, teachers = reply
         self.state.context.timer.add(train, teachers)
-        return TaskResult(value, state_ref(call.call_id, self.state.client_state), uses)
+        return StepResult(value, state_ref(call.call_id, self.state.client_state), uses)
 
     def _read(self, call: _Call, reply: Envelope | ClientFailure) -> Any:
         """Return a reply as a value of the step's return type, or the reason why it is not one."""
@@ -180,9 +180,9 @@ class FlowerExecutor(Executor):
             return ClientFailure(f"its site says: {reply.head['error']}")
         tensors = {name: tensor.to(self.state.device) for name, tensor in reply.tensors.items()}
         try:
-            value = from_structure(reply.head.get("answer"), tensors, self._reply_type(call.client_task))
+            value = from_structure(reply.head.get("answer"), tensors, self._reply_type(call.request))
         except ValueRefused as error:
-            reason = f"answered with what {call.client_task.step.__name__} does not give: {error}"
+            reason = f"answered with what {call.request.step.__name__} does not give: {error}"
             return ClientFailure(reason, refused=True)
         if reply.head.get("call") != call.call_id:
             return ClientFailure("answered another call, perhaps with an old reply", refused=True)
@@ -192,18 +192,18 @@ class FlowerExecutor(Executor):
             return ClientFailure(reason, refused=True)
         return value
 
-    def _reply_type(self, client_task: ClientTask) -> Any:
-        return results_type([client_task.step], self.state.client_state)
+    def _reply_type(self, request: StepRequest) -> Any:
+        return results_type([request.step], self.state.client_state)
 
-    def _pack(self, client_task: ClientTask) -> Envelope:
-        """Return a client task as an envelope, with an identifier made of its round and a hash of its content."""
+    def _pack(self, request: StepRequest) -> Envelope:
+        """Return a request as an envelope, with an identifier made of its round and a hash of its content."""
         tensors: dict[str, Tensor] = {}
-        checkpointed = self.state.client_states.get(client_task.client)
+        checkpointed = self.state.client_states.get(request.client)
         head = {
             **self.introduction.head,
             "run": self.run,
             "checkpointed": checkpointed.call if isinstance(checkpointed, StateRef) else "",
-            "request": encode_task(client_task, content_namer(tensors, self.names)),
+            "request": encode_request(request, content_namer(tensors, self.names)),
         }
         digest = hashlib.blake2b(json.dumps(head).encode(), digest_size=16).hexdigest()
         return Envelope({**head, "call": f"{self.round:06d}-{digest}"}, tensors)

@@ -21,7 +21,7 @@ from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.options import Options, option
-from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, sent_model
+from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
 
 AttackKind = Literal[
     "none",
@@ -192,14 +192,14 @@ class Attacker:
         self.seed = seed
         self._first: dict[str, Weights] = {}  # the first model of each attacker that replays
 
-    def tamper(self, task: ClientTask, result: TaskResult, number: int, rows: int) -> TaskResult | ClientFailure:
+    def tamper(self, request: StepRequest, result: StepResult, number: int, rows: int) -> StepResult | ClientFailure:
         """Return what a malicious client sends instead of the result of its step.
 
         Parameters
         ----------
-        task : ClientTask
+        request : StepRequest
             What it was asked.
-        result : TaskResult
+        result : StepResult
             What an honest client would send.
         number : int
             The round, counted over the whole run.
@@ -208,20 +208,20 @@ class Attacker:
 
         Returns
         -------
-        TaskResult or ClientFailure
+        StepResult or ClientFailure
             The result itself for honest clients.
         """
-        if task.client not in self.clients:
+        if request.client not in self.clients:
             return result
         if self.kind == "silent":
             return ClientFailure("does not answer, on purpose")
         reply = result.reply
-        if unwrap_step(task.step) is rise_of_loss:
+        if unwrap_step(request.step) is rise_of_loss:
             return replace(result, reply=-reply)  # it blames the honest, and clears its own
-        if self.kind == "false_counts" and unwrap_step(task.step) is send_label_counts:
+        if self.kind == "false_counts" and unwrap_step(request.step) is send_label_counts:
             return replace(result, reply=reply * COUNT_FACTOR)
-        sent = sent_model(task, reply) if isinstance(reply, Fit) else None
-        return result if sent is None else replace(result, reply=self._lie(task.client, reply, sent, number, rows))
+        sent = sent_model(request, reply) if isinstance(reply, Fit) else None
+        return result if sent is None else replace(result, reply=self._lie(request.client, reply, sent, number, rows))
 
     def _lie(self, client: str, fit: Fit, sent: Weights, number: int, rows: int) -> Fit:
         if self.kind == "false_counts":

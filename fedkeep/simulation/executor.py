@@ -13,7 +13,7 @@ from greenlet import getcurrent, greenlet
 from fedkeep.data import Federation
 from fedkeep.interface import Fit
 from fedkeep.interface.pytree import copy_containers
-from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult
+from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult
 from fedkeep.simulation.step_checks import check_arguments, check_reply
 from fedkeep.training.context import ClientContext
 from fedkeep.training.local_training import TrainJob
@@ -21,16 +21,16 @@ from fedkeep.training.party import LocalClient
 from fedkeep.training.vmap_training import VmapTrainer
 
 Future: TypeAlias = Any
-"""Stands for the result of a task that may not be finished; each executor has its own type."""
+"""Stands for the result of a request that may not be finished; each executor has its own type."""
 
 
 class Executor(ABC):
-    """Takes client tasks and returns their results.
+    """Takes requests for client steps and returns their results.
 
     Attributes
     ----------
     ahead : int
-        Number of tasks that the executor can work on before anyone waits for them.
+        Number of requests that the executor can work on before anyone waits for them.
     """
 
     ahead: int = 0
@@ -47,23 +47,23 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def submit(self, *tasks: ClientTask) -> list[Future]:
-        """Take tasks, which may be trained as one stacked model (see `fedkeep.training.vmap_training`).
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        """Take requests, which may be trained as one stacked model (see `fedkeep.training.vmap_training`).
 
         Parameters
         ----------
-        *tasks : ClientTask
-            At least one task.
+        *requests : StepRequest
+            At least one request.
 
         Returns
         -------
         list[Future]
-            A future for each task.
+            A future for each request.
         """
 
     @abstractmethod
-    def wait(self, future: Future) -> TaskResult | ClientFailure:
-        """Wait for the result of a task.
+    def wait(self, future: Future) -> StepResult | ClientFailure:
+        """Wait for the result of a request.
 
         In processes of this machine an exception in a step is a bug: it is raised, with a note that says where it
         happened.
@@ -75,26 +75,26 @@ class Executor(ABC):
 
         Returns
         -------
-        TaskResult or ClientFailure
+        StepResult or ClientFailure
             The result, or the reason why there is none.
         """
 
     @abstractmethod
     def drain(self) -> None:
-        """Discard all tasks, and return when none is running any more."""
+        """Discard all requests, and return when none is running any more."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Discard all tasks at once, after an error; nothing can be submitted afterwards."""
+        """Discard all requests at once, after an error; nothing can be submitted afterwards."""
 
 
 @dataclass(eq=False)
 class _Group:
     """Tasks that were submitted together; ``train`` carries out their local training, by default each job at once."""
 
-    tasks: Sequence[ClientTask]
+    requests: Sequence[StepRequest]
     train: Callable[[TrainJob], Fit] | None = None
-    results: list[TaskResult] = field(default_factory=list)
+    results: list[StepResult] = field(default_factory=list)
 
 
 class SerialExecutor(Executor):
@@ -129,51 +129,52 @@ class SerialExecutor(Executor):
         self.new_state = new_state
         self.vmap_trainer = VmapTrainer(context.runner, context.training)
 
-    def submit(self, *tasks: ClientTask) -> list[Future]:
-        group = _Group(tasks)
-        return [(group, number) for number in range(len(tasks))]
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        group = _Group(requests)
+        return [(group, number) for number in range(len(requests))]
 
-    def wait(self, future: Future) -> TaskResult:
+    def wait(self, future: Future) -> StepResult:
         group: _Group = future[0]
-        if not group.results and len(group.tasks) > 1:
-            group.results = self._run_together(group.tasks)
+        if not group.results and len(group.requests) > 1:
+            group.results = self._run_together(group.requests)
         elif not group.results:
-            (task,) = group.tasks
-            client = self._client(task, group.train)
+            (request,) = group.requests
+            client = self._client(request, group.train)
             try:
                 state_type = type(client.state)
                 try:
-                    reply = task.step(client, *task.args, **task.kwargs)
+                    reply = request.step(client, *request.args, **request.kwargs)
                 except Exception:
-                    check_arguments(task)
+                    check_arguments(request)
                     raise
-                check_reply(task, reply, client.state, state_type)
+                check_reply(request, reply, client.state, state_type)
             except Exception as error:
-                error.add_note(str(task))
+                error.add_note(str(request))
                 raise
-            group.results = [TaskResult(reply, client.state, task.uses)]
-        result: TaskResult = group.results[future[1]]
+            group.results = [StepResult(reply, client.state, request.uses)]
+        result: StepResult = group.results[future[1]]
         return result
 
-    def _client(self, task: ClientTask, train: Callable[[TrainJob], Fit] | None) -> LocalClient:
-        own_context = self.own_contexts.get(task.client)
+    def _client(self, request: StepRequest, train: Callable[[TrainJob], Fit] | None) -> LocalClient:
+        own_context = self.own_contexts.get(request.client)
         return LocalClient(
             own_context or self.context,
-            task.client,
-            self.federation.data(task.client),
-            self.new_state() if task.state is None else copy_containers(task.state),
-            task=task.task,
-            round=task.round,
-            uses=task.uses,
+            request.client,
+            self.federation.data(request.client),
+            self.new_state() if request.state is None else copy_containers(request.state),
+            task=request.task,
+            round=request.round,
+            uses=request.uses,
             train=None if own_context else train,  # a client with another architecture is trained alone
         )
 
-    def _run_together(self, tasks: Sequence[ClientTask]) -> list[TaskResult]:
-        steps = [greenlet(self.wait) for _ in tasks]
+    def _run_together(self, requests: Sequence[StepRequest]) -> list[StepResult]:
+        steps = [greenlet(self.wait) for _ in requests]
         try:
             # What each step returned last: a job that is to be trained, or its result.
             returned = [
-                step.switch((_Group((task,), _switch_to_trainer), 0)) for step, task in zip(steps, tasks, strict=True)
+                step.switch((_Group((request,), _switch_to_trainer), 0))
+                for step, request in zip(steps, requests, strict=True)
             ]
             while training := [number for number, step in enumerate(steps) if not step.dead]:
                 with self.context.training_time():
@@ -188,10 +189,10 @@ class SerialExecutor(Executor):
                     step.throw()  # after an error the other steps are ended too
 
     def drain(self) -> None:
-        """Do nothing: no task is running between calls."""
+        """Do nothing: no request is running between calls."""
 
     def stop(self) -> None:
-        """Do nothing: no task is running between calls, and this process can always continue."""
+        """Do nothing: no request is running between calls, and this process can always continue."""
 
 
 def _switch_to_trainer(job: TrainJob) -> Fit:

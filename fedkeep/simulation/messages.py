@@ -1,4 +1,4 @@
-"""Client tasks and their results, as values and in the form in which they are sent to a worker."""
+"""Requests for client steps and their results, as values and in the form in which they are sent to a worker."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOT_FINITE = "not finite"
 
 
 @dataclass(frozen=True, eq=False)
-class ClientTask:
-    """A client step to carry out.
+class StepRequest:
+    """What the server asks of a client: a client step, with its arguments.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class ClientTask:
 
 
 @dataclass(frozen=True, eq=False)
-class TaskResult:
+class StepResult:
     """The result of a client step.
 
     Attributes
@@ -71,7 +71,7 @@ class TaskResult:
     state : object
         The client's state afterwards.
     uses : dict[str, int]
-        The updated `ClientTask.uses`.
+        The updated `StepRequest.uses`.
     """
 
     reply: Any
@@ -81,7 +81,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """Why a task has no result. The client is lost for the round, and its state stays as it was before.
+    """Why a step has no result. The client is lost for the round, and its state stays as it was before.
 
     Attributes
     ----------
@@ -95,49 +95,49 @@ class ClientFailure:
     refused: bool = False
 
 
-def encode_task(task: ClientTask, name: Callable[[Tensor], str]) -> dict[str, Any]:
-    """Encode a task.
+def encode_request(request: StepRequest, name: Callable[[Tensor], str]) -> dict[str, Any]:
+    """Encode a request.
 
     Parameters
     ----------
-    task : ClientTask
-        The task.
+    request : StepRequest
+        The request.
     name : Callable[[Tensor], str]
         Returns the name that stands for a tensor.
 
     Returns
     -------
     dict[str, object]
-        The task as JSON can represent it, with names in place of tensors.
+        The request as JSON can represent it, with names in place of tensors.
     """
     return {
-        "client": task.client,
-        "step": task.step.__name__,
-        "task": task.task,
-        "round": task.round,
-        "uses": task.uses,
-        "state": None if task.state is None else encode_structure(task.state, name),
-        "args": [encode_structure(arg, name) for arg in task.args],
-        "kwargs": {key: encode_structure(value, name) for key, value in task.kwargs.items()},
+        "client": request.client,
+        "step": request.step.__name__,
+        "task": request.task,
+        "round": request.round,
+        "uses": request.uses,
+        "state": None if request.state is None else encode_structure(request.state, name),
+        "args": [encode_structure(arg, name) for arg in request.args],
+        "kwargs": {key: encode_structure(value, name) for key, value in request.kwargs.items()},
     }
 
 
-def decode_task(
+def decode_request(
     algorithm: Algorithm[Any, Any],
     encoded: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     client_state: type[Any],
     *,
     builtin: bool = False,
-) -> ClientTask:
-    """Decode a task that `encode_task` has encoded, and check it against the annotations of its step.
+) -> StepRequest:
+    """Decode a request that `encode_request` has encoded, and check it against the annotations of its step.
 
     Parameters
     ----------
     algorithm : Algorithm
         The method.
     encoded : Mapping[str, object]
-        The encoded task.
+        The encoded request.
     tensors : Mapping[str, Tensor]
         The tensors by name.
     client_state : type
@@ -147,8 +147,8 @@ def decode_task(
 
     Returns
     -------
-    ClientTask
-        The task.
+    StepRequest
+        The request.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def decode_task(
         raise ValueRefused(f"{encoded['step']!r} is not a client step of {algorithm.name()}.")
     hints, names = annotations_of(unwrap_step(step)), server_arguments(step)
     args = encoded["args"]
-    return ClientTask(
+    return StepRequest(
         encoded["client"],
         step,
         tuple(from_structure(arg, tensors, hints[name]) for name, arg in zip(names[: len(args)], args, strict=True)),
@@ -195,12 +195,12 @@ def results_type(steps: Sequence[Callable[..., Any]], client_state: type[Any]) -
     return tuple.__class_getitem__((tuple.__class_getitem__(results), float, float))
 
 
-def sent_model(task: ClientTask, reply: Fit) -> Weights | None:
+def sent_model(request: StepRequest, reply: Fit) -> Weights | None:
     """Return the model that a client was sent to train.
 
     Parameters
     ----------
-    task : ClientTask
+    request : StepRequest
         What the client was asked.
     reply : Fit
         Its reply.
@@ -210,7 +210,7 @@ def sent_model(task: ClientTask, reply: Fit) -> Weights | None:
     Weights or None
         The first argument of the model's form; None if there is none.
     """
-    for argument in (*task.args, *task.kwargs.values()):
+    for argument in (*request.args, *request.kwargs.values()):
         if isinstance(argument, Mapping) and argument.keys() == reply.model.keys():
             return argument
     return None

@@ -1,9 +1,9 @@
 """Client steps in workers, each with its own network and the same data: processes of this machine, or others.
 
 Messages are values, as they would be sent to a client, and never pickled. A tensor is sent to a worker once per round,
-however many clients receive it, and forgotten there when it is forgotten here. Tasks go to whichever worker is idle, so
-a round's result must not depend on who did what: the random generators of a step are derived from the client's name,
-and replies are put in the cohort's order.
+however many clients receive it, and forgotten there when it is forgotten here. Requests go to whichever worker is idle,
+so a round's result must not depend on who did what: the random generators of a step are derived from the client's
+name, and replies are put in the cohort's order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedkeep.errors import RunError, ValueRefused
 from fedkeep.interface.codec import from_structure, to_structure
 from fedkeep.interface.pytree import tree_tensors
 from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.messages import ClientTask, TaskResult, decode_task, encode_task, results_type
+from fedkeep.simulation.messages import StepRequest, StepResult, decode_request, encode_request, results_type
 from fedkeep.simulation.state import SimulationState
 from fedkeep.simulation.workers import DONE, REFUSED, Handler, Message, Worker, kill_workers, wait_for_any
 
@@ -30,19 +30,19 @@ STEPS = "steps"
 
 
 @dataclass(eq=False)
-class Job:
-    """Tasks that one worker carries out together, and their results."""
+class RequestGroup:
+    """Requests that one worker carries out together, and their results."""
 
-    tasks: Sequence[ClientTask]
-    results: list[TaskResult] = field(default_factory=list)
+    requests: Sequence[StepRequest]
+    results: list[StepResult] = field(default_factory=list)
     error: BaseException | None = None
 
     def __str__(self) -> str:
         """Say which steps these are, for error messages."""
-        if len(self.tasks) == 1:
-            return str(self.tasks[0])
-        clients = ", ".join(task.client for task in self.tasks)
-        return f"{self.tasks[0]} It was trained together with clients {clients}."
+        if len(self.requests) == 1:
+            return str(self.requests[0])
+        clients = ", ".join(request.client for request in self.requests)
+        return f"{self.requests[0]} It was trained together with clients {clients}."
 
 
 class StepWorker(Protocol):
@@ -73,35 +73,35 @@ class WorkerExecutor(Executor, Generic[W]):
         self.workers = list(workers)
         self.state = state
         self.ahead = 2 * len(self.workers)
-        self.under_way: dict[W, Job] = {}
+        self.under_way: dict[W, RequestGroup] = {}
         self.known: dict[W, set[str]] = {
             worker: set() for worker in self.workers
         }  # names of the tensors that each worker has
-        self._backlog: deque[Job] = deque()
+        self._backlog: deque[RequestGroup] = deque()
         self._round = 0, 0  # task and round
         self._names: dict[int, str] = {}  # by id of a tensor, until nobody here has it any more or the round is over
         self._count = 0  # number of names so far
 
-    def submit(self, *tasks: ClientTask) -> list[Future]:
-        round = tasks[0].task, tasks[0].round
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        round = requests[0].task, requests[0].round
         if round != self._round:
             self._round, self._names = round, {}
-        job = Job(tasks)
-        self._backlog.append(job)
+        group = RequestGroup(requests)
+        self._backlog.append(group)
         self._dispatch()
-        return [(job, number) for number in range(len(tasks))]
+        return [(group, number) for number in range(len(requests))]
 
-    def wait(self, future: Future) -> TaskResult:
-        job: Job = future[0]
-        if job in self._backlog:  # it is waited for, so it goes before tasks that nobody waits for yet
-            self._backlog.remove(job)
-            self._backlog.appendleft(job)
-        while not job.results and job.error is None:
+    def wait(self, future: Future) -> StepResult:
+        group: RequestGroup = future[0]
+        if group in self._backlog:  # it is waited for, so it goes before requests that nobody waits for yet
+            self._backlog.remove(group)
+            self._backlog.appendleft(group)
+        while not group.results and group.error is None:
             self._dispatch()
             self._receive()
-        if job.error is not None:
-            raise job.error
-        result: TaskResult = job.results[future[1]]
+        if group.error is not None:
+            raise group.error
+        result: StepResult = group.results[future[1]]
         return result
 
     def drain(self) -> None:
@@ -121,53 +121,57 @@ class WorkerExecutor(Executor, Generic[W]):
         """End all workers at once."""
 
     @abstractmethod
-    def _messages(self) -> Iterator[tuple[Job, str, Any, dict[str, Tensor]]]:
+    def _messages(self) -> Iterator[tuple[RequestGroup, str, Any, dict[str, Tensor]]]:
         """Wait until a busy worker has sent a message, for a second at most, and take what has arrived.
 
         Yields
         ------
         tuple
-            The job, which is under way no more, and the status, content and tensors of its result.
+            The group, which is under way no more, and the status, content and tensors of its result.
         """
 
     def _dispatch(self) -> None:
         for worker in self.workers:
             if worker not in self.under_way and self._backlog:
-                encoded, fresh = self._encode(self._backlog[0].tasks, self.known[worker])
-                job = self.under_way[worker] = self._backlog.popleft()
+                encoded, fresh = self._encode(self._backlog[0].requests, self.known[worker])
+                group = self.under_way[worker] = self._backlog.popleft()
                 # A state is its client's alone; what else is sent may be sent again, to another client.
-                states = {self._names.get(id(tensor)) for task in job.tasks for tensor, _ in tree_tensors(task.state)}
+                states = {
+                    self._names.get(id(tensor))
+                    for request in group.requests
+                    for tensor, _ in tree_tensors(request.state)
+                }
                 known = self.known[worker].intersection(self._names.values())
                 self.known[worker] = known | (fresh.keys() - states)
                 try:
                     worker.send(STEPS, [encoded, sorted(self.known[worker])], fresh)
                 except RunError as death:
-                    raise RunError(f"{death} {job}") from None
+                    raise RunError(f"{death} {group}") from None
 
     def _receive(self) -> None:
         """Take the messages that have arrived, and read them."""
         messages = list(self._messages())
         self._dispatch()  # no worker is idle while results are read
-        for job, kind, content, tensors in messages:
-            self._accept(job, kind, content, tensors)
+        for group, kind, content, tensors in messages:
+            self._accept(group, kind, content, tensors)
 
-    def _accept(self, job: Job, kind: str, content: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Read the result of a job."""
+    def _accept(self, group: RequestGroup, kind: str, content: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Read the result of a group."""
         if kind != DONE:
-            job.error = RunError(content if kind == REFUSED else f"{job} The worker's error:\n{content}")
+            group.error = RunError(content if kind == REFUSED else f"{group} The worker's error:\n{content}")
             return
-        hint = results_type([task.step for task in job.tasks], self.state.client_state)
+        hint = results_type([request.step for request in group.requests], self.state.client_state)
         moved = {name: tensor.to(self.state.device) for name, tensor in tensors.items()}
         try:
             results, train, teachers = from_structure(content, moved, hint)
         except ValueRefused as error:
-            job.error = RunError(f"a worker's reply is not what its step says that it returns: {error} {job}")
+            group.error = RunError(f"a worker's reply is not what its step says that it returns: {error} {group}")
             return
         self.state.context.timer.add(train, teachers)
-        job.results = [TaskResult(*result) for result in results]
+        group.results = [StepResult(*result) for result in results]
 
-    def _encode(self, tasks: Sequence[ClientTask], known: set[str]) -> tuple[list[Any], dict[str, Tensor]]:
-        """Return encoded tasks, and those of their tensors that a worker does not have yet."""
+    def _encode(self, requests: Sequence[StepRequest], known: set[str]) -> tuple[list[Any], dict[str, Tensor]]:
+        """Return encoded requests, and those of their tensors that a worker does not have yet."""
         fresh: dict[str, Tensor] = {}
 
         def name(tensor: Tensor) -> str:
@@ -180,7 +184,7 @@ class WorkerExecutor(Executor, Generic[W]):
                 fresh[found] = tensor
             return found
 
-        return [encode_task(task, name) for task in tasks], fresh
+        return [encode_request(request, name) for request in requests], fresh
 
 
 class ProcessExecutor(WorkerExecutor[Worker]):
@@ -189,7 +193,7 @@ class ProcessExecutor(WorkerExecutor[Worker]):
     def _kill_workers(self) -> None:
         kill_workers(self.workers)
 
-    def _messages(self) -> Iterator[tuple[Job, str, Any, dict[str, Tensor]]]:
+    def _messages(self) -> Iterator[tuple[RequestGroup, str, Any, dict[str, Tensor]]]:
         try:
             for worker in wait_for_any(self.under_way):
                 kind, content, tensors = worker.receive()
@@ -213,16 +217,18 @@ class StepHandler:
         self._known: dict[str, Tensor] = {}  # tensors that may be meant again
 
     def __call__(self, content: Any, tensors: dict[str, Tensor]) -> Message:
-        state, (requests, known) = self.state, content
-        state.set_task(requests[0]["task"])
+        state, (encoded, known) = self.state, content
+        state.set_task(encoded[0]["task"])
         received = self._known | {name: tensor.to(state.device) for name, tensor in tensors.items()}
         self._known = {name: received[name] for name in known}
         builtin = state.defense.loss_check != "off"
-        tasks = [decode_task(state.algorithm, task, received, state.client_state, builtin=builtin) for task in requests]
+        requests = [
+            decode_request(state.algorithm, one, received, state.client_state, builtin=builtin) for one in encoded
+        ]
         del received
         timer = state.context.timer
         timer.reset()
-        results = [state.serial.wait(future) for future in state.serial.submit(*tasks)]
+        results = [state.serial.wait(future) for future in state.serial.submit(*requests)]
         contents = tuple((result.reply, result.state, result.uses) for result in results)
         return to_structure((contents, timer.train, timer.teachers))
 

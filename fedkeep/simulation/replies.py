@@ -24,7 +24,7 @@ from fedkeep.interface.steps import invalid_counts, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.defense import MIN_NORMS, Defense
-from fedkeep.simulation.messages import NOT_FINITE, ClientTask
+from fedkeep.simulation.messages import NOT_FINITE, StepRequest
 from fedkeep.simulation.state import SimulationState
 from fedkeep.training.model_runner import ModelRunner
 
@@ -62,14 +62,14 @@ class Update:
     returned: str
 
 
-def find_fault(state: SimulationState, task: ClientTask, reply: Any) -> str | None:
+def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str | None:
     """Check a reply alone: finite, in range, plausible, of the model's form, and valid for the method.
 
     Parameters
     ----------
     state : SimulationState
         The simulation.
-    task : ClientTask
+    request : StepRequest
         What the client was asked.
     reply : object
         Its reply.
@@ -84,18 +84,18 @@ def find_fault(state: SimulationState, task: ClientTask, reply: Any) -> str | No
         return f"a {where} that is {NOT_FINITE}"
     if (fault := find_out_of_range(reply)) and state.defense.check_replies:
         return fault
-    if unwrap_step(task.step) is send_label_counts and state.defense.check_replies:
-        held = None if state.privacy.counts_epsilon else state.federation.num_examples(task.client)
+    if unwrap_step(request.step) is send_label_counts and state.defense.check_replies:
+        held = None if state.privacy.counts_epsilon else state.federation.num_examples(request.client)
         return invalid_counts(reply, state.context.num_classes, held)
-    runner = state.context_of(task.client).runner
+    runner = state.context_of(request.client).runner
     mismatches = [find_mismatch(reply.model, runner.initial)] if isinstance(reply, Fit) else []
     mismatches += (_mismatch(weights, runner) for weights in iter_instances(reply, Mapping))
     if mismatch := next(filter(None, mismatches), None):
         return f"another model: {mismatch}"
-    if (fault := _implausible(state, task.client, reply)) and state.defense.check_replies:
+    if (fault := _implausible(state, request.client, reply)) and state.defense.check_replies:
         return fault
     try:
-        return state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(task.client))
+        return state.algorithm.validate_reply(state.server, reply, state.federation.num_examples(request.client))
     except Exception as error:  # a malformed reply must not stop the run
         return f"what cannot be checked ({type(error).__name__}: {error})"
 

@@ -40,7 +40,7 @@ from fedkeep.simulation.loss_check import (
     logit_excess,
     smallest_fall,
 )
-from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult, sent_model
+from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
 from fedkeep.simulation.replies import (
     Update,
     find_fault,
@@ -97,10 +97,10 @@ class RoundState:
         Label counts that clients told in this round, if losses are checked.
     falls, excesses : list[float]
         Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
-    lost_outside : dict[str, str]
+    lost_between_rounds : dict[str, str]
         Clients that were lost at the beginning or the end of the task only.
-    counts_losses : bool
-        Whether lost clients count towards ``run.min_clients``.
+    requires_min_clients : bool
+        Whether the round is rolled back if fewer than ``run.min_clients`` clients reply.
     client_states : dict[str, object]
         New states of the round's clients.
     uses : dict[str, dict[str, int]]
@@ -109,9 +109,9 @@ class RoundState:
         What clients spent of their privacy in this round (see `fedkeep.interface.privacy`).
     server_means : int
         How many noised means of models were made.
-    waiting : dict[str, list[ClientTask]]
+    waiting : dict[str, list[StepRequest]]
         Tasks that have not been submitted yet, by client.
-    under_way : dict[str, tuple[ClientTask, Future | ClientFailure]]
+    under_way : dict[str, tuple[StepRequest, Future | ClientFailure]]
         Tasks that have been submitted, by client.
     down, up : int
         Bytes sent to clients, and bytes of their replies.
@@ -145,14 +145,14 @@ class RoundState:
         self.falls: list[float] = []
         self.excesses: list[float] = []
         self.sent: dict[str, Weights] = {}
-        self.lost_outside: dict[str, str] = {}
-        self.counts_losses = True
+        self.lost_between_rounds: dict[str, str] = {}
+        self.requires_min_clients = True
         self.client_states: dict[str, Any] = {}
         self.uses: dict[str, dict[str, int]] = {}
         self.spent: dict[str, dict[str, int]] = {}
         self.server_means = 0
-        self.waiting: dict[str, list[ClientTask]] = {}
-        self.under_way: dict[str, tuple[ClientTask, Future | ClientFailure]] = {}
+        self.waiting: dict[str, list[StepRequest]] = {}
+        self.under_way: dict[str, tuple[StepRequest, Future | ClientFailure]] = {}
         self.down = self.up = 0
         self.fits: list[tuple[str, Fit]] = []
         self._fit_store = ReplyStore(state.weights_file)
@@ -163,27 +163,27 @@ class RoundState:
         self.step_seconds: dict[str, float] = {}
         self.replies: dict[str, int] = {}
 
-    def start(self, tasks: Sequence[ClientTask]) -> None:
-        """Queue tasks without waiting for them.
+    def start(self, requests: Sequence[StepRequest]) -> None:
+        """Queue requests without waiting for them.
 
         Each is carried out before its client's next one; the result does not depend on when.
 
         Parameters
         ----------
-        tasks : Sequence[ClientTask]
-            The tasks.
+        requests : Sequence[StepRequest]
+            The requests.
         """
         with self._timed():
-            self._queue(tasks)
+            self._queue(requests)
             self._look_ahead()
 
-    def queue(self, tasks: Sequence[ClientTask]) -> list[str]:
-        """Queue tasks for which `collect` is called next.
+    def queue(self, requests: Sequence[StepRequest]) -> list[str]:
+        """Queue requests for which `collect` is called next.
 
         Parameters
         ----------
-        tasks : Sequence[ClientTask]
-            The tasks.
+        requests : Sequence[StepRequest]
+            The requests.
 
         Returns
         -------
@@ -191,11 +191,11 @@ class RoundState:
             The ids of their clients.
         """
         with self._timed():
-            self._queue(tasks)
-        return [task.client for task in tasks]
+            self._queue(requests)
+        return [request.client for request in requests]
 
     def collect(self, clients: Sequence[str], *, one_by_one: bool = False) -> dict[str, Any]:
-        """Carry out all waiting tasks of some clients.
+        """Carry out all waiting requests of some clients.
 
         Parameters
         ----------
@@ -225,11 +225,11 @@ class RoundState:
                     asked, checked = set(unfinished), dict[str, _Checked]()
                     order = deque(client for client in unfinished if client in self.under_way)
                     for client in [client for client in self.under_way if client in asked]:
-                        task, future = self.under_way[client]
-                        with self._step_timed(task.step.__name__, client):
+                        request, future = self.under_way[client]
+                        with self._step_timed(request.step.__name__, client):
                             failed = isinstance(future, ClientFailure)
                             result = future if failed else self.state.executor.wait(future)
-                        checked[client] = self._check(task, result, store)
+                        checked[client] = self._check(request, result, store)
                         del future, result  # which may be stored by now, while the next one is made
                         while order and order[0] in checked:
                             following = order.popleft()
@@ -267,11 +267,11 @@ class RoundState:
         return noised_mean(fits, self.sent, privacy, rng, store.keep)
 
     def finish(self) -> None:
-        """Carry out all waiting tasks, so that every step that was asked for is done by the end of the round."""
+        """Carry out all waiting requests, so that every step that was asked for is done by the end of the round."""
         self.collect(list(self.waiting), one_by_one=True)
 
     def abandon(self) -> None:
-        """Drop all tasks that are waiting or running."""
+        """Drop all requests that are waiting or running."""
         with self._timed():
             self.waiting.clear()
             self.under_way.clear()
@@ -303,7 +303,7 @@ class RoundState:
             "task": self.task,
             "round": self.number,
             "cohort": self.cohort,
-            "lost": self.lost_outside | self.lost,
+            "lost": self.lost_between_rounds | self.lost,
             "loss": loss,
             "examples": examples,
             "down": self.down,
@@ -344,20 +344,20 @@ class RoundState:
             del self.under_way[client]
             self.step_seconds[step] = self.step_seconds.get(step, 0.0) + time.perf_counter() - began
 
-    def _queue(self, tasks: Sequence[ClientTask]) -> None:
-        for task in tasks:
-            if self.state.history.set_aside(task.client, self.state.defense) and task.client not in self.lost:
-                rounds = self.state.history.refused[task.client]
-                self._lose(task.client, f"is set aside: its replies were refused in {rounds} rounds in a row")
-            if task.client not in self.lost:
-                self.down += num_bytes([task.args, task.kwargs])
-                self.waiting.setdefault(task.client, []).append(self._delivered(task))
+    def _queue(self, requests: Sequence[StepRequest]) -> None:
+        for request in requests:
+            if self.state.history.set_aside(request.client, self.state.defense) and request.client not in self.lost:
+                rounds = self.state.history.refused[request.client]
+                self._lose(request.client, f"is set aside: its replies were refused in {rounds} rounds in a row")
+            if request.client not in self.lost:
+                self.down += num_bytes([request.args, request.kwargs])
+                self.waiting.setdefault(request.client, []).append(self._delivered(request))
 
     def _is_unfinished(self, client: str) -> bool:
         return client not in self.lost and (client in self.under_way or bool(self.waiting.get(client)))
 
     def _look_ahead(self) -> None:
-        """Submit tasks that nobody waits for yet to idle workers, in the order in which they were asked for."""
+        """Submit requests that nobody waits for yet to idle workers, in the order in which they were asked for."""
         if self.state.stack > 1:  # otherwise the groups would depend on which workers are idle
             return
         free = self.state.executor.ahead - len(self.under_way)
@@ -367,7 +367,7 @@ class RoundState:
                 self._launch(client)
 
     def _launch_together(self, clients: Sequence[str]) -> None:
-        """Submit the next task of some clients, in groups of about the same size; the largest clients come first.
+        """Submit the next request of some clients, in groups of about the same size; the largest clients come first.
 
         The groups depend only on the cohort, not on the workers, since stacking changes rounding.
         """
@@ -379,51 +379,51 @@ class RoundState:
             self._launch(*ready[len(ready) * number // groups : len(ready) * (number + 1) // groups])
 
     def _launch(self, *clients: str) -> None:
-        """Submit the next task of some clients as one group."""
-        tasks: list[ClientTask] = []
+        """Submit the next request of some clients as one group."""
+        requests: list[StepRequest] = []
         for client in clients:
-            task = self.waiting[client].pop(0)
+            request = self.waiting[client].pop(0)
             state = self.client_states.get(client, self.state.client_states.get(client))
-            task = replace(task, state=state, uses=dict(self.uses.get(client, {})))
-            reason = self._injected_fault(client, task.step.__name__)
+            request = replace(request, state=state, uses=dict(self.uses.get(client, {})))
+            reason = self._injected_fault(client, request.step.__name__)
             if reason is None:
-                tasks.append(task)
+                requests.append(request)
             else:
-                self.under_way[client] = task, ClientFailure(reason)
-        if tasks:
-            for task, future in zip(tasks, self.state.executor.submit(*tasks), strict=True):
-                self.under_way[task.client] = task, future
+                self.under_way[client] = request, ClientFailure(reason)
+        if requests:
+            for request, future in zip(requests, self.state.executor.submit(*requests), strict=True):
+                self.under_way[request.client] = request, future
 
-    def _check(self, task: ClientTask, result: TaskResult | ClientFailure, store: ReplyStore | None) -> _Checked:
+    def _check(self, request: StepRequest, result: StepResult | ClientFailure, store: ReplyStore | None) -> _Checked:
         """Check a result alone, and measure it; nothing of the round changes."""
         state = self.state
         if state.attacker is not None and not isinstance(result, ClientFailure):
             rows = state.context.num_classes * state.algorithm.rows_per_class
-            result = state.attacker.tamper(task, result, self.number, rows)
+            result = state.attacker.tamper(request, result, self.number, rows)
         if isinstance(result, ClientFailure):
-            return _Checked(task, result)
+            return _Checked(request, result)
         reply = result.reply
-        if fault := find_fault(state, task, reply):
-            return _Checked(task, replace(result, reply=None), fault)
-        sent = sent_model(task, reply) if isinstance(reply, Fit) else None
-        parameters = state.context_of(task.client).runner.parameters
+        if fault := find_fault(state, request, reply):
+            return _Checked(request, replace(result, reply=None), fault)
+        sent = sent_model(request, reply) if isinstance(reply, Fit) else None
+        parameters = state.context_of(request.client).runner.parameters
         update = None if sent is None else measure_update(sent, reply, parameters)
         size = num_bytes(reply)
         if state.through_codec:
             new_state = decode(encode(result.state), state.client_state, state.device)
             result = replace(result, state=new_state)
-            reply = decode(encode(reply), annotations_of(unwrap_step(task.step))["return"], state.device)
+            reply = decode(encode(reply), annotations_of(unwrap_step(request.step))["return"], state.device)
         else:
             reply = copy_containers(reply)
         reply = reply if store is None else store.keep(reply, size)
-        return _Checked(task, replace(result, reply=reply), None, size, update)
+        return _Checked(request, replace(result, reply=reply), None, size, update)
 
     def _accept(self, checked: _Checked, arrived: list[_Arrived]) -> Any:
         """Keep the client's new state, and return the reply as the server receives it, or `LOST`.
 
         Models are added to ``arrived``.
         """
-        task, result, client = checked.task, checked.result, checked.task.client
+        request, result, client = checked.request, checked.result, checked.request.client
         if isinstance(result, ClientFailure):
             self._lose(client, result.reason, refused=result.refused)
             return LOST
@@ -436,7 +436,7 @@ class RoundState:
         self.client_states[client], self.uses[client] = result.state, result.uses
         self.up += checked.size
         if isinstance(result.reply, Fit):
-            arrived.append(_Arrived(task, result.reply, before, checked.update))
+            arrived.append(_Arrived(request, result.reply, before, checked.update))
         self.answered.add(client)
         return result.reply
 
@@ -445,7 +445,7 @@ class RoundState:
         state, defense = self.state, self.state.defense
         updates: dict[str, Update] = {}
         for one in arrived:
-            client, update = one.task.client, one.update
+            client, update = one.request.client, one.update
             if update is None or client in self.lost:
                 continue
             known = [*state.history.models.get(client, ()), *map(_fingerprints, self.updates.get(client, ()))]
@@ -457,13 +457,13 @@ class RoundState:
         norms = [update.parameters for each in self.updates.values() for update in each]
         outliers = find_outliers(updates, defense, [*state.history.norms, *norms])
         for one in arrived:
-            client = one.task.client
+            client = one.request.client
             if client in outliers and client not in self.lost:
                 self._refuse(one, outliers[client])
-        self._check_losses([one for one in arrived if one.task.client in updates], updates)
+        self._check_losses([one for one in arrived if one.request.client in updates], updates)
         self.sent = {}
         for one in arrived:
-            client, sent = one.task.client, sent_model(one.task, one.reply)
+            client, sent = one.request.client, sent_model(one.request, one.reply)
             if client in self.lost:
                 continue
             if sent is not None:
@@ -483,14 +483,14 @@ class RoundState:
     def _check_losses(self, arrived: Sequence[_Arrived], updates: Mapping[str, Update]) -> None:
         """Refuse models that their clients' own examples cannot have made, if the recipe lets somebody measure it."""
         defense, check = self.state.defense, self.state.server.check
-        clients = [one.task.client for one in arrived if one.task.client not in self.lost]
+        clients = [one.request.client for one in arrived if one.request.client not in self.lost]
         if defense.loss_check == "off" or not clients:
             return
         slack = defense.loss_slack * (1.0 if check else CLIENTS_SLACK)
         counts = self._ask_label_counts(clients if check else [*clients, *self.cohort])
         learned: list[tuple[_Arrived, float | None, float | None]] = []
         for one in arrived:
-            client, sent = one.task.client, sent_model(one.task, one.reply)
+            client, sent = one.request.client, sent_model(one.request, one.reply)
             if client in self.lost or sent is None:
                 continue
             model = load(one.reply.model)
@@ -540,13 +540,13 @@ class RoundState:
     def _ask_builtin(self, step: Step, clients: Sequence[str], *args: Any) -> dict[str, Any]:
         """Ask clients for a step that every method has, and return the replies of those that are not lost."""
         bound = MethodType(step, self.state.algorithm)
-        tasks = [ClientTask(client, bound, args, {}, self.task, self.round) for client in clients]
-        replies = self.collect(self.queue(tasks))
+        requests = [StepRequest(client, bound, args, {}, self.task, self.round) for client in clients]
+        replies = self.collect(self.queue(requests))
         return {client: reply for client, reply in replies.items() if reply is not LOST}
 
     def _refuse(self, one: _Arrived, fault: str) -> None:
         """Refuse a reply that had arrived: the client's state is as it was before the step."""
-        client = one.task.client
+        client = one.request.client
         if one.state_before is LOST:
             self.client_states.pop(client, None)
         else:
@@ -560,7 +560,7 @@ class RoundState:
         """
         done = self.replies.get(step, 0)
         self.replies[step] = done + 1
-        progress.report(step, done, len(self.cohort) if self.counts_losses and done < len(self.cohort) else None)
+        progress.report(step, done, len(self.cohort) if self.requires_min_clients and done < len(self.cohort) else None)
 
     def _injected_fault(self, client: str, step: str) -> str | None:
         dropout, state = self.state.run_settings.client_dropout, self.state
@@ -576,19 +576,19 @@ class RoundState:
             self.refused[client] = self.lost[client]
         self.waiting.pop(client, None)
         replying = sum(name not in self.lost for name in self.cohort)
-        if self.counts_losses and replying < min(self.state.run_settings.min_clients, len(self.cohort)):
+        if self.requires_min_clients and replying < min(self.state.run_settings.min_clients, len(self.cohort)):
             raise TooFewClients
 
     @contextmanager
-    def outside(self) -> Iterator[None]:
+    def between_rounds(self) -> Iterator[None]:
         """Ask clients at the beginning or the end of a task within this block.
 
-        No client counts as lost at first, and no loss rolls the round back.
+        No client counts as lost at first, and however many are lost, the round is not rolled back.
         """
-        lost, self.lost, self.counts_losses = self.lost, {}, False
+        lost, self.lost, self.requires_min_clients = self.lost, {}, False
         yield
-        self.lost_outside |= self.lost
-        self.lost, self.counts_losses = lost, True
+        self.lost_between_rounds |= self.lost
+        self.lost, self.requires_min_clients = lost, True
 
     def evaluate_own_models(self) -> None:
         """Evaluate the models that the round's clients keep for themselves, if local models are evaluated."""
@@ -613,23 +613,23 @@ class RoundState:
         )
         self.evaluation_seconds += time.perf_counter() - began
 
-    def _delivered(self, task: ClientTask) -> ClientTask:
-        """Return a task as its client receives it."""
+    def _delivered(self, request: StepRequest) -> StepRequest:
+        """Return a request as its client receives it."""
         if not self.state.through_codec:
-            return replace(task, args=copy_containers(task.args), kwargs=copy_containers(task.kwargs))
-        hints, device = annotations_of(unwrap_step(task.step)), self.state.device
-        names = server_arguments(task.step)
-        args = tuple(decode(encode(arg), hints[name], device) for name, arg in zip(names, task.args, strict=False))
-        kwargs = {name: decode(encode(arg), hints[name], device) for name, arg in task.kwargs.items()}
-        return replace(task, args=args, kwargs=kwargs)
+            return replace(request, args=copy_containers(request.args), kwargs=copy_containers(request.kwargs))
+        hints, device = annotations_of(unwrap_step(request.step)), self.state.device
+        names = server_arguments(request.step)
+        args = tuple(decode(encode(arg), hints[name], device) for name, arg in zip(names, request.args, strict=False))
+        kwargs = {name: decode(encode(arg), hints[name], device) for name, arg in request.kwargs.items()}
+        return replace(request, args=args, kwargs=kwargs)
 
 
 @dataclass(frozen=True, eq=False)
 class _Checked:
     """A result that was checked alone, its size in bytes, and how far its model moved, if it has one."""
 
-    task: ClientTask
-    result: TaskResult | ClientFailure
+    request: StepRequest
+    result: StepResult | ClientFailure
     fault: str | None = None
     size: int = 0
     update: Update | None = None
@@ -639,7 +639,7 @@ class _Checked:
 class _Arrived:
     """A model that a client returned: what it was asked, its reply, and its new state before (`LOST`: it had none)."""
 
-    task: ClientTask
+    request: StepRequest
     reply: Fit
     state_before: Any
     update: Update | None
@@ -705,8 +705,8 @@ class LocalCohort(Cohort):
 
 def _tasks(
     step: Step, round: RoundState, clients: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[ClientTask]:
-    """Return a task for each client that all `each` arguments name, with its own values of these arguments."""
+) -> list[StepRequest]:
+    """Return a request for each client that all `each` arguments name, with its own values of these arguments."""
     if not is_client_step(step):
         name = getattr(step, "__qualname__", repr(step))
         raise ConfigError(
@@ -719,7 +719,7 @@ def _tasks(
             f"each(...) names {unknown!r}, which is not a client. Its keys are client ids, such as {population[0]!r}."
         )
     return [
-        ClientTask(
+        StepRequest(
             client,
             step,
             tuple(arg.values[client] if isinstance(arg, Each) else arg for arg in args),

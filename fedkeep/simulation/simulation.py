@@ -74,7 +74,7 @@ class Simulation(SimulationState):
                 round.abandon()
                 self.server.model, self.server.eval_model, self.server.state, round.client_states = round_start
             if round.round == self.run_settings.rounds:
-                with round.outside():
+                with round.between_rounds():
                     self.algorithm.end_task(self.server, LocalCohort(round, self.federation.clients))
                     round.finish()
             self.server.model, self.server.eval_model = load(self.server.model), load(self.server.eval_model)
@@ -127,7 +127,7 @@ class Simulation(SimulationState):
             if not handles_tasks(type(self.algorithm)):
                 self.server.state = state_types(type(self.algorithm))[0]()
                 round.client_states |= {client: self.client_state() for client in self.client_states}
-        with round.outside():
+        with round.between_rounds():
             self.algorithm.begin_task(self.server, LocalCohort(round, self.federation.clients))
             round.finish()
 

@@ -12,15 +12,15 @@ from fedkeep.interface import Algorithm, Server
 from fedkeep.interface.algorithm import unwrap_step
 from fedkeep.interface.codec import find_wrong_type
 from fedkeep.models.weights import check_weights
-from fedkeep.simulation.messages import ClientTask
+from fedkeep.simulation.messages import StepRequest
 
 
-def check_reply(task: ClientTask, reply: Any, state: Any, state_type: type[Any]) -> None:
+def check_reply(request: StepRequest, reply: Any, state: Any, state_type: type[Any]) -> None:
     """Check what a client step returned, and the state that it left.
 
     Parameters
     ----------
-    task : ClientTask
+    request : StepRequest
         The step.
     reply : object
         What it returned.
@@ -34,8 +34,8 @@ def check_reply(task: ClientTask, reply: Any, state: Any, state_type: type[Any])
     ConfigError
         If one of them is not of its type.
     """
-    name = _name(task)
-    hint = annotations_of(unwrap_step(task.step)).get("return", Any)
+    name = _name(request)
+    hint = annotations_of(unwrap_step(request.step)).get("return", Any)
     if hint is not Any and (wrong := find_wrong_type(reply, hint, f"what {name} returned")):
         raise ConfigError(f"{wrong} Return what the annotation of the step says, or change the annotation.")
     _check_state(state, state_type, "client.state", name)
@@ -64,12 +64,12 @@ def check_server(algorithm: Algorithm[Any, Any], server: Server[Any], state_type
     _check_state(server.state, state_type, "server.state", name)
 
 
-def check_arguments(task: ClientTask) -> None:
+def check_arguments(request: StepRequest) -> None:
     """Check what a step was given, once it has failed.
 
     Parameters
     ----------
-    task : ClientTask
+    request : StepRequest
         The step.
 
     Raises
@@ -77,13 +77,13 @@ def check_arguments(task: ClientTask) -> None:
     ConfigError
         If it was given too much, too little, or a value of another type than its annotations say.
     """
-    name, signature = _name(task), inspect.signature(task.step)
+    name, signature = _name(request), inspect.signature(request.step)
     try:
-        given = signature.bind(None, *task.args, **task.kwargs).arguments
+        given = signature.bind(None, *request.args, **request.kwargs).arguments
     except TypeError as error:
         wanted = ", ".join(list(signature.parameters)[1:]) or "nothing"
         raise ConfigError(f"{name} cannot be asked like this: {error}. After the client it takes {wanted}.") from error
-    hints = annotations_of(unwrap_step(task.step))
+    hints = annotations_of(unwrap_step(request.step))
     for argument, value in list(given.items())[1:]:
         if argument in hints and (wrong := find_wrong_type(value, hints[argument], f"{argument} of {name}")):
             raise ConfigError(f"{wrong} Look at what the server's half gives to ask.")
@@ -104,5 +104,5 @@ def _check_state(state: Any, state_type: type[Any], what: str, where: str) -> No
         raise ConfigError(f"{wrong} {where} left it so. The field's annotation must say all that it may hold.")
 
 
-def _name(task: ClientTask) -> str:
-    return getattr(task.step, "__qualname__", task.step.__name__)
+def _name(request: StepRequest) -> str:
+    return getattr(request.step, "__qualname__", request.step.__name__)

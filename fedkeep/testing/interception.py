@@ -21,7 +21,7 @@ from fedkeep.losses import Batch, Loss
 from fedkeep.models import Weights
 from fedkeep.simulation.callbacks import Callback, OnRoundEnd
 from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.messages import ClientFailure, ClientTask, TaskResult
+from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.state import SimulationState
 from fedkeep.training.local_training import BatchStream, TrainJob
@@ -54,11 +54,11 @@ class WrappedSteps(Executor):
     ----------
     inner : Executor
         Carries them out.
-    wrap : Callable[[ClientTask], Step]
-        Returns what is called in the place of a task's step.
+    wrap : Callable[[StepRequest], Step]
+        Returns what is called in the place of a request's step.
     """
 
-    def __init__(self, inner: Executor, wrap: Callable[[ClientTask], Step]) -> None:
+    def __init__(self, inner: Executor, wrap: Callable[[StepRequest], Step]) -> None:
         self.inner = inner
         self.wrap = wrap
         self.ahead = inner.ahead
@@ -66,10 +66,10 @@ class WrappedSteps(Executor):
     def begin_round(self, round: int, cohort: Sequence[str]) -> None:
         self.inner.begin_round(round, cohort)
 
-    def submit(self, *tasks: ClientTask) -> list[Future]:
-        return self.inner.submit(*(replace(task, step=self.wrap(task)) for task in tasks))
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        return self.inner.submit(*(replace(request, step=self.wrap(request)) for request in requests))
 
-    def wait(self, future: Future) -> TaskResult | ClientFailure:
+    def wait(self, future: Future) -> StepResult | ClientFailure:
         return self.inner.wait(future)
 
     def drain(self) -> None:
@@ -87,17 +87,17 @@ class BackwardExecutor(Executor):
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
         self.pending: list[tuple[int, Future]] = []
-        self.results: dict[int, TaskResult | ClientFailure] = {}
+        self.results: dict[int, StepResult | ClientFailure] = {}
         self.submitted = 0
 
-    def submit(self, *tasks: ClientTask) -> list[Future]:
-        futures = self.inner.submit(*tasks)
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        futures = self.inner.submit(*requests)
         numbers = list(range(self.submitted, self.submitted + len(futures)))
         self.submitted += len(futures)
         self.pending += zip(numbers, futures, strict=True)
         return numbers
 
-    def wait(self, future: Future) -> TaskResult | ClientFailure:
+    def wait(self, future: Future) -> StepResult | ClientFailure:
         while self.pending:
             number, inner = self.pending.pop()
             self.results[number] = self.inner.wait(inner)
@@ -113,7 +113,7 @@ class BackwardExecutor(Executor):
         self.inner.stop()
 
 
-def wrap_steps(simulation: SimulationState, wrap: Callable[[ClientTask], Step]) -> None:
+def wrap_steps(simulation: SimulationState, wrap: Callable[[StepRequest], Step]) -> None:
     """Let a simulation carry out other steps than the method's own (see `WrappedSteps`)."""
     simulation.executor = WrappedSteps(simulation.executor, wrap)
 
@@ -122,13 +122,13 @@ def wrap_steps(simulation: SimulationState, wrap: Callable[[ClientTask], Step]) 
 def raising_in(simulation: Simulation, step: str, number: int, client: str) -> Iterator[None]:
     """Raise ZeroDivisionError in a client's step of a round, for the block."""
 
-    def wrap(task: ClientTask) -> Step:
-        @functools.wraps(task.step)
+    def wrap(request: StepRequest) -> Step:
+        @functools.wraps(request.step)
         def wrapped(client: LocalClient, *args: Any, **kwargs: Any) -> Any:
             raise ZeroDivisionError("on purpose")
 
-        at = simulation.finished + 1, task.client, task.step.__name__
-        return wrapped if at == (number, client, step) else task.step
+        at = simulation.finished + 1, request.client, request.step.__name__
+        return wrapped if at == (number, client, step) else request.step
 
     before = simulation.executor
     wrap_steps(simulation, wrap)
@@ -142,13 +142,13 @@ def break_replies(simulation: Simulation, number: int, faults: Mapping[str, str]
     """Let what some clients reply in a round carry a fault each, of `FAULTS`; the clients know nothing of it."""
     carriers = _carriers(simulation.algorithm)
 
-    def wrap(task: ClientTask) -> Step:
-        @functools.wraps(task.step)
+    def wrap(request: StepRequest) -> Step:
+        @functools.wraps(request.step)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return _with_fault(task.step(*args, **kwargs), faults[task.client])
+            return _with_fault(request.step(*args, **kwargs), faults[request.client])
 
-        is_broken = simulation.finished + 1 == number and task.client in faults and task.step.__name__ in carriers
-        return wrapped if is_broken else task.step
+        is_broken = simulation.finished + 1 == number and request.client in faults and request.step.__name__ in carriers
+        return wrapped if is_broken else request.step
 
     wrap_steps(simulation, wrap)
 
@@ -278,11 +278,11 @@ def replies_with(algorithm: Algorithm[Any, Any], kind: type[Any]) -> set[str]:
 def _watch_clients(simulation: SimulationState, watch: Callable[[LocalParty], None]) -> None:
     """Call a function with every client before its step."""
 
-    def wrap(task: ClientTask) -> Step:
-        @functools.wraps(task.step)
+    def wrap(request: StepRequest) -> Step:
+        @functools.wraps(request.step)
         def wrapped(client: LocalClient, *args: Any, **kwargs: Any) -> Any:
             watch(client)
-            return task.step(client, *args, **kwargs)
+            return request.step(client, *args, **kwargs)
 
         return wrapped
 

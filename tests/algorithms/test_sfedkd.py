@@ -15,7 +15,7 @@ from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.algorithms.sequential.teachers import PreviousRound
 from fedkeep.data import Augmentation
 from fedkeep.models import Weights
-from fedkeep.simulation.messages import ClientTask
+from fedkeep.simulation.messages import StepRequest
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.testing.interception import record_fits, wrap_steps
 from fedkeep.training.local_training import NetworkView
@@ -33,14 +33,14 @@ class Spy:
         self.weights: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
         self._recorded = record_fits(simulation)
 
-        def note(task: ClientTask) -> Any:
-            if task.step.__name__ == "prepare":
-                teachers, rule = task.args
-                self.teachers[task.round, task.client] = teachers
+        def note(request: StepRequest) -> Any:
+            if request.step.__name__ == "prepare":
+                teachers, rule = request.args
+                self.teachers[request.round, request.client] = teachers
                 assert (rule is None) is (not teachers)
                 if rule is not None:
-                    self.weights[task.round, task.client] = rule.target, rule.nontarget
-            return task.step
+                    self.weights[request.round, request.client] = rule.target, rule.nontarget
+            return request.step
 
         wrap_steps(simulation, note)
 

@@ -38,8 +38,8 @@ from fedkeep.experiment.ray_cluster import (
 from fedkeep.experiment.runtime import Machine
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.ipc import pack, unpack
-from fedkeep.simulation.messages import ClientTask
-from fedkeep.simulation.process_executor import Job
+from fedkeep.simulation.messages import StepRequest
+from fedkeep.simulation.process_executor import RequestGroup
 from fedkeep.simulation.state import SimulationState
 from fedkeep.simulation.workers import DONE, FAILED, REFUSED
 
@@ -213,7 +213,7 @@ def test_a_lost_node_counts_once_for_all_workers_that_were_starting(executor: Ra
 def test_idle_workers_of_a_lost_node_get_no_clients(executor: RayExecutor) -> None:
     for worker in list(executor.starting):
         executor._use(worker, DONE, None)
-    executor._backlog.append(Job([]))
+    executor._backlog.append(RequestGroup([]))
     executor._dispatch()
     *on_node, elsewhere = executor.workers
     assert list(executor.under_way) == on_node[:1]
@@ -230,7 +230,7 @@ def test_only_waiting_counts_as_waiting_for_a_worker(executor: RayExecutor) -> N
     executor._use(worker, DONE, MISSING)
     executor._check_not_alone()
     executor._alone_since -= 1000
-    done = Job([], results=[None])  # type: ignore[list-item]
+    done = RequestGroup([], results=[None])  # type: ignore[list-item]
     executor.wait((done, 0))
     executor._check_not_alone()
 
@@ -326,15 +326,15 @@ class LosesNode(Executor, fedkeep.Callback):
         self.inner, state.executor = state.executor, self
         self.ahead = self.inner.ahead
 
-    def submit(self, *tasks: ClientTask) -> list[Future]:
-        return self.inner.submit(*tasks)
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        return self.inner.submit(*requests)
 
     def wait(self, future: Future) -> Any:
         began = time.monotonic()
         while len(self.inner.workers) < 3 and not self.lost:  # until all have started
             assert time.monotonic() < began + 120
             self.inner._receive()
-        if future[0].tasks[0].round == 2 and len(self.inner.under_way) == 3 and not self.lost:
+        if future[0].requests[0].round == 2 and len(self.inner.under_way) == 3 and not self.lost:
             self.lost = True
             self.cluster.remove_node(self.node, allow_graceful=False)
         return self.inner.wait(future)

@@ -29,7 +29,7 @@ from fedkeep.interface.codec import encode
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.simulation.executor import Executor, Future
-from fedkeep.simulation.messages import ClientTask
+from fedkeep.simulation.messages import StepRequest
 from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.simulation.workers import (
@@ -151,8 +151,8 @@ class Sleeping(FedAvg):
 def test_a_worker_without_a_parent_ends_in_the_middle_of_a_step(with_workers: Any) -> None:
     (executor,) = with_workers(Sleeping(), workers=1)
     simulation = executor.state
-    task = ClientTask("0", simulation.algorithm.train, (simulation.server.model,), {}, 1, 1)
-    executor.submit(task)
+    request = StepRequest("0", simulation.algorithm.train, (simulation.server.model,), {}, 1, 1)
+    executor.submit(request)
     (worker,) = executor.workers
     worker.process.join(1)
     assert worker.process.is_alive()
@@ -237,13 +237,15 @@ class Prepared(WrappedSteps):
     """Counts the preparations that were submitted and not yet waited for."""
 
     def __init__(self, inner: Executor) -> None:
-        super().__init__(inner, lambda task: task.step)
+        super().__init__(inner, lambda request: request.step)
         self.outstanding: list[Future] = []
         self.most = 0
 
-    def submit(self, *tasks: ClientTask) -> list[Future]:
-        futures = super().submit(*tasks)
-        self.outstanding += [f for f, task in zip(futures, tasks, strict=True) if task.step.__name__ == "prepare"]
+    def submit(self, *requests: StepRequest) -> list[Future]:
+        futures = super().submit(*requests)
+        self.outstanding += [
+            f for f, request in zip(futures, requests, strict=True) if request.step.__name__ == "prepare"
+        ]
         self.most = max(self.most, len(self.outstanding))
         return futures
 

@@ -26,7 +26,7 @@ from fedkeep.options import option
 from fedkeep.simulation.autotune import SIZES as STACK_SIZES
 from fedkeep.simulation.autotune import choose_stack_size
 from fedkeep.simulation.executor import Future
-from fedkeep.simulation.messages import ClientTask
+from fedkeep.simulation.messages import StepRequest
 from fedkeep.testing.interception import WrappedSteps
 from fedkeep.training import vmap_training as stack
 from fedkeep.training.local_training import BatchStream, TrainJob, fit
@@ -252,15 +252,15 @@ def test_no_model_holds_on_to_the_others() -> None:
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def note_submitted(simulation: Any, note: Callable[[Sequence[ClientTask]], object]) -> None:
-    """Call a function with the tasks of each group that is submitted."""
+def note_submitted(simulation: Any, note: Callable[[Sequence[StepRequest]], object]) -> None:
+    """Call a function with the requests of each group that is submitted."""
 
     class Noting(WrappedSteps):
-        def submit(self, *tasks: ClientTask) -> list[Future]:
-            note(tasks)
-            return super().submit(*tasks)
+        def submit(self, *requests: StepRequest) -> list[Future]:
+            note(requests)
+            return super().submit(*requests)
 
-    simulation.executor = Noting(simulation.executor, lambda task: task.step)
+    simulation.executor = Noting(simulation.executor, lambda request: request.step)
 
 
 def test_groups_follow_from_the_cohort() -> None:
@@ -273,7 +273,7 @@ def test_groups_follow_from_the_cohort() -> None:
         fault_injector=lambda round, client, step: "x" if client == "3" else None,
     )
     groups: list[list[str]] = []
-    note_submitted(simulation, lambda tasks: groups.append([one.client for one in tasks]))
+    note_submitted(simulation, lambda requests: groups.append([one.client for one in requests]))
     tiny.run_rounds(simulation)
     assert groups == [["4", "2", "5"], ["1", "0"]]  # of sizes 17, 12, 10 and 9, 7; client 3 is lost
 
@@ -380,7 +380,7 @@ class Two(FedAvg):
 def test_calls_that_wait_change_no_group() -> None:
     simulation = tiny.simulation(Two(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
-    note_submitted(simulation, lambda tasks: groups.append((tasks[0].step.__name__, len(tasks))))
+    note_submitted(simulation, lambda requests: groups.append((requests[0].step.__name__, len(requests))))
     simulation.executor.ahead = 4  # as if workers were idle
     tiny.run_rounds(simulation)
     assert groups == [("warm", 3), ("warm", 3), ("train", 3), ("train", 3)]
@@ -399,7 +399,7 @@ class OneFirst(Two):
 def test_waiting_for_one_client_changes_no_group(ahead: int) -> None:
     simulation = tiny.simulation(OneFirst(), cohort_size=6, stack=3, rounds=1)
     groups: list[tuple[str, int]] = []
-    note_submitted(simulation, lambda tasks: groups.append((tasks[0].step.__name__, len(tasks))))
+    note_submitted(simulation, lambda requests: groups.append((requests[0].step.__name__, len(requests))))
     simulation.executor.ahead = ahead
     tiny.run_rounds(simulation)
     assert groups == [("train", 1), ("warm", 1), ("train", 3), ("train", 3), ("train", 2), ("train", 3)]
