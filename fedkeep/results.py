@@ -218,7 +218,7 @@ def read_run(path: str | Path) -> RunResult:
     Parameters
     ----------
     path : str or Path
-        A run folder, or an archive of one.
+        A run folder, an archive of one, or a folder in an archive.
 
     Returns
     -------

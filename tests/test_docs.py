@@ -218,7 +218,7 @@ def test_the_bytes_in_the_deployment_guide_are_the_engines() -> None:
 
 def test_the_published_result_is_its_records() -> None:
     published = (ROOT / "docs" / "results.md").read_text()
-    for row in summary(read_run(ROOT / "results" / "fashion-mnist-200.zip")):
+    for row in summary(read_run(ROOT / "results" / "sequences.zip" / "fashion-mnist-200")):
         tail = row.value("window_mean")
         assert f"{100 * tail.mean:.2f} ±{100 * tail.std:.2f}" in published
 

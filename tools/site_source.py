@@ -35,7 +35,7 @@ from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import describe_replies, handles_tasks
 from fedkeep.models import architectures
 from fedkeep.options import Options, describe_type, options_of
-from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.run_folder import read_run, runs_in
 from fedkeep.reporting.summary import summary
 
 SOURCE = ROOT / "build" / "site-source"
@@ -46,7 +46,7 @@ FAMILIES = {
     "heterogeneous": "Different networks",
 }
 """The families of methods, by their package."""
-METHODS = tomllib.loads((ROOT / "docs" / "methods.toml").read_text(encoding="utf-8"))
+METHODS = tomllib.loads((ROOT / "tools" / "methods.toml").read_text(encoding="utf-8"))
 """What is written about methods: the idea, formulas, and when to use them."""
 TUTORIALS = ("own-data", "own-model", "own-method", "class-incremental")
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -140,7 +140,6 @@ SECTIONS = {
     "results.md": "findings",
     "averaged-sequences.md": "findings",
     "tried-readings.md": "findings",
-    "tried-readings-incremental.md": "findings",
 }
 """Where pages of docs/ stand that the navigation does not name one by one; all others are about reliability."""
 NAMED = {
@@ -316,12 +315,12 @@ def methods_index(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> str:
 def results_by_method() -> dict[str, list[str]]:
     """Return lines about the recorded results of each method, from the archives in results/."""
     found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "results").rglob(f"*{ARCHIVE_SUFFIX}")):
+    for path in runs_in(ROOT / "results"):
         for row in summary(read_run(path)):
             value = row.value("window_mean")
             if row.finished and value.mean == value.mean:
                 said = f" ±{100 * value.std:.2f}" if value.std == value.std else ""
-                name = path.relative_to(ROOT / "results").with_suffix("").as_posix()
+                name = path.relative_to(ROOT / "results").as_posix().replace(ARCHIVE_SUFFIX, "")
                 lines = found.setdefault(
                     row.trials[0].algorithm, ["| run | method | accuracy, % | seeds |", "|:--|:--|--:|--:|"]
                 )

@@ -26,30 +26,30 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "which-method.md"
 BEGIN, END = "<!-- tools/which_method.py writes what follows -->", "<!-- and ends here -->"
 SETTINGS = {
-    "sfedkd-table1/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds",
-    "fedkeep-averaged-sequences-rounds-0.6/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client",
-    "fedkeep-averaged-sequences-rounds-0.6/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1)",
-    "fedkeep-averaged-sequences-rounds-0.6/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client",
-    "fedkeep-averaged-sequences-rounds-0.6/cifar10-dirichlet-0.1": "CIFAR-10, Dirichlet(0.1)",
-    "fedadkd-table1/cifar10-2": "CIFAR-10, two shards a client, 200 rounds",
-    "fedadkd-table3/cifar10-1-9": "CIFAR-10, one balanced client of ten, 200 rounds",
-    "fedkeep-class-incremental/fashion-mnist-5x2": "Fashion-MNIST, five tasks of two classes",
-    "fedkeep-campaign-feddcl/paper": "Grey images, three tasks of ten classes, generated replay",
+    "sfedkd-table1.zip/fashion-mnist-2-0.5": "Fashion-MNIST, two classes a client, 1,000 rounds",
+    "fedkeep-averaged-sequences-rounds-0.6.zip/fashion-mnist-exdir-2-0.5": "Fashion-MNIST, two classes a client",
+    "fedkeep-averaged-sequences-rounds-0.6.zip/fashion-mnist-dirichlet-0.1": "Fashion-MNIST, Dirichlet(0.1)",
+    "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-exdir-2-0.5": "CIFAR-10, two classes a client",
+    "fedkeep-averaged-sequences-rounds-0.6.zip/cifar10-dirichlet-0.1": "CIFAR-10, Dirichlet(0.1)",
+    "fedadkd-table1.zip/cifar10-2": "CIFAR-10, two shards a client, 200 rounds",
+    "fedadkd-table3.zip/cifar10-1-9": "CIFAR-10, one balanced client of ten, 200 rounds",
+    "fedkeep-class-incremental.zip/fashion-mnist-5x2": "Fashion-MNIST, five tasks of two classes",
+    "fedkeep-campaign-feddcl.zip/paper": "Grey images, three tasks of ten classes, generated replay",
 }
-"""Archives in results/, and what their settings are called."""
+"""Runs in archives of results/, and what their settings are called."""
 LABELS = {
-    (archive, "FedADKD"): "FedADKD, binary reading"  # was the default then
-    for archive in ("fedadkd-table1/cifar10-2", "fedadkd-table3/cifar10-1-9")
+    (run, "FedADKD"): "FedADKD, binary reading"  # was the default then
+    for run in ("fedadkd-table1.zip/cifar10-2", "fedadkd-table3.zip/cifar10-1-9")
 }
 
 
-def rows_of(archive: str) -> list[Row]:
-    """Return the finished rows of an archive, best first, without round means of what trains at once."""
-    rows = [row for row in summary(read_run(ROOT / "results" / f"{archive}.zip")) if row.finished]
+def rows_of(run: str) -> list[Row]:
+    """Return the finished rows of a run, best first, without round means of what trains at once."""
+    rows = [row for row in summary(read_run(ROOT / "results" / run)) if row.finished]
     metric = headline(trials_of(rows))[0]
     # The model of a parallel method is its round's mean anyway.
     kept = [row for row in rows if row.trials[0].sequential or not is_round_mean(row)]
-    kept = [replace(row, label=LABELS.get((archive, row.label), row.label)) for row in kept]
+    kept = [replace(row, label=LABELS.get((run, row.label), row.label)) for row in kept]
     return sorted(kept, key=lambda row: row.value(metric).mean, reverse=True)
 
 
@@ -123,8 +123,8 @@ def write_page(found: dict[str, list[Row]]) -> str:
     """Return the page with its measured part written anew."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     parts = [before + BEGIN, ""]
-    for (archive, name), rows in zip(SETTINGS.items(), found.values(), strict=True):
-        parts += [f"### {name}", "", *table(rows), "", f"[Records](../results/{archive}.zip).", ""]
+    for (run, name), rows in zip(SETTINGS.items(), found.values(), strict=True):
+        parts += [f"### {name}", "", *table(rows), "", f"[Records](../results/{run.partition('/')[0]}).", ""]
     return "\n".join(parts) + END + rest.partition(END)[2]
 
 

@@ -374,11 +374,14 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
 def _add_archive(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Write the records of a run into one compressed file, without models and checkpoints. fedkeep compare and "
-        "fedkeep report read it like the run folder. For a reproduction, each column becomes an archive, with the "
-        "table and its notes beside them, which fedkeep reproduce --page reads."
+        "fedkeep report read it like the run folder. A reproduction becomes one archive with a folder for each column, "
+        "which fedkeep reproduce --page reads. With --out NAME.zip several runs share an archive; NAME.zip/RUN is "
+        "one of them."
     )
     command.add_argument("run", metavar="RUN", help="a run folder, or the folder of a reproduction")
-    command.add_argument("--out", default="results", metavar="DIR", help="where to write (default: results)")
+    command.add_argument(
+        "--out", default="results", metavar="DIR", help="where to write, or the archive to add to (default: results)"
+    )
     command.set_defaults(command=_lazily("archive", "archive"))
 
 
@@ -437,7 +440,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "export": ("write a trained model for use without FedKeep: safetensors, PyTorch, ONNX, model card", _add_export),
     "predict": ("predict classes with an exported model: of images, tables, texts", _add_predict),
     "verify": ("check the files of a run against their digests", _add_verify),
-    "archive": ("write the records of a run, or of a reproduction, into compressed files", _add_archive),
+    "archive": ("write the records of a run, or of a reproduction, into a compressed file", _add_archive),
     "flower": ("run across machines, on Flower: make an app, make keys, protect the server", _add_flower),
     "generator": ("train a diffusion model that generates images of classes, and measure its quality", _add_generator),
     "pretrain": ("train the extractor of a server that then only learns a classifier", _add_pretrain),

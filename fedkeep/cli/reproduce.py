@@ -29,6 +29,7 @@ from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.runtime import Machine
 from fedkeep.experiment.trial_runner import run_trials
 from fedkeep.reporting import reproduction as report
+from fedkeep.reporting.archive import open_run
 from fedkeep.reporting.comparison import Reproduction, read_reproduction
 from fedkeep.reporting.outputs import write_all
 
@@ -230,20 +231,22 @@ def _show(reproduction: Reproduction, console: Console) -> None:
 
 def _page(root: Path, target: str, console: Console) -> int:
     """Write one page of all reproductions under a folder."""
-    reproductions = []
-    for folder in sorted(
-        path for path in root.glob("*") if (path / plan.NOTE).is_file() or any(path.glob(f"*{ARCHIVE_SUFFIX}"))
+    found: dict[str, Path] = {}
+    for path in (
+        sorted(root.iterdir(), key=lambda path: path.name.removesuffix(ARCHIVE_SUFFIX)) if root.is_dir() else ()
     ):
-        notes = folder / "notes.md"
-        text = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        reproductions.append((read_reproduction(folder), text))
-    if not reproductions:
+        if (path.is_dir() or path.suffix == ARCHIVE_SUFFIX) and (open_run(path) / plan.NOTE).is_file():
+            name = path.name.removesuffix(ARCHIVE_SUFFIX)
+            if name in found:
+                raise ConfigError(f"{root} holds {name!r} as a folder and as an archive. Remove one of them.")
+            found[name] = path
+    if not found:
         raise ConfigError(
             f"there is no reproduction in {root}. Begin one: fedkeep reproduce sfedkd/table1 --out {root}"
         )
-    atomic_write(
-        Path(target),
-        report.overview(reproductions, shlex.join(["fedkeep", "reproduce", "--out", str(root), "--page", target])),
-    )
+    notes = report.read_notes(root, found, Path(target).parent)
+    command = shlex.join(["fedkeep", "reproduce", "--out", str(root), "--page", target])
+    reproductions = [(read_reproduction(path), notes.get(name, "")) for name, path in found.items()]
+    atomic_write(Path(target), report.overview(reproductions, command))
     say(console, f"wrote {target}")
     return 0

@@ -25,7 +25,7 @@ from fedkeep.experiment.runtime import Machine, recorded_machine
 from fedkeep.options import as_table
 
 NOTE = "reproduction.json"
-"""The file in a reproduction's folder, and in the archive of a column, that names the reproduced table."""
+"""The file in a reproduction's folder, and in its archive, that names the reproduced table."""
 
 
 @dataclass(frozen=True)
@@ -251,12 +251,6 @@ def prepare(column: Column, machine: Machine, command: Sequence[str] = ()) -> Co
 
 def _prepare(column: Column, machine: Machine, command: Sequence[str]) -> Column:
     requested = {(method.label, seed) for method in column.recipe.methods for seed in column.recipe.seeds}
-    archive = column.folder.with_name(f"{column.folder.name}{ARCHIVE_SUFFIX}")
-    if archive.is_file() and not column.folder.exists():
-        raise RunError(
-            f"the records of {column.folder} are in {archive.name}. To add to them, unpack it: "
-            f"python -m zipfile -e {archive} {column.folder}"
-        )
     if not (column.folder / "run.json").exists():
         prepare_run(Experiment(column.recipe, machine), column.folder, command)
         _record_requests(column.folder, requested)
@@ -379,8 +373,16 @@ def write_note(folder: Path, table: TableRecipes) -> None:
     ------
     ConfigError
         If it is the folder of another table.
+    RunError
+        If the records are in an archive that is not unpacked.
     """
     path = folder / NOTE
+    archive = folder.with_name(f"{folder.name}{ARCHIVE_SUFFIX}")
+    if archive.is_file() and not path.exists():
+        raise RunError(
+            f"the records of {folder} are in {archive.name}. To add to them, unpack it, then remove it: "
+            f"python -m zipfile -e {archive} {folder}"
+        )
     if path.exists() and (other := table_of(path)) != table.name:
         raise ConfigError(f"{folder} holds a reproduction of {other!r}, not of {table.name!r}. Choose another --out.")
     write_json(path, {"table": table.name})

@@ -190,7 +190,7 @@ def _read_weights(trial: TrialResult, name: str) -> Weights:
     except DamagedFile as damage:
         raise RunError(f"{damage} Repeat its last rounds: fedkeep resume RUN.") from None
     except FileNotFoundError:
-        hint = "An archive holds no models. " if path.parents[2].is_file() else ""
+        hint = "An archive holds no models. " if any(place.is_file() for place in path.parents) else ""
         raise RunError(f"there is no model {path}. {hint}Give a run folder whose trial is finished.") from None
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot read {path}: {error}. Remove {path.parent} and resume the run.") from None

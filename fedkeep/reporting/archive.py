@@ -1,6 +1,7 @@
-"""The records of a run in one compressed file, which is read as a run folder is, without being unpacked.
+"""The records of runs in one compressed file, which is read as a run folder is, without being unpacked.
 
-An archive is a ZIP file with the run folder's own names. It holds what a run recorded; models, checkpoints and what
+An archive is a ZIP file. Of one run it has the run folder's own names; of several runs it has a folder for each, and
+``results/choices.zip/confirm-sfedkd`` is the path of one. It holds what runs recorded; models, checkpoints and what
 `fedkeep report` writes again stay out of it.
 """
 
@@ -10,7 +11,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,20 +36,22 @@ def open_run(path: Path) -> Traversable:
     Parameters
     ----------
     path : Path
-        A run folder, or an archive of one.
+        A run folder, an archive of one, or a folder in an archive.
 
     Returns
     -------
     Traversable
-        The folder itself, or the root of the archive. What does not exist is returned as it is given.
+        The folder itself, on disk or in the archive. What does not exist is returned as it is given.
 
     Raises
     ------
     RunError
         If the file is no archive, or one that no run wrote: too large, or with names that lead out of it.
     """
-    if not path.is_file():
+    file = None if path.is_dir() else next((place for place in (path, *path.parents) if place.is_file()), None)
+    if file is None:
         return path
+    inside, path = path.relative_to(file).parts, file
     try:
         if path.stat().st_size > MOST_BYTES:
             raise RunError(f"{path} is larger than {MOST_BYTES:,} bytes, which no archive of a run is.")
@@ -58,7 +61,7 @@ def open_run(path: Path) -> Traversable:
         raise RunError(f"{path} is neither a run folder nor an archive of one ({error}).") from None
     _check(path, archive)
     archive.filename = str(path)  # what errors call it
-    return zipfile.Path(archive)
+    return zipfile.Path(archive).joinpath(*inside)
 
 
 def read_bytes(path: Traversable) -> bytes:
@@ -77,16 +80,16 @@ def read_bytes(path: Traversable) -> bytes:
         raise RunError(f"{path} is damaged ({error}). Get the archive that holds it again.") from None
 
 
-def write_archive(run: Path, target: Path, further: dict[str, bytes] | None = None) -> Path:
-    """Write the records of a run folder into one file; the same records give the same bytes.
+def write_archive(runs: Mapping[str, Path], target: Path, further: Mapping[str, bytes] | None = None) -> Path:
+    """Write the records of run folders into one file; the same records give the same bytes.
 
     Parameters
     ----------
-    run : Path
-        The run folder.
+    runs : mapping of str to Path
+        Run folders by their names in the archive; an empty name makes it an archive of this run only.
     target : Path
-        The file. One that exists is replaced, unless it holds files that would be lost.
-    further : dict of str to bytes, optional
+        The file. In one that exists runs of the same names are replaced, unless files would be lost; others stay.
+    further : mapping of str to bytes, optional
         More files by name.
 
     Returns
@@ -97,20 +100,23 @@ def write_archive(run: Path, target: Path, further: dict[str, bytes] | None = No
     Raises
     ------
     RunError
-        If `run` is no run folder, or the target holds files that it has not.
+        If one is no run folder, or the target holds files of it that it has not.
     """
-    if not (run / "run.json").is_file():
-        raise RunError(f"{run} is not a run folder: it has no run.json.")
-    files = {path.relative_to(run).as_posix(): _content(path) for path in _records(run)} | (further or {})
-    if target.is_file():
-        root = open_run(target)
-        assert isinstance(root, zipfile.Path)
-        lost = sorted({entry.filename for entry in root.root.infolist()} - set(files))
-        if lost:
+    held, files = _files_of(target), dict(further or {})
+    for name, run in runs.items():
+        if not (run / "run.json").is_file():
+            raise RunError(f"{run} is not a run folder: it has no run.json.")
+        folder = f"{name}/" if name else ""
+        found = {f"{folder}{path}": content for path, content in _contents(run).items()}
+        if lost := sorted(path for path in held if path.startswith(folder) and path not in found):
             raise RunError(
                 f"{target} holds {lost[0]}{f' and {len(lost) - 1} more files' * (len(lost) > 1)}, which {run} has not. "
                 "Choose another --out, or remove it."
             )
+        files |= found
+    if "run.json" in held and "" not in runs:
+        raise RunError(f"{target} is the archive of one run; others cannot be added to it. Choose another --out.")
+    files = held | files
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(files):
@@ -120,12 +126,23 @@ def write_archive(run: Path, target: Path, further: dict[str, bytes] | None = No
     return atomic_write(target, packed.getvalue())
 
 
-def _records(run: Path) -> Iterator[Path]:
-    """Yield the files that a run recorded: its own, and those of its trials."""
-    for folder in (run, *sorted((run / TRIALS).glob("*"))):
-        for path in sorted(folder.glob("*")):
-            if path.is_file() and path.suffix in RECORD_SUFFIXES and path.name != "doing.json":
-                yield path
+def _files_of(target: Path) -> dict[str, bytes]:
+    """Return the files of an archive, none if there is no such archive yet."""
+    if not target.is_file():
+        return {}
+    root = open_run(target)
+    assert isinstance(root, zipfile.Path)
+    return {entry.filename: read_bytes(root / entry.filename) for entry in root.root.infolist() if not entry.is_dir()}
+
+
+def _contents(run: Path) -> dict[str, bytes]:
+    """Return the files that a run recorded, by name: its own, and those of its trials."""
+    return {
+        path.relative_to(run).as_posix(): _content(path)
+        for folder in (run, *sorted((run / TRIALS).glob("*")))
+        for path in sorted(folder.glob("*"))
+        if path.is_file() and path.suffix in RECORD_SUFFIXES and path.name != "doing.json"
+    }
 
 
 def _content(path: Path) -> bytes:

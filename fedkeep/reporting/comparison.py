@@ -249,7 +249,7 @@ class Reproduction:
 
 
 def read_reproduction(folder: Path) -> Reproduction:
-    """Read a reproduction: its columns are run folders, or archives, beside each other.
+    """Read a reproduction: its columns are run folders beside each other, on disk or in an archive.
 
     Parameters
     ----------
@@ -264,22 +264,17 @@ def read_reproduction(folder: Path) -> Reproduction:
     Raises
     ------
     RunError
-        If there is no column in it, one is damaged, or one stands there as a folder and as an archive.
+        If there is no column in it, one is damaged, or nothing says which table it is.
     """
-    paths = runs_in(folder)
-    columns = [ColumnResult(path.stem if path.is_file() else path.name, read_run(path)) for path in paths]
+    columns = [ColumnResult(path.name, read_run(path)) for path in runs_in(folder)]
     if not columns:
-        raise RunError(f"{folder} holds no column of a reproduction, neither a run folder nor an archive.")
-    names = [column.name for column in columns]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise RunError(f"{folder} holds {twice!r} as a folder and as an archive. Remove one of them.")
+        raise RunError(f"{folder} holds no column of a reproduction: there is no run folder in it.")
     order = [str(name) for name in columns[0].paper.get("columns", ())]
     columns.sort(key=lambda column: (order.index(column.name) if column.name in order else len(order), column.name))
-    notes = [root / NOTE for root in (folder, *map(open_run, paths)) if (root / NOTE).is_file()]
-    if not notes:
+    note = open_run(folder) / NOTE
+    if not note.is_file():
         raise RunError(f"nothing in {folder} says which table it reproduces: there is no {NOTE}.")
-    return Reproduction(table_of(notes[0]), tuple(columns))
+    return Reproduction(table_of(note), tuple(columns))
 
 
 def spread_of(numbers: Numbers, label: str) -> Spread | None:

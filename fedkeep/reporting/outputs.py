@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkeep._utils.files import atomic_write
-from fedkeep.experiment.paths import TRIALS
+from fedkeep.experiment.paths import ARCHIVE_SUFFIX, TRIALS
 from fedkeep.reporting.formats import markdown, trials_csv
 from fedkeep.reporting.html import write_report
 from fedkeep.reporting.run_folder import Run, read_run
@@ -29,7 +29,7 @@ def write_all(path: str | Path, out: str | Path | None = None) -> Run:
     Parameters
     ----------
     path : str or Path
-        A run folder, or an archive of one.
+        A run folder, an archive of one, or a folder in an archive.
     out : str or Path, optional
         The folder to write into: by default the run folder, and `default_out` of an archive.
 
@@ -54,4 +54,4 @@ def write_all(path: str | Path, out: str | Path | None = None) -> Run:
 
 def default_out(path: Path) -> Path:
     """Return where a run's report is written: into its folder, or, of an archive, into one of its own under runs/."""
-    return path if path.is_dir() else Path("runs") / f"report-{path.stem}"
+    return path if path.is_dir() else Path("runs") / f"report-{path.name.removesuffix(ARCHIVE_SUFFIX)}"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedkeep._utils.files import atomic_write
+from fedkeep.errors import ConfigError, did_you_mean
 from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.comparison import ColumnResult, MethodResult, Reproduction, spread_of
 from fedkeep.reporting.differences import EXPLANATION, show_difference
@@ -17,6 +20,8 @@ from fedkeep.reporting.summary import Spread
 from fedkeep.reporting.table import NOTHING, frozen, show
 from fedkeep.reporting.templates import page
 
+NOTES = "notes.md"
+"""The file beside reproductions in which a person says something about them, under their names."""
 CAPTION = (
     "Accuracy in %. Ours is the mean over the rounds that the head names, mean ± standard deviation over seeds, and "
     "the last evaluation beside it; ours minus the paper's is of the first. The last model of a sequence swings by "
@@ -144,11 +149,49 @@ def overview(reproductions: Sequence[tuple[Reproduction, str]], command: str) ->
     """Return a page of several reproductions, each with what a person wrote about it, as Markdown."""
     parts = ["# Reproduction", ""]
     parts += [f"Written by `{command}` from the records in that folder; do not edit. What a person has to say about a"]
-    parts += ["table stands in `notes.md` beside its records.", ""]
+    parts += ["table stands in `notes.md` there.", ""]
     for reproduction, notes in reproductions:
         parts += [markdown(reproduction)]
         parts += [notes.strip(), ""] if notes.strip() else []
     return "\n".join(parts).rstrip() + "\n"
+
+
+def read_notes(root: Path, names: Iterable[str], page: Path) -> dict[str, str]:
+    """Return what a person wrote about reproductions: the sections of ``notes.md`` beside them.
+
+    Parameters
+    ----------
+    root : Path
+        The folder of the reproductions.
+    names : iterable of str
+        Their names, which are the headings of sections.
+    page : Path
+        The folder of the page that quotes the notes; relative links are written anew for it.
+
+    Returns
+    -------
+    dict of str to str
+        Texts by the names of reproductions.
+
+    Raises
+    ------
+    ConfigError
+        If a section is about no reproduction.
+    """
+    path, known = root / NOTES, list(names)
+    _, *sections = re.split(r"^## ", f"\n{path.read_text(encoding='utf-8')}" if path.is_file() else "", flags=re.M)
+
+    def moved(link: re.Match[str]) -> str:
+        return link[0] if "://" in link[1] else f"]({Path(os.path.relpath(root / link[1], page)).as_posix()}"
+
+    notes = {}
+    for section in sections:
+        name, _, text = section.partition("\n")
+        if name.strip() not in known:
+            hint = did_you_mean(name.strip(), known)
+            raise ConfigError(f"{path} has a section {name.strip()!r}, but {root} holds no such reproduction.{hint}")
+        notes[name.strip()] = re.sub(r"\]\(([^)#\s]+)", moved, text).strip()
+    return notes
 
 
 def further_heads(column: ColumnResult) -> list[str]:

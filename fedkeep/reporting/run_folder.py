@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -75,7 +76,7 @@ def read_run(path: str | Path) -> Run:
     Parameters
     ----------
     path : str or Path
-        A run folder, or an archive of one (see `fedkeep.reporting.archive`).
+        A run folder, an archive of one, or a folder in an archive of several (see `fedkeep.reporting.archive`).
 
     Returns
     -------
@@ -337,7 +338,10 @@ def _texts(table: Any) -> list[str]:
 
 
 def _not_a_run(path: Path) -> str:
-    what = "does not exist" if not path.exists() else "has no run.json"
+    root = open_run(path)
+    if path.is_file() and (held := runs_in(path)):
+        return f"{path} holds {len(held)} runs. Name one of them: {', '.join(map(str, held))}."
+    what = "has no run.json" if root.is_dir() or root.is_file() else "does not exist"
     expected = f"A run folder is what `fedkeep run` writes: run.json, recipe.toml and {TRIALS}/."
     found = [place for place in path.parents if (place / "run.json").is_file()]
     for place in (path, path.parent, Path("runs")):
@@ -348,10 +352,35 @@ def _not_a_run(path: Path) -> str:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the run folders and the archives in a folder, by name."""
-    if not folder.is_dir():
-        return []
-    held = sorted(folder.iterdir())
-    return [
-        path for path in held if (path / "run.json").is_file() or (path.suffix == ARCHIVE_SUFFIX and path.is_file())
-    ]
+    """Return the runs in a folder or an archive, by name.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder, on disk or in an archive.
+
+    Returns
+    -------
+    list[Path]
+        Run folders, archives of one run, and the runs in archives of several; an archive that cannot be read as it is.
+    """
+    root = open_run(folder)
+    found: list[Path] = []
+    for name in sorted(child.name for child in root.iterdir()) if root.is_dir() else ():
+        path = folder / name
+        if (root / name / "run.json").is_file():
+            found.append(path)
+        elif path.suffix == ARCHIVE_SUFFIX and path.is_file():
+            found += _runs_of_archive(path)
+    return found
+
+
+def _runs_of_archive(path: Path) -> list[Path]:
+    try:
+        with zipfile.ZipFile(path) as archive:  # only its directory is read
+            names = set(archive.namelist())
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
+        return [path]
+    if "run.json" in names:
+        return [path]
+    return [path / name.partition("/")[0] for name in sorted(names) if name.partition("/")[2] == "run.json"]

@@ -43,7 +43,7 @@ def verify_run(path: str | Path) -> list[Verification]:
     Parameters
     ----------
     path : str or Path
-        A run folder, or an archive of one.
+        A run folder, an archive of one, or a folder in an archive.
 
     Returns
     -------

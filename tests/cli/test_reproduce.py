@@ -159,7 +159,7 @@ def test_a_page_of_all_reproductions(table: str, tmp_path: Path) -> None:
     words = ["--columns", "first", "--methods", "fedavg", "--seeds", "0"]
     assert run(table, tmp_path / "out", *words) == 0
     assert run(table, tmp_path / "out", *words, "--rounds", "0.5") == 0
-    (tmp_path / "out" / "toy" / "notes.md").write_text("A person says this.\n")
+    (tmp_path / "out" / "notes.md").write_text("# Notes\n\n## toy\n\nA person says this.\n")
     assert main(["reproduce", "--out", str(tmp_path / "out"), "--page", str(tmp_path / "page.md")]) == 0
     page = (tmp_path / "page.md").read_text()
     assert page.count("## Toy, table 1\n") == page.count("## Toy, table 1, 1 of 2 rounds\n") == 1

@@ -17,7 +17,7 @@ from fedkeep.errors import RunError
 from fedkeep.reporting import archive
 from fedkeep.reporting.archive import write_archive
 from fedkeep.reporting.formats import markdown, rows_csv
-from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.run_folder import read_run, runs_in
 from fedkeep.reporting.summary import summary
 
 LARGEST = 1 << 20
@@ -32,7 +32,7 @@ def hostile(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEFLA
 
 def test_an_archive_reads_as_its_folder(tmp_path: Path) -> None:
     folder = write_demo(tmp_path / "demo", rounds=6)
-    packed = write_archive(folder, tmp_path / "kept" / "demo.zip")
+    packed = write_archive({"": folder}, tmp_path / "kept" / "demo.zip")
     one, other = read_run(folder), read_run(packed)
     assert one.info["command"][0] == "/home/me/.venv/bin/fedkeep"
     assert other.info == one.info | {"command": ["fedkeep", *one.info["command"][1:]]}, "no path of somebody's machine"
@@ -46,12 +46,12 @@ def test_an_archive_reads_as_its_folder(tmp_path: Path) -> None:
 def test_the_same_records_give_the_same_bytes_without_models_and_checkpoints(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     trial = write_trial(run, "FedAvg", 0, [[5, 5]])
-    before = write_archive(run, tmp_path / "a.zip").read_bytes()
+    before = write_archive({"": run}, tmp_path / "a.zip").read_bytes()
     for name in ("model.safetensors", ".lock", "doing.json", "checkpoint/manifest.json", "journal/1.json"):
         (trial / name).parent.mkdir(exist_ok=True)
         (trial / name).write_text("{}")
     (run / "report.html").write_text("<html>")
-    assert write_archive(run, tmp_path / "b.zip").read_bytes() == before
+    assert write_archive({"": run}, tmp_path / "b.zip").read_bytes() == before
     with zipfile.ZipFile(tmp_path / "b.zip") as file:
         names = [name.removeprefix("trials/fedavg-seed0/") for name in file.namelist()]
     assert names == [
@@ -62,14 +62,14 @@ def test_the_same_records_give_the_same_bytes_without_models_and_checkpoints(tmp
 def test_an_archive_is_never_replaced_by_one_that_holds_less(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_trial(run, "FedAvg", 0, [[5, 5]])
-    target = write_archive(run, tmp_path / "run.zip")
+    target = write_archive({"": run}, tmp_path / "run.zip")
     write_trial(run, "FedAvg", 1, [[6, 6]])
-    write_archive(run, target)
+    write_archive({"": run}, target)
     assert len(read_run(target).trials) == 2
     less = write_run(tmp_path / "less")
     write_trial(less, "FedAvg", 0, [[5, 5]])
     with pytest.raises(RunError, match=r"holds trials/fedavg-seed1/partition\.json and 4 more files"):
-        write_archive(less, target)
+        write_archive({"": less}, target)
     assert len(read_run(target).trials) == 2
 
 
@@ -157,10 +157,39 @@ def test_the_commands_read_an_archive(
     assert main(["archive", "results"]) == 1
 
 
-def test_a_reproduction_is_kept_column_by_column(
+def test_several_runs_share_an_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its page is the same from archives as from folders."""
+    """A path leads into it; a run that is archived again is replaced, the others stay."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("tau-0.5", "tau-1"):
+        write_trial(write_run(tmp_path / "runs" / name, title=f"Choice of {name}"), "FedAvg", 0, [[5, 5]])
+        assert main(["archive", f"runs/{name}", "--out", "results/choices.zip"]) == 0
+    assert read_run("results/choices.zip/tau-0.5").title == "Choice of tau-0.5"
+    write_trial(tmp_path / "runs" / "tau-1", "FedAvg", 1, [[6, 6]])
+    assert main(["archive", "runs/tau-1", "--out", "results/choices.zip"]) == 0
+    assert [len(read_run(path).trials) for path in runs_in(Path("results"))] == [1, 2]
+    assert main(["compare", "results/choices.zip/tau-0.5", "results/choices.zip/tau-1", "--format", "csv"]) == 0
+    assert main(["verify", "results/choices.zip/tau-1"]) == 0
+    capsys.readouterr()
+    assert main(["report", "results/choices.zip/tau-0.5"]) == 0
+    assert "runs/report-tau-0.5/report.html" in capsys.readouterr().out
+    for path in ("results/choices.zip", "results/choices.zip/tau"):
+        assert main(["report", path]) == 1
+        assert "results/choices.zip/tau-0.5, results/choices.zip/tau-1" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "runs" / "tau-1" / "trials" / "fedavg-seed1" / "rounds.jsonl").unlink()
+    before = Path("results/choices.zip").read_bytes()
+    assert main(["archive", "runs/tau-1", "--out", "results/choices.zip"]) == 1, "a file would be lost"
+    assert main(["archive", "runs/tau-0.5"]) == 0
+    assert main(["archive", "runs/tau-1", "--out", "results/tau-0.5.zip"]) == 1
+    assert "is the archive of one run" in " ".join(capsys.readouterr().err.split())
+    assert Path("results/choices.zip").read_bytes() == before
+
+
+def test_a_reproduction_is_kept_in_one_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its page is the same from the archive as from folders, with what a person wrote about it."""
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "runs" / "toy"
     paper = '\n[paper]\ntable = "Toy, table 1"\ncolumns = ["second", "first"]\naccuracy = { FedAvg = [50.0] }\n'
@@ -168,23 +197,30 @@ def test_a_reproduction_is_kept_column_by_column(
         run = write_run(source / name, recipe=RECIPE + paper, title=f"Toy: {name}")
         write_trial(run, "FedAvg", 0, [[5, 5]])
     write_json(source / "reproduction.json", {"table": "papers/toy"})
-    (source / "notes.md").write_text("A person says this.\n")
     assert main(["archive", "runs/toy", "--out", "kept"]) == 0
-    names = sorted(path.name for path in (tmp_path / "kept" / "toy").iterdir())
-    assert names == ["first.zip", "notes.md", "second.zip", "table.md"]
-    for out, page in (("runs", "one.md"), ("kept", "two.md")):
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["toy.zip"]
+    notes = "# Notes\n\n## toy\n\nA person says [this](../docs/why.md#so), and [that](https://example.org).\n"
+    for out, page in (("runs", "docs/one.md"), ("kept", "docs/two.md")):
+        (tmp_path / out / "notes.md").write_text(notes)
         assert main(["reproduce", "--out", out, "--page", page]) == 0
-    one, two = ((tmp_path / page).read_text().split("\n", 3)[3] for page in ("one.md", "two.md"))
+    one, two = ((tmp_path / "docs" / page).read_text().split("\n", 3)[3] for page in ("one.md", "two.md"))
     assert one == two
     assert one.index("Toy: second") < one.index("Toy: first"), "in the paper's order"
-    assert "A person says this." in one
-    write_run(tmp_path / "kept" / "toy" / "first")
+    assert "A person says [this](why.md#so), and [that](https://example.org)." in one
+    (tmp_path / "kept" / "notes.md").write_text(notes.replace("## toy", "## toi"))
+    capsys.readouterr()
     assert main(["reproduce", "--out", "kept", "--page", "two.md"]) == 1
-    assert "'first' as a folder and as an archive" in " ".join(capsys.readouterr().err.split())
+    assert "a section 'toi', but kept holds no such reproduction. Did you mean 'toy'?" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    write_run(tmp_path / "kept" / "toy" / "first")
+    write_json(tmp_path / "kept" / "toy" / "reproduction.json", {"table": "papers/toy"})
+    assert main(["reproduce", "--out", "kept", "--page", "two.md"]) == 1
+    assert "'toy' as a folder and as an archive" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_archive_is_shown_by_name_where_something_is_missing(tmp_path: Path) -> None:
-    write_archive(write_run(tmp_path / "run"), tmp_path / "kept.zip")
+    write_archive({"": write_run(tmp_path / "run")}, tmp_path / "kept.zip")
     with pytest.raises(RunError, match=r"Runs nearby: .*kept\.zip"):
         read_run(tmp_path / "kep.zip")
     Console(file=io.StringIO()).print(read_run(tmp_path / "kept.zip").title)
@@ -200,7 +236,7 @@ def test_no_folder_of_the_command_is_handed_on(tmp_path: Path) -> None:
         "training.lr=0.1",
         "x/y",
     ]
-    packed = write_archive(write_run(tmp_path / "run", command=command), tmp_path / "a.zip")
+    packed = write_archive({"": write_run(tmp_path / "run", command=command)}, tmp_path / "a.zip")
     with zipfile.ZipFile(packed) as file:
         found = json.loads(file.read("run.json"))["command"]
     assert found == ["fedkeep", "run", "--out=run", "--set", "data=b.csv", "training.lr=0.1", "x/y"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,22 +12,20 @@ from fedkeep.cli.main import main
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.options import as_table
 from fedkeep.reporting.archive import open_run, read_bytes
-from fedkeep.reporting.comparison import read_reproduction
-from fedkeep.reporting.reproduction import markdown
-from fedkeep.reporting.run_folder import read_run
+from fedkeep.reporting.run_folder import read_run, runs_in
 from fedkeep.reporting.summary import summary
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
-ARCHIVES = sorted(path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.zip"))
+RUNS = [path.relative_to(RESULTS).as_posix() for path in runs_in(RESULTS)]
 
 
-def test_there_are_archives() -> None:
-    assert len(ARCHIVES) >= 20
+def test_there_are_runs() -> None:
+    assert len(RUNS) >= 27
 
 
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_a_kept_archive_is_read_and_its_recipe_parses(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", RUNS)
+def test_a_kept_run_is_read_and_its_recipe_parses(name: str, tmp_path: Path) -> None:
     run = read_run(RESULTS / name)
     assert run.trials
     assert all(row.value("window_mean").mean > 0 for row in summary(run))
@@ -41,18 +40,14 @@ def test_a_kept_archive_is_read_and_its_recipe_parses(name: str, tmp_path: Path)
         assert {key: known.get(key, "no option") for key in trial.options} == trial.options, trial.label
 
 
-def test_the_page_and_the_tables_are_what_the_archives_give(tmp_path: Path) -> None:
-    page = tmp_path / "docs" / "reproduction.md"
-    page.parent.mkdir()
-    assert main(["reproduce", "--out", str(RESULTS), "--page", str(page)]) == 0
-    written = (ROOT / "docs" / "reproduction.md").read_text()
-    # Its first lines name the command as it was typed.
-    assert page.read_text().split("\n## ")[1:] == written.split("\n## ")[1:]
-    for table in sorted(RESULTS.glob("*/table.md")):
-        assert markdown(read_reproduction(table.parent), level=1) == table.read_text(), table
+def test_the_page_is_what_the_archives_and_the_notes_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(RESULTS, tmp_path / "results")  # links of the page are relative
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "--out", "results", "--page", "docs/reproduction.md"]) == 0
+    assert Path("docs/reproduction.md").read_text() == (ROOT / "docs" / "reproduction.md").read_text()
 
 
 def test_the_table_that_decides_is_what_the_archives_give() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "which_method.py"))
-    found = {name: tool["rows_of"](archive) for archive, name in tool["SETTINGS"].items()}
+    found = {name: tool["rows_of"](run) for run, name in tool["SETTINGS"].items()}
     assert tool["write_page"](found) == tool["PAGE"].read_text(), "run python tools/which_method.py"

@@ -107,7 +107,7 @@ def test_verify_tells_each_trial(runs: Path, tmp_path: Path, capsys: pytest.Capt
 def test_archives_are_verified_with_and_without_digests(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_archive(runs / "whole", tmp_path / "run.zip")
+    path = write_archive({"": runs / "whole"}, tmp_path / "run.zip")
     assert main(["verify", str(path)]) == 0
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -125,6 +125,6 @@ def test_archives_are_verified_with_and_without_digests(
                 archive.writestr(file, content.rsplit(b"# sha256", 1)[0])
     assert main(["verify", str(tmp_path / "old.zip")]) == 0
     assert "no digests" in capsys.readouterr().out
-    kept = sorted((Path(__file__).parents[2] / "results").glob("*.zip"))[0]
+    kept = Path(__file__).parents[2] / "results" / "choices.zip" / "choice-feddcl"
     assert main(["verify", str(kept)]) == 0
     assert "no digests" not in capsys.readouterr().out

@@ -111,7 +111,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     paper's grey images are sampled by ddpm in 500 steps. One pool of images serves all four counts: each takes the
     first images of a class. Real and generated images are augmented alike, but for brightness. One generator serves all
     tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a network one after the
-    other, as in DDDR. docs/tried-readings-incremental.md lists other readings.
+    other, as in DDDR. docs/tried-readings.md lists other readings.
     """
 
     title = "FedDCL"
