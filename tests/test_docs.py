@@ -165,30 +165,44 @@ def test_the_demo_table_is_the_demo(tmp_path: Path) -> None:
     assert 100 * row.value("window_mean").mean == pytest.approx(printed, abs=1.0)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
-        *DOCS,
-        *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.md")),
-    ],
-)
-def test_links_lead_somewhere(name: str) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text())
-    for link in links:
-        target = (ROOT / name).parent.joinpath(link)
-        assert "://" in link or target.exists() or is_made(target.resolve()), link
+LINKED = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "results/notes.md", "tests/references/README.md"),
+    *DOCS,
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.md")),
+]
 
 
-def is_made(page: Path) -> bool:
-    """Return whether a page is made for the site (tools/site_source.py)."""
-    folder = page.parent.relative_to(ROOT).as_posix()
-    result = {
-        "docs/methods": {"index", *algorithms()},
-        "docs/reference": {"recipes", "commands"},
-        "docs/tutorials": {path.stem for path in (ROOT / "docs" / "tutorials").glob("*.py")},
-    }
-    return page.suffix == ".md" and page.stem in result.get(folder, set())
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and its like make them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M), flags=re.M)
+    shown = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "") for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in shown}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_lead_somewhere_in_the_repository_itself(name: str) -> None:
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
+            dead.append(link)
+    assert not dead
+
+
+def test_links_to_what_pages_are_made_from_lead_to_the_pages_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("latex2mathml", reason="the extra docs is not installed")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    site = importlib.import_module("site_source")
+    sources = [
+        "fedkeep/algorithms/sequential/sfedkd.py",
+        "fedkeep/algorithms",
+        "docs/tutorials/own-data.py#x",
+        "README.md",
+    ]
+    text = " ".join(f"[a](../../{source})" for source in [*sources, "LICENSE"])
+    pages = ["../methods/sfedkd.md", "../methods/index.md", "../tutorials/own-data.md", "../../index.md"]
+    assert site.on_site(text, ROOT / "docs" / "how-to").split() == [*(f"[a]({page})" for page in pages), "a"]
 
 
 def test_the_commands_of_the_deployment_guide_are_those_that_the_script_runs() -> None:

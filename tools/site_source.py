@@ -13,11 +13,13 @@ import dataclasses
 import html
 import inspect
 import json
+import os
 import re
 import shutil
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,23 @@ def copy(path: Path) -> None:
     write(path.relative_to(ROOT).as_posix(), on_site(path.read_text(encoding="utf-8"), path.parent))
 
 
+@cache
+def made_pages() -> dict[Path, str]:
+    """Return the pages that are made, by the file or folder of the repository that they are made from.
+
+    The repository's pages link to these sources, so that the links hold without the site too.
+    """
+    made = {
+        ROOT / "fedkeep" / "algorithms": "docs/methods/index.md",
+        ROOT / "fedkeep" / "recipes": "docs/reference/recipes.md",
+        ROOT / "fedkeep" / "cli" / "commands.py": "docs/reference/commands.md",
+    }
+    made |= {ROOT / "docs" / "tutorials" / f"{name}.py": f"docs/tutorials/{name}.md" for name in TUTORIALS}
+    for name, cls in algorithms().items():
+        made.setdefault(Path(inspect.getfile(cls)).resolve(), f"docs/methods/{name}.md")
+    return made
+
+
 def on_site(text: str, folder: Path) -> str:
     """Return a page whose links lead to pages of the site; a link to a file that is no page becomes its text.
 
@@ -196,6 +215,8 @@ def on_site(text: str, folder: Path) -> str:
         if path == ROOT / "README.md":
             up = "../" * len(folder.relative_to(ROOT).parts)
             return f"[{shown}]({up}index.md{anchor})"
+        if path in made_pages():
+            return f"[{shown}]({Path(os.path.relpath(ROOT / made_pages()[path], folder)).as_posix()})"
         kept = path.suffix in (".md", ".png", ".svg") and path.is_relative_to(ROOT)
         inside = kept and (
             path.parent == ROOT or path.is_relative_to(ROOT / "docs") or path.parent == ROOT / "benchmarks"

@@ -380,7 +380,7 @@ def write_note(folder: Path, table: TableRecipes) -> None:
     archive = folder.with_name(f"{folder.name}{ARCHIVE_SUFFIX}")
     if archive.is_file() and not path.exists():
         raise RunError(
-            f"the records of {folder} are in {archive.name}. To add to them, unpack it, then remove it: "
+            f"the records of {folder} are in {archive.name}. To add to them, unpack it: "
             f"python -m zipfile -e {archive} {folder}"
         )
     if path.exists() and (other := table_of(path)) != table.name:
