@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fedkeep.algorithms.sequential.sfedkd import SFedKD
     from fedkeep.api import resume, run
     from fedkeep.data import load
-    from fedkeep.data.partition import IID, ByColumn, Dirichlet
+    from fedkeep.data.partition import IID, ByColumn, Dirichlet, DirichletPerClient, ExDir, Hybrid, Sharding
     from fedkeep.errors import FedKeepError
     from fedkeep.experiment.recipe import Method, Recipe
     from fedkeep.experiment.recipe_loader import load_recipe, recipe_names
@@ -74,6 +74,10 @@ _MODULES = {
     "Training": "fedkeep.interface",
     "ByColumn": "fedkeep.data.partition",
     "Dirichlet": "fedkeep.data.partition",
+    "DirichletPerClient": "fedkeep.data.partition",
+    "ExDir": "fedkeep.data.partition",
+    "Hybrid": "fedkeep.data.partition",
+    "Sharding": "fedkeep.data.partition",
     "IID": "fedkeep.data.partition",
     "ASD": "fedkeep.algorithms.parallel.asd",
     "AVER": "fedkeep.algorithms.sequential.aver",
@@ -156,6 +160,8 @@ __all__ = [
     "ByColumn",
     "Callback",
     "Dirichlet",
+    "DirichletPerClient",
+    "ExDir",
     "FLwF2T",
     "FedADKD",
     "FedAdam",
@@ -184,12 +190,14 @@ __all__ = [
     "FedWeIT",
     "FediCaRL",
     "Finetune",
+    "Hybrid",
     "LwFKD",
     "Machine",
     "Method",
     "Recipe",
     "SFedKD",
     "SeqKeep",
+    "Sharding",
     "Training",
     "custom",
     "export_model",

@@ -187,7 +187,8 @@ class RunResult(Run):
         method, reference : str
             Labels or names of two methods.
         metric : str
-            ``"accuracy"`` or ``"forgetting"``, each over the last rounds as in the table, or a column of `table`.
+            ``"accuracy"`` or ``"forgetting"``, each over the last rounds as in the table, or another metric by its name
+            in CSV files.
 
         Returns
         -------

@@ -27,6 +27,7 @@ from fedkeep.experiment.recipe_loader import OPTIONS, load_recipe
 from fedkeep.interface import algorithms
 from fedkeep.models import Pretrained
 from fedkeep.options import build, options_of
+from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.run_folder import read_run
 from fedkeep.reporting.summary import summary
 from fedkeep.testing import checks_for
@@ -141,7 +142,7 @@ def test_the_pages_of_methods_have_formulas_and_name_options_that_exist(monkeypa
         assert len(drawn) == len(site.METHODS.get(name, {}).get("formulas", ())), name
         without_sources = [re.sub(r'alttext="[^"]*"', "", formula) for formula in drawn]
         assert not [formula for formula in without_sources if "\\" in formula], "LaTeX that was not understood"
-        assert drawn or name not in ("sfedkd", "fedcad", "fedadkd", "fedskf", "feddcl")
+        assert drawn, name
         for section, option in re.findall(r"`(\w+)\.(\w+)=", page):
             assert option in options_of(OPTIONS[section]), f"{name}: {section}.{option}"
         linked = re.findall(r"\]\(\.\./([\w-]+\.md)\)", page)
@@ -188,6 +189,14 @@ def test_links_lead_somewhere_in_the_repository_itself(name: str) -> None:
         if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
             dead.append(link)
     assert not dead
+
+
+def test_the_table_of_metrics_names_and_explains_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("latex2mathml", reason="the extra docs is not installed")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", importlib.import_module("site_source").metrics_page(), flags=re.M)
+    assert [name for name, _ in rows] == list(METRICS)
+    assert all(len(meaning) > 20 for _, meaning in rows)
 
 
 def test_links_to_what_pages_are_made_from_lead_to_the_pages_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:

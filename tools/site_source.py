@@ -37,8 +37,10 @@ from fedkeep.interface import Algorithm, algorithms
 from fedkeep.interface.algorithm import describe_replies, handles_tasks
 from fedkeep.models import architectures
 from fedkeep.options import Options, describe_type, options_of
+from fedkeep.reporting.columns import METRICS
 from fedkeep.reporting.run_folder import read_run, runs_in
 from fedkeep.reporting.summary import summary
+from fedkeep.reporting.trial import TrialResult
 
 SOURCE = ROOT / "build" / "site-source"
 FAMILIES = {
@@ -67,6 +69,7 @@ def main() -> None:
     write("docs/methods/index.md", methods_index(methods))
     write("docs/reference/recipes.md", recipes_page())
     write("docs/reference/commands.md", commands_page())
+    write("docs/reference/metrics.md", metrics_page())
     for name in TUTORIALS:
         program = (ROOT / "docs" / "tutorials" / f"{name}.py").read_text(encoding="utf-8")
         write(f"docs/tutorials/{name}.md", tutorial_page(name, program))
@@ -121,6 +124,7 @@ def navigation(methods: Mapping[str, type[Algorithm[Any, Any]]]) -> list[dict[st
                 {"Python": "docs/reference/api.md"},
                 {"Recipes": "docs/reference/recipes.md"},
                 {"Command line": "docs/reference/commands.md"},
+                {"Metrics": "docs/reference/metrics.md"},
                 {"Architecture": "docs/architecture.md"},
                 {"Contributing": "CONTRIBUTING.md"},
                 {"Releasing": "docs/releasing.md"},
@@ -189,6 +193,7 @@ def made_pages() -> dict[Path, str]:
         ROOT / "fedkeep" / "algorithms": "docs/methods/index.md",
         ROOT / "fedkeep" / "recipes": "docs/reference/recipes.md",
         ROOT / "fedkeep" / "cli" / "commands.py": "docs/reference/commands.md",
+        ROOT / "fedkeep" / "reporting" / "columns.py": "docs/reference/metrics.md",
     }
     made |= {ROOT / "docs" / "tutorials" / f"{name}.py": f"docs/tutorials/{name}.md" for name in TUTORIALS}
     for name, cls in algorithms().items():
@@ -366,6 +371,23 @@ def recipes_page() -> str:
             doc = inspect.cleandoc(each.__doc__ or "").split("\n\n")[0].replace("<", "&lt;")
             lines += [f"### {name}", "", plain(doc), "", *option_table(each)]
     return "\n".join(lines)
+
+
+def metrics_page() -> str:
+    """Return the table of all metrics of a trial."""
+    lines = [
+        "# Metrics", "",
+        "What a trial is measured by. `run.compare(method, reference, metric)` takes a name; `run.table()` and CSV "
+        "files have it as the head of a column, with `_std` after it for the standard deviation over seeds. A window "
+        "is the rounds that `run.evaluation_window` names. In Python and in CSV shares are fractions, not percent.", "",
+        "| name | in tables | unit | better | what it is |", "|:--|:--|:--|:--|:--|",
+    ]  # fmt: skip
+    for name, metric in METRICS.items():
+        meaning = inspect.cleandoc(getattr(TrialResult, name).__doc__).split("\n\n")[0].removeprefix("Return ")
+        better = {1: "higher", -1: "lower", 0: "–"}[metric.better]
+        said = plain(cell(meaning[0].upper() + meaning[1:]))
+        lines.append(f"| `{name}` | {metric.title} | {metric.unit or '–'} | {better} | {said} |")
+    return "\n".join([*lines, ""])
 
 
 def commands_page() -> str:

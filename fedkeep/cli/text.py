@@ -8,10 +8,12 @@ import os
 import re
 import sys
 import textwrap
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
+
+from fedkeep.errors import nearest
 
 _COMMAND = re.compile(r"(?:fedkeep|flwr|export|nginx|python) ")
 _WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
@@ -108,10 +110,23 @@ class FittingFormatter(logging.Formatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of arguments whose errors fit the terminal."""
+    """A parser of arguments whose errors fit the terminal and name the word that may have been meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse what this command does not know, instead of leaving it to the parser of all commands."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            known = re.findall(r"--[\w-]+", self.format_help())
+            hint = nearest(flags[0], known) if flags else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
+        return options, unknown
 
     def error(self, message: str) -> NoReturn:
         """Print how the command is used and what was wrong, and exit with code 2."""
+        if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message, flags=re.S):
+            choices = re.findall(r"[^\s,']+", found[2])
+            message += f".{nearest(found[1], choices)}"
         self.print_usage(sys.stderr)
         sys.stderr.write(fit(f"{self.prog}: error: {message}\n", Console(stderr=True)))
         raise SystemExit(2)

@@ -107,32 +107,32 @@ class LocalModelMetrics(Record):
 
     @property
     def kold_in(self) -> float:
-        """Return the first of `kold`."""
+        """Return local models' class-wise accuracy, weighted by their clients' label distributions."""
         return self.kold()[0]
 
     @property
     def kold_out(self) -> float:
-        """Return the second of `kold`."""
+        """Return local models' class-wise accuracy, a class weighted by one minus its share of the client's labels."""
         return self.kold()[1]
 
     @property
     def kold_in_spread(self) -> float:
-        """Return the first of `kold_spread`."""
+        """Return the standard deviation of `kold_in` between the clients of a round."""
         return self.kold_spread()[0]
 
     @property
     def kold_out_spread(self) -> float:
-        """Return the second of `kold_spread`."""
+        """Return the standard deviation of `kold_out` between the clients of a round."""
         return self.kold_spread()[1]
 
     @property
     def seen(self) -> float:
-        """Return the first of `kold` over a client's support: the mean over the classes that it has."""
+        """Return local models' mean accuracy over the classes of which their clients have examples."""
         return self.kold(support=True)[0]
 
     @property
     def unseen(self) -> float:
-        """Return the second of `kold` over a client's support: the mean over the classes that it lacks."""
+        """Return local models' mean accuracy over the classes of which their clients have none."""
         return self.kold(support=True)[1]
 
     def _kolds(self, support: bool) -> list[tuple[int, float, Floats]]:

@@ -364,6 +364,20 @@ def test_wrong_usage_is_code_2(arguments: list[str], cli: Any) -> None:
     assert "usage: fedkeep" in shown.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["rnu"], "run"),
+        (["report", "runs/x", "--format", "latx"], "latex"),
+        (["run", "--mehtods", "fedavg"], "--methods"),
+    ],
+)
+def test_a_mistyped_word_brings_the_nearest(arguments: list[str], meant: str, cli: Any) -> None:
+    shown = cli(*arguments)
+    assert shown.code == 2
+    assert f"Did you mean '{meant}'?" in " ".join(shown.err.split())
+
+
 def test_help_and_version(cli: Any) -> None:
     shown = cli("--help")
     assert shown.code == 0
