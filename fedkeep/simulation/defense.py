@@ -89,6 +89,8 @@ class ReplyHistory:
         Number of rounds in a row in which a reply was refused, by client.
     norms : list[float]
         Norms of the last accepted updates of clients that were asked one at a time.
+    similarities : list[float]
+        Least cosine similarities of the last accepted updates' models with those that were sent.
     models : dict[str, list[list[str]]]
         By client, fingerprints of the models that it was sent and of those that it returned.
     label_counts : dict[str, list[float]]
@@ -107,6 +109,7 @@ class ReplyHistory:
 
     refused: dict[str, int] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
+    similarities: list[float] = field(default_factory=list)
     models: dict[str, list[list[str]]] = field(default_factory=dict)
     label_counts: dict[str, list[float]] = field(default_factory=dict)
     falls: list[float] = field(default_factory=list)
@@ -128,6 +131,7 @@ class ReplyHistory:
         label_counts: Mapping[str, list[float]],
         falls: Sequence[float] = (),
         excesses: Sequence[float] = (),
+        similarities: Sequence[float] = (),
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
 
@@ -143,6 +147,8 @@ class ReplyHistory:
             Label counts that clients told, by client.
         falls, excesses : Sequence[float]
             Of measured models.
+        similarities : Sequence[float]
+            Of accepted updates.
         """
         useful = set(answered) - set(refused)
         self.refused_rounds = self.refused_rounds + 1 if refused and not useful else 0
@@ -158,6 +164,7 @@ class ReplyHistory:
         self.label_counts |= label_counts
         self.falls = [*self.falls, *falls][-KNOWN_NORMS:]
         self.excesses = [*self.excesses, *excesses][-KNOWN_NORMS:]
+        self.similarities = [*self.similarities, *similarities][-KNOWN_NORMS:]
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
         """Keep what an evaluation showed.
@@ -178,9 +185,9 @@ class ReplyHistory:
             self.best, self.best_round = accuracy, round
 
     def begin_task(self) -> None:
-        """Forget what holds for one task only: accuracies, the usual norms and excesses, and label counts."""
+        """Forget what holds for one task only: accuracies, the usual norms, similarities and excesses, and label counts."""
         self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
-        self.falls, self.excesses = [], []
+        self.falls, self.excesses, self.similarities = [], [], []
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

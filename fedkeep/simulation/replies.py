@@ -34,6 +34,10 @@ BUFFER_FACTOR = 1000
 """How many times farther than parameters buffers may move: no learning rate bounds batch norm's variances."""
 FREE_NORM = 3.0
 """How many norms of the model an update may always have, however little the others moved."""
+LEAST_SIMILARITY, USUAL_SIMILARITY = 0.15, 0.6
+"""Cosine similarity below which a model has nothing of the one that was sent, if the others' median is above the second."""
+COMPARED = 256
+"""Fewest elements of a tensor whose similarity is measured: chance alone makes that of a smaller one vary."""
 SAMPLED = 64
 """Number of values of each tensor that make a model's fingerprint."""
 
@@ -50,6 +54,8 @@ class Update:
         Norm of the parameters that were sent.
     before_buffers : float
         Norm of the buffers that were sent.
+    similarity : float
+        The least cosine similarity of a tensor of weights that was sent with the returned one; 1 without such tensors.
     sent, returned : str
         Fingerprints of the two models.
     """
@@ -58,6 +64,7 @@ class Update:
     buffers: float
     before: float
     before_buffers: float
+    similarity: float
     sent: str
     returned: str
 
@@ -147,7 +154,16 @@ def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> Upda
     buffers = [name for name, tensor in sent.items() if tensor.is_floating_point() and name not in set(trained)]
     before, before_buffers = (joint_norm([sent[name] for name in names]) for names in (trained, buffers))
     moved, moved_buffers = (_distance(reply.model, sent, names) for names in (trained, buffers))
-    return Update(moved, moved_buffers, before, before_buffers, fingerprint(sent), fingerprint(reply.model))
+    similarity = _least_similarity(sent, reply.model, trained)
+    return Update(moved, moved_buffers, before, before_buffers, similarity, fingerprint(sent), fingerprint(reply.model))
+
+
+@torch.no_grad()
+def _least_similarity(sent: Weights, returned: Weights, names: Sequence[str]) -> float:
+    """Return the least cosine similarity of two tensors of weights of the same name; 1 without such tensors."""
+    pairs = [(sent[n], returned[n]) for n in names if sent[n].dim() > 1 and sent[n].numel() >= COMPARED]
+    similarities = [torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs]
+    return float(torch.stack(similarities).min()) if similarities else 1.0
 
 
 @torch.no_grad()
@@ -218,6 +234,37 @@ def find_large(update: Update, defense: Defense) -> str | None:
         if not norm <= limit:
             return f"{what} of norm {norm:.3g}, where at most {limit:.3g} fits the model that it was sent"
     return None
+
+
+def find_unrelated(updates: Mapping[str, Update], known: Sequence[float] = ()) -> dict[str, str]:
+    """Find models that have nothing of the one that was sent, where others' have: weights at random, or exchanged rows.
+
+    However far an honest training moves a model, some of its direction stays: the least cosine similarity of 950 honest
+    updates was 0.7 at the learning rates of recipes, and of another 600 at 50 times such a rate 0.17. Where the others'
+    models keep nothing either, as in layers that begin at zero, no client is refused.
+
+    Parameters
+    ----------
+    updates : Mapping[str, Update]
+        By client.
+    known : Sequence[float]
+        Similarities of earlier updates, which are the reference if there are too few updates.
+
+    Returns
+    -------
+    dict[str, str]
+        The reasons, by client.
+    """
+    similarities = [update.similarity for update in updates.values()]
+    similarities = similarities if len(similarities) >= MIN_NORMS else [*known, *similarities]
+    if len(similarities) < MIN_NORMS or (usual := median_low(similarities)) < USUAL_SIMILARITY:
+        return {}
+    return {
+        client: "weights that have nothing of those that it was sent: their cosine similarity is "
+        f"{update.similarity:.2f} in one tensor, and {usual:.2f} is usual"
+        for client, update in updates.items()
+        if update.similarity < LEAST_SIMILARITY
+    }
 
 
 def find_outliers(

@@ -46,6 +46,7 @@ from fedkeep.simulation.replies import (
     find_fault,
     find_large,
     find_outliers,
+    find_unrelated,
     find_replay,
     measure_update,
 )
@@ -454,8 +455,11 @@ class RoundState:
                 self._refuse(one, fault)
             else:
                 updates[client] = update
-        norms = [update.parameters for each in self.updates.values() for update in each]
-        outliers = find_outliers(updates, defense, [*state.history.norms, *norms])
+        earlier = [update for each in self.updates.values() for update in each]
+        outliers = find_outliers(updates, defense, [*state.history.norms, *(one.parameters for one in earlier)])
+        if defense.check_replies:
+            known_similarities = [*state.history.similarities, *(one.similarity for one in earlier)]
+            outliers |= find_unrelated(updates, known_similarities)
         for one in arrived:
             client = one.request.client
             if client in outliers and client not in self.lost:

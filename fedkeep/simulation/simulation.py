@@ -113,7 +113,16 @@ class Simulation(SimulationState):
             client: [(update.parameters, update.sent, update.returned) for update in listed]
             for client, listed in round.updates.items()
         }
-        self.history.end_round(round.answered, round.refused, updates, round.label_counts, round.falls, round.excesses)
+        similarities = [update.similarity for listed in round.updates.values() for update in listed]
+        self.history.end_round(
+            round.answered,
+            round.refused,
+            updates,
+            round.label_counts,
+            round.falls,
+            round.excesses,
+            similarities,
+        )
         if "correct" in record:
             accuracy = sum(record["correct"]) / max(len(self.federation.dataset.test["label"]), 1)
             self.history.add_accuracy(accuracy, 1 / self.context.num_classes, round.number)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from torch import nn
 
 from fedkeep.aggregation.mean import effective_steps
 from fedkeep.algorithms.parallel.fedadkd import FedADKD
@@ -21,6 +22,7 @@ from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.errors import RunError
 from fedkeep.interface import Fit
 from fedkeep.models import Weights
+from fedkeep.models.mlp import MLP
 from fedkeep.simulation.checkpoint import Checkpoint
 from fedkeep.simulation.defense import Defense, ReplyHistory
 from fedkeep.simulation.simulation import Simulation
@@ -199,3 +201,46 @@ def test_what_is_known_of_replies_is_in_the_checkpoint(tmp_path: Path) -> None:
     assert other.history == simulation.history
     assert other.history.refused == {client: 1}
     assert len(other.history.norms) == 5
+
+
+def wide() -> nn.Module:
+    return MLP(hidden=(128,)).build(tiny.SHAPE, tiny.CLASSES)
+
+
+def classifier(model: Weights) -> str:
+    return [name for name, tensor in model.items() if tensor.dim() > 1][-1]
+
+
+def wide_from_zero() -> nn.Module:
+    built = wide()
+    nn.init.zeros_(built.get_parameter(classifier(built.state_dict())))
+    return built
+
+
+def at_random(fit: Fit, sent: Weights) -> Fit:
+    rng = torch.Generator().manual_seed(1)
+    return replace(fit, model={name: t.std() * torch.randn(t.shape, generator=rng) for name, t in fit.model.items()})
+
+
+def exchanged_rows(fit: Fit, sent: Weights) -> Fit:
+    """Another class for each output, the rest as it was trained."""
+    name = classifier(fit.model)
+    return replace(fit, model=fit.model | {name: fit.model[name].roll(1, 0)})
+
+
+@pytest.mark.parametrize("lie", [at_random, exchanged_rows])
+@pytest.mark.parametrize(("method", "first"), [(FedAvg(), 1), (FedSeq(), 2)])
+def test_weights_that_have_nothing_of_those_that_were_sent_are_refused(method: Any, first: int, lie: Lie) -> None:
+    simulation = tiny.simulation(method, cohort_size=5, rounds=3, factory=wide)
+    client = simulation.sample_cohort(first)[0]
+    let_lie(simulation, lie, client, range(first, first + 1))
+    refused = tiny.run_rounds(simulation)[first - 1]
+    assert list(refused["lost"]) == refused["refused"] == [client]
+    assert "have nothing of those that it was sent" in refused["lost"][client]
+    assert len(simulation.history.similarities) == 14
+
+
+def test_layers_that_begin_at_zero_refuse_nobody() -> None:
+    simulation = tiny.simulation(FedAvg(), cohort_size=5, rounds=2, factory=wide_from_zero)
+    assert not any(record["lost"] for record in tiny.run_rounds(simulation))
+    assert min(simulation.history.similarities[:5]) == 0.0
