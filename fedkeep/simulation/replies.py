@@ -239,9 +239,9 @@ def find_large(update: Update, defense: Defense) -> str | None:
 def find_unrelated(updates: Mapping[str, Update], known: Sequence[float] = ()) -> dict[str, str]:
     """Find models that have nothing of the one that was sent, where others' have: weights at random, or exchanged rows.
 
-    However far an honest training moves a model, some of its direction stays: the least cosine similarity of 950 honest
-    updates was 0.7 at the learning rates of recipes, and of another 600 at 50 times such a rate 0.17. Where the others'
-    models keep nothing either, as in layers that begin at zero, no client is refused.
+    However far an honest training moves a model, some of its direction stays: over 900 honest updates on digits and
+    Fashion-MNIST, 500 of them with tasks, the least similarity was 0.70; over 600 at 50 times the learning rate it was
+    0.17. Where the others' models keep nothing either, as in layers that begin at zero, no client is refused.
 
     Parameters
     ----------
