@@ -185,7 +185,7 @@ class ReplyHistory:
             self.best, self.best_round = accuracy, round
 
     def begin_task(self) -> None:
-        """Forget what holds for one task only: accuracies, the usual norms, similarities and excesses, and label counts."""
+        """Forget what holds for one task only: accuracies, what is usual, and label counts."""
         self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
         self.falls, self.excesses, self.similarities = [], [], []
 

@@ -35,7 +35,7 @@ BUFFER_FACTOR = 1000
 FREE_NORM = 3.0
 """How many norms of the model an update may always have, however little the others moved."""
 LEAST_SIMILARITY, USUAL_SIMILARITY = 0.15, 0.6
-"""Cosine similarity below which a model has nothing of the one that was sent, if the others' median is above the second."""
+"""Cosine similarity below which a model has nothing of the sent one, if the others' median is above the second."""
 COMPARED = 256
 """Fewest elements of a tensor whose similarity is measured: chance alone makes that of a smaller one vary."""
 SAMPLED = 64

@@ -46,8 +46,8 @@ from fedkeep.simulation.replies import (
     find_fault,
     find_large,
     find_outliers,
-    find_unrelated,
     find_replay,
+    find_unrelated,
     measure_update,
 )
 from fedkeep.simulation.reply_store import ReplyStore, load
