@@ -152,7 +152,7 @@ def _simulation(envelope: Envelope, config: NodeConfig) -> Simulation:
     return _build(envelope.head["recipe"], json.dumps(envelope.head["data"]), config)
 
 
-@lru_cache(maxsize=4)  # in Flower's simulations one process stands for many sites
+@lru_cache(maxsize=8)  # in Flower's simulations one process stands for many sites
 def _build(text: str, data_description: str, config: NodeConfig) -> Simulation:
     import_user_code(filter(None, config.use.split(",")))
     recipe = parse_recipe(text, "the server's recipe", allow_code=config.allow_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -368,6 +369,14 @@ def returns_model(cls: type[Algorithm[Any, Any]]) -> bool:
     return any(isinstance(reply, type) and issubclass(reply, Fit) for reply in replies)
 
 
+@functools.cache
+def _import_methods() -> None:
+    """Import all modules of `fedkeep.algorithms`, once: every recipe looks its methods up."""
+    package = importlib.import_module("fedkeep.algorithms")
+    for module in pkgutil.walk_packages(package.__path__, "fedkeep.algorithms."):
+        importlib.import_module(module.name)
+
+
 def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
     """Find all methods: those of `fedkeep.algorithms`, and any others that have been imported.
 
@@ -381,9 +390,7 @@ def algorithms() -> dict[str, type[Algorithm[Any, Any]]]:
     ConfigError
         If two methods have the same name.
     """
-    package = importlib.import_module("fedkeep.algorithms")
-    for module in pkgutil.walk_packages(package.__path__, "fedkeep.algorithms."):
-        importlib.import_module(module.name)
+    _import_methods()
     found: dict[str, type[Algorithm[Any, Any]]] = {}
     pending: list[type[Algorithm[Any, Any]]] = list(Algorithm.__subclasses__())
     for cls in pending:

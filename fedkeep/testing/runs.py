@@ -82,7 +82,7 @@ class UndisturbedRun:
     clients: dict[str, Any]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def undisturbed(
     algorithm: Method, build: Callable[..., Simulation] = tiny.simulation, **changes: Any
 ) -> UndisturbedRun:

@@ -39,19 +39,29 @@ VARIANTS["lwf-kd-joint-tau2"] = METHODS["lwf-kd"](head="joint", kd_scale="tau2")
 
 WITH_TASKS = {name: method for name, method in VARIANTS.items() if "auxiliary" not in method.needs}
 
-QUICK = (
-    "two_runs_are_equal",
-    "common_randomness",
-    "resume",
-    "lost_clients",
-    "bad_replies",
-    "nobody_with_examples",
-    "batch_norm",
-    "tasks",
-)
-"""Of every method; of one method of each family all checks, and of the others all as slow tests."""
+QUICK = {
+    "two_runs_are_equal": (),
+    "tasks": (),
+    "nobody_with_examples": (),
+    "common_randomness": ("round",),
+    "batch_norm": ("round",),
+    "lost_clients": ("round",),
+    "bad_replies": ("validate_reply",),
+}
+"""Checks of every method that defines one of these itself, or whatever it defines. The others are slow tests, but for
+one method of each family: what a method inherits is checked with the class that defines it.
+"""
 OF_VARIANTS = ("two_runs_are_equal", "tasks")
 """For other options of a method that stands in QUICK, and for methods that differ from another in their data only."""
+
+
+def is_quick(name: str, check: str) -> bool:
+    if name in tiny.FAMILIES:
+        return True
+    if name not in METHODS or name.endswith("-on-generated-images"):
+        return check in OF_VARIANTS
+    own = QUICK.get(check)
+    return own is not None and (not own or not vars(METHODS[name]).keys().isdisjoint(own))
 
 
 def cases() -> Iterator[Any]:
@@ -59,8 +69,7 @@ def cases() -> Iterator[Any]:
         for check_name, check in checks_for(method):
             if check_name == "memory" and name not in METHODS:
                 continue  # 31 rounds, which differ little between variants
-            chosen = QUICK if name in METHODS and not name.endswith("-on-generated-images") else OF_VARIANTS
-            marks = () if name in tiny.FAMILIES or check_name in chosen else pytest.mark.slow
+            marks = () if is_quick(name, check_name) else pytest.mark.slow
             yield pytest.param(check, id=f"{name}-{check_name}", marks=marks)
 
 

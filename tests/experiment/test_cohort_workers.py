@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,14 @@ import fedkeep
 from fedkeep.algorithms.parallel.fedavg import FedAvg
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
+from fedkeep.errors import ConfigError
 from fedkeep.experiment import cohort_workers
 from fedkeep.experiment.cohort_workers import CohortWorkers, useful_workers
 from fedkeep.experiment.runtime import Machine
-from fedkeep.simulation.process_executor import ProcessExecutor
+from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
+from fedkeep.simulation.state import RoundResult, SimulationState
+from fedkeep.simulation.trial import run_trial
+from fedkeep.simulation.workers import Worker, serve
 
 
 def test_who_can_use_how_many() -> None:
@@ -25,8 +32,69 @@ def test_who_can_use_how_many() -> None:
     assert useful_workers(FedSeq(), cohort=10, spare=16) == 0
 
 
-# Processes for each; that two processes train FedAvg's clients as one does is also tested with the executor.
-@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "sfedkd"])
+def threads(count: int, begin: Callable[..., Any] = lambda *given: (None, {})) -> list[Worker]:
+    """Start workers that are threads: the whole protocol, without the seconds that processes take."""
+    workers = []
+    for _ in range(count):
+        near, far = multiprocessing.Pipe()
+        handlers = {**step_handlers(tiny.simulation(SFedKD())), "begin": begin}
+        threading.Thread(target=serve, args=(far, handlers), daemon=True).start()
+        workers.append(Worker(near))
+    return workers
+
+
+class Patient(CohortWorkers):
+    """Waits after a round until the workers are ready."""
+
+    def on_round_end(self, state: SimulationState, result: RoundResult) -> None:
+        super().on_round_end(state, result)
+        for worker in self.starting:
+            assert worker.connection.poll(60)
+        if self.starting:
+            super().on_round_end(state, result)
+            self.used_from = state.finished
+
+
+def test_workers_take_over_after_the_first_round_and_change_nothing(tmp_path: Path) -> None:
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "alone")
+    simulation = tiny.simulation(SFedKD())
+    workers = Patient(2, lambda: threads(2), ("begin", "now"), min_seconds_left=0.0)
+    run_trial(simulation, tmp_path / "shared", [workers])
+    assert workers.used_from == 1
+    assert isinstance(simulation.executor, ProcessExecutor)
+    assert all(worker.heard for worker in workers.workers), "both have worked"
+    assert all(worker.connection.closed for worker in workers.workers)
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "shared" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(1, 0.0), (2, 1e9)])
+def test_no_worker_is_started_where_it_does_not_pay_off(count: int, seconds: float, tmp_path: Path) -> None:
+    workers = CohortWorkers(count, lambda: pytest.fail("started"), ("begin", "now"), min_seconds_left=seconds)
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "trial", [workers])
+    assert not workers.workers
+
+
+def test_a_worker_that_cannot_start_is_told_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*given: Any) -> Any:
+        raise ConfigError("there is no such data set")
+
+    run_trial(tiny.simulation(SFedKD()), tmp_path / "alone")
+    simulation = tiny.simulation(SFedKD())
+    run_trial(
+        simulation, tmp_path / "shared", [Patient(2, lambda: threads(2, fail), ("begin", "now"), min_seconds_left=0.0)]
+    )
+    assert simulation.executor is simulation.serial
+    assert "there is no such data set" in caplog.text
+    assert (tmp_path / "alone" / "rounds.jsonl").read_bytes() == (tmp_path / "shared" / "rounds.jsonl").read_bytes()
+
+
+# Processes for each: the same with threads is above, and that two processes train clients as one does is tested with
+# the executor.
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "sfedkd"])
 def test_workers_change_nothing_but_the_time(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executors: list[ProcessExecutor] = []
     on_round_end = CohortWorkers.on_round_end

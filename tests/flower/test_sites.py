@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,16 @@ from fedkeep.simulation import reply_store
 from fedkeep.simulation.messages import ClientFailure
 from fedkeep.simulation.trial import TrialBusy
 
-METHODS = ("fedavg", "sfedkd", "fedcad", "fedadkd", "scaffold", "moon")
+METHODS = (
+    "fedavg",
+    "sfedkd",
+    "scaffold",
+    *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedcad", "fedadkd", "moon")),
+)
+KILLED = [("sfedkd", 6), ("scaffold", 0), ("moon", 9)]
+"""Methods with models of several teachers, with state at the server and at clients, and at clients only; killed after
+so many messages. All other pairs are slow tests.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +129,12 @@ def test_a_site_takes_no_step_of_another(recipe: str, tmp_path: Path) -> None:
     assert reply.head == {"error": f"this is site {(int(site) + 1) % 8}, and the server asks {site}."}
 
 
-@pytest.mark.parametrize("method", ["sfedkd", "scaffold", "moon"])
-@pytest.mark.parametrize("after", [0, 6, 9])
+def kills() -> Iterator[Any]:
+    for case in itertools.product(("sfedkd", "scaffold", "moon"), (0, 6, 9)):
+        yield pytest.param(*case, marks=() if case in KILLED else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("method", "after"), list(kills()))
 def test_a_server_that_was_killed_lets_nobody_work_twice(
     method: str,
     after: int,

@@ -51,7 +51,15 @@ def same(one: Path, other: Path) -> bool:
     return tiny.equal(model(one), model(other)) and records(one) == records(other)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedlwf", "fedskf", "fedweit", "scaffold", "ft-kd"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedskf",
+        "fedweit",
+        "ft-kd",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedlwf", "scaffold")),
+    ],
+)
 def test_sites_give_the_same_as_one_machine(
     method: str, recipe: str, alone: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -94,7 +102,14 @@ def test_sites_with_data_of_their_own_take_the_rows_of_each_task(
     assert all(node_config.partition_id < 0 for node_config in local_transport.node_configs.values())
 
 
-@pytest.mark.parametrize(("method", "after"), [("fedskf", 10), ("fedskf", 17), ("fedskf", 22), ("scaffold", 9)])
+@pytest.mark.parametrize(
+    ("method", "after"),
+    [
+        ("fedskf", 10),
+        *(pytest.param("fedskf", after, marks=pytest.mark.slow) for after in (17, 22)),
+        ("scaffold", 9),
+    ],
+)
 def test_a_server_that_was_killed_in_a_task_continues_there(
     method: str,
     after: int,

@@ -34,10 +34,11 @@ def simulation(method: Algorithm[Any, Any], **changes: Any) -> Simulation:
 
 
 def cases() -> Iterator[Any]:
-    """Yield every method with every case; slow tests but for one method of each family."""
+    """Yield every method with every case; of one method of each family one case is quick, of two all are."""
     for method in METHODS:
         for case in CASES:
-            marks = () if method.name() in tiny.FAMILIES else pytest.mark.slow
+            of_family = method.name() in tiny.FAMILIES and (case == "plain" or method.name() in ("fedcad", "fedskf"))
+            marks = () if of_family else pytest.mark.slow
             yield pytest.param(method, case, id=f"{method.name()}-{case}", marks=marks)
 
 
