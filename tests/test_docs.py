@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from pages import DOCS, ROOT, blocks
+from pages import DOCS, PAGES, ROOT, blocks
 
 import fedkeep
 from fedkeep.cli import main
@@ -189,6 +189,28 @@ def test_links_lead_somewhere_in_the_repository_itself(name: str) -> None:
         if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
             dead.append(link)
     assert not dead
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        *("class-incremental", "model heterogeneity", "EMA", "generative replay", "synthetic images", "non-IID"),
+        *("catastrophic forgetting", "knowledge distillation", "client drift", "rehearsal", "strategy"),
+    ],
+)
+def test_terms_that_people_search_for_are_in_the_glossary(term: str) -> None:
+    assert term.lower() in (ROOT / "docs" / "glossary.md").read_text().lower()
+
+
+def test_lines_that_install_work_without_an_index_that_has_fedkeep() -> None:
+    """It is not on PyPI: pages and messages install a checkout or a wheel, and say how much PyTorch takes."""
+    texts = {page: (ROOT / page).read_text() for page in PAGES}
+    texts |= {str(path): path.read_text() for path in (ROOT / "fedkeep").rglob("*.py")}
+    wrong = [
+        name for name, text in texts.items() if re.search(r"pip3? install [^\n]*['\" ]fedkeep(\[|['\"\s]|$)", text)
+    ]
+    assert not wrong
+    assert re.search(r"with CUDA: [\d.]+ GB .* CPU only, [\d.]+ GB", texts["README.md"], flags=re.S)
 
 
 def test_the_table_of_metrics_names_and_explains_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,7 +281,7 @@ def _next_steps(folder: Path, experiment: Experiment, rows: Sequence[Row]) -> st
         ("a table for a paper", f"fedkeep report {shlex.quote(str(folder))} --format latex"),
         ("this run again", again),
     ]
-    if recipe.name == "demo":
+    if recipe.name == "demo" and recipe.data == "digits":
         steps += [("the paper's setting, with Fashion-MNIST", "fedkeep run fedkeep/fashion-mnist-200 --rounds 20")]
     steps += [("what else there is to run", "fedkeep recipes")]
     report = (folder / REPORT).resolve().as_uri()

@@ -12,7 +12,10 @@ import numpy as np
 
 from fedkeep import metrics
 from fedkeep.reporting.record import Record
-from fedkeep.simulation.messages import NOT_FINITE
+from fedkeep.simulation.messages import NOT_FINITE, TOO_LARGE
+
+FLAT = 0.9
+"""The multiple of the first rounds' loss above which it hardly falls."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class LearningMetrics(Record):
         return sum(NOT_FINITE in lost.reason for lost in self.lost)
 
     @property
+    def too_large(self) -> int:
+        """Return how many updates were refused since no training that goes well moves a model so far."""
+        return sum(TOO_LARGE in lost.reason for lost in self.lost)
+
+    @property
     def learned(self) -> bool:
         """Tell whether the model is finite and better than guessing.
 
@@ -57,14 +65,19 @@ class LearningMetrics(Record):
         losses = [row.get("test_loss") for row in self.last_quarter]
         return not self.at_chance and all(loss is None or math.isfinite(loss) for loss in losses)
 
-    @property
-    def loss_grew(self) -> bool:
-        """Tell whether local training did not lower its loss: more than nine tenths of the first rounds' at the end."""
+    @cached_property
+    def loss_change(self) -> float:
+        """Return the loss of local training at the end, as a multiple of that in the first rounds.
+
+        NaN where there is nothing to compare, infinite where one is not finite. Both are medians of a quarter of the
+        rounds.
+        """
         losses = [row["loss"] for row in self.rounds if row.get("loss") is not None]
         if not all(map(math.isfinite, losses)):
-            return True
+            return math.inf
         part = -(-len(losses) // 4)
-        return len(losses) > 1 and float(np.median(losses[-part:])) > 0.9 * float(np.median(losses[:part]))
+        first, last = (float(np.median(part_of)) if part_of else 0.0 for part_of in (losses[:part], losses[-part:]))
+        return last / first if len(losses) > 1 and first else math.nan
 
     @property
     def trouble(self) -> str:
@@ -92,7 +105,8 @@ def warnings(trials: Sequence[LearningMetrics], settings: Mapping[str, Any]) -> 
     begun = [trial for trial in trials if 4 * trial.rounds_done >= trial.rounds_planned]
     stuck = [trial for trial in begun if not trial.learned]
     unstable = [trial for trial in trials if trial.not_finite]
-    diverging = [trial for trial in stuck if trial.loss_grew or trial.not_finite]
+    too_far = [trial for trial in stuck if trial.too_large]
+    diverging = [trial for trial in stuck if trial.loss_change > 1 or trial.not_finite or trial.too_large]
     said = []
     if stuck:
         first = stuck[0]
@@ -101,16 +115,21 @@ def warnings(trials: Sequence[LearningMetrics], settings: Mapping[str, Any]) -> 
             f"{_named(stuck)} did not learn: accuracy is at chance ({guess}). What such a method forgets says nothing, "
             "and it is compared with no other."
         )
-    if unstable:
-        lost, asked = (
-            sum(trial.not_finite for trial in unstable),
-            sum(len(row.get("cohort", ())) for trial in unstable for row in trial.rounds),
-        )
-        said.append(
-            f"{lost:,} of {asked:,} local trainings of {_named(unstable)} ended in numbers that are not finite."
-        )
+    for found, ended in (
+        (unstable, "ended in numbers that are not finite"),
+        (too_far, "ended too far from where they began, and were refused"),
+    ):
+        if found:
+            lost = sum(trial.not_finite if found is unstable else trial.too_large for trial in found)
+            asked = sum(len(row.get("cohort", ())) for trial in found for row in trial.rounds)
+            said.append(f"{lost:,} of {asked:,} local trainings of {_named(found)} {ended}.")
     if diverging or unstable:
         said.append(f"Local training diverges. {_calm(settings)}")
+    elif any(trial.loss_change > FLAT for trial in stuck):
+        said.append(
+            "The loss of local training hardly falls: give it more rounds (--rounds), or change the learning rate, "
+            f"{_rates(settings)}."
+        )
     elif stuck:
         said.append(
             "The loss of local training falls: give it more rounds (--rounds), or clients that hold more classes."
@@ -141,3 +160,11 @@ def _calm(settings: Mapping[str, Any]) -> str:
         f"--set training.max_grad_norm={clip / 10:g} (it is {clip:g})" if known else "--set training.max_grad_norm=1"
     )
     return f"Lower the learning rate, {lower}, or clip gradients, {clipped}."
+
+
+def _rates(settings: Mapping[str, Any]) -> str:
+    """Say how to try a higher and a lower learning rate."""
+    rate = settings.get("training", {}).get("lr")
+    if not isinstance(rate, int | float):
+        return "--set training.lr"
+    return f"--set training.lr={10 * rate:g} or {rate / 10:g} (it is {rate:g})"

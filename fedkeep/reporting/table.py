@@ -126,6 +126,11 @@ def full_caption(rows: Sequence[Row]) -> str:
     return caption(rows) + frozen(trial for row in rows for trial in row.trials)
 
 
+def _notes(row: Row) -> list[str]:
+    """Return what a row's note says, a line each."""
+    return row.note.split(", ") if row.note else []
+
+
 def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) -> Table:
     """Return the table for a terminal, to be given to a `rich.console.Console`; nothing is printed here.
 
@@ -136,8 +141,8 @@ def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) 
     title : str, optional
         Text above it.
     width : int
-        The columns of the terminal. Where long labels leave too few of them, seconds and bytes are left out, which the
-        report has.
+        The columns of the terminal. Where long labels and notes leave too few of them, seconds and bytes are left out,
+        which the report has.
     """
     from rich import box
     from rich.markup import escape
@@ -147,7 +152,8 @@ def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) 
     table.box, table.show_edge, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, False, True
     table.add_column("method", overflow="fold")
     columns = columns_for(trials_of(rows))
-    if width < 68 + min(max((len(row.label) for row in rows), default=0), 30):
+    first = max((len(part) for row in rows for part in (row.label, *(f"  {note}" for note in _notes(row)))), default=0)
+    if width < 68 + min(first, 30):
         columns = tuple(metric for metric in columns if metric.unit == "%")
     for metric in columns:
         # Headings in short lines, so that the width goes to the numbers and all fits 80 columns; there, a percentage
@@ -161,7 +167,7 @@ def print_table(rows: Sequence[Row], title: str | None = None, width: int = 80) 
     for i, row in enumerate(rows):
         values = [show_value(row, metric, rows) for metric in columns]
         marked = [f"[bold]{text}[/]" if i in best[j] else text for j, text in enumerate(values)]
-        notes = row.note.split(", ") if row.note else [f"{len(row.seeds)} seeds"] * uneven
+        notes = _notes(row) or [f"{len(row.seeds)} seeds"] * uneven
         name = "\n  ".join([escape(row.label), *notes])
         table.add_row(name, *marked, style=None if row.finished else "dim")
     return table

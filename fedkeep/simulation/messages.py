@@ -19,6 +19,8 @@ from fedkeep.models import Weights
 
 NOT_FINITE = "not finite"
 """What the reason of a lost client contains if its reply had numbers that are not finite."""
+TOO_LARGE = "fits the model that it was sent"
+"""What the reason of a lost client contains if its update was larger than any training's that goes well."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from fedkeep.interface.steps import invalid_counts, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.models.weights import find_mismatch
 from fedkeep.simulation.defense import MIN_NORMS, Defense
-from fedkeep.simulation.messages import NOT_FINITE, StepRequest
+from fedkeep.simulation.messages import NOT_FINITE, TOO_LARGE, StepRequest
 from fedkeep.simulation.state import SimulationState
 from fedkeep.training.model_runner import ModelRunner
 
@@ -232,7 +232,7 @@ def find_large(update: Update, defense: Defense) -> str | None:
     )
     for what, norm, limit in parts if defense.model_norm else ():
         if not norm <= limit:
-            return f"{what} of norm {norm:.3g}, where at most {limit:.3g} fits the model that it was sent"
+            return f"{what} of norm {norm:.3g}, where at most {limit:.3g} {TOO_LARGE}"
     return None
 
 

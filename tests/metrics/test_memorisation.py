@@ -48,6 +48,7 @@ def test_nothing_is_said_without_images_to_compare() -> None:
 
 
 def test_a_run_with_generated_images_tells_at_the_end_of_each_task() -> None:
+    pytest.importorskip("diffusers", reason="the extra diffusion is not installed")
     simulation = tiny.simulation_with_tasks(FedDCL(**tiny.TOYS["feddcl"]), callbacks=[Evaluation()])
     records = [simulation.run_round().record for _ in range(simulation.rounds)]
     told = ["nearest_real" in record for record in records]

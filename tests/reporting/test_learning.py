@@ -6,8 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+import tiny
 from synthetic_run import write_run, write_trial
 
+from fedkeep.cli import main
 from fedkeep.metrics import chance_accuracy, is_at_chance
 from fedkeep.reporting.differences import leaders
 from fedkeep.reporting.html import render
@@ -72,6 +74,37 @@ def test_a_method_that_only_needs_more_rounds_is_not_told_to_learn_slower(tmp_pa
         "FedAvg (seed 0) did not",
         "The loss of local train",
     ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        (
+            [0.69, 0.68, 0.69, 0.65],
+            "The loss of local training hardly falls: give it more rounds (--rounds), or change",
+        ),
+        ([0.69, 0.68, 0.69, 0.75], "Local training diverges."),
+        ([2.0, 9.0, math.nan, 9.0], "Local training diverges."),
+    ],
+)
+def test_a_loss_that_hardly_falls_has_not_diverged(losses: list[float], said: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    rows = {number: {"loss": loss} for number, loss in enumerate(losses, 1)}
+    write_trial(run, "FedAvg", 0, [[5, 5]] * 4, rows=rows)
+    change = warnings(read_run(run).trials, {"training": {"lr": 0.01}})[-1]
+    assert change.startswith(said)
+    assert "--set training.lr=0.1 or 0.001 (it is 0.01)" in change or "--set training.lr=0.001" in change
+
+
+def test_a_learning_rate_that_diverges_is_called_that_where_it_was_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--methods", "fedavg", "--seeds", "0", "--set", "training.lr=1e4", "--workers", "1", "--quiet"]
+    assert main(["run", tiny.write_recipe(tmp_path), *words, "--out", str(tmp_path / "run")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "at chance" in printed
+    assert "4 of 4 local trainings of FedAvg (seed 0) ended too far from where they began, and were refused." in printed
+    assert "Local training diverges. Lower the learning rate, --set training.lr=1000 (it is 10000)" in printed
 
 
 def test_a_trial_that_has_just_begun_may_still_guess(tmp_path: Path) -> None:
