@@ -28,7 +28,7 @@ from fedkeep.reporting.outputs import write_all
 from fedkeep.results import RunResult, result_of
 from fedkeep.simulation.callbacks import Callback
 
-Method = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
+MethodLike = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
 Examples = str | Path | DataSet | tuple[Any, ...]
 Rows = Mapping[str, Any] | Sequence[Any]
 
@@ -40,7 +40,7 @@ def run(
     partition: str | Scheme | Rows | None = None,
     model: str | Architecture | nn.Module | Factory | type[nn.Module] | None = None,
     training: Training | None = None,
-    methods: Method | Iterable[Method] | None = None,
+    methods: MethodLike | Iterable[MethodLike] | None = None,
     rounds: int | None = None,
     cohort_size: int | None = None,
     seeds: int | Sequence[int] | None = None,

@@ -71,8 +71,8 @@ class Federation:
         The data set of which clients hold training rows; the test split stays whole.
     partition : Partition
         Which client holds which rows of ``dataset.train``.
-    server : mapping of str to Tensor
-        Columns that the server holds itself, such as an auxiliary set; may be empty.
+    server_data : mapping of str to Tensor
+        Examples that the server holds itself, as columns, such as an auxiliary set; may be empty.
     stream : TaskStream or None
         The tasks that this federation is a part of; None if there is only one.
     task : int
@@ -86,7 +86,7 @@ class Federation:
 
     dataset: DataSet
     partition: Partition
-    server: Data = field(default_factory=dict)
+    server_data: Data = field(default_factory=dict)
     stream: TaskStream | None = None
     task: int = 1
 
@@ -99,7 +99,7 @@ class Federation:
             )
 
     @classmethod
-    def from_stream(cls, stream: TaskStream, task: int = 1, server: Data | None = None) -> Federation:
+    def from_stream(cls, stream: TaskStream, task: int = 1, server_data: Data | None = None) -> Federation:
         """Return the federation of one task, with the test images of all classes so far.
 
         Parameters
@@ -108,10 +108,10 @@ class Federation:
             The tasks.
         task : int
             Number of the task, counted from 1.
-        server : mapping of str to Tensor, optional
-            Columns that the server holds itself.
+        server_data : mapping of str to Tensor, optional
+            Examples that the server holds itself, as columns.
         """
-        return cls(stream.dataset_of(task), stream.tasks[task - 1].partition, server or {}, stream, task)
+        return cls(stream.dataset_of(task), stream.tasks[task - 1].partition, server_data or {}, stream, task)
 
     @property
     def clients(self) -> Sequence[str]:
@@ -170,8 +170,8 @@ class Federation:
         dataset = self.dataset.to(device)
         if dataset is self.dataset:
             return self
-        server = {name: column.to(device) for name, column in self.server.items()}
-        moved = replace(self, dataset=dataset, server=server)
+        server_data = {name: column.to(device) for name, column in self.server_data.items()}
+        moved = replace(self, dataset=dataset, server_data=server_data)
         if self.stream is None:
             return moved
         return replace(moved, stream=replace(self.stream, dataset=self.stream.dataset.to(device))).for_task(self.task)

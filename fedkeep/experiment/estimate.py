@@ -87,7 +87,7 @@ def _estimate(recipe: Recipe, method: Method, machine: Machine) -> Estimate:
     scale = per_round * training.epochs / measured  # examples of a whole round per example of a small one
     if recipe.public.name and scale:
         share = recipe.run.cohort_size / (len(small.clients) * scale)
-        small = replace(small, server=_subset(small.server, share))
+        small = replace(small, server_data=_subset(small.server_data, share))
     run_settings = replace(
         recipe.run,
         rounds=3,
@@ -151,4 +151,4 @@ def _subset_federation(federation: Federation, rows: int, clients: int) -> Feder
     parts = [partition[int(i)][:rows] for i in largest]
     offsets = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
     few = Partition(partition.scheme, {}, partition.seed, 1, torch.cat(parts), offsets)
-    return Federation(federation.dataset, few, federation.server)
+    return Federation(federation.dataset, few, federation.server_data)

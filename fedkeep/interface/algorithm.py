@@ -88,7 +88,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
         Options of local training that the method sets itself, such as ``{"optimizer": "adam", "lr": 0.001}``.
     networks : {"one", "any"}
         Whether all clients must have the same architecture.
-    takes_turns : bool
+    has_rotating_role : bool
         Whether the clients of a cohort get a special role in turn, another client in every round.
     """
 
@@ -98,7 +98,7 @@ class Algorithm(Options, ABC, Generic[S, C]):
     needs: ClassVar[tuple[str, ...]] = ()
     training_options: ClassVar[Mapping[str, Any]] = {}
     networks: ClassVar[Literal["one", "any"]] = "one"
-    takes_turns: ClassVar[bool] = False
+    has_rotating_role: ClassVar[bool] = False
 
     @property
     def rows_per_class(self) -> int:

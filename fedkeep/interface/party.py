@@ -31,13 +31,13 @@ class NoState:
     """The state of a client, or of a server, that keeps nothing between calls."""
 
     def __getattr__(self, name: str) -> Any:
-        raise NoStateError(name)
+        raise UndeclaredStateError(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise NoStateError(name)
+        raise UndeclaredStateError(name)
 
 
-class NoStateError(ConfigError, AttributeError):
+class UndeclaredStateError(ConfigError, AttributeError):
     """A method uses a field of a state that it does not declare; also an AttributeError, as `hasattr` expects.
 
     Parameters

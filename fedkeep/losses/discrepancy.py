@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Metric = Literal["kl", "l1", "l2", "js"]
+Discrepancy = Literal["kl", "l1", "l2", "js"]
 
 SMOOTHING = 1e-4
 """Added to every share of both distributions before a KL divergence."""
@@ -20,7 +20,7 @@ EPSILON = 1e-4
 """Added to distances before they are inverted."""
 
 
-def divergence(first: Tensor, second: Tensor, metric: Metric) -> Tensor:
+def divergence(first: Tensor, second: Tensor, metric: Discrepancy) -> Tensor:
     """Compute d(first, second) over the last dimension.
 
     Parameters
@@ -84,7 +84,7 @@ def proportions(counts: Tensor) -> Tensor:
     return counts / counts.sum(-1, keepdim=True).clamp(min=1)
 
 
-def discrepancies(teachers: Tensor, student: Tensor, metric: Metric) -> Tensor:
+def discrepancies(teachers: Tensor, student: Tensor, metric: Discrepancy) -> Tensor:
     """Compute d(D_teacher, D_student) for each teacher.
 
     For the KL divergence, which is infinite where the student lacks a class, both distributions are smoothed; equal
@@ -136,7 +136,7 @@ def teacher_weights(distances: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def select_complementary(
-    candidates: Sequence[str], proportions: Mapping[str, Tensor], count: int, metric: Metric = "kl"
+    candidates: Sequence[str], proportions: Mapping[str, Tensor], count: int, metric: Discrepancy = "kl"
 ) -> list[str]:
     """Choose teachers one after another so that together they cover the classes evenly (SFedKD, algorithm 1).
 

@@ -195,7 +195,7 @@ def _with_window(trials: list[TrialResult], settings: Mapping[str, Any]) -> list
         int(trial.info["cohort_size"])
         for trial in trials
         if trial.algorithm in known
-        and known[trial.algorithm].takes_turns
+        and known[trial.algorithm].has_rotating_role
         and trial.info.get("cohort_size")
         # Of a cohort that is drawn anew in each round, no client has its turn after so many rounds.
         and trial.info["cohort_size"] == trial.info.get("num_clients")

@@ -23,7 +23,7 @@ MIN_NORMS = 3
 AT_CHANCE, FAR_ABOVE = 0.05, 0.3
 """Accuracies that count as chance, and as far above it, as shares of the way from chance to 100 %."""
 
-Sent: TypeAlias = tuple[float, str, str]
+NormAndFingerprints: TypeAlias = tuple[float, str, str]
 """An update: its norm, and fingerprints of the model that was sent and of the one that was returned."""
 
 
@@ -95,7 +95,7 @@ class ReplyHistory:
         By client, fingerprints of the models that it was sent and of those that it returned.
     label_counts : dict[str, list[float]]
         By client, its examples of each class in this task, as it once told; only if losses are checked.
-    falls, excesses : list[float]
+    loss_falls, logit_excesses : list[float]
         Of the last measured models, see `fedkeep.simulation.loss_check`.
     refused_rounds : int
         Number of rounds in a row in which all replies were refused.
@@ -112,8 +112,8 @@ class ReplyHistory:
     similarities: list[float] = field(default_factory=list)
     models: dict[str, list[list[str]]] = field(default_factory=dict)
     label_counts: dict[str, list[float]] = field(default_factory=dict)
-    falls: list[float] = field(default_factory=list)
-    excesses: list[float] = field(default_factory=list)
+    loss_falls: list[float] = field(default_factory=list)
+    logit_excesses: list[float] = field(default_factory=list)
     refused_rounds: int = 0
     best: float = 0.0
     best_round: int = 0
@@ -127,10 +127,10 @@ class ReplyHistory:
         self,
         answered: Iterable[str],
         refused: Collection[str],
-        updates: Mapping[str, Sequence[Sent]],
+        updates: Mapping[str, Sequence[NormAndFingerprints]],
         label_counts: Mapping[str, list[float]],
-        falls: Sequence[float] = (),
-        excesses: Sequence[float] = (),
+        loss_falls: Sequence[float] = (),
+        logit_excesses: Sequence[float] = (),
         similarities: Sequence[float] = (),
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
@@ -141,11 +141,11 @@ class ReplyHistory:
             Clients of whom a reply was accepted.
         refused : Collection[str]
             Clients of whom a reply was refused.
-        updates : Mapping[str, Sequence[Sent]]
+        updates : Mapping[str, Sequence[NormAndFingerprints]]
             By client, the norm of each accepted update, and fingerprints of the models sent and returned.
         label_counts : Mapping[str, list[float]]
             Label counts that clients told, by client.
-        falls, excesses : Sequence[float]
+        loss_falls, logit_excesses : Sequence[float]
             Of measured models.
         similarities : Sequence[float]
             Of accepted updates.
@@ -162,8 +162,8 @@ class ReplyHistory:
         norms = [norm for sent in updates.values() for norm, _, _ in sent if norm > 0]
         self.norms = [*self.norms, *norms][-KNOWN_NORMS:]
         self.label_counts |= label_counts
-        self.falls = [*self.falls, *falls][-KNOWN_NORMS:]
-        self.excesses = [*self.excesses, *excesses][-KNOWN_NORMS:]
+        self.loss_falls = [*self.loss_falls, *loss_falls][-KNOWN_NORMS:]
+        self.logit_excesses = [*self.logit_excesses, *logit_excesses][-KNOWN_NORMS:]
         self.similarities = [*self.similarities, *similarities][-KNOWN_NORMS:]
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
@@ -187,7 +187,7 @@ class ReplyHistory:
     def begin_task(self) -> None:
         """Forget what holds for one task only: accuracies, what is usual, and label counts."""
         self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
-        self.falls, self.excesses, self.similarities = [], [], []
+        self.loss_falls, self.logit_excesses, self.similarities = [], [], []
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

@@ -43,30 +43,28 @@ SAMPLED = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
-    """How far a client's training moved the model that it was sent.
+class UpdateSummary:
+    """How far a client's training moved the model that it was sent, without the models themselves.
 
     Attributes
     ----------
-    parameters, buffers : float
-        Norms of the changes.
-    before : float
-        Norm of the parameters that were sent.
-    before_buffers : float
-        Norm of the buffers that were sent.
+    parameter_change, buffer_change : float
+        Norms of the difference between the model that was returned and the one that was sent.
+    parameter_norm, buffer_norm : float
+        Norms of the model that was sent.
     similarity : float
         The least cosine similarity of a tensor of weights that was sent with the returned one; 1 without such tensors.
-    sent, returned : str
-        Fingerprints of the two models.
+    sent_fingerprint, returned_fingerprint : str
+        Hashes of a few values of the two models, by which they are recognised.
     """
 
-    parameters: float
-    buffers: float
-    before: float
-    before_buffers: float
+    parameter_change: float
+    buffer_change: float
+    parameter_norm: float
+    buffer_norm: float
     similarity: float
-    sent: str
-    returned: str
+    sent_fingerprint: str
+    returned_fingerprint: str
 
 
 def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str | None:
@@ -133,7 +131,7 @@ def _mismatch(weights: Mapping[Any, Any], runner: ModelRunner) -> str | None:
     return find_mismatch(weights, expected)
 
 
-def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> Update:
+def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> UpdateSummary:
     """Measure how far a client's training moved a model.
 
     Parameters
@@ -147,7 +145,7 @@ def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> Upda
 
     Returns
     -------
-    Update
+    UpdateSummary
         The norms and fingerprints.
     """
     trained = [name for name in parameters if sent[name].is_floating_point()]
@@ -155,7 +153,9 @@ def measure_update(sent: Weights, reply: Fit, parameters: Sequence[str]) -> Upda
     before, before_buffers = (joint_norm([sent[name] for name in names]) for names in (trained, buffers))
     moved, moved_buffers = (_distance(reply.model, sent, names) for names in (trained, buffers))
     similarity = _least_similarity(sent, reply.model, trained)
-    return Update(moved, moved_buffers, before, before_buffers, similarity, fingerprint(sent), fingerprint(reply.model))
+    return UpdateSummary(
+        moved, moved_buffers, before, before_buffers, similarity, fingerprint(sent), fingerprint(reply.model)
+    )
 
 
 @torch.no_grad()
@@ -190,12 +190,12 @@ def fingerprint(model: Weights) -> str:
     return hashlib.blake2b(joined.numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def find_replay(update: Update, known: Iterable[Sequence[str]]) -> str | None:
+def find_replay(update: UpdateSummary, known: Iterable[Sequence[str]]) -> str | None:
     """Tell whether a client returned a model that it had returned before, when it was sent another one.
 
     Parameters
     ----------
-    update : Update
+    update : UpdateSummary
         The update.
     known : Iterable[Sequence[str]]
         Fingerprints of the models that the client was sent and returned before.
@@ -205,18 +205,20 @@ def find_replay(update: Update, known: Iterable[Sequence[str]]) -> str | None:
     str or None
         The reason; None for a new model. A client that changes nothing, or is sent the same again, replays nothing.
     """
-    if update.sent == update.returned:
+    if update.sent_fingerprint == update.returned_fingerprint:
         return None
-    replayed = any(returned == update.returned and sent != update.sent for sent, returned in known)
+    replayed = any(
+        returned == update.returned_fingerprint and sent != update.sent_fingerprint for sent, returned in known
+    )
     return "a model that it had answered with before" if replayed else None
 
 
-def find_large(update: Update, defense: Defense) -> str | None:
+def find_large(update: UpdateSummary, defense: Defense) -> str | None:
     """Tell whether an update is too large for the model that it changes.
 
     Parameters
     ----------
-    update : Update
+    update : UpdateSummary
         The update.
     defense : Defense
         The limit, ``model_norm``.
@@ -227,8 +229,12 @@ def find_large(update: Update, defense: Defense) -> str | None:
         The reason; None if it is not, or without a limit.
     """
     parts = (
-        ("an update", update.parameters, defense.model_norm * max(update.before, 1.0)),
-        ("buffers with a change", update.buffers, BUFFER_FACTOR * defense.model_norm * max(update.before_buffers, 1.0)),
+        ("an update", update.parameter_change, defense.model_norm * max(update.parameter_norm, 1.0)),
+        (
+            "buffers with a change",
+            update.buffer_change,
+            BUFFER_FACTOR * defense.model_norm * max(update.buffer_norm, 1.0),
+        ),
     )
     for what, norm, limit in parts if defense.model_norm else ():
         if not norm <= limit:
@@ -236,7 +242,7 @@ def find_large(update: Update, defense: Defense) -> str | None:
     return None
 
 
-def find_unrelated(updates: Mapping[str, Update], known: Sequence[float] = ()) -> dict[str, str]:
+def find_unrelated(updates: Mapping[str, UpdateSummary], known: Sequence[float] = ()) -> dict[str, str]:
     """Find models that have nothing of the one that was sent, where others' have: weights at random, or exchanged rows.
 
     However far an honest training moves a model, some of its direction stays: over 900 honest updates on digits and
@@ -245,7 +251,7 @@ def find_unrelated(updates: Mapping[str, Update], known: Sequence[float] = ()) -
 
     Parameters
     ----------
-    updates : Mapping[str, Update]
+    updates : Mapping[str, UpdateSummary]
         By client.
     known : Sequence[float]
         Similarities of earlier updates, which are the reference if there are too few updates.
@@ -268,7 +274,7 @@ def find_unrelated(updates: Mapping[str, Update], known: Sequence[float] = ()) -
 
 
 def find_outliers(
-    updates: Mapping[str, Update],
+    updates: Mapping[str, UpdateSummary],
     defense: Defense,
     known: Sequence[float] = (),
 ) -> dict[str, str]:
@@ -279,7 +285,7 @@ def find_outliers(
 
     Parameters
     ----------
-    updates : Mapping[str, Update]
+    updates : Mapping[str, UpdateSummary]
         By client.
     defense : Defense
         The limit, ``update_norm``.
@@ -293,9 +299,9 @@ def find_outliers(
     """
     found: dict[str, str] = {}
     limit = defense.update_norm
-    measures: tuple[tuple[str, float, Callable[[Update], tuple[float, float]], Sequence[float]], ...] = (
-        ("an update", limit, lambda update: (update.parameters, update.before), known),
-        ("buffers with a change", 10 * limit, lambda update: (update.buffers, update.before_buffers), ()),
+    measures: tuple[tuple[str, float, Callable[[UpdateSummary], tuple[float, float]], Sequence[float]], ...] = (
+        ("an update", limit, lambda update: (update.parameter_change, update.parameter_norm), known),
+        ("buffers with a change", 10 * limit, lambda update: (update.buffer_change, update.buffer_norm), ()),
     )
     for what, times, measure, earlier in measures if limit and defense.check_replies else ():
         norms = [norm for norm, _ in map(measure, updates.values()) if norm > 0]

@@ -42,7 +42,7 @@ from fedkeep.simulation.loss_check import (
 )
 from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
 from fedkeep.simulation.replies import (
-    Update,
+    UpdateSummary,
     find_fault,
     find_large,
     find_outliers,
@@ -86,7 +86,7 @@ class RoundState:
         Lost clients, and the reasons.
     refused : dict[str, str]
         Those of the lost clients whose reply was refused, and the reasons.
-    updates : dict[str, list[Update]]
+    updates : dict[str, list[UpdateSummary]]
         Accepted updates of models, by client.
     answered : set[str]
         Clients of whom a reply was accepted.
@@ -96,7 +96,7 @@ class RoundState:
         The models that were sent to the clients that were asked last, by client.
     label_counts : dict[str, list[float]]
         Label counts that clients told in this round, if losses are checked.
-    falls, excesses : list[float]
+    loss_falls, logit_excesses : list[float]
         Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
     lost_between_rounds : dict[str, str]
         Clients that were lost at the beginning or the end of the task only.
@@ -139,12 +139,12 @@ class RoundState:
         self.cohort = cohort
         self.lost: dict[str, str] = {}
         self.refused: dict[str, str] = {}
-        self.updates: dict[str, list[Update]] = {}
+        self.updates: dict[str, list[UpdateSummary]] = {}
         self.answered: set[str] = set()
         self.left_out: list[str] = []
         self.label_counts: dict[str, list[float]] = {}
-        self.falls: list[float] = []
-        self.excesses: list[float] = []
+        self.loss_falls: list[float] = []
+        self.logit_excesses: list[float] = []
         self.sent: dict[str, Weights] = {}
         self.lost_between_rounds: dict[str, str] = {}
         self.requires_min_clients = True
@@ -444,7 +444,7 @@ class RoundState:
     def _compare(self, arrived: list[_Arrived]) -> None:
         """Compare models that were asked for together, refuse those that cannot be right, and keep the others."""
         state, defense = self.state, self.state.defense
-        updates: dict[str, Update] = {}
+        updates: dict[str, UpdateSummary] = {}
         for one in arrived:
             client, update = one.request.client, one.update
             if update is None or client in self.lost:
@@ -484,7 +484,7 @@ class RoundState:
         model = fit.model if self.state.averages_local_models else {}
         self.fits.append((client, self._fit_store.keep(Fit(model, fit.num_examples, fit.num_steps, fit.loss))))
 
-    def _check_losses(self, arrived: Sequence[_Arrived], updates: Mapping[str, Update]) -> None:
+    def _check_losses(self, arrived: Sequence[_Arrived], updates: Mapping[str, UpdateSummary]) -> None:
         """Refuse models that their clients' own examples cannot have made, if the recipe lets somebody measure it."""
         defense, check = self.state.defense, self.state.server.check
         clients = [one.request.client for one in arrived if one.request.client not in self.lost]
@@ -499,7 +499,7 @@ class RoundState:
                 continue
             model = load(one.reply.model)
             if not counts[client].any():  # nothing to learn from, so nothing may have changed
-                change = inf if updates[client].parameters or updates[client].buffers else 0.0
+                change = inf if updates[client].parameter_change or updates[client].buffer_change else 0.0
             elif check:
                 before, after = check.scores(sent), check.scores(model)
                 change = mean_of_labels(after.loss - before.loss, counts[client]) or 0.0
@@ -516,10 +516,12 @@ class RoundState:
 
     def _compare_learning(self, learned: Sequence[tuple[_Arrived, float | None, float | None]]) -> None:
         """Refuse models that learned less, or more from images of other classes, than the last models did."""
-        self.falls += [fall for _, fall, _ in learned if fall is not None]
-        self.excesses += [excess for _, _, excess in learned if excess is not None]
-        least = smallest_fall([*self.state.history.falls, *self.falls])
-        most = largest_excess([*self.state.history.excesses, *self.excesses], self.state.defense.logit_deviations)
+        self.loss_falls += [fall for _, fall, _ in learned if fall is not None]
+        self.logit_excesses += [excess for _, _, excess in learned if excess is not None]
+        least = smallest_fall([*self.state.history.loss_falls, *self.loss_falls])
+        most = largest_excess(
+            [*self.state.history.logit_excesses, *self.logit_excesses], self.state.defense.logit_deviations
+        )
         for one, fall, excess in learned:
             if fall is not None and fall < least:
                 self._refuse(
@@ -636,7 +638,7 @@ class _Checked:
     result: StepResult | ClientFailure
     fault: str | None = None
     size: int = 0
-    update: Update | None = None
+    update: UpdateSummary | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -646,11 +648,11 @@ class _Arrived:
     request: StepRequest
     reply: Fit
     state_before: Any
-    update: Update | None
+    update: UpdateSummary | None
 
 
-def _fingerprints(update: Update) -> list[str]:
-    return [update.sent, update.returned]
+def _fingerprints(update: UpdateSummary) -> list[str]:
+    return [update.sent_fingerprint, update.returned_fingerprint]
 
 
 class LocalRemoteClient(RemoteClient):

@@ -110,7 +110,9 @@ class Simulation(SimulationState):
         if round.round == 1 and round.task > 1:
             self.history.begin_task()
         updates = {
-            client: [(update.parameters, update.sent, update.returned) for update in listed]
+            client: [
+                (update.parameter_change, update.sent_fingerprint, update.returned_fingerprint) for update in listed
+            ]
             for client, listed in round.updates.items()
         }
         similarities = [update.similarity for listed in round.updates.values() for update in listed]
@@ -119,8 +121,8 @@ class Simulation(SimulationState):
             round.refused,
             updates,
             round.label_counts,
-            round.falls,
-            round.excesses,
+            round.loss_falls,
+            round.logit_excesses,
             similarities,
         )
         if "correct" in record:

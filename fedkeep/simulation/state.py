@@ -168,7 +168,7 @@ class SimulationState:
         server_state, self.client_state = state_types(type(self.algorithm))
         self.server = LocalServer(
             self.context,
-            self.federation.server,
+            self.federation.server_data,
             server_state(),
             self.context.runner.initial,
             len(self.federation.clients),
@@ -190,7 +190,7 @@ class SimulationState:
     def _model_check(self) -> ModelCheck | None:
         if self.defense.loss_check != "server":
             return None
-        return ModelCheck(self.context, self.federation.server, self.defense.loss_examples)
+        return ModelCheck(self.context, self.federation.server_data, self.defense.loss_examples)
 
     @property
     def averages_local_models(self) -> bool:

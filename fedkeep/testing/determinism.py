@@ -15,7 +15,7 @@ from fedkeep.testing import federation as tiny
 from fedkeep.testing.interception import BackwardExecutor, record_batches
 from fedkeep.testing.runs import (
     GLOBAL_SEED,
-    Method,
+    AnyAlgorithm,
     expect,
     expect_close_run,
     expect_equal,
@@ -25,7 +25,7 @@ from fedkeep.testing.runs import (
 )
 
 
-def check_two_runs_are_equal(algorithm: Method) -> None:
+def check_two_runs_are_equal(algorithm: AnyAlgorithm) -> None:
     """Check that two runs with one seed leave the same bytes, and that something is learned."""
     one, two = undisturbed(algorithm), tiny.simulation(algorithm)
     expect_same_run(one, tiny.run_rounds(two), two, "in a second run with the same seed")
@@ -34,14 +34,14 @@ def check_two_runs_are_equal(algorithm: Method) -> None:
     expect(learned, algorithm, "`round` should leave in `server.model` what was learned, not the initial model")
 
 
-def check_another_seed_differs(algorithm: Method) -> None:
+def check_another_seed_differs(algorithm: AnyAlgorithm) -> None:
     """Check that the seed matters."""
     one, two = undisturbed(algorithm), tiny.simulation(algorithm, seed=1)
     differs = one.records != tiny.run_rounds(two) and not tiny.equal(one.model, two.server.model)
     expect(differs, algorithm, "records and model should differ with another seed")
 
 
-def check_common_randomness(algorithm: Method) -> None:
+def check_common_randomness(algorithm: AnyAlgorithm) -> None:
     """Check that a method changes no cohort, initial weight, example or batch order: all methods see the same."""
     own, reference = _seen(algorithm), _seen_in_plain_training()
     expect_equal(own["cohorts"], reference["cohorts"], algorithm, "cohorts should be those of every method")
@@ -64,7 +64,7 @@ def check_common_randomness(algorithm: Method) -> None:
         )
 
 
-def check_evaluation_interval_changes_nothing(algorithm: Method) -> None:
+def check_evaluation_interval_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on how often the model is evaluated."""
     often, seldom = undisturbed(algorithm), tiny.simulation(algorithm, evaluate_every=3)
     records = tiny.run_rounds(seldom)
@@ -79,7 +79,7 @@ def check_evaluation_interval_changes_nothing(algorithm: Method) -> None:
     expect(same, algorithm, "the model should not depend on how often is evaluated")
 
 
-def check_evaluating_local_models_changes_nothing(algorithm: Method) -> None:
+def check_evaluating_local_models_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on whether clients' models are evaluated."""
     watched = tiny.simulation(algorithm, evaluate_local_models=True)
     records = tiny.run_rounds(watched)
@@ -91,7 +91,7 @@ def check_evaluating_local_models_changes_nothing(algorithm: Method) -> None:
     expect(any(evaluated), algorithm, "some client's model should come back as a Fit, or be its `own_model`")
 
 
-def check_codec_changes_nothing(algorithm: Method) -> None:
+def check_codec_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that messages and states come through the codec as they were."""
     coded = tiny.simulation(algorithm, through_codec=True)
     one = undisturbed(algorithm)
@@ -99,7 +99,7 @@ def check_codec_changes_nothing(algorithm: Method) -> None:
     expect(encode(one.server) == encode(coded.server.state), algorithm, "the server's state should be the same bytes")
 
 
-def check_order_of_work_changes_nothing(algorithm: Method) -> None:
+def check_order_of_work_changes_nothing(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on which client is quicker."""
     forward = undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
     backward = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT)
@@ -110,14 +110,14 @@ def check_order_of_work_changes_nothing(algorithm: Method) -> None:
     expect(same, algorithm, "the server's state should be the same bytes")
 
 
-def check_stacked_training(algorithm: Method) -> None:
+def check_stacked_training(algorithm: AnyAlgorithm) -> None:
     """Check that clients trained as one stacked model learn the same, up to rounding."""
     looped = undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
     stacked = tiny.simulation(algorithm, cohort_size=6, training=tiny.SHORT, stack=4)
     expect_close_run(looped.records, looped.model, tiny.run_rounds(stacked), stacked)
 
 
-def check_global_randomness(algorithm: Method) -> None:
+def check_global_randomness(algorithm: AnyAlgorithm) -> None:
     """Check that PyTorch's global generator is neither read nor moved."""
     first = undisturbed(algorithm)
     with temporary_seed(GLOBAL_SEED + 1):
@@ -129,7 +129,7 @@ def check_global_randomness(algorithm: Method) -> None:
     expect(torch.equal(after, before), algorithm, advice)
 
 
-def check_records_are_json(algorithm: Method) -> None:
+def check_records_are_json(algorithm: AnyAlgorithm) -> None:
     """Check that records are strict JSON."""
     for record in undisturbed(algorithm).records:
         expect_json(algorithm, record)
@@ -141,7 +141,7 @@ def _seen_in_plain_training() -> dict[str, Any]:
     return _seen(FedSeq())
 
 
-def _seen(algorithm: Method) -> dict[str, Any]:
+def _seen(algorithm: AnyAlgorithm) -> dict[str, Any]:
     """Run a method and return what its clients saw."""
     simulation = tiny.simulation(algorithm)
     seen = record_batches(simulation)

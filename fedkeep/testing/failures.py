@@ -26,7 +26,7 @@ from fedkeep.testing.interception import (
 )
 from fedkeep.testing.runs import (
     ROUNDS,
-    Method,
+    AnyAlgorithm,
     asked_steps,
     condition,
     expect,
@@ -40,7 +40,7 @@ from fedkeep.testing.runs import (
 FILES = ("rounds.jsonl", "model.safetensors", "result.json")
 
 
-def check_resume(algorithm: Method) -> None:
+def check_resume(algorithm: AnyAlgorithm) -> None:
     """Check that a trial, stopped after every round or killed behind its last checkpoint, ends with the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
         whole, stopped = Path(folder) / "whole", Path(folder) / "stopped"
@@ -57,7 +57,7 @@ def check_resume(algorithm: Method) -> None:
         expect_resumes_after_kill(algorithm, whole, ROUNDS - 1)
 
 
-def run_with_copies(algorithm: Method, folder: Path) -> None:
+def run_with_copies(algorithm: AnyAlgorithm, folder: Path) -> None:
     """Run a trial to its end, with one checkpoint, after round 1; copy the folder as a kill in each round leaves it."""
 
     def copy(state: Any, result: Any) -> None:
@@ -72,7 +72,7 @@ def killed_in(folder: Path, round: int) -> Path:
     return folder.with_name(f"{folder.name}-killed-in-{round}")
 
 
-def expect_resumes_after_kill(algorithm: Method, whole: Path, at: int) -> None:
+def expect_resumes_after_kill(algorithm: AnyAlgorithm, whole: Path, at: int) -> None:
     """Check that a trial killed in a round, with a checkpoint of the first, ends as the one that was not."""
     cut = killed_in(whole, at)
     saved = manifests(cut / "checkpoint")
@@ -83,14 +83,14 @@ def expect_resumes_after_kill(algorithm: Method, whole: Path, at: int) -> None:
     expect_same_files(algorithm, cut, whole, f"when killed in round {at} and resumed from the checkpoint of round 1")
 
 
-def expect_same_files(algorithm: Method, folder: Path, whole: Path, why: str) -> None:
+def expect_same_files(algorithm: AnyAlgorithm, folder: Path, whole: Path, why: str) -> None:
     """Check that two trials left the same bytes."""
     for name in FILES:
         same = (folder / name).read_bytes() == (whole / name).read_bytes()
         expect(same, algorithm, f"{name} should hold the same bytes {why}; all that is kept belongs into a state")
 
 
-def check_checkpoint(algorithm: Method) -> None:
+def check_checkpoint(algorithm: AnyAlgorithm) -> None:
     """Check that a checkpoint restores every state."""
     first, second = (tiny.simulation(algorithm, training=tiny.SHORT) for _ in range(2))
     tiny.run_rounds(first, 2)
@@ -106,7 +106,7 @@ def check_checkpoint(algorithm: Method) -> None:
     )
 
 
-def check_lost_clients(algorithm: Method) -> None:
+def check_lost_clients(algorithm: AnyAlgorithm) -> None:
     """Check that a client may be lost in each step, and the round goes on with the others."""
     calls = undisturbed(algorithm).calls
     for step in asked_steps(algorithm):
@@ -125,7 +125,7 @@ def check_lost_clients(algorithm: Method) -> None:
         expect_finite(algorithm, simulation.server.model)
 
 
-def check_bad_replies(algorithm: Method) -> None:
+def check_bad_replies(algorithm: AnyAlgorithm) -> None:
     """Check that broken replies are refused with a reason, and the round goes on."""
     only_fits = set() if replies_with(algorithm, Fit) else {"loss", "name"}  # faults that other replies cannot have
     for faults in (("nan", "shape", "name"), ("inf", "type", "loss")):
@@ -143,7 +143,7 @@ def check_bad_replies(algorithm: Method) -> None:
         expect_finite(algorithm, simulation.server.model)
 
 
-def check_diverged_client(algorithm: Method) -> None:
+def check_diverged_client(algorithm: AnyAlgorithm) -> None:
     """Check that a client whose training diverged changes nothing anywhere, exactly as one that never came back."""
     injector = _failing({2: "4"}, last_fit(algorithm))
     lost = tiny.simulation(algorithm, fault_injector=injector, cohort_size=6, training=tiny.SHORT)
@@ -156,7 +156,7 @@ def check_diverged_client(algorithm: Method) -> None:
     expect(same, algorithm, "a client whose training diverged should leave no trace")
 
 
-def check_too_few_clients(algorithm: Method) -> None:
+def check_too_few_clients(algorithm: AnyAlgorithm) -> None:
     """Check that a round with too few clients changes nothing, whenever they are lost."""
     second = tiny.simulation(algorithm).sample_cohort(2)
     at_once: Injector = lambda number, client, step: "gone" if number == 2 else None  # noqa: E731
@@ -175,7 +175,7 @@ def check_too_few_clients(algorithm: Method) -> None:
             expect_equal(later, [False, False], algorithm, "later rounds should go on")
 
 
-def check_exceptions(algorithm: Method) -> None:
+def check_exceptions(algorithm: AnyAlgorithm) -> None:
     """Check that an exception in a step stops the run, says where, and leaves the last round."""
     whole = undisturbed(algorithm, training=tiny.SHORT)
     asked = {step: (number, client) for number, client, step in whole.calls}  # where each was asked last

@@ -13,7 +13,7 @@ from fedkeep.testing import federation as tiny
 from fedkeep.testing.interception import record_fits
 from fedkeep.testing.runs import (
     ROUNDS,
-    Method,
+    AnyAlgorithm,
     expect,
     expect_data_error,
     expect_equal,
@@ -24,36 +24,36 @@ from fedkeep.testing.runs import (
 )
 
 
-def check_cohort_of_one(algorithm: Method) -> None:
+def check_cohort_of_one(algorithm: AnyAlgorithm) -> None:
     """Check rounds with one client each."""
     run_settled(tiny.simulation(algorithm, cohort_size=1, rounds=8, training=tiny.SHORT))
 
 
-def check_more_rounds_than_clients(algorithm: Method) -> None:
+def check_more_rounds_than_clients(algorithm: AnyAlgorithm) -> None:
     """Check a federation of two clients that return."""
     two = tiny.federation((8, 9))
     run_settled(tiny.simulation(algorithm, federation=two, cohort_size=1, rounds=7, training=tiny.SHORT))
 
 
-def check_cohort_of_everybody(algorithm: Method) -> None:
+def check_cohort_of_everybody(algorithm: AnyAlgorithm) -> None:
     """Check rounds with all clients."""
     everybody = undisturbed(algorithm, cohort_size=6, training=tiny.SHORT)
     expect_settled(algorithm, everybody.records, everybody.model)
 
 
-def check_client_with_one_example(algorithm: Method) -> None:
+def check_client_with_one_example(algorithm: AnyAlgorithm) -> None:
     """Check clients that hold a single example."""
     run_settled(tiny.simulation(algorithm, federation=tiny.federation((1, 6, 1)), cohort_size=3))
 
 
-def check_clients_with_one_class(algorithm: Method) -> None:
+def check_clients_with_one_class(algorithm: AnyAlgorithm) -> None:
     """Check clients that hold one class each."""
     data = tiny.dataset(30)
     clients = [torch.nonzero(data.train["label"] == c).flatten().tolist() for c in range(tiny.CLASSES)]
     run_settled(tiny.simulation(algorithm, federation=tiny.by_hand(data, clients), cohort_size=3))
 
 
-def check_clients_without_examples(algorithm: Method) -> None:
+def check_clients_without_examples(algorithm: AnyAlgorithm) -> None:
     """Check that clients may hold nothing, and that empty messages come through the codec."""
     clients = tiny.federation((6, 0, 9, 0))
     for through_codec in (False, True):
@@ -70,7 +70,7 @@ def check_clients_without_examples(algorithm: Method) -> None:
         )
 
 
-def check_nobody_with_examples(algorithm: Method) -> None:
+def check_nobody_with_examples(algorithm: AnyAlgorithm) -> None:
     """Check a federation in which nobody holds anything."""
     simulation = tiny.simulation(algorithm, federation=tiny.by_hand(tiny.dataset(9), [[], []]), cohort_size=2)
     if "generator" in algorithm.needs:  # what nobody has cannot be described
@@ -81,7 +81,7 @@ def check_nobody_with_examples(algorithm: Method) -> None:
     expect_finite(algorithm, simulation.server.model)
 
 
-def check_batch_norm(algorithm: Method) -> None:
+def check_batch_norm(algorithm: AnyAlgorithm) -> None:
     """Check that batch norms' statistics stay between those that clients left.
 
     They are averaged, however a method moves the parameters: carried further, a variance may become negative.
@@ -109,7 +109,7 @@ def check_batch_norm(algorithm: Method) -> None:
         expect(counted, algorithm, "whole numbers of the model should stay int64, and one that a client left")
 
 
-def check_dropout(algorithm: Method) -> None:
+def check_dropout(algorithm: AnyAlgorithm) -> None:
     """Check that clients may drop out at random, the same ones in every run."""
     first, again = (
         tiny.simulation(algorithm, cohort_size=4, rounds=8, client_dropout=0.4, training=tiny.SHORT) for _ in range(2)
@@ -121,7 +121,7 @@ def check_dropout(algorithm: Method) -> None:
     expect_equal(tiny.run_rounds(again, 4), records[:4], algorithm, "the same clients should drop out in every run")
 
 
-def check_memory(algorithm: Method) -> None:
+def check_memory(algorithm: AnyAlgorithm) -> None:
     """Check that memory is flat: what lives after 30 rounds lived after 10, within a quarter of a model and 10 objects.
 
     After the 31st the task ends, of which a method may keep something once.

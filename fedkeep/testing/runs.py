@@ -23,20 +23,20 @@ from fedkeep.simulation.simulation import Simulation
 from fedkeep.testing import federation as tiny
 from fedkeep.testing.interception import replies_with
 
-Method = Algorithm[Any, Any]
+AnyAlgorithm = Algorithm[Any, Any]
 
 ROUNDS = 4
 GLOBAL_SEED = 11
 """Of the generators that nobody may read, in undisturbed runs."""
 
 
-def expect(condition: bool, algorithm: Method, expected: str) -> None:
+def expect(condition: bool, algorithm: AnyAlgorithm, expected: str) -> None:
     """Raise AssertionError with a method's name and what is expected of it, unless the condition holds."""
     if not condition:
         raise AssertionError(f"{type(algorithm).__name__}: {expected}")
 
 
-def expect_equal(found: object, wanted: object, algorithm: Method, expected: str) -> None:
+def expect_equal(found: object, wanted: object, algorithm: AnyAlgorithm, expected: str) -> None:
     """Raise AssertionError that also says what was found instead, unless two values are equal."""
     if found != wanted:
         raise AssertionError(f"{type(algorithm).__name__}: {expected}; {_difference(found, wanted)}")
@@ -84,7 +84,7 @@ class UndisturbedRun:
 
 @functools.lru_cache(maxsize=256)
 def undisturbed(
-    algorithm: Method, build: Callable[..., Simulation] = tiny.simulation, **changes: Any
+    algorithm: AnyAlgorithm, build: Callable[..., Simulation] = tiny.simulation, **changes: Any
 ) -> UndisturbedRun:
     """Run a method with nobody disturbing it, once for all checks.
 
@@ -111,7 +111,7 @@ def undisturbed(
     )
 
 
-def expect_json(algorithm: Method, record: dict[str, Any]) -> None:
+def expect_json(algorithm: AnyAlgorithm, record: dict[str, Any]) -> None:
     """Check that a record is strict JSON."""
     advice = "what `server.log` is given should be finite numbers, or lists of them"
     try:
@@ -121,17 +121,17 @@ def expect_json(algorithm: Method, record: dict[str, Any]) -> None:
     expect_equal(json.loads(text), record, algorithm, advice)
 
 
-def asked_steps(algorithm: Method) -> set[str]:
+def asked_steps(algorithm: AnyAlgorithm) -> set[str]:
     """Return the names of the client steps that a method asks for in an undisturbed run."""
     return {step for _, _, step in undisturbed(algorithm).calls}
 
 
-def last_step(algorithm: Method) -> str:
+def last_step(algorithm: AnyAlgorithm) -> str:
     """Return the step that a round asks for last; not a task's first or last round, which may ask everybody too."""
     return [step for number, _, step in undisturbed(algorithm).calls if number == 2][-1]
 
 
-def last_fit(algorithm: Method) -> str:
+def last_fit(algorithm: AnyAlgorithm) -> str:
     """Return the step that a round asks for last of those that reply with a fit; if none does, with anything."""
     everything = set(client_steps(type(algorithm))) - replies_with(algorithm, type(None))
     fits = replies_with(algorithm, Fit) or everything
@@ -194,7 +194,7 @@ def run_settled(simulation: Simulation, rounds: int | None = None) -> list[dict[
     return records
 
 
-def expect_settled(algorithm: Method, records: list[dict[str, Any]], model: Weights) -> None:
+def expect_settled(algorithm: AnyAlgorithm, records: list[dict[str, Any]], model: Weights) -> None:
     """Check that no client was lost, no round rolled back, and that the model is finite."""
     for record in records:
         expect_equal(record["lost"], {}, algorithm, f"no client should be lost in round {record['round']}")
@@ -202,7 +202,7 @@ def expect_settled(algorithm: Method, records: list[dict[str, Any]], model: Weig
     expect_finite(algorithm, model)
 
 
-def expect_finite(algorithm: Method, model: Weights) -> None:
+def expect_finite(algorithm: AnyAlgorithm, model: Weights) -> None:
     """Check that all numbers of a model are finite."""
     expect(tiny.finite(model), algorithm, "all numbers of the model should be finite")
 

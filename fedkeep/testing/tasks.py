@@ -21,7 +21,7 @@ from fedkeep.testing import federation as tiny
 from fedkeep.testing.failures import expect_same_files
 from fedkeep.testing.interception import BackwardExecutor, Stopped, stop_after
 from fedkeep.testing.runs import (
-    Method,
+    AnyAlgorithm,
     condition,
     expect,
     expect_close_run,
@@ -36,7 +36,7 @@ from fedkeep.testing.runs import (
 STOPS = (2, 3, 5)  # after a task, right after a task has begun, and within the last
 
 
-def check_tasks(algorithm: Method) -> None:
+def check_tasks(algorithm: AnyAlgorithm) -> None:
     """Check that all tasks are run, and that the model knows each task's classes."""
     whole = undisturbed(algorithm, tiny.simulation_with_tasks)
     places = [(record["task"], record["round"]) for record in whole.records]
@@ -48,14 +48,14 @@ def check_tasks(algorithm: Method) -> None:
         expect_json(algorithm, record)
 
 
-def check_tasks_through_codec(algorithm: Method) -> None:
+def check_tasks_through_codec(algorithm: AnyAlgorithm) -> None:
     """Check that a second run, with all messages through the codec, leaves the same."""
     coded = tiny.simulation_with_tasks(algorithm, through_codec=True)
     one = undisturbed(algorithm, tiny.simulation_with_tasks)
     expect_same_run(one, tiny.run_rounds(coded), coded, "when every message goes through the codec, with tasks")
 
 
-def check_tasks_order_of_work(algorithm: Method) -> None:
+def check_tasks_order_of_work(algorithm: AnyAlgorithm) -> None:
     """Check that results do not depend on which client is quicker."""
     forward = undisturbed(algorithm, tiny.simulation_with_tasks, cohort_size=5, training=tiny.SHORT)
     backward = tiny.simulation_with_tasks(algorithm, cohort_size=5, training=tiny.SHORT)
@@ -64,7 +64,7 @@ def check_tasks_order_of_work(algorithm: Method) -> None:
     expect_same_run(forward, records, backward, "when clients are asked in another order, with tasks")
 
 
-def check_tasks_stacked_training(algorithm: Method) -> None:
+def check_tasks_stacked_training(algorithm: AnyAlgorithm) -> None:
     """Check that clients trained as one stacked model learn the same, up to rounding."""
     tasks = tiny.stream((2, 1), clients=6, absent=1)
     looped, stacked = (tiny.simulation_with_tasks(algorithm, tasks, cohort_size=6, stack=stack) for stack in (1, 4))
@@ -72,7 +72,7 @@ def check_tasks_stacked_training(algorithm: Method) -> None:
     expect_close_run(records, looped.server.model, tiny.run_rounds(stacked), stacked)
 
 
-def check_tasks_class_without_examples(algorithm: Method) -> None:
+def check_tasks_class_without_examples(algorithm: AnyAlgorithm) -> None:
     """Check a task of whose class nobody holds an example."""
     tasks = _without_examples(tiny.stream((2, 1), absent=0), 2)
     simulation = tiny.simulation_with_tasks(algorithm, tasks, rounds=2)
@@ -85,7 +85,7 @@ def check_tasks_class_without_examples(algorithm: Method) -> None:
     expect_settled(algorithm, records, simulation.server.model)
 
 
-def check_tasks_resume(algorithm: Method) -> None:
+def check_tasks_resume(algorithm: AnyAlgorithm) -> None:
     """Check that a trial that is stopped or killed around a task's beginning resumes to the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
         whole, stopped, killed = (Path(folder) / name for name in ("whole", "stopped", "killed"))
@@ -104,7 +104,7 @@ def check_tasks_resume(algorithm: Method) -> None:
             expect_same_files(algorithm, cut, whole, f"when {why} of three tasks and resumed")
 
 
-def check_tasks_exception(algorithm: Method) -> None:
+def check_tasks_exception(algorithm: AnyAlgorithm) -> None:
     """Check that an exception in a task's first round leaves the last round of the task before."""
     whole = undisturbed(algorithm, tiny.simulation_with_tasks)
     simulation = tiny.simulation_with_tasks(algorithm)

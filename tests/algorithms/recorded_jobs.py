@@ -14,7 +14,7 @@ from fedkeep.simulation.simulation import Simulation
 from fedkeep.testing.interception import record_fits
 from fedkeep.training.local_training import NetworkView, TrainJob
 
-Method = Algorithm[Any, Any]
+AnyAlgorithm = Algorithm[Any, Any]
 TWO_ONE = tiny.stream((2, 1), clients=4, absent=0)
 
 
@@ -53,7 +53,7 @@ def distilled(student: Tensor, teacher: Tensor, known: int, tau: float = 2.0) ->
     return -(output * (student[:, :known] / tau).log_softmax(-1)).sum(-1).mean()
 
 
-def second_task(method: Method, rounds: int = 4) -> tuple[Any, RecordedJobs, Weights]:
+def second_task(method: AnyAlgorithm, rounds: int = 4) -> tuple[Any, RecordedJobs, Weights]:
     """Run some rounds, two a task; return the simulation, what was trained, and the last model of the first task."""
     simulation = tiny.simulation_with_tasks(method, TWO_ONE, cohort_size=4)
     seen = RecordedJobs(simulation)

@@ -35,12 +35,12 @@ from fedkeep.options import option
 from fedkeep.testing.interception import record_fits
 from fedkeep.training.local_training import NetworkView
 
-Method = Algorithm[Any, Any]
+AnyAlgorithm = Algorithm[Any, Any]
 EVEN = tiny.federation((10,) * 6)
 TAUGHT = [AVER, EBKD, CAMKD]
 
 
-def final(method: Method, rounds: int = 4, **changes: Any) -> Weights:
+def final(method: AnyAlgorithm, rounds: int = 4, **changes: Any) -> Weights:
     simulation = tiny.simulation(method, rounds=rounds, **changes)
     tiny.run_rounds(simulation)
     return simulation.server.model
@@ -71,16 +71,18 @@ def distance(one: Weights, other: Weights) -> float:
     ],
     ids=repr,
 )
-def test_special_cases_are_equal_bit_for_bit(special: Method, plain: Method, different: Method) -> None:
+def test_special_cases_are_equal_bit_for_bit(
+    special: AnyAlgorithm, plain: AnyAlgorithm, different: AnyAlgorithm
+) -> None:
     reference = final(plain)
     assert tiny.equal(final(special), reference)
     assert not tiny.equal(final(different), reference)
 
 
 @pytest.mark.parametrize("method", [FedGKD(), SCAFFOLD(), FedADKD(phi="on"), MOON()], ids=repr)
-def test_first_rounds(method: Method) -> None:
+def test_first_rounds(method: AnyAlgorithm) -> None:
     """In its first round a method with memory is one without; from the second round on it is not."""
-    plain: dict[str, Method] = {
+    plain: dict[str, AnyAlgorithm] = {
         "fedgkd": FedAvg(aggregation="uniform"),
         "scaffold": FedAvg(),
         "fedadkd": FedADKD(phi="off"),
@@ -394,7 +396,7 @@ def test_a_round_of_uniform_sfedkd_tied_to_q_is_a_round_of_averaging() -> None:
 @pytest.mark.parametrize(
     "method", [*(cls(teachers=2) for cls in TAUGHT), FedNTD(), FedLSD(), FedADKD(), FedGKD(), MOON()], ids=repr
 )
-def test_teachers_asked_in_every_batch_teach_the_same(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_teachers_asked_in_every_batch_teach_the_same(method: AnyAlgorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under an augmentation that happens to change nothing; through the codec, unsettled objectives and all."""
     settled = final(method, rounds=2)
     asked: list[str] = []

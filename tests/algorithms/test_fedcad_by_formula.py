@@ -40,12 +40,12 @@ def uneven() -> Any:
     """Return the tiny federation with one, two and three images of the classes on the server, in no order."""
     server = tiny.dataset(12, seed=3).train
     rows = torch.tensor([9, 4, 8, 0, 5, 11])
-    return replace(tiny.federation(), server={name: column[rows] for name, column in server.items()})
+    return replace(tiny.federation(), server_data={name: column[rows] for name, column in server.items()})
 
 
 def trusts(hand: Hand, model: Mapping[str, Tensor], low: float, high: float, tau: float) -> list[float]:
     """Return low + (high - low) mean over the server's images of a class of p of that class."""
-    server = hand.simulation.federation.server
+    server = hand.simulation.federation.server_data
     images = hand.simulation.context.normalise(server["input"]).double()
     p = softmax(hand.taught(model, images), tau)
     values = []

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import tiny
 import torch
-from recorded_jobs import TWO_ONE, Method, RecordedJobs, distilled, logits, loss_of, second_task
+from recorded_jobs import TWO_ONE, AnyAlgorithm, RecordedJobs, distilled, logits, loss_of, second_task
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
@@ -35,7 +35,7 @@ from fedkeep.testing.interception import record_fits
 from fedkeep.training.model_runner import ModelRunner
 
 
-def final(method: Method, rounds: int | None = None, **changes: Any) -> Weights:
+def final(method: AnyAlgorithm, rounds: int | None = None, **changes: Any) -> Weights:
     simulation = tiny.simulation_with_tasks(method, TWO_ONE, cohort_size=4, **changes)
     tiny.run_rounds(simulation, rounds)
     return simulation.server.model
@@ -47,7 +47,7 @@ FIRST.append(TARGET(**tiny.INVERSION))
 
 
 @pytest.mark.parametrize("method", FIRST, ids=repr)
-def test_the_first_task_is_fedavgs_and_the_second_is_not(method: Method) -> None:
+def test_the_first_task_is_fedavgs_and_the_second_is_not(method: AnyAlgorithm) -> None:
     assert tiny.equal(final(method, 2), final(UNIFORM, 2))
     assert not tiny.equal(final(method), final(UNIFORM))
 
@@ -65,7 +65,7 @@ EQUAL = [
 
 
 @pytest.mark.parametrize(("method", "same"), EQUAL, ids=repr)
-def test_special_cases_are_equal(method: Method, same: Method) -> None:
+def test_special_cases_are_equal(method: AnyAlgorithm, same: AnyAlgorithm) -> None:
     one, other = final(method), final(same)
     for name, tensor in other.items():
         torch.testing.assert_close(one[name], tensor, rtol=1e-5, atol=1e-6)
@@ -191,7 +191,7 @@ def test_fedicarl_with_the_loss_of_glfc() -> None:
     ],
     ids=repr,
 )
-def test_what_each_client_keeps_or_all_together(method: Method, most: int) -> None:
+def test_what_each_client_keeps_or_all_together(method: AnyAlgorithm, most: int) -> None:
     simulation = tiny.simulation_with_tasks(method, TWO_ONE, rounds=1, cohort_size=4, training=tiny.SHORT)
     tiny.run_rounds(simulation)
     for client in "0123":

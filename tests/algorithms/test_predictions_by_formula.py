@@ -28,7 +28,7 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64, over some steps
 
 
 def public(hand: Hand) -> tuple[Tensor, Tensor]:
-    server = hand.simulation.federation.server
+    server = hand.simulation.federation.server_data
     return hand.simulation.context.normalise(server["input"]).double(), server["label"]
 
 
@@ -131,10 +131,10 @@ def test_without_passes_feddf_is_fedavg() -> None:
 def test_weights_never_leave_and_public_images_are_sent_once() -> None:
     simulation = tiny.simulation(FTKD(), cohort_size=6, rounds=3)
     records = tiny.run_rounds(simulation)
-    rows = len(simulation.federation.server["label"])
+    rows = len(simulation.federation.server_data["label"])
     logits = rows * tiny.CLASSES * 4
     assert [record["up"] for record in records] == [6 * logits] * 3
-    images = sum(column.nbytes for column in simulation.federation.server.values())
+    images = sum(column.nbytes for column in simulation.federation.server_data.values())
     assert [record["down"] for record in records] == [6 * (logits + images), 6 * logits, 6 * logits]
 
 

@@ -150,9 +150,9 @@ def test_the_partition_covers_exactly_what_remains(source: str, seed: int, tmp_p
     clients = Counter[bytes]()
     for client in federation.clients:
         clients += pictures(federation.data(client))
-    server, train, test = pictures(federation.server), pictures(digits.train), pictures(digits.test)
+    server, train, test = pictures(federation.server_data), pictures(digits.train), pictures(digits.test)
     assert server.total() == 80
-    assert torch.bincount(federation.server["label"]).tolist() == [8] * 10
+    assert torch.bincount(federation.server_data["label"]).tolist() == [8] * 10
     if source == "train_holdout":
         assert clients + server == train
         assert pictures(federation.dataset.test) == test
@@ -189,7 +189,7 @@ def test_only_who_asks_for_the_set_learns_of_it(tmp_path: Path) -> None:
     ends = {}
     for seed in (0, 1):
         federation = build_federation(recipe, 0)
-        federation = replace(federation, server=build_federation(recipe, seed).server)
+        federation = replace(federation, server_data=build_federation(recipe, seed).server_data)
         for method in recipe.methods:
             simulation = build_simulation(recipe, method, 0, federation)
             simulation.run_round()

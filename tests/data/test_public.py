@@ -62,7 +62,7 @@ def test_a_recipe_names_it_and_methods_ask_for_it(tmp_path: Path) -> None:
     assert recipe.public == Public(name="digits", num_images=20)
     assert isinstance(recipe.methods[0].algorithm, FedDF)
     federation = build_federation(recipe, 0)
-    assert len(federation.server["label"]) == 20
+    assert len(federation.server_data["label"]) == 20
     assert tiny.run_rounds(build_simulation(recipe, recipe.methods[0], 0, federation), 1)[0]["lost"] == {}
     with pytest.raises(ConfigError, match=r"Leave out \[auxiliary\] or \[public\]"):
         load_recipe(path, methods=["feddf"], settings=["auxiliary.images_per_class=2"])
@@ -74,7 +74,7 @@ def test_with_tasks_the_server_has_it_in_each(tmp_path: Path) -> None:
     )
     path = tiny.write_recipe(tmp_path, text + '\n[public]\nname = "digits"\nnum_images = 9\n[tasks]\nnum_tasks = 2\n')
     federation = build_federation(load_recipe(path), 0)
-    assert [len(federation.for_task(task).server["label"]) for task in (1, 2)] == [9, 9]
+    assert [len(federation.for_task(task).server_data["label"]) for task in (1, 2)] == [9, 9]
 
 
 def test_methods_without_a_use_for_it_are_not_disturbed(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_the_manifest_names_classes_and_partitions() -> None:
     assert manifest[1]["classes"] == [f"class {c}" for c in range(6, 12)]
     assert manifest[1]["partition"]["hash"] == stream.tasks[1].partition.hash
     assert manifest[1]["partition"]["rows"] == 6 * EACH
-    assert Federation.from_stream(stream, 2, {"input": torch.zeros(1)}).server.keys() == {"input"}
+    assert Federation.from_stream(stream, 2, {"input": torch.zeros(1)}).server_data.keys() == {"input"}
 
 
 # What cannot be

@@ -124,7 +124,7 @@ def test_a_model_is_measured_once_until_its_tensors_change(monkeypatch: pytest.M
     assert check.scores(model).loss[0] < first.loss[0], "changed in place"
     assert check.scores({name: tensor * 1e38 for name, tensor in model.items()}).loss.isfinite().all()
     one = check.context.num_classes
-    data = simulation.federation.server
+    data = simulation.federation.server_data
     by_hand = torch.nn.functional.cross_entropy(
         simulation.server.predict(simulation.server.model, {k: v[data["label"] == 3][:4] for k, v in data.items()}),
         torch.full((4,), 3),

@@ -132,7 +132,9 @@ def test_the_other_rows_of_its_table(extractor: Extractor, method: Algorithm[Any
     assert simulation.server.model.keys() == HEAD
     assert not torch.equal(simulation.server.model["classifier.weight"][:2], first["classifier.weight"])
     tests = sum(len(simulation.federation.for_task(task).dataset.test["label"]) for task in (1, 2))
-    assert extractor.read == len(simulation.federation.server["label"]) + tests, "public images, and test images, once"
+    assert extractor.read == len(simulation.federation.server_data["label"]) + tests, (
+        "public images, and test images, once"
+    )
 
 
 @pytest.mark.parametrize("name", ["target", "lander"])

@@ -108,7 +108,7 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
 
     title = "FedSKF"
     paper = "FedSKF, Electronics 2024, 13, 1772: selective knowledge fusion in federated class-incremental learning"
-    takes_turns = True
+    has_rotating_role = True
 
     level: Literal["lwf", "pass", "icarl"] = option(
         "lwf", "what clients keep of old tasks: models, and prototypes or exemplars too"

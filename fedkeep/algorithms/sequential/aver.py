@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fedkeep.algorithms.sequential.teachers import (
     PreparedDistillation,
     PreviousRound,
-    Selection,
+    TeacherSelection,
     log_teachers,
     prepare_distillation,
     select_teachers,
@@ -20,7 +20,7 @@ from fedkeep.algorithms.sequential.teachers import (
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
 from fedkeep.interface.steps import send_label_counts
 from fedkeep.losses import CrossEntropy, FullKL, FullKLByConfidence, FullKLByEntropy, Scale, WeightRule
-from fedkeep.losses.discrepancy import Metric
+from fedkeep.losses.discrepancy import Discrepancy
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -38,8 +38,8 @@ class AVER(Algorithm[PreviousRound, PreparedDistillation]):
     tau: float = option(4.0, "softmax temperature; the paper gives none", low=1e-3)
     kd_scale: Scale = option("tau2", "whether the distillation is multiplied by tau squared")
     teachers: int = option(5, "models of the previous round that teach; 0 is FedSeq", low=0)
-    metric: Metric = option("kl", "discrepancy of label distributions")
-    selection: Selection = option("greedy", "how teachers are chosen among the last round's clients")
+    metric: Discrepancy = option("kl", "discrepancy of label distributions")
+    selection: TeacherSelection = option("greedy", "how teachers are chosen among the last round's clients")
     w_full: float = option(1.0, "weight of the distillation", low=0.0)
 
     send_label_counts = send_label_counts

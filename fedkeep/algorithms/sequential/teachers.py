@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedkeep.interface import Client, Server
 from fedkeep.losses import ZERO_LOSS, Distillation, Loss, PerTeacher, Scale, WeightRule
-from fedkeep.losses.discrepancy import Metric, proportions, select_complementary
+from fedkeep.losses.discrepancy import Discrepancy, proportions, select_complementary
 from fedkeep.models import Weights
 
-Selection = Literal["greedy", "random"]
+TeacherSelection = Literal["greedy", "random"]
 
 
 @dataclass
@@ -46,7 +46,9 @@ class PreparedDistillation:
     distillation: Loss = ZERO_LOSS
 
 
-def select_teachers(server: Server[PreviousRound], count: int, selection: Selection, metric: Metric) -> list[str]:
+def select_teachers(
+    server: Server[PreviousRound], count: int, selection: TeacherSelection, metric: Discrepancy
+) -> list[str]:
     """Choose the round's teachers among the clients of the last round whose models beat chance.
 
     Parameters
