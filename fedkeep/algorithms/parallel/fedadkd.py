@@ -81,9 +81,9 @@ class FedADKD(Algorithm[LabelBalance]):
     )
     phi: Literal["on", "off"] = option("on", "whether the target part is weighted by balance (off: ablation)")
     tckd: TargetReading = option(
-        "single_term", "how eq. 3's target part is read: its single term, or the two-class divergence (binary)"
+        "single_term", "TCKD, the target part, as eq. 3 is read: its single term, or the two-class divergence (binary)"
     )
-    nckd_mask: Mask = option("gather", "how the target is kept out of the non-target part")
+    nckd_mask: Mask = option("gather", "NCKD, the non-target part: how the target is kept out of it")
     w_target_iid: float | None = option(
         None,
         "weight of the target part for balanced clients (see iid_from), with phi = 1 for all; none: w_target",
