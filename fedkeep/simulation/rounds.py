@@ -456,7 +456,7 @@ class RoundState:
             else:
                 updates[client] = update
         earlier = [update for each in self.updates.values() for update in each]
-        outliers = find_outliers(updates, defense, [*state.history.norms, *(one.parameters for one in earlier)])
+        outliers = find_outliers(updates, defense, [*state.history.norms, *(one.parameter_change for one in earlier)])
         if defense.check_replies:
             known_similarities = [*state.history.similarities, *(one.similarity for one in earlier)]
             outliers |= find_unrelated(updates, known_similarities)
