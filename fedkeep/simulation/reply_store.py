@@ -45,11 +45,13 @@ class ReplyStore:
     ----------
     file : WeightsFile
         Where models lie that find no room in memory.
+    in_memory : int, optional
+        Bytes of replies that stay in memory; default: `IN_MEMORY`.
     """
 
-    def __init__(self, file: WeightsFile) -> None:
+    def __init__(self, file: WeightsFile, in_memory: int | None = None) -> None:
         self._file = file
-        self._left = IN_MEMORY
+        self._left = IN_MEMORY if in_memory is None else in_memory
 
     def keep(self, reply: T, size: int | None = None) -> T:
         """Return a reply as it can wait.

@@ -129,9 +129,8 @@ def test_the_space_of_a_model_is_used_again() -> None:
     assert file._file.seek(0, 2) == 0, "an empty file takes no space"
 
 
-def test_only_what_finds_no_room_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reply_store, "IN_MEMORY", 2 * 40)
-    store = ReplyStore(WeightsFile())
+def test_only_what_finds_no_room_is_stored() -> None:
+    store = ReplyStore(WeightsFile(), in_memory=2 * 40)
     kept = [store.keep(Fit({"w": torch.zeros(4)}, 1, 1, 0.5)) for _ in range(3)]  # each of 16 + 3 * 8 bytes
     assert [isinstance(fit.model, StoredWeights) for fit in kept] == [False, False, True]
     assert store.keep("text" * 100) == "text" * 100, "there is nothing to be stored in it"

@@ -13,9 +13,8 @@ import torch
 
 import fedkeep
 from fedkeep.cli import main
-from fedkeep.data import DataSet
+from fedkeep.data import given
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.experiment import build
 from fedkeep.experiment.overrides import parse_value
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.reporting.run_folder import read_run
@@ -60,19 +59,11 @@ def test_the_best_becomes_a_recipe_for_the_test_examples_and_the_reported_seeds(
     assert {f"sfedkd.{name}": f"{getattr(options, name):g}" for name in ("tau", "teachers")} == dict(best.point)
 
 
-def test_the_test_examples_have_no_influence(
-    tuning: Tuning, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = build.load
-
-    def without_test(name: str, **given: Any) -> DataSet:
-        dataset = real(name, **given)
-        return replace(dataset, test={key: torch.zeros_like(column) for key, column in dataset.test.items()})
-
-    build._load.cache_clear()
-    monkeypatch.setattr(build, "load", without_test)
-    again = fedkeep.tune(recipe, GRID[:1], settings=["sfedkd.teachers=1"], validation=0.2, out=tmp_path / "out")
-    build._load.cache_clear()
+def test_the_test_examples_have_no_influence(tuning: Tuning, recipe: str, tmp_path: Path) -> None:
+    digits = fedkeep.load("digits")
+    without_test = {key: torch.zeros_like(column) for key, column in digits.test.items()}
+    settings = ["sfedkd.teachers=1", f"data.name={given.keep(replace(digits, test=without_test))}"]
+    again = fedkeep.tune(recipe, GRID[:1], settings=settings, validation=0.2, out=tmp_path / "out")
     assert [tuned.values for tuned in again.points] == [tuned.values for tuned in tuning.points[::2]]
     trial = read_run(tmp_path / "out" / "points" / "01-sfedkd" / "001").trials[0]
     assert "held out" in trial.info["dataset_note"]
