@@ -303,6 +303,24 @@ def _add_partition(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_lazily("partition", "partition"))
 
 
+def _add_benchmark(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Run a method with the recipe and the seeds of earlier records, and show what it gains on each method there, "
+        "paired by seed."
+    )
+    command.add_argument("method", metavar="METHOD", help="a .py file with methods of your own, or a method's name")
+    command.add_argument(
+        "--against", required=True, metavar="RUN", help="the records: a run folder, an archive, or a folder in one"
+    )
+    command.add_argument(
+        "--seeds", type=numbers, metavar="0,1", help="seeds (default: all of which the records have a finished trial)"
+    )
+    command.add_argument("--out", metavar="DIR", help="run folder (default: a new one under runs/)")
+    add_device(command)
+    add_machine(command)
+    command.set_defaults(command=_lazily("benchmark", "benchmark"))
+
+
 def _add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or archives of them")
     command.add_argument(
@@ -431,6 +449,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "gather": ("put together a run whose trials were run one by one", _add_gather),
     "tune": ("try values of options on held-out training examples, and write the best recipe", _add_tune),
     "attacks": ("run methods against malicious clients, with and without defences", _add_attacks),
+    "benchmark": ("run a method of your own in the setting of earlier records, and tell what it gains", _add_benchmark),
     "methods": ("list the methods: paper, schedule, options, what leaves a client", _add_methods),
     "new-method": ("write a method of your own and its test, to be changed", _add_new_method),
     "datasets": ("list the known data sets and which are available locally", _add_datasets),

@@ -140,7 +140,9 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     experiment = open_run(folder, experiment.machine)
     trial = experiment.all_trials(folder)[options.trial - 1]
     again = shlex.join(["fedkeep", *sys.argv[1:]])
-    if not is_finished(trial.folder) and (stop := _run([trial], console, again, again, quiet=options.quiet)):
+    if not is_finished(trial.folder) and (
+        stop := run_with_progress([trial], console, again, again, quiet=options.quiet)
+    ):
         return stop
     gather = resume_command(
         folder, replace(experiment.machine, workers=0, executor="processes", address=None), "gather"
@@ -149,8 +151,25 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     return 0
 
 
-def _run(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
-    """Run trials; the exit code is 0, or that of a signal that stopped them."""
+def run_with_progress(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
+    """Run trials and show their progress.
+
+    Parameters
+    ----------
+    trials : Sequence[Trial]
+        The trials; finished ones are not run again.
+    console : Console
+        Where to print.
+    again, retry : str
+        Commands that continue the run after it was stopped, and after it failed.
+    quiet : bool
+        Whether no progress is shown.
+
+    Returns
+    -------
+    int
+        The exit code: 0, or that of a signal that stopped them.
+    """
     display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
         with display or nullcontext():
@@ -163,7 +182,7 @@ def _run(trials: Sequence[Trial], console: Console, again: str, retry: str, *, q
 def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
     """Run the trials that are not finished, and show the results."""
     again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
-    if stop := _run(experiment.trials(folder), console, again, retry, quiet=quiet):
+    if stop := run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet):
         return stop
     return _show(folder, experiment, console, profile=profile)
 

@@ -53,7 +53,7 @@ def methods(options: Namespace, console: Console) -> int:
     if options.name:
         _method(get_algorithm(options.name), console)
         return 0
-    table = _table("method", "clients train", "what leaves a client", "paper")
+    table = plain_table("method", "clients train", "what leaves a client", "paper")
     for name, cls in algorithms().items():
         table.add_row(name, _order(cls), escape("; ".join(describe_replies(cls))), escape(cls.paper))
     console.print(table)
@@ -75,7 +75,7 @@ def _method(cls: type[Algorithm[Any, Any]], console: Console) -> None:
     method_options = options_of(cls)
     if method_options:
         hints = {name: describe_type(hint) for name, hint in annotations_of(cls).items()}
-        table = _table("option", "default", "values", "meaning")
+        table = plain_table("option", "default", "values", "meaning")
         for name, field in method_options.items():
             table.add_row(name, escape(str(field.default)), escape(hints[name]), escape(field.metadata["doc"]))
         console.print(table)
@@ -102,7 +102,7 @@ def datasets(options: Namespace, console: Console) -> int:
     int
         The exit code.
     """
-    table = _table("data set", "classes", "image", "local", "Hub", "note")
+    table = plain_table("data set", "classes", "image", "local", "Hub", "note")
     for name, entry in known_datasets(options.data_dir).items():
         image = "x".join(map(str, entry.shape))
         hub = CATALOG[entry.made_from].hub if entry.made_from else entry.hub
@@ -180,7 +180,7 @@ def _paper_table(table: PaperTable, console: Console) -> None:
     console.print(f"[bold]{escape(table.table)}[/]  {escape(table.title)}", highlight=False)
     if table.notes:
         console.print(Text(f"\n{table.notes}"))
-    columns = _table("recipe", "what it runs")
+    columns = plain_table("recipe", "what it runs")
     for name in table.columns:
         columns.add_row(name, escape(load_recipe(name).title.removeprefix(f"{table.table}: ")))
     console.print(columns)
@@ -292,14 +292,28 @@ def _wrote(path: Path, console: Console) -> None:
 
 
 def _rich(table: TextTable) -> Table:
-    shown = _table(*map(escape, table.heads))
+    shown = plain_table(*map(escape, table.heads))
     for line in table.lines:
         shown.add_row(*map(escape, line))
     shown.caption, shown.caption_justify = escape(table.note), "left"
     return shown
 
 
-def _table(*columns: str, title: str | None = None) -> Table:
+def plain_table(*columns: str, title: str | None = None) -> Table:
+    """Return an empty table whose long cells break.
+
+    Parameters
+    ----------
+    *columns : str
+        Their heads, as markup.
+    title : str, optional
+        Text above it.
+
+    Returns
+    -------
+    Table
+        The table.
+    """
     table = Table(*columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     for column in table.columns:
         column.overflow = "fold"

@@ -1,0 +1,156 @@
+"""``fedkeep benchmark``: run a method in the setting of earlier records, and tell what it gains on their methods."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from fedkeep.cli.run import machine_of, run_with_progress
+from fedkeep.cli.show import plain_table
+from fedkeep.cli.text import say
+from fedkeep.errors import ConfigError, RunError
+from fedkeep.experiment.experiment import Experiment
+from fedkeep.experiment.plugins import import_user_code
+from fedkeep.experiment.recipe import Method, Recipe
+from fedkeep.experiment.recipe_loader import parse_recipe
+from fedkeep.experiment.run import prepare_run, resume_command, retry_command
+from fedkeep.interface import algorithms, get_algorithm
+from fedkeep.reporting.columns import headline
+from fedkeep.reporting.differences import difference, show_difference
+from fedkeep.reporting.outputs import write_all
+from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.summary import Row, summary, trials_of
+from fedkeep.reporting.table import print_table
+
+
+def benchmark(options: Namespace, console: Console) -> int:
+    """Run methods in the setting of earlier records, and show their paired differences to the methods there.
+
+    Parameters
+    ----------
+    options : Namespace
+        The command's arguments.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    machine = machine_of(options)
+    import_user_code(machine.use)
+    names = _import_methods(options.method)
+    if options.method.endswith(".py"):
+        machine = replace(machine, use=(*machine.use, options.method))
+    records = read_run(options.against)
+    recipe = benchmark_recipe(records, names, options.seeds)
+    experiment = Experiment(recipe, machine)
+    folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
+    seeds = ", ".join(map(str, recipe.seeds))
+    say(
+        console,
+        f"{', '.join(method.label for method in recipe.methods)} in the setting of {records.path}, seeds {seeds}",
+    )
+    say(console, f"run folder: {folder}")
+    again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
+    if stop := run_with_progress(experiment.trials(folder), console, again, retry, quiet=options.quiet):
+        return stop
+    rows = summary([records, write_all(folder)])
+    console.print(print_table(rows, width=console.width))
+    for method in recipe.methods:
+        _show_gains(rows, method.label, console)
+    say(console, f"again, as a table for a paper: fedkeep compare {records.path} {folder} --format latex")
+    return 0
+
+
+def _import_methods(method: str) -> list[str]:
+    """Return the names of the methods to run: a file's own, or the one that is named."""
+    if not method.endswith(".py"):
+        return [get_algorithm(method).name()]
+    import_user_code([method])
+    path = Path(method).resolve()
+    own = [name for name, cls in algorithms().items() if _file_of(cls) == path]
+    if not own:
+        raise ConfigError(f"{method} defines no method. `fedkeep new-method NAME` writes a file with one.")
+    return own
+
+
+def _file_of(cls: type) -> Path | None:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+def benchmark_recipe(records: Run, names: Sequence[str], seeds: Sequence[int] | None = None) -> Recipe:
+    """Return the recipe of earlier records with other methods.
+
+    Parameters
+    ----------
+    records : Run
+        The records.
+    names : Sequence[str]
+        Names of the methods. One whose label the records have already is called new.
+    seeds : Sequence[int], optional
+        The seeds (default: all of which the records have a finished trial).
+
+    Returns
+    -------
+    Recipe
+        The recipe.
+
+    Raises
+    ------
+    RunError
+        If no trial of the records, or none with one of the seeds, is finished, or their recipe is missing.
+    ConfigError
+        If the recipe of the records cannot be run.
+    """
+    finished = {trial.seed for trial in records.trials if trial.finished}
+    if not finished:
+        raise RunError(f"{records.path} has no finished trial to compare with.")
+    if unknown := sorted(set(seeds or ()) - finished):
+        known = ", ".join(map(str, sorted(finished)))
+        raise RunError(
+            f"{records.path} has no finished trial with seed {unknown[0]}, so that nothing could be paired with it. "
+            f"Choose --seeds among {known}."
+        )
+    if not records.recipe:
+        raise RunError(f"{records.path} has no recipe.toml, which would say how its methods were run.")
+    recipe = parse_recipe(records.recipe, f"the recipe of {records.path}")
+    methods = []
+    for name in names:
+        algorithm = get_algorithm(name)()
+        label = algorithm.title or type(algorithm).__name__
+        methods.append(Method(f"{label} (new)" if label in records.labels else label, algorithm))
+    title = f"{', '.join(method.label for method in methods)}, benchmarked: {records.title}"
+    return replace(recipe, title=title, methods=tuple(methods), seeds=tuple(seeds or sorted(finished)))
+
+
+def _show_gains(rows: Sequence[Row], label: str, console: Console) -> None:
+    """Print a method's differences to all others, and how many of them it is separated from."""
+    new = next(row for row in rows if row.label == label)
+    others = [row for row in rows if row is not new and row.finished]
+    accuracy, forgetting = headline(trials_of(rows))
+    table = plain_table(
+        "method", *(escape(f"{label} minus it, {metric.title.lower()}") for metric in (accuracy, forgetting))
+    )
+    for row in others:
+        gains = (show_difference(difference(new, row, metric)) for metric in (accuracy, forgetting))
+        table.add_row(escape(row.label), *map(escape, gains))
+    table.caption = "In points, with the 95 % interval; * within one seed."
+    table.caption_justify = "left"
+    console.print(table)
+    intervals = [difference(new, row, accuracy).interval for row in others]
+    above = sum(one.separated and one.mean > 0 for one in intervals)
+    below = sum(one.separated and one.mean < 0 for one in intervals)
+    say(
+        console,
+        f"{label} is above {above} of {len(others)} and below {below} by an interval that leaves out 0; the other "
+        f"{len(others) - above - below} are not separated from it.",
+    )

@@ -1,0 +1,82 @@
+"""A method is run in the setting of earlier records, and compared with their methods seed by seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+
+from fedkeep.cli import main
+from fedkeep.reporting.run_folder import read_run
+
+METHOD = '''
+"""FedAvg under another name."""
+
+from fedkeep.algorithms.parallel.fedavg import FedAvg
+
+
+class BenchmarkedAverage(FedAvg):
+    """FedAvg itself."""
+
+    title = "Another average"
+'''
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("records")
+    recipe = tiny.write_recipe(folder)
+    command = ["run", recipe, "--methods", "fedavg,fedseq", "--seeds", "0,1", "--workers", "1", "--quiet"]
+    assert main([*command, "--out", str(folder / "run")]) == 0
+    assert main(["archive", str(folder / "run"), "--out", str(folder)]) == 0
+    return folder / "run.zip"
+
+
+def test_a_new_method_is_compared_with_the_records(
+    records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "average.py", tmp_path / "out"
+    file.write_text(METHOD)
+    command = ["benchmark", str(file), "--against", str(records), "--out", str(out), "--workers", "1", "--quiet"]
+    assert main(command) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Another average in the setting of" in printed
+    assert "FedAvg +0.00 [+0.00, +0.00], not" in printed, "it is FedAvg, on the same seeds and partition"
+    assert "is above 0 of 2 and below" in printed
+    run = read_run(out)
+    assert run.labels == ("Another average",)
+    assert [trial.seed for trial in run.trials] == [0, 1]
+
+
+def test_a_method_that_the_records_have_is_called_new(
+    records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["benchmark", "fedseq", "--against", str(records), "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert main([*command, "--workers", "1", "--quiet"]) == 0
+    assert read_run(tmp_path / "out").labels == ("FedSeq (new)",)
+    assert "FedSeq (new) is above" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("fedseqq", [], "fedseq"),
+        ("fedseq", ["--seeds", "7"], "no finished trial with seed 7, so that nothing could be paired with it"),
+        ("empty.py", [], "empty.py defines no method"),
+    ],
+)
+def test_what_cannot_be_benchmarked_is_said(
+    records: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+    changes: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.py").write_text("")
+    assert main(["benchmark", method, "--against", str(records), *changes]) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not Path("runs").exists()
