@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import transformers
+import pytest
 
 from fedkeep._utils import seeds
 from fedkeep.models.extractor import READING
+
+transformers = pytest.importorskip("transformers", reason="the extra diffusion is not installed")
 
 SIDE, MEAN, STD = 8, 0.4, 0.3
 

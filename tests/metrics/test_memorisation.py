@@ -57,6 +57,7 @@ def test_a_run_with_generated_images_tells_at_the_end_of_each_task() -> None:
 
 
 def test_the_server_of_real_sites_compares_with_nothing() -> None:
+    pytest.importorskip("diffusers", reason="the extra diffusion is not installed")
     simulation = tiny.simulation_with_tasks(FedDCL(**tiny.TOYS["feddcl"]), callbacks=[])
     last = [simulation.run_round() for _ in range(simulation.run_settings.rounds)][-1]
     dataset, label = simulation.federation.dataset, simulation.server.state.pool["label"][0]

@@ -89,6 +89,7 @@ def test_tables_sort_and_maps_tell_their_values(page: Any) -> None:
 def test_nothing_is_cut_off_or_left_white(chromium: Any, report: str, scheme: str) -> None:
     page = chromium.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
     page.goto(report)
+    page.evaluate("document.querySelector('h1').textContent = 'demo (changed: partition.classes_per_client=2, x=3)'")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390, "only tables scroll sideways"
     sizes = page.evaluate("""[...document.querySelectorAll("main *")]
         .filter((e) => e.textContent.trim() && !e.children.length)

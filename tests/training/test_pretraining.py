@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from fedkeep.data import Augmentation, DataSet, load
 from fedkeep.errors import ConfigError, RunError
 from fedkeep.models.extractor import CARD, CHECKPOINT, READING, Extractor
 from fedkeep.training.pretraining import Pretraining, ResNetForm, ViTForm, pretrain
+
+transformers = pytest.importorskip("transformers", reason="the extra diffusion is not installed")
 
 SMALL = ViTForm(side=8, patch=4, width=16, layers=1, heads=2, hidden=16)
 SETTINGS = Pretraining(steps=6, batch_size=16, checkpoint=0.0)
