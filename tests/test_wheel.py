@@ -51,7 +51,6 @@ def test_the_citation_is_of_this_version() -> None:
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-@pytest.mark.slow
 def test_an_installed_wheel_runs_the_demo_elsewhere(wheel: Path, tmp_path: Path) -> None:
     environment, elsewhere = tmp_path / "venv", tmp_path / "elsewhere"
     elsewhere.mkdir()
