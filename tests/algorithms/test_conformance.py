@@ -39,6 +39,8 @@ VARIANTS["lwf-kd-joint-tau2"] = METHODS["lwf-kd"](head="joint", kd_scale="tau2")
 
 WITH_TASKS = {name: method for name, method in VARIANTS.items() if "auxiliary" not in method.needs}
 
+WHOLE = ("fedavg", "fedcad", "sfedkd", "fedskf", "ft-kd")
+"""One method of each family, of which all checks are quick."""
 QUICK = {
     "two_runs_are_equal": (),
     "tasks": (),
@@ -48,15 +50,16 @@ QUICK = {
     "lost_clients": ("round",),
     "bad_replies": ("validate_reply",),
 }
-"""Checks of every method that defines one of these itself, or whatever it defines. The others are slow tests, but for
-one method of each family: what a method inherits is checked with the class that defines it.
+"""Checks of every other method that defines one of these itself, or whatever it defines; the rest are slow tests.
+
+What a method inherits is checked with the class that defines it.
 """
 OF_VARIANTS = ("two_runs_are_equal", "tasks")
 """For other options of a method that stands in QUICK, and for methods that differ from another in their data only."""
 
 
 def is_quick(name: str, check: str) -> bool:
-    if name in tiny.FAMILIES:
+    if name in WHOLE:
         return True
     if name not in METHODS or name.endswith("-on-generated-images"):
         return check in OF_VARIANTS
