@@ -21,7 +21,7 @@ run() {
 # Prototypes and images are kept: one method of each seed first, so that no two look for the same at once.
 run fedkeep/campaign-feddcl --columns paper --methods "FedDCL joint"
 run fedkeep/campaign-feddcl --columns paper
-run feddcl/table1 --columns gray-0.5 --methods FedAvg,FedEWC,FedLwF-2T --seeds 0,1 --set model.name=lenet5
+run feddcl/table1 --columns grey-0.5 --methods FedAvg,FedEWC,FedLwF-2T --seeds 0,1 --set model.name=lenet5
 run fedkeep/campaign-feddcl --columns disjoint --methods "FedDCL joint"
 run fedkeep/campaign-feddcl --columns disjoint
 # b. SFedKD on Fashion-MNIST.

@@ -115,17 +115,14 @@ INVERSION = {
     "generator_channels": 2,
     "student_steps": 2,
 }
-PROTOTYPES = {"prototype_rounds": 2, "prototype_steps": 2, "prototype_batch_size": 4, "sampler_steps": 2}
+PROTOTYPES = {"prototype_rounds": 2, "prototype_steps": 2, "prototype_batch_size": 4}
 REPLAY = {"images_per_new_class": 2, "images_per_old_class": 2, **PROTOTYPES}
 TOYS: dict[str, dict[str, Any]] = {
     "target": INVERSION,
-    "feddcl": {**REPLAY, "server_images_per_new_class": 3, "server_images_per_old_class": 2},
+    "feddcl": {**REPLAY, "server_images_per_class": 3},
     "dddr": REPLAY,
-    **{
-        f"{name}-kd-on-generated-images": {**PROTOTYPES, "server_images_per_new_class": 3}
-        for name in ("ft", "ewc", "lwf")
-    },
-    "lander": {**INVERSION, "anchors": str(Path(__file__).parent / "anchors.csv"), "synthetic_batch_size": 3},
+    **{f"{name}-kd-on-generated-images": {**PROTOTYPES, "server_images_per_class": 3} for name in ("ft", "ewc", "lwf")},
+    "lander": {**INVERSION, "anchors": str(Path(__file__).parent / "anchors.csv"), "replay_batch_size": 3},
 }
 """Options without which a method cannot run here: as it comes it is too large, or lacks a file."""
 

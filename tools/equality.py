@@ -67,7 +67,7 @@ asd aver ca-mkd cwc dddr ebkd ewc-kd ewc-kd-on-made-images fedadam fedadkd fedav
 feddkd fedewc fedgems fedgkd fedicarl fedlsd fedlwf fedmd fednova fedntd fedntd-asd fedpass fedprox fedprox-lwf fedseq
 fedskf fedweit finetune flwf-2t ft-kd ft-kd-on-made-images lander lwf-kd lwf-kd-on-made-images moon scaffold seqkeep
 sfedkd target sfedkd-random fedadkd-true-single_term-zero_logit fedcurv-batch cwc-mas cwc-si
-fedicarl-memory-global-random fedicarl-nearest_mean target-repo flwf-2t-all fedicarl-glfc fedskf-icarl fedskf-pass
+fedicarl-memory fedicarl-nearest_mean target-repo flwf-2t-all fedicarl-glfc fedskf-icarl fedskf-pass
 fedpass-global feddcl-labels feddcl-sliced lwf-kd-joint-tau2
 """
 RENAMED = {f"{name}-kd-on-made-images": f"{name}-kd-on-generated-images" for name in ("ewc", "ft", "lwf")}

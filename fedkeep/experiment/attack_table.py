@@ -23,11 +23,11 @@ DEFENSES: Mapping[str, Sequence[str]] = {
     "default": [],
     "loss_check": ["defense.loss_check=server"],
     "peers": ["defense.loss_check=clients"],
-    "median": ["defense.aggregation=median"],
-    "trimmed_mean": ["defense.aggregation=trimmed_mean"],
-    "norm_clipping": ["defense.aggregation=norm_clipping"],
-    "krum": ["defense.aggregation=krum"],
-    "multi_krum": ["defense.aggregation=multi_krum"],
+    "median": ["defense.robust_aggregation=median"],
+    "trimmed_mean": ["defense.robust_aggregation=trimmed_mean"],
+    "norm_clipping": ["defense.robust_aggregation=norm_clipping"],
+    "krum": ["defense.robust_aggregation=krum"],
+    "multi_krum": ["defense.robust_aggregation=multi_krum"],
 }
 """Settings of each defence of the table, on top of the recipe; ``none`` is what an attack does to a bare method."""
 

@@ -403,12 +403,12 @@ def _check_defense(recipe: Recipe) -> None:
             'defense.loss_check = "server" needs examples on the server: auxiliary.images_per_class=8. Without '
             "any, clients can check each other: defense.loss_check=clients."
         )
-    if recipe.defense.aggregation != "mean":
+    if recipe.defense.robust_aggregation != "mean":
         for method in recipe.methods:
             if not method.algorithm.sequential and not returns_model(type(method.algorithm)):
                 raise ConfigError(
-                    f"{method.label} averages no models, so that defense.aggregation cannot make it robust. Leave it "
-                    "out of this comparison, or set defense.aggregation=mean."
+                    f"{method.label} averages no models, so that defense.robust_aggregation cannot make it robust. "
+                    "Leave it out of this comparison, or set defense.robust_aggregation=mean."
                 )
 
 

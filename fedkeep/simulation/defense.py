@@ -54,7 +54,7 @@ class Defense(Options):
     collapsed_rounds: int = option(
         0, "evaluations in a row at chance, after the accuracy was far above, after which a run stops; 0: never", low=0
     )
-    aggregation: RobustRule = option(
+    robust_aggregation: RobustRule = option(
         "mean", "how models that were asked for together are made robust before a method averages them"
     )
     byzantine: float = option(

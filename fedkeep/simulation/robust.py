@@ -57,17 +57,17 @@ def robust_replies(
         The replies as the method sees them; clients that Krum does not choose are missing.
     """
     fits = {client: reply for client, reply in replies.items() if isinstance(reply, Fit)}
-    if defense.aggregation == "mean" or len(fits) < MIN_NORMS or len(fits) < len(replies):
+    if defense.robust_aggregation == "mean" or len(fits) < MIN_NORMS or len(fits) < len(replies):
         return dict(replies)
     malicious = int(defense.byzantine * len(fits))
-    if defense.aggregation in ("krum", "multi_krum"):
-        count = 1 if defense.aggregation == "krum" else len(fits) - malicious
+    if defense.robust_aggregation in ("krum", "multi_krum"):
+        count = 1 if defense.robust_aggregation == "krum" else len(fits) - malicious
         chosen = sorted(select_krum([fit.model for fit in fits.values()], malicious, count))
         names = list(fits)
         return {names[position]: fits[names[position]] for position in chosen}
-    if defense.aggregation == "norm_clipping":
+    if defense.robust_aggregation == "norm_clipping":
         return dict(_clipped(fits, sent, keep))
-    if defense.aggregation == "median":
+    if defense.robust_aggregation == "median":
         return dict(_merged(fits, coordinate_median))
     return dict(_merged(fits, partial(trimmed_mean, cut=malicious)))
 

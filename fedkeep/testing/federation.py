@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedkeep.data import DataSet, Federation, Tasks, TaskStream
 from fedkeep.data.partition import Dirichlet, Partition
 from fedkeep.generation.diffusion.generator import Generator
-from fedkeep.generation.diffusion.schedules import NoiseSchedule
+from fedkeep.generation.diffusion.schedules import NoiseSchedule, Sampler
 from fedkeep.interface import Algorithm, Training
 from fedkeep.models import Weights, get_architecture
 from fedkeep.simulation.run_settings import RunSettings
@@ -79,6 +79,7 @@ class ToyGenerator(Generator):
     regime = "paper"
     sample_shape = SHAPE
     prototype_shapes = (SHAPE,)
+    sampler = Sampler(steps=2)
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 — a constant
         self.device = device

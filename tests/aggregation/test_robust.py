@@ -43,7 +43,7 @@ def test_the_result_is_flowers(rule: Any, count: int) -> None:
         "krum": lambda: flower.aggregate_krum(results(replies), malicious, 0),
         "multi_krum": lambda: flower.aggregate_krum(results(replies), malicious, count - malicious),
     }[rule]()
-    found = weighted_mean(robust_replies(replies, {}, Defense(aggregation=rule, byzantine=0.25)))
+    found = weighted_mean(robust_replies(replies, {}, Defense(robust_aggregation=rule, byzantine=0.25)))
     for tensor, array in zip(found.values(), expected, strict=True):
         np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5, atol=1e-6)
 
@@ -56,7 +56,7 @@ def test_clipping_is_flowers_and_to_the_median() -> None:
     found = clip_norm(list(replies["1"].model.values()), list(start.values()), 2.5)
     for tensor, array in zip(found, arrays, strict=True):
         np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5)
-    clipped = robust_replies(replies, dict.fromkeys(replies, start), Defense(aggregation="norm_clipping"))
+    clipped = robust_replies(replies, dict.fromkeys(replies, start), Defense(robust_aggregation="norm_clipping"))
 
     def norm(fit: Fit) -> float:
         return float(torch.cat([(fit.model[name] - start[name]).flatten() for name in start]).norm())
@@ -89,7 +89,9 @@ def test_every_method_that_averages_takes_every_rule(name: str, rule: Any) -> No
 
     method = tiny.configured(get_algorithm(name))
     plain = tiny.simulation(method, cohort_size=5, rounds=2, training=tiny.SHORT)
-    robust = tiny.simulation(method, cohort_size=5, rounds=2, training=tiny.SHORT, defense=Defense(aggregation=rule))
+    robust = tiny.simulation(
+        method, cohort_size=5, rounds=2, training=tiny.SHORT, defense=Defense(robust_aggregation=rule)
+    )
     tiny.run_rounds(plain)
     records = tiny.run_rounds(robust)
     assert not any(record["lost"] for record in records)

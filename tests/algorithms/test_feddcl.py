@@ -40,8 +40,7 @@ def images_per_class(fed: FedDCL) -> int:
     return max(
         fed.images_per_new_class,
         fed.images_per_old_class,
-        fed.server_images_per_new_class,
-        fed.server_images_per_old_class,
+        fed.server_images_per_class,
     )
 
 
@@ -87,11 +86,11 @@ def among(logits: Tensor, start: int, stop: int, p: Tensor, fed: FedDCL) -> Tens
     "options",
     [
         {},
-        {"server_images_per_new_class": 2, "server_images_per_old_class": 5},
+        {"server_images_per_class": 5},
         {"w_kd": 3.0, "tau": 1.0},
         {"kd_scale": "none", "w_kd": 3.0},
         {"head": "sliced"},
-        {"head": "sliced", "kd_scale": "none", "server_images_per_new_class": 2, "server_images_per_old_class": 5},
+        {"head": "sliced", "kd_scale": "none", "server_images_per_class": 5},
     ],
     ids=str,
 )
@@ -124,8 +123,8 @@ def test_a_round_of_the_second_task(sizes: tuple[int, int], options: dict[str, A
         return functional_call(network, padded, (data[0],)).detach()[:, :short]
 
     current, earlier = (
-        result(old, old + new, fed.server_images_per_new_class),
-        result(0, old, fed.server_images_per_old_class),
+        result(old, old + new, fed.server_images_per_class),
+        result(0, old, fed.server_images_per_class),
     )
     own, shown = {}, []
     for client in simulation.federation.clients:
@@ -212,7 +211,7 @@ def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
     simulation = tiny.simulation_with_tasks(fed, tiny.stream((2, 1), absent=0), rounds=2, cohort_size=5)
     records = tiny.run_rounds(simulation)
     image = 16 + 8
-    logits = [4 * (fed.server_images_per_new_class * n) * n for n in (2, 1)]
+    logits = [4 * (fed.server_images_per_class * n) * n for n in (2, 1)]
     prototype = 16 * 4
     searched = [5 * fed.prototype_rounds * n * prototype for n in (2, 1)]
     assert [r["up"] for r in records] == [
@@ -221,7 +220,7 @@ def test_images_are_shown_once_a_task_and_weights_never_leave() -> None:
         searched[1] + 5 * fed.prototype_rounds * (1 * 8 + 3) + 5 * logits[1],
         5 * logits[1],
     ]
-    answers = 4 * (fed.server_images_per_old_class * 2) * 2
+    answers = 4 * (fed.server_images_per_class * 2) * 2
     assert [r["down"] for r in records] == [
         searched[0] + 5 * (images_per_class(fed) * 2 * image) + 5 * logits[0],
         5 * logits[0],
@@ -252,7 +251,7 @@ def test_the_mean_of_what_clients_say_is_one_of_probabilities() -> None:
 
 def test_an_epoch_is_as_long_as_the_larger_set() -> None:
     simulation = tiny.simulation_with_tasks(
-        method(server_images_per_new_class=12, server_images_per_old_class=8),
+        method(server_images_per_class=12),
         tiny.stream((1, 2), absent=0),
         rounds=1,
         cohort_size=5,
@@ -282,7 +281,7 @@ def test_made_images_are_as_bright_as_they_were_drawn() -> None:
     client.train = noted
     fed.train(client)
     simulation.server.train = noted
-    fed.distill_into(simulation.server, simulation.server.model, torch.zeros(2 * fed.server_images_per_new_class, 2), 1)
+    fed.distill_into(simulation.server, simulation.server.model, torch.zeros(2 * fed.server_images_per_class, 2), 1)
     for assignment, own in zip(asked, (len(client.data["label"]), 0), strict=True):
         (source,) = assignment.streams
         plain = simulation.context.normalise(source.data["input"])

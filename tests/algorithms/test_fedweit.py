@@ -162,10 +162,10 @@ def test_all_tasks_before_hold_what_they_need() -> None:
 
 
 def test_parts_begin_anew_in_each_task() -> None:
-    simulation, seen = run_rounds(FedWeIT(start=0.25))
+    simulation, seen = run_rounds(FedWeIT())
     for task, heard in ((1, 0), (2, 4), (3, 4)):
         begun = seen.fits[task, 1, "1"].model
-        assert torch.equal(adaptive(begun), 0.25 * simulation.context.runner.initial[LAYER])
+        assert torch.equal(adaptive(begun), 1 / 3 * simulation.context.runner.initial[LAYER])
         assert (len(mask(begun)), len(attention(begun))) == (8, heard)
     assert not torch.equal(mask(seen.fits[1, 1, "1"].model), mask(seen.fits[2, 1, "1"].model))
     assert torch.equal(mask(seen.fits[2, 2, "1"].model), mask(seen.results[2, 1, "1"].model)), "and go on within it"

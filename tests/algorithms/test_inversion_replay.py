@@ -36,7 +36,7 @@ def target(**changes: Any) -> TARGET:
 
 
 def lander(**changes: Any) -> LANDER:
-    return LANDER(**(TOY | {"anchors": ANCHORS, "synthetic_batch_size": 3} | changes))
+    return LANDER(**(TOY | {"anchors": ANCHORS, "replay_batch_size": 3} | changes))
 
 
 def second_task(method: Any, **changes: Any) -> tuple[Simulation, RecordedJobs, Weights]:

@@ -21,7 +21,7 @@ from fedkeep.algorithms.incremental.generated_replay import select_images
 from fedkeep.errors import ConfigError
 from fedkeep.experiment.recipe_loader import load_recipe
 
-SMALL: dict[str, Any] = {**tiny.PROTOTYPES, "server_images_per_new_class": 3}
+SMALL: dict[str, Any] = {**tiny.PROTOTYPES, "server_images_per_class": 3}
 
 
 def test_the_images_are_feddcls_of_the_task() -> None:

@@ -248,7 +248,6 @@ MEASURES: list[dict[str, Any]] = [
     {"measure": "fisher"},
     {"measure": "mas"},
     {"measure": "si"},
-    {"measure": "si", "damping": 0.01},
 ]
 
 

@@ -88,7 +88,7 @@ def test_feddf() -> None:
     compare(simulation, model)
 
 
-@pytest.mark.parametrize("method", [FTKD(), FTKD(ensemble="logit", tau=1.0), FedMD(), FedGEMS()], ids=repr)
+@pytest.mark.parametrize("method", [FTKD(), FTKD(tau=1.0), FedMD(), FedGEMS()], ids=repr)
 def test_own_models_and_a_consensus(method: FTKD) -> None:
     simulation = tiny.simulation(method, rounds=ROUNDS, client_factories={})
     hand = hand_of()
@@ -107,7 +107,7 @@ def test_own_models_and_a_consensus(method: FTKD) -> None:
             together = tau * ((sure.exp() / sure.exp().sum(0))[..., None] * chances).sum(0).log()
             before = hand.taught(model, images)
             consensus = torch.where((before.argmax(-1) == labels)[:, None], before, together)
-        elif getattr(method, "ensemble", "logit") == "prob":
+        elif kind == "kd":
             consensus = tau * torch.stack([softmax(output / tau, -1) for output in text]).mean(0).log()
         else:
             consensus = torch.stack(text).mean(0)

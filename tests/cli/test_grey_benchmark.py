@@ -29,13 +29,12 @@ TINY = ["unet.widths=[8,8]", "unet.blocks=1", "unet.patch=2", "noise_schedule.nu
 FEW = [
     "images_per_new_class=3",
     "images_per_old_class=2",
-    "server_images_per_new_class=4",
-    "server_images_per_old_class=2",
+    "server_images_per_class=4",
     "prototype_rounds=2",
     "prototype_steps=2",
     "prototype_batch_size=8",
 ]
-DRAWN = ["sampler=ddim", "sampler_steps=2"]
+DRAWN = ["generator.sampler=ddim", "generator.sampler_steps=2"]
 
 
 def write(path: Path, names: Sequence[str], each: int, seed: int) -> None:
@@ -91,11 +90,11 @@ def test_a_generator_is_trained_and_judged_and_feddcl_learns_from_it(
     quality = json.loads((folder / "quality.json").read_text())
     assert len(quality["shown"]) == 30
 
-    options = [f"feddcl.{change}" for change in (*FEW, *DRAWN)]
+    options = [*(f"feddcl.{change}" for change in FEW), *DRAWN]
     options += [f"generator.name={folder}", "public.name=mnist", "public.num_images=10", "training.batch_size=32"]
     settings = [word for change in options for word in ("--set", change)]
     words = ["--methods", "feddcl", "--rounds", 1, "--seeds", 0, "--workers", 1, "--out", out, *settings]
-    output = call("run", "feddcl/table1-heterogeneous/gray-0.5", *words)
+    output = call("run", "feddcl/table1-heterogeneous/grey-0.5", *words)
     assert "(same_classes): trained on a part of each" in " ".join(output.split())
     run = read_run(out)
     assert [trial.label for trial in run.trials] == ["FedDCL", "Labels of generated images"]

@@ -18,6 +18,7 @@ name = "digits"
 
 [generator]
 name = "{generator}"
+sampler_steps = 2
 
 [partition]
 scheme = "dirichlet"
@@ -55,12 +56,10 @@ cohort_size = 3
 algorithm = "feddcl"
 images_per_new_class = 4
 images_per_old_class = 4
-server_images_per_new_class = 6
-server_images_per_old_class = 4
+server_images_per_class = 6
 prototype_rounds = 2
 prototype_steps = 2
 prototype_batch_size = 8
-sampler_steps = 2
 """
 QUICK = ("unet.widths=[8,8]", "unet.blocks=1", "noise_schedule.num_timesteps=20", "training.steps=4")
 TINY = [word for change in QUICK for word in ("--set", change)]

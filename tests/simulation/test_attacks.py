@@ -183,9 +183,12 @@ def test_what_cannot_be_defended_is_refused_in_the_recipe() -> None:
         load_recipe("demo", settings=["defense.loss_check=server"])
     with pytest.raises(ConfigError, match="averages no models"):
         load_recipe(
-            "demo", methods=["fedmd"], settings=["defense.aggregation=median", "public.name=fashion-mnist"], seeds=[0]
+            "demo",
+            methods=["fedmd"],
+            settings=["defense.robust_aggregation=median", "public.name=fashion-mnist"],
+            seeds=[0],
         )
-    assert Defense(aggregation="krum").byzantine == 0.2
+    assert Defense(robust_aggregation="krum").byzantine == 0.2
 
 
 def test_the_table_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_features_are_computed_once_a_task_and_change_nothing(extractor: Extract
     method = simulation.algorithm
     assert isinstance(method, FedDCL)
     tests = [len(simulation.federation.for_task(task).dataset.test["label"]) for task in (1, 2)]
-    result = (2 + 1) * method.server_images_per_new_class + 2 * method.server_images_per_old_class
+    result = (2 + 1) * method.server_images_per_class  # those of old classes were read in the task before
     assert extractor.read == sum(tests) + result, "test images, and the server's made ones, in each task"
 
     forgetful = Extractor(extractor.network, extractor.reading, memory=0)

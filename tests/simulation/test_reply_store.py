@@ -75,7 +75,7 @@ def test_every_rule_gives_the_same_bits(rule: Any, few: bool, monkeypatch: pytes
     if few:  # elements of all models at a time
         monkeypatch.setattr(robust, "MOST_ELEMENTS", 35)
     for method in (FedAvg(), SCAFFOLD()):
-        assert_equal(*both(method, monkeypatch, cohort_size=5, rounds=1, defense=Defense(aggregation=rule)))
+        assert_equal(*both(method, monkeypatch, cohort_size=5, rounds=1, defense=Defense(robust_aggregation=rule)))
 
 
 def test_the_mean_with_noise_and_checks_of_losses_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,6 @@ class EWCKD(FTKD[EWCKDClientState]):
 
     head: Head = option("sliced", "labels compete with all outputs that were seen, or with the task's own")
     w_penalty: float = option(1000.0, "weight of the penalty", low=0.0)
-    max_fisher: float = option(1e-4, "largest Fisher information of a parameter", low=0.0)
 
     def end_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
         clients.ask(self.consolidate)
@@ -49,7 +48,7 @@ class EWCKD(FTKD[EWCKDClientState]):
         """Compute the Fisher information of the client's own last model on its data, if it has trained in the task."""
         state = client.state
         if state.model and len(state.model[WEIGHT]) == client.num_classes:
-            state.consolidation = consolidate(client, state.consolidation, state.model, self.max_fisher)
+            state.consolidation = consolidate(client, state.consolidation, state.model)
 
     def extra_loss(self, client: Client[EWCKDClientState], model: Weights) -> Loss:
         return ewc_penalty(client.state.consolidation, model, self.w_penalty)

@@ -108,10 +108,10 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     The paper prints no temperature: 2, as in the code of DDDR, on which it builds, and whose w_kd is 10. Distillation
     is multiplied by tau squared (``kd_scale``), chosen on held-out images too. Numbers of images are per class (DDDR
     has 50 of new and 200 of old classes), inner "rounds" are epochs, and local ones are the recipe's epochs. The
-    paper's grey images are sampled by ddpm in 500 steps. One pool of images serves all four counts: each takes the
-    first images of a class. Real and generated images are augmented alike, but for brightness. One generator serves all
-    tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a network one after the
-    other, as in DDDR. docs/tried-readings.md lists other readings.
+    paper's grey images are sampled by ddpm in 500 steps (``generator.sampler``). One pool of images serves all three
+    counts: each takes the first images of a class. Real and generated images are augmented alike, but for brightness.
+    One generator serves all tasks, or each has its own (``generator.by_task``). Examples and old classes' images pass a
+    network one after the other, as in DDDR. docs/tried-readings.md lists other readings.
     """
 
     title = "FedDCL"
@@ -128,10 +128,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     server_loss: Literal["kd", "labels"] = option("kd", "the server learns clients' logits, or the images' labels")
     server_epochs: int = option(2, "epochs of the server over generated images (Q k to s)", low=0)
     feedback_epochs: int = option(1, "epochs of the clients over them afterwards (Q s to k)", low=0)
-    server_images_per_new_class: int = option(
-        500, "generated images of each new class for the server, and for feedback", low=1
-    )
-    server_images_per_old_class: int = option(500, "generated images of each old class there", low=1)
+    server_images_per_class: int = option(500, "generated images of each class for the server, and for feedback", low=1)
 
     def begin_task(self, server: Server[FedDCLServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
@@ -142,12 +139,11 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
             max(
                 self.images_per_new_class,
                 self.images_per_old_class,
-                self.server_images_per_new_class,
-                self.server_images_per_old_class,
+                self.server_images_per_class,
             ),
         )
         if server.num_old_classes:
-            replayed = select_images(server.state.pool, 0, server.num_old_classes, self.server_images_per_old_class)
+            replayed = select_images(server.state.pool, 0, server.num_old_classes, self.server_images_per_class)
             server.state.old_logits = server.predict(server.state.old_model, replayed)[:, : server.num_old_classes]
 
     def round(self, server: Server[FedDCLServerState], cohort: Cohort) -> None:
@@ -161,7 +157,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         if self.server_loss == "kd":
             server.model = self.distill_into(server, server.model, consensus, self.server_epochs)  # eq. 11
         else:
-            images = mark_generated(select_images(state.pool, 0, server.num_classes, self.server_images_per_new_class))
+            images = mark_generated(select_images(state.pool, 0, server.num_classes, self.server_images_per_class))
             server.model = server.fit(server.model, CrossEntropy(), images, epochs=self.server_epochs).model
         cohort.start(self.feedback, consensus)  # eq. 12
 
@@ -175,7 +171,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     def validate_reply(self, server: Server[FedDCLServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, LogitReply):
             num_new = server.num_classes - server.num_old_classes
-            return validate_logits(reply, num_new * self.server_images_per_new_class, num_new)
+            return validate_logits(reply, num_new * self.server_images_per_class, num_new)
         return validate_prototypes(server, reply, examples) if isinstance(reply, PrototypeReply) else None
 
     def own_model(self, state: FedDCLClientState) -> Weights:
@@ -203,7 +199,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
         state.model = client.fit(
             start, loss, *replay_data(client, state.pool, self.images_per_new_class, self.images_per_old_class)
         ).model
-        images = select_images(state.pool, client.num_old_classes, client.num_classes, self.server_images_per_new_class)
+        images = select_images(state.pool, client.num_old_classes, client.num_classes, self.server_images_per_class)
         return LogitReply(client.predict(state.model, images)[:, client.num_old_classes :])
 
     @on_client
@@ -232,9 +228,9 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
             Epochs over the larger of both sets of images.
         """
         pool, old = party.state.pool, party.num_old_classes
-        parts = [(old, select_images(pool, old, party.num_classes, self.server_images_per_new_class), consensus)]
+        parts = [(old, select_images(pool, old, party.num_classes, self.server_images_per_class), consensus)]
         if old:
-            parts.append((0, select_images(pool, 0, old, self.server_images_per_old_class), party.state.old_logits))
+            parts.append((0, select_images(pool, 0, old, self.server_images_per_class), party.state.old_logits))
         parts.sort(key=lambda part: len(part[2]), reverse=True)  # an epoch ends with data set 0
         loss, data = ZERO_LOSS, list[Data]()
         num_outputs = party.num_classes if self.head == "joint" else 0

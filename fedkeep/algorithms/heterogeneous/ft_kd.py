@@ -9,7 +9,6 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from fedkeep.algorithms.heterogeneous.logit_exchange import (
-    Ensemble,
     LogitReply,
     PublicClientState,
     PublicServerState,
@@ -51,7 +50,6 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     head: Head = option("joint", "labels compete with all outputs that were seen, or with the task's own")
     tau: float = option(2.0, "softmax temperature of the distillation", low=1e-3)
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
-    ensemble: Ensemble = option("prob", "the mean is one of probabilities, or of logits")
     server_epochs: int = option(1, "epochs over the public set in which the server learns", low=0)
     distill_epochs: int = option(1, "epochs over the public set in which clients learn", low=0)
 
@@ -63,7 +61,7 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
         state, public = server.state, public_images(server)
         state.holders = state.holders + list(cohort.without(state.holders).ask(self.receive_public, public))
         replies = cohort.ask(self.train).values()
-        consensus = mean_logits([clip_logits(reply.logits) for reply in replies], self.tau, self.ensemble)
+        consensus = mean_logits([clip_logits(reply.logits) for reply in replies], self.tau, "prob")
         loss = soft_label_loss(consensus, public, self.tau, scale=self.kd_scale)
         server.model = distill_into(server, server.model, loss, public, self.server_epochs)
         cohort.start(self.distill, consensus)

@@ -31,13 +31,13 @@ class FTKDOnGeneratedImages(PrototypeOptions, FTKD):
     title = "FT+KD on generated images"
     needs = ("generator",)
 
-    server_images_per_new_class: int = option(
+    server_images_per_class: int = option(
         500, "generated images of each new class, on which logits are exchanged", low=1
     )
 
     def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
-        generate_public_images(self, server, clients, self.server_images_per_new_class)
+        generate_public_images(self, server, clients, self.server_images_per_class)
 
     def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, PrototypeReply):
@@ -52,13 +52,13 @@ class EWCKDOnGeneratedImages(PrototypeOptions, EWCKD):
     title = "EWC+KD on generated images"
     needs = ("generator",)
 
-    server_images_per_new_class: int = option(
+    server_images_per_class: int = option(
         500, "generated images of each new class, on which logits are exchanged", low=1
     )
 
     def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
-        generate_public_images(self, server, clients, self.server_images_per_new_class)
+        generate_public_images(self, server, clients, self.server_images_per_class)
 
     def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, PrototypeReply):
@@ -73,13 +73,13 @@ class LwFKDOnGeneratedImages(PrototypeOptions, LwFKD):
     title = "LwF+KD on generated images"
     needs = ("generator",)
 
-    server_images_per_new_class: int = option(
+    server_images_per_class: int = option(
         500, "generated images of each new class, on which logits are exchanged", low=1
     )
 
     def begin_task(self, server: Server[PublicServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
-        generate_public_images(self, server, clients, self.server_images_per_new_class)
+        generate_public_images(self, server, clients, self.server_images_per_class)
 
     def validate_reply(self, server: Server[PublicServerState], reply: Any, examples: int) -> str | None:
         if isinstance(reply, PrototypeReply):
@@ -92,5 +92,5 @@ def generate_public_images(
 ) -> None:
     """Generate ``count`` images of each of the task's classes as the public set, which no client has received."""
     prototypes = find_prototypes(method, server, clients)
-    images = mark_generated(generate_images(method, server, [prototypes], count))
+    images = mark_generated(generate_images(server, [prototypes], count))
     server.state.generated, server.state.holders = images, []

@@ -25,10 +25,8 @@ from fedkeep.models.heads import WEIGHT
 
 CEClasses = Literal["new", "all"]
 """The classes among which labels compete: the task's, or all that were seen."""
-Selection = Literal["herding", "random"]
+ExemplarSelection = Literal["herding", "random"]
 """How exemplars are chosen."""
-Scope = Literal["client", "global"]
-"""Whether a number of exemplars is each client's, or that of all clients together."""
 
 
 @dataclass
@@ -131,12 +129,7 @@ def mark_generated(data: Data, generated: bool = True) -> Data:
     return {"input": data["input"], "label": labels, "generated": flags}
 
 
-def exemplars_per_client(count: int, scope: Scope, num_clients: int) -> int:
-    """Return how many examples of a class each client keeps, if it, or all clients together, shall keep ``count``."""
-    return count if scope == "client" else max(1, count // num_clients)
-
-
-def update_memory(client: Client[Any], model: Weights, memory: Data, count: int, selection: Selection) -> Data:
+def update_memory(client: Client[Any], model: Weights, memory: Data, count: int, selection: ExemplarSelection) -> Data:
     """Return the exemplar memory with up to ``count`` of a client's examples of each class of the task.
 
     Of older classes the first ``count`` stay: an exemplar set is shortened, not chosen again.
@@ -151,7 +144,7 @@ def update_memory(client: Client[Any], model: Weights, memory: Data, count: int,
         The memory so far; may be empty.
     count : int
         Exemplars of each class.
-    selection : Selection
+    selection : ExemplarSelection
         How they are chosen.
     """
     labels = client.data["label"]

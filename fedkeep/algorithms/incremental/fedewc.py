@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import CEClasses, label_loss
@@ -12,6 +12,9 @@ from fedkeep.losses import ZERO_LOSS, Loss, QuadraticPenalty
 from fedkeep.losses.penalties import merge_fisher, pad_rows
 from fedkeep.models import Weights
 from fedkeep.options import option
+
+MAX_FISHER = 1e-4
+"""The largest Fisher information of a parameter."""
 
 
 @dataclass
@@ -35,18 +38,16 @@ class FedEWC(Algorithm[NoState, EWCState]):
     """Federated elastic weight consolidation: CE[new] + w_penalty / 2 * sum_j F_j (w_j - a_j)^2.
 
     a is the last global model of the task before. F is the mean over the client's batches of the squared gradient,
-    clipped at ``max_fisher`` and merged over tasks by their share of the classes. Rows of new classes are free.
+    clipped at 1e-4 and merged over tasks by their share of the classes. Rows of new classes are free.
 
     The code of TARGET, which others reused, computes the penalty of another network than the one that it trains: it has
-    no gradient. ``compat=repo`` repeats that; what is published as EWC may be plain training without weight decay.
+    no gradient. What is published as EWC may be plain training without weight decay.
     """
 
     title = "FedEWC"
     paper = "Kirkpatrick et al., 2017: Overcoming catastrophic forgetting; federated as in the code of TARGET (2023)"
 
     w_penalty: float = option(1000.0, "weight of the penalty", low=0.0)
-    max_fisher: float = option(1e-4, "largest Fisher information of a parameter", low=0.0)
-    compat: Literal["correct", "repo"] = option("correct", "a penalty that works, or one without gradient")
     ce_classes: CEClasses = option("new", "labels among the task's classes, or among all that were seen")
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
@@ -54,8 +55,7 @@ class FedEWC(Algorithm[NoState, EWCState]):
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
 
     def end_task(self, server: Server, clients: Cohort) -> None:
-        if self.compat == "correct":
-            clients.ask(self.consolidate, server.model)
+        clients.ask(self.consolidate, server.model)
 
     @on_client
     def train(self, client: Client[EWCState], model: Weights) -> Fit:
@@ -65,10 +65,10 @@ class FedEWC(Algorithm[NoState, EWCState]):
     @on_client
     def consolidate(self, client: Client[EWCState], model: Weights) -> None:
         """Compute the Fisher information of the task's last model on the client's data."""
-        client.state = consolidate(client, client.state, model, self.max_fisher)
+        client.state = consolidate(client, client.state, model)
 
 
-def consolidate(client: Client[Any], before: EWCState, model: Weights, limit: float) -> EWCState:
+def consolidate(client: Client[Any], before: EWCState, model: Weights) -> EWCState:
     """Return what is kept after a task that ended with ``model``; see `FedEWC`.
 
     Parameters
@@ -79,13 +79,11 @@ def consolidate(client: Client[Any], before: EWCState, model: Weights, limit: fl
         What was kept so far. It stays if the client has no example of this task.
     model : Weights
         The task's last model.
-    max_fisher : float
-        The largest Fisher information of a parameter.
     """
     if not len(client.data["label"]):
         return before
     fisher = client.fisher(model, batch=max(client.training.batch_size, 2))
-    merged = merge_fisher(before.fisher, fisher, client.num_old_classes / client.num_classes, limit)
+    merged = merge_fisher(before.fisher, fisher, client.num_old_classes / client.num_classes, MAX_FISHER)
     return EWCState({name: model[name] for name in fisher}, merged)
 
 

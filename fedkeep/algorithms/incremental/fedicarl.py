@@ -12,12 +12,9 @@ from torch.nn.functional import normalize
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import (
     OldModelState,
-    Scope,
-    Selection,
     cache_once_per_task,
     concat,
     distill_old_classes,
-    exemplars_per_client,
     update_memory,
 )
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
@@ -75,9 +72,9 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
     """Federated iCaRL: CE[all] + w_old * KD[old] on the task's examples and the exemplars.
 
     The teacher is the last global model of the task before. A client keeps ``exemplars_per_class`` examples of each
-    class that it holds, chosen at the task's end by herding on the global model's features; with ``scope=global`` that
-    is what all clients together keep. ``max_exemplars`` limits all classes of a client together, as in iCaRL's paper:
-    exemplar sets shrink as classes arrive. Only models travel, and the linear classifier is evaluated. With
+    class that it holds, chosen at the task's end by herding on the global model's features. ``max_exemplars`` limits
+    all classes of a client together, as in iCaRL's paper: exemplar sets shrink as classes arrive. Only models travel,
+    and the linear classifier is evaluated. With
     ``classify=nearest_mean`` an image gets the class of the nearest mean of features, as in iCaRL: then every client
     also receives the new model, and reports the sums of its features by class, of exemplars and the task's examples.
 
@@ -95,8 +92,6 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
     exemplars_per_class: int = option(20, "examples of each class that are kept", low=1)
     max_exemplars: int = option(0, "examples of all classes that a client keeps at most; 0: no limit", low=0)
-    scope: Scope = option("client", "whether each client keeps so many, or all together")
-    selection: Selection = option("herding", "how they are chosen")
     classify: Literal["linear", "nearest_mean"] = option("linear", "what is evaluated: the classifier, or means")
     loss: Literal["icarl", "glfc"] = option("icarl", "cross-entropy and distillation, or GLFC's weighted binary ones")
 
@@ -115,7 +110,7 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
         return scores.clamp(min=-100)  # of a class without a mean; others are above -4, and a loss must be finite
 
     def end_task(self, server: Server[ClassMeans], clients: Cohort) -> None:
-        count = exemplars_per_client(self.exemplars_per_class, self.scope, server.num_clients)
+        count = self.exemplars_per_class
         if self.max_exemplars:
             count = min(count, max(1, self.max_exemplars // server.num_classes))
         clients.ask(self.remember, server.model, count)
@@ -141,7 +136,7 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
         """Keep the task's last model, and some of its examples."""
         state = client.state
         state.teacher = model
-        state.memory = update_memory(client, model, state.memory, count, self.selection)
+        state.memory = update_memory(client, model, state.memory, count, "herding")
 
     @on_client
     def report_features(self, client: Client[ExemplarState], model: Weights) -> FeatureSums:

@@ -37,6 +37,9 @@ from fedkeep.options import option
 
 REST = "rest."
 
+INITIAL_ADAPTIVE = 1 / 3
+"""The adaptive weights A at first, as a share of the initial weights."""
+
 
 @dataclass(frozen=True, eq=False)
 class WeITUpdate:
@@ -179,13 +182,12 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
     w_drift: float = option(100.0, "weight of half the squared change of old tasks' weights", low=0.0)
     sparsity: float = option(0.3, "share of units that are not sent", low=0.0, high=0.99)
     threshold: float = option(1e-3, "size above which an adaptive weight is sent", low=0.0)
-    start: float = option(1 / 3, "initial A, as a share of the initial weights")
 
     def begin_task(self, server: Server[WeITServerState], clients: Cohort) -> None:
         super().begin_task(server, clients)
         body = {name: server.initial_model[name] for name in layers(server)}
         mask = {name: layer.new_full((len(layer),), 0.5) for name, layer in body.items()}
-        added = {name: self.start * layer for name, layer in body.items()}
+        added = {name: INITIAL_ADAPTIVE * layer for name, layer in body.items()}
         server.state.tasks = [*server.state.tasks, WeITTask(server.num_classes, mask, added)]
         clients.ask(self.receive, server.state.adaptive)
 
@@ -280,7 +282,7 @@ class FedWeIT(Algorithm[WeITServerState, WeITClientState]):
         state.model = {}
         for name, layer in state.anchor.items():
             state.model[MASK + name] = random_vector(len(layer), mask_rng).to(layer)
-            state.model[ADAPTIVE + name] = self.start * client.initial_model[name]
+            state.model[ADAPTIVE + name] = INITIAL_ADAPTIVE * client.initial_model[name]
             state.model[ATTENTION + name] = random_vector(len(state.others), attention_rng).to(layer)
 
     def loss(self, client: Client[WeITClientState]) -> Loss:

@@ -37,7 +37,7 @@ def extend_pool(method: PrototypeOptions, server: Server[Any], clients: Cohort, 
     """Find the prototypes of the task's classes, and generate ``count`` images of each into the server's pool."""
     state, prototypes = server.state, find_prototypes(method, server, clients)
     state.prototypes = [*state.prototypes, prototypes]
-    images = generate_images(method, server, [prototypes], count)
+    images = generate_images(server, [prototypes], count)
     state.pool = concat(state.pool, images) if state.pool else images
 
 

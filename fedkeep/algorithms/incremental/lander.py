@@ -73,15 +73,12 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
     radius: float = option(0.015, "mean squared distance from the anchor that costs nothing", low=0.0)
     w_new: float = option(0.2, "factor of the loss on own examples", low=0.0)
     w_old: float = option(0.4, "factor of the loss on synthetic images", low=0.0)
-    synthetic_batch_size: int = option(128, "synthetic images a step; the code has as many as own examples", low=2)
+    replay_batch_size: int = option(128, "synthetic images a step; the code has as many as own examples", low=2)
     num_images: int = option(10000, "synthetic images", low=2)
     synthesis_batch_size: int = option(256, "images that are generated at a time", low=2)
     generator_steps: int = option(40, "steps of the generator for each batch of images", low=1)
     warmup: int = option(10, "batches that are discarded, before a student is trained and challenged", low=0)
     generator_channels: int = option(64, "channels of the generator's last feature maps; twice as many before", low=1)
-    w_batch_norm: float = option(
-        1.0, "weight of the distance of batch-norm statistics; nothing without batch norm", low=0.0
-    )
     student_steps: int = option(50, "steps of the student after each batch of images", low=0)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
 
@@ -94,7 +91,7 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
         state.best_model, state.lowest_loss = {}, inf
         images = self.synthesize(server) if server.num_old_classes else {}
         loss = server.cache_teachers(self.replay_loss(server), {}, images)
-        state.replay, state.holders = SyntheticReplay(images, loss, self.synthetic_batch_size), []
+        state.replay, state.holders = SyntheticReplay(images, loss, self.replay_batch_size), []
         super().begin_task(server, clients)
 
     def round(self, server: Server[LANDERServerState], cohort: Cohort) -> None:
@@ -125,7 +122,7 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
             generator_steps=self.generator_steps,
             warmup=self.warmup,
             generator_channels=self.generator_channels,
-            w_batch_norm=self.w_batch_norm,
+            w_batch_norm=1.0,
             student_steps=self.student_steps,
             student_batch_size=128,
             student_lr=0.1,

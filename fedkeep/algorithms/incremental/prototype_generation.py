@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from fedkeep.generation.diffusion.prototypes import (
     average_prototypes,
     check_held,
 )
-from fedkeep.generation.diffusion.schedules import Sampler
 from fedkeep.interface import Client, Cohort, Data, Server, on_client
 from fedkeep.options import Options, option
 
@@ -46,7 +45,7 @@ class PrototypeReply:
 
 @dataclass(frozen=True)
 class PrototypeOptions(Options):
-    """Options of the prototype search and of sampling, and the client step that searches."""
+    """Options of the prototype search, and the client step that searches."""
 
     prototype_rounds: int = option(5, "rounds of prototype search at a task's beginning", low=0)
     prototype_steps: int = option(50, "optimizer steps of a client in each", low=1)
@@ -54,9 +53,6 @@ class PrototypeOptions(Options):
     prototype_aggregation: AverageRule = option(
         "uniform", "who counts in the mean: all, those with examples of the class, or by how many"
     )
-    sampler: Literal["ddim", "dpm-solver++", "ddpm"] = option("ddim", "how images are sampled")
-    sampler_steps: int = option(50, "steps of it", low=1)
-    guidance_scale: float = option(2.0, "weight of classifier-free guidance; 1: none", low=0.0)
 
     @on_client
     def search(self, client: Client[Any], prototypes: Tensor) -> PrototypeReply:
@@ -105,13 +101,11 @@ def find_prototypes(method: PrototypeOptions, server: Server[Any], clients: Coho
     return prototypes
 
 
-def generate_images(method: PrototypeOptions, server: Server[Any], prototypes: Sequence[Tensor], count: int) -> Data:
+def generate_images(server: Server[Any], prototypes: Sequence[Tensor], count: int) -> Data:
     """Return generated images of the last tasks' classes, by each task's generator; another call gives other images.
 
     Parameters
     ----------
-    method : PrototypeOptions
-        The method, with the sampler's options.
     server : Server
         The server.
     prototypes : sequence of Tensor
@@ -119,12 +113,12 @@ def generate_images(method: PrototypeOptions, server: Server[Any], prototypes: S
     count : int
         Images of each class.
     """
-    sampler = Sampler(method.sampler, method.sampler_steps, method.guidance_scale)
     seed, cache, parts = server.rng("images").initial_seed(), ImageCache(), []
     first_class = server.num_classes - sum(map(len, prototypes))
     for task, rows in enumerate(prototypes, start=server.task - len(prototypes) + 1):
         labels = range(first_class, first_class + len(rows))
-        parts.append(cache.images(server.generator_of(task), rows, labels, count, sampler, seed=seed))
+        generator = server.generator_of(task)
+        parts.append(cache.images(generator, rows, labels, count, generator.sampler, seed=seed))
         first_class = labels.stop
     return {name: torch.cat([part[name] for part in parts]).to(prototypes[0].device) for name in parts[0]}
 

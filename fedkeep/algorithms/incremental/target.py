@@ -55,9 +55,6 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
     generator_steps: int = option(10, "steps of the generator for each batch of images", low=1)
     warmup: int = option(20, "batches that are discarded, before a student is trained and challenged", low=0)
     generator_channels: int = option(64, "channels of the generator's last feature maps; twice as many before", low=1)
-    w_batch_norm: float = option(
-        10.0, "weight of the distance of batch-norm statistics; nothing without batch norm", low=0.0
-    )
     student_steps: int = option(400, "steps of the student after each batch of images", low=0)
     student_batch_size: int = option(256, "images in each of these", low=2)
     aggregation: Aggregation = option("uniform", "whether clients count by their examples, or all alike")
@@ -86,7 +83,6 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
             generator_steps=self.generator_steps,
             warmup=self.warmup,
             generator_channels=self.generator_channels,
-            w_batch_norm=self.w_batch_norm,
             student_steps=self.student_steps,
             student_batch_size=self.student_batch_size,
         )

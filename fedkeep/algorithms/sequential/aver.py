@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from fedkeep.algorithms.sequential.teachers import (
     PreparedDistillation,
     PreviousRound,
-    TeacherSelection,
     log_teachers,
     prepare_distillation,
     select_teachers,
@@ -20,7 +19,6 @@ from fedkeep.algorithms.sequential.teachers import (
 from fedkeep.interface import Algorithm, Client, Cohort, Fit, Server, each, on_client
 from fedkeep.interface.steps import send_label_counts
 from fedkeep.losses import CrossEntropy, FullKL, FullKLByConfidence, FullKLByEntropy, Scale, WeightRule
-from fedkeep.losses.discrepancy import Discrepancy
 from fedkeep.models import Weights
 from fedkeep.options import option
 
@@ -38,8 +36,6 @@ class AVER(Algorithm[PreviousRound, PreparedDistillation]):
     tau: float = option(4.0, "softmax temperature; the paper gives none", low=1e-3)
     kd_scale: Scale = option("tau2", "whether the distillation is multiplied by tau squared")
     teachers: int = option(5, "models of the previous round that teach; 0 is FedSeq", low=0)
-    metric: Discrepancy = option("kl", "discrepancy of label distributions")
-    selection: TeacherSelection = option("greedy", "how teachers are chosen among the last round's clients")
     w_full: float = option(1.0, "weight of the distillation", low=0.0)
 
     send_label_counts = send_label_counts
@@ -49,7 +45,7 @@ class AVER(Algorithm[PreviousRound, PreparedDistillation]):
         state = server.state
         if self.teachers:
             state.label_counts |= cohort.without(state.label_counts).ask(self.send_label_counts)
-            chosen = select_teachers(server, self.teachers, self.selection, self.metric)
+            chosen = select_teachers(server, self.teachers, "greedy", "kl")
             students = [client.id for client in cohort if client.id in state.label_counts]
             rules = dict.fromkeys(students, self.rule() if chosen else None)
             log_teachers(server, chosen)

@@ -13,6 +13,9 @@ from fedkeep.models import Weights
 from fedkeep.models.weights import add, scale
 from fedkeep.options import option
 
+SI_DAMPING = 0.1
+"""What is added to squared distances with ``importance=si``."""
+
 
 @dataclass
 class AccumulatedImportance:
@@ -63,7 +66,6 @@ class CWC(Algorithm[AccumulatedImportance]):
     w_penalty: float = option(100.0, "weight of the penalty (lambda; grid 1, 10, 100, 1000)", low=0.0)
     attenuation: float = option(0.5, "share that importances keep each round (sigma)", low=0.0, high=1.0)
     importance: Literal["fisher", "mas", "si"] = option("fisher", "how a parameter's importance is measured")
-    damping: float = option(0.1, "added to squared distances, with importance=si", low=1e-12)
 
     @classmethod
     def name(cls) -> str:
@@ -85,7 +87,7 @@ class CWC(Algorithm[AccumulatedImportance]):
         path = PathIntegral(start, penalty) if self.importance == "si" else None
         fit = client.fit(model, CrossEntropy() + (penalty or ZERO_LOSS), step_callback=path)
         if path:
-            added: Weights = path.importance(fit.model, self.damping)
+            added: Weights = path.importance(fit.model, SI_DAMPING)
         else:
             added = client.sensitivity(fit.model, 500) if self.importance == "mas" else client.fisher(fit.model, 500)
         return FitWithImportance(**vars(fit), importance=add(importance, added) if importance else added)

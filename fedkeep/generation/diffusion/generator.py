@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedkeep.data.dataset import format_shape
 from fedkeep.errors import DataError, RunError, ValueRefused
-from fedkeep.generation.diffusion.schedules import NoiseSchedule
+from fedkeep.generation.diffusion.schedules import NoiseSchedule, Sampler
 from fedkeep.models import Shape, Weights
 from fedkeep.models.weights import tensor_hash
 
@@ -45,12 +45,15 @@ class Generator(ABC):
         What it was trained on.
     device : torch.device
         Where it computes.
+    sampler : Sampler
+        How images are sampled from it.
     """
 
     shape: Shape
     noise_schedule: NoiseSchedule
     regime: Regime
     device: torch.device
+    sampler: Sampler = Sampler()
 
     @abstractmethod
     def initial_prototypes(self, num_classes: int) -> Tensor:

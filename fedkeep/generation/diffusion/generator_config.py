@@ -24,6 +24,7 @@ from fedkeep.generation.diffusion.pixel import (
     read_fingerprints,
     read_hash,
 )
+from fedkeep.generation.diffusion.schedules import Sampler, SamplerMethod
 from fedkeep.generation.diffusion.text_to_image import CHECKPOINT, load_latent
 from fedkeep.models import Shape
 from fedkeep.options import Options, option
@@ -45,6 +46,9 @@ class GeneratorConfig(Options):
         "mean", "where the search for a prototype begins: at the mean of the classes, or at the null class"
     )
     checkpoint: str = option(CHECKPOINT, "of ldm: a folder, or a Hub id")
+    sampler: SamplerMethod = option("ddim", "how images are sampled from it")
+    sampler_steps: int = option(50, "steps of the sampler", low=1)
+    guidance_scale: float = option(2.0, "weight of classifier-free guidance; 1: none", low=0.0)
 
     def check(self) -> None:
         """Raise `ConfigError` if a task's generator has no name, or a name can be no folder's."""
@@ -118,9 +122,13 @@ class GeneratorConfig(Options):
         """
         if not self.name:
             raise ConfigError("the recipe names no generator. Train one with fedkeep generator train, and name it.")
+        generator: Generator
         if self.name == "ldm":
-            return load_latent(self.checkpoint, side, device)
-        return load_generator(self._folder(data_dir), device, space=self.space, initial=self.initial)
+            generator = load_latent(self.checkpoint, side, device)
+        else:
+            generator = load_generator(self._folder(data_dir), device, space=self.space, initial=self.initial)
+        generator.sampler = Sampler(self.sampler, self.sampler_steps, self.guidance_scale)
+        return generator
 
     def exists(self, data_dir: str | Path | None = None) -> bool:
         """Tell whether a generator is named and its folder exists."""

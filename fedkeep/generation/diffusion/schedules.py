@@ -11,6 +11,8 @@ from fedkeep.errors import ConfigError
 from fedkeep.generation.diffusion._libraries import diffusers
 from fedkeep.options import Options, option
 
+SamplerMethod = Literal["ddim", "dpm-solver++", "ddpm"]
+
 
 @dataclass(frozen=True)
 class NoiseSchedule(Options):
@@ -62,7 +64,7 @@ class Sampler(Options):
     images with it, in 500 steps.
     """
 
-    method: Literal["ddim", "dpm-solver++", "ddpm"] = option("ddim", "solver that removes the noise")
+    method: SamplerMethod = option("ddim", "solver that removes the noise")
     steps: int = option(50, "calls of the network", low=1)
     guidance: float = option(
         2.0,

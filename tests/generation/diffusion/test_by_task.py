@@ -26,11 +26,9 @@ TASKS = ("tasks.num_tasks=2", "tasks.class_order=source")
 SMALL = (
     "images_per_new_class=2",
     "images_per_old_class=2",
-    "server_images_per_new_class=2",
-    "server_images_per_old_class=2",
+    "server_images_per_class=2",
     "prototype_rounds=1",
     "prototype_steps=1",
-    "sampler_steps=2",
 )
 
 
@@ -47,7 +45,15 @@ def saved(folder: Path, digits: str, seed: int = 0, **card: Any) -> Path:
 def recipe(*folders: Path, settings: tuple[str, ...] = (), methods: tuple[str, ...] = ("feddcl",)) -> Recipe:
     names = json.dumps([str(folder) for folder in folders])
     few = [f"feddcl.{one}" for one in SMALL if "feddcl" in methods]
-    changes = (f"generator.by_task={names}", *TASKS, "partition.num_clients=3", "run.cohort_size=2", *few, *settings)
+    changes = (
+        f"generator.by_task={names}",
+        "generator.sampler_steps=2",
+        *TASKS,
+        "partition.num_clients=3",
+        "run.cohort_size=2",
+        *few,
+        *settings,
+    )
     return load_recipe("demo", settings=changes, methods=list(methods), rounds=1, seeds=[0])
 
 
