@@ -84,13 +84,19 @@ def test_its_first_round_is_fedseqs_first_round() -> None:
 def test_teachers_are_the_last_rounds_graduates_throughout_the_round() -> None:
     simulation = tiny.simulation(SFedKD(teachers=2), rounds=5, cohort_size=4)
     spy = Spy(simulation)
-    cohorts = [record["cohort"] for record in tiny.run_rounds(simulation)]
+    records = tiny.run_rounds(simulation)
+    cohorts = [record["cohort"] for record in records]
     assert all(spy.teachers[1, client] == [] for client in cohorts[0])
     for number, cohort in enumerate(cohorts[1:], start=2):
         chosen = [names_of(spy.teachers[number, client], spy.left, number - 1) for client in cohort]
         assert len(chosen[0]) == len(set(chosen[0])) == 2
         assert set(chosen[0]) <= set(cohorts[number - 2])
         assert all(names == chosen[0] for names in chosen), "one teacher set serves the whole round"
+        told = records[number - 1]["log"]
+        assert told["teachers"] == chosen[0]
+        for kind, name in enumerate(("target_weights", "nontarget_weights")):
+            of_clients = torch.stack([spy.weights[number, client][kind] for client in cohort])  # a row for each student
+            assert told[name] == pytest.approx(of_clients.mean(0).tolist(), abs=1e-4)
 
 
 def test_a_graduate_is_caught_right_after_its_client_trained() -> None:
