@@ -100,7 +100,7 @@ def main() -> None:
     text = "\n".join(
         [
             *beginning("How long a user waits at the start", f"start.py --repeat {options.repeat}", options.note),
-            "| | least CPU, s | median CPU, s | least clock, s | median clock, s |",
+            "| command | least CPU, s | median CPU, s | least clock, s | median clock, s |",
             "|:--|--:|--:|--:|--:|",
             *rows,
             "",

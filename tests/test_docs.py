@@ -221,6 +221,13 @@ def test_the_table_of_metrics_names_and_explains_all(monkeypatch: pytest.MonkeyP
     assert all(len(meaning) > 20 for _, meaning in rows)
 
 
+@pytest.mark.parametrize("name", LINKED)
+def test_every_column_of_a_table_has_a_head(name: str) -> None:
+    """Screen readers name a cell by it."""
+    heads = re.findall(r"^(\|.*\|)\n\|:?-+", (ROOT / name).read_text(), flags=re.M)
+    assert not [head for head in heads if any(not cell.strip() for cell in head.strip("|").split("|"))]
+
+
 def test_links_to_what_pages_are_made_from_lead_to_the_pages_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("latex2mathml", reason="the extra docs is not installed")
     monkeypatch.syspath_prepend(ROOT / "tools")

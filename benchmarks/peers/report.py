@@ -80,7 +80,7 @@ def _table(workload: Mapping[str, Any]) -> list[str]:
         f"{workload['load']:.1f} at the end;",
         f"{_versions(found)}.",
         "",
-        f"| | seconds a round | times {first} | rounds | memory, MB | ready, s | gap |",
+        f"| engine | seconds a round | times {first} | rounds | memory, MB | ready, s | gap |",
         "|:--|--:|--:|--:|--:|--:|--:|",
         *rows,
         "",
