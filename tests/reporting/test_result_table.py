@@ -123,7 +123,7 @@ def test_values_are_shown_in_the_unit_of_their_column() -> None:
 def test_terminal_table_has_every_number_and_prints_nothing(
     two_methods: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = print_table(summary(two_methods), title="Digits")
+    table = print_table(summary(two_methods), title="Digits", width=140)
     assert capsys.readouterr().out == ""
     console = Console(width=140, file=io.StringIO(), color_system=None)
     console.print(table)
@@ -141,6 +141,10 @@ def test_terminal_table_has_every_number_and_prints_nothing(
     narrow = Console(width=70, file=io.StringIO(), color_system=None)
     narrow.print(table)
     assert max(map(len, narrow.file.getvalue().splitlines())) <= 70  # type: ignore[attr-defined]
+    usual = Console(width=80, file=io.StringIO(), color_system=None)
+    usual.print(print_table(summary(two_methods), width=80))
+    lines = {line.strip() for line in usual.file.getvalue().splitlines()}  # type: ignore[attr-defined]
+    assert {"at chance in 2 of 2 seeds", "at chance in 1 of 3 seeds"} <= lines, "notes are whole"
 
 
 def test_labels_are_not_read_as_markup(tmp_path: Path) -> None:
