@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """What Slurm, systemd and `kill` send, and what a terminal sends as it is closed."""
 
 
@@ -46,7 +46,7 @@ def raising_terminated() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    caught = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    caught = [number for number in ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
 
     def stop(number: int, _: object) -> None:
         for other in caught:
@@ -63,7 +63,7 @@ def raising_terminated() -> Iterator[None]:
 
 
 @contextmanager
-def blocked_for_children() -> Iterator[None]:
+def signals_blocked_in_children() -> Iterator[None]:
     """Let processes that are started in the block never receive these signals; their parent decides what to do.
 
     One that arrives in the block is delivered to this process after it.
@@ -75,7 +75,7 @@ def blocked_for_children() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ class Prototypes:
         int64 [k].
     means : Tensor
         [k, width], the mean features of each class.
-    examples : Tensor
+    num_examples : Tensor
         int64 [k], over how many examples each mean was taken.
     radius : float
         Of the noise around the means. Its square is the mean over classes of their features' variance, itself a mean
@@ -43,7 +43,7 @@ class Prototypes:
 
     classes: Tensor
     means: Tensor
-    examples: Tensor
+    num_examples: Tensor
     radius: float
 
     def validate(self, classes: range, width: int, available: int) -> str | None:
@@ -66,12 +66,16 @@ class Prototypes:
         if self.classes.dim() != 1 or self.classes.dtype != torch.int64 or len(set(named)) < len(named):
             return f"prototypes whose classes are no distinct numbers: {named}"
         count = len(named)
-        if self.means.shape != (count, width) or self.examples.shape != (count,) or self.means.dtype != torch.float32:
+        if (
+            self.means.shape != (count, width)
+            or self.num_examples.shape != (count,)
+            or self.means.dtype != torch.float32
+        ):
             return f"prototypes of shape {list(self.means.shape)} for {count} classes, not {[count, width]} in float32"
         if wrong := set(named) - set(classes):
             return f"prototypes of {sorted(wrong)}, which are no classes of this task"
-        examples = self.examples.tolist()
-        if self.examples.dtype != torch.int64 or min(examples, default=1) < 1 or sum(examples) > available:
+        examples = self.num_examples.tolist()
+        if self.num_examples.dtype != torch.int64 or min(examples, default=1) < 1 or sum(examples) > available:
             return f"prototypes of no examples, or of more than it has: {examples}, and it has {available}"
         return f"prototypes of radius {self.radius}" if not 0 <= self.radius < MAX_RADIUS else None
 
@@ -135,7 +139,9 @@ def extend_prototypes(old: Prototypes | None, new: Prototypes | None, fixed: boo
     if old is None or new is None:
         return old or new
     radius = (old.radius or new.radius) if fixed else new.radius
-    columns = {name: torch.cat((getattr(old, name), getattr(new, name))) for name in ("classes", "means", "examples")}
+    columns = {
+        name: torch.cat((getattr(old, name), getattr(new, name))) for name in ("classes", "means", "num_examples")
+    }
     return Prototypes(**columns, radius=radius)
 
 
@@ -158,12 +164,12 @@ def pool_prototypes(parts: Sequence[Prototypes]) -> Prototypes | None:
     if not parts:
         return None
     labels, means = torch.cat([part.classes for part in parts]), torch.cat([part.means for part in parts])
-    weights = torch.cat([part.examples for part in parts])
+    weights = torch.cat([part.num_examples for part in parts])
     totals = torch.bincount(labels, weights.double())
     found = totals.nonzero().flatten()
     sums = means.new_zeros(len(totals), means.shape[1]).index_add_(0, labels, means * weights[:, None])
     examples = totals[found]
-    squares = sum(part.radius**2 * int(part.examples.sum()) for part in parts)
+    squares = sum(part.radius**2 * int(part.num_examples.sum()) for part in parts)
     radius = math.sqrt(squares / float(examples.sum()))
     return Prototypes(found, sums[found] / examples[:, None].to(sums), examples.long(), radius)
 

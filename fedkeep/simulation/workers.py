@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from fedkeep._utils.signals import blocked_for_children
+from fedkeep._utils.signals import signals_blocked_in_children
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.simulation import ipc
 
@@ -143,7 +143,7 @@ def start_workers(count: int, main: Main, *args: Any) -> list[Worker]:
     for _ in range(count):
         parent_end, worker_end = context.Pipe()
         process = context.Process(target=main, args=(worker_end, *args))
-        with _ignoring_interrupts(), blocked_for_children():
+        with _ignoring_interrupts(), signals_blocked_in_children():
             process.start()
         worker_end.close()  # so that the worker's death closes the connection
         workers.append(Worker(parent_end, process))

@@ -95,7 +95,7 @@ def test_everybodys_prototypes_are_means_over_all_examples() -> None:
         assert known.classes.tolist() == [0, 1]
         for c in (0, 1):
             torch.testing.assert_close(known.means[c], features[data["label"] == c].mean(0))
-        assert known.examples.tolist() == torch.bincount(data["label"]).tolist()
+        assert known.num_examples.tolist() == torch.bincount(data["label"]).tolist()
 
 
 def test_a_client_that_saw_no_old_class_learns_without_prototypes() -> None:

@@ -94,7 +94,7 @@ def test_a_pass_ends_with_the_shorter_and_batches_fit_an_average_client() -> Non
 def test_the_released_code_makes_ten_batches_within_its_warm_up() -> None:
     simulation = tiny.simulation_with_tasks(target(compat="repo", num_images=1000, warmup=20), TWO_ONE, cohort_size=4)
     tiny.run_rounds(simulation, 2)
-    steps = ceil(simulation.server.state.examples / tiny.TRAINING.batch_size)
+    steps = ceil(simulation.server.state.examples_per_client / tiny.TRAINING.batch_size)
     tiny.run_rounds(simulation, 1)
     replay = simulation.server.state.replay
     assert len(replay.images["label"]) == 10 * TOY["synthesis_batch_size"]

@@ -24,7 +24,7 @@ def test_prototypes_are_means_and_the_radius_is_the_mean_spread() -> None:
     found = prototypes(rows, torch.tensor([1, 4, 1, 4, 2, 4]))
     assert found.classes.tolist() == [1, 2, 4]
     assert found.means.tolist() == [[1, 2], [7, 7], [1, 2]]
-    assert found.examples.tolist() == [2, 1, 3]
+    assert found.num_examples.tolist() == [2, 1, 3]
     assert found.radius == pytest.approx(math.sqrt((5 + 1.5) / 2)), "class 2 has one example only"
     assert prototypes(rows[4:5], torch.tensor([2])).radius == 0.0
 
@@ -67,7 +67,7 @@ def test_newer_classes_are_added_and_the_first_radius_may_stay() -> None:
         assert both is not None
         assert both.classes.tolist() == [0, 1, 2]
         assert both.means.tolist() == [[1], [2], [5]]
-        assert both.examples.tolist() == [3, 1, 4]
+        assert both.num_examples.tolist() == [3, 1, 4]
         assert both.radius == radius
     assert extend_prototypes(None, new, True) is new
     assert extend_prototypes(old, None, False) is old
@@ -83,7 +83,7 @@ def test_prototypes_of_all_parties_are_means_over_their_examples() -> None:
     assert found is not None
     assert found.classes.tolist() == [0, 2]
     assert found.means.tolist() == [[1, 1], [2, 4]]
-    assert found.examples.tolist() == [1, 6]
+    assert found.num_examples.tolist() == [1, 6]
     assert found.radius == pytest.approx(math.sqrt((3 * 1 + 4 * 4) / 7))
     assert pool_prototypes([]) is None
 

@@ -44,11 +44,11 @@ class ClassMeans:
 
     Attributes
     ----------
-    directions : Tensor, optional
-        [classes, width], the mean direction of each class's features; None before the first round.
+    normalized_means : Tensor, optional
+        [classes, width], the mean of each class's features, scaled to length 1; None before the first round.
     """
 
-    directions: Tensor | None = None
+    normalized_means: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,14 +57,14 @@ class FeatureSums:
 
     Attributes
     ----------
-    features : Tensor
+    sums : Tensor
         Their sums by class, [classes, width].
-    examples : Tensor
+    num_examples : Tensor
         The number of examples of each class, [classes].
     """
 
-    features: Tensor
-    examples: Tensor
+    sums: Tensor
+    num_examples: Tensor
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class FediCaRL(Algorithm[ClassMeans, ExemplarState]):
         server.model = aggregate(cohort.ask(self.train, server.model), self.aggregation)
         if self.classify == "nearest_mean":
             replies = cohort.ask(self.report_features, server.model).values()
-            examples = torch.stack([reply.examples for reply in replies]).sum(0)
-            means = torch.stack([reply.features for reply in replies]).sum(0) / examples[:, None]
-            server.state.directions = normalize(means, dim=1)  # NaN for a class of which nobody has an example
+            examples = torch.stack([reply.num_examples for reply in replies]).sum(0)
+            means = torch.stack([reply.sums for reply in replies]).sum(0) / examples[:, None]
+            server.state.normalized_means = normalize(means, dim=1)  # NaN for a class of which nobody has an example
 
     def predict(self, server: Server[ClassMeans], model: Weights, images: Tensor) -> Tensor:
-        if server.state.directions is None or len(server.state.directions) < server.num_classes:
+        if server.state.normalized_means is None or len(server.state.normalized_means) < server.num_classes:
             return super().predict(server, model, images)
-        scores = nearest_mean_scores(server.features(model, {"input": images}), server.state.directions)
+        scores = nearest_mean_scores(server.features(model, {"input": images}), server.state.normalized_means)
         return scores.clamp(min=-100)  # of a class without a mean; others are above -4, and a loss must be finite
 
     def end_task(self, server: Server[ClassMeans], clients: Cohort) -> None:

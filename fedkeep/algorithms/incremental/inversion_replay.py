@@ -42,13 +42,13 @@ class InversionServerState:
         What it generated for the task.
     holders : list of str
         The clients that have received it.
-    examples : float
+    examples_per_client : float
         The average number of a client's examples in the last round.
     """
 
     replay: SyntheticReplay = field(default_factory=SyntheticReplay)
     holders: list[str] = field(default_factory=list)
-    examples: float = 0.0
+    examples_per_client: float = 0.0
 
 
 def inversion_problem(server: Server[Any]) -> InversionProblem:
@@ -63,6 +63,6 @@ def inversion_problem(server: Server[Any]) -> InversionProblem:
     )
 
 
-def mean_examples(replies: Mapping[str, Fit]) -> float:
+def mean_examples_per_client(replies: Mapping[str, Fit]) -> float:
     """Return the average number of examples of the clients that replied."""
     return sum(reply.num_examples for reply in replies.values()) / len(replies)

@@ -14,7 +14,7 @@ from fedkeep.algorithms.incremental.inversion_replay import (
     InversionServerState,
     SyntheticReplay,
     inversion_problem,
-    mean_examples,
+    mean_examples_per_client,
 )
 from fedkeep.errors import ConfigError
 from fedkeep.generation.inversion import InversionConfig, TextInverter, read_anchors
@@ -98,7 +98,7 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
         state = server.state
         state.holders += cohort.without(state.holders).ask(self.receive, state.replay)
         replies = cohort.ask(self.train, server.model)
-        state.examples = mean_examples(replies)
+        state.examples_per_client = mean_examples_per_client(replies)
         self.update_best(server, replies)
         server.model = aggregate(replies, self.aggregation)
 

@@ -12,7 +12,7 @@ from fedkeep.algorithms.incremental.inversion_replay import (
     InversionServerState,
     SyntheticReplay,
     inversion_problem,
-    mean_examples,
+    mean_examples_per_client,
 )
 from fedkeep.generation.inversion import InversionConfig, LatentInverter
 from fedkeep.interface import Algorithm, Client, Cohort, Data, Fit, Server, on_client
@@ -63,7 +63,7 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
         state = server.state
         images = self.synthesize(server) if server.num_old_classes else {}
         loss = distill_old_classes(server.model if server.num_old_classes else {}, self.w_kd, self.tau, dataset_index=1)
-        steps = ceil(state.examples / server.training.batch_size)
+        steps = ceil(state.examples_per_client / server.training.batch_size)
         batch_size = max(2, self.num_images // max(1, steps))  # batch norm cannot train on one image
         state.replay, state.holders = SyntheticReplay(images, server.cache_teachers(loss, {}, images), batch_size), []
         super().begin_task(server, clients)
@@ -72,7 +72,7 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
         state = server.state
         state.holders += cohort.without(state.holders).ask(self.receive, state.replay)
         replies = cohort.ask(self.train, server.model)
-        state.examples = mean_examples(replies)
+        state.examples_per_client = mean_examples_per_client(replies)
         server.model = aggregate(replies, self.aggregation)
 
     def synthesize(self, server: Server[InversionServerState]) -> Data:
