@@ -197,7 +197,8 @@ def made_pages() -> dict[Path, str]:
     }
     made |= {ROOT / "docs" / "tutorials" / f"{name}.py": f"docs/tutorials/{name}.md" for name in TUTORIALS}
     for name, cls in algorithms().items():
-        made.setdefault(Path(inspect.getfile(cls)).resolve(), f"docs/methods/{name}.md")
+        if cls.__module__.startswith("fedkeep."):  # the importing program may have methods of its own
+            made.setdefault(Path(inspect.getfile(cls)).resolve(), f"docs/methods/{name}.md")
     return made
 
 
