@@ -66,7 +66,7 @@ def fedcad_distillation(trust: Sequence[float], tau: float, factor: float) -> Le
 
 def fedcad(hand: Hand, rounds: int, **options: Any) -> tuple[list[Model], list[list[float]]]:
     """Return the model after each round, and the trust that was sent in it."""
-    given: dict[str, Any] = {"low": 0.3, "high": 0.7, "tau": 2.0} | options
+    given: dict[str, Any] = {"low": 0.0, "high": 0.7, "tau": 2.0} | options
     low, high, tau = given["low"], given["high"], given["tau"]
     factor = tau**2 if options.get("kd_scale") == "tau2" else 1.0
     model, left, sent = hand.initial, [], []
@@ -100,7 +100,7 @@ class Sure(FedCAD):
 
 CAD_OPTIONS: list[dict[str, Any]] = [
     {},
-    {"low": 0.0, "high": 0.9},
+    {"low": 0.3, "high": 0.9},
     {"low": 0.1, "high": 0.95, "tau": 4.0},
     {"low": 0.0, "high": 1.0},
     {"kd_scale": "tau2"},
@@ -203,7 +203,7 @@ def test_before_its_first_round_it_is_fedavg(method: Any) -> None:
 
 
 def test_fedcad_trusts_nothing_before_its_first_round() -> None:
-    simulation = tiny.simulation(FedCAD(first_round=2))
+    simulation = tiny.simulation(FedCAD(low=0.3, first_round=2))
     first, second = (record["log"]["trust"] for record in tiny.run_rounds(simulation, 2))
     assert first == [0.0] * tiny.CLASSES
     assert min(second) >= 0.3
