@@ -30,8 +30,8 @@ class FedCAD(Algorithm):
     - the temperature has a value for FedLSD only: 2, and no tau^2;
     - its cross-entropy is printed with tempered probabilities, its algorithm applies it to logits: temperature 1;
     - p in a_c is the tempered one, by the only definition given;
-    - ``low`` and ``high`` are the best pair of 0, 0.3, 0.5 and 0.7: 0 and 0.7 here, since the text on figure 4 implies a
-      small weight at first, and held-out images agree (docs/findings.md); equal bounds are allowed;
+    - ``low`` and ``high`` are the best pair of 0, 0.3, 0.5 and 0.7: 0 and 0.7 here, since the text on figure 4 implies
+      a small weight at first, and held-out images agree (docs/findings.md); equal bounds are allowed;
     - where the auxiliary set comes from is an option of the recipe (`fedkeep.data.server_data`).
     """
 
