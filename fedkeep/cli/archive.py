@@ -11,7 +11,7 @@ from fedkeep.cli.text import say
 from fedkeep.errors import RunError
 from fedkeep.experiment.paths import ARCHIVE_SUFFIX
 from fedkeep.experiment.reproduce import NOTE
-from fedkeep.reporting.archive import write_archive
+from fedkeep.reporting.archive import open_run, write_archive
 from fedkeep.reporting.run_folder import read_run
 
 
@@ -35,6 +35,11 @@ def archive(options: Namespace, console: Console) -> int:
     target = out if of_several else out / f"{name}{ARCHIVE_SUFFIX}"
     further: dict[str, bytes] = {}
     if (source / "run.json").is_file():
+        if of_several and (open_run(target) / NOTE).is_file():
+            raise RunError(
+                f"{target} is the archive of a reproduction, and a run would become one of its columns. Choose another "
+                "--out."
+            )
         runs = {name if of_several else "": source}
     elif (source / NOTE).is_file():
         if of_several:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -21,10 +22,10 @@ from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
 from fedkeep.experiment.run import prepare_run, resume_command, retry_command
 from fedkeep.interface import algorithms, get_algorithm
-from fedkeep.reporting.columns import headline
+from fedkeep.reporting.columns import Metric, headline
 from fedkeep.reporting.differences import difference, show_difference
 from fedkeep.reporting.outputs import write_all
-from fedkeep.reporting.run_folder import Run, read_run
+from fedkeep.reporting.run_folder import Run, method_of, read_run
 from fedkeep.reporting.summary import Row, summary, trials_of
 from fedkeep.reporting.table import print_table
 
@@ -66,7 +67,8 @@ def benchmark(options: Namespace, console: Console) -> int:
     console.print(print_table(rows, width=console.width))
     for method in recipe.methods:
         _show_gains(rows, method.label, console)
-    say(console, f"again, as a table for a paper: fedkeep compare {records.path} {folder} --format latex")
+    paths = " ".join(shlex.quote(str(path)) for path in (records.path, folder))
+    say(console, f"again, as a table for a paper: fedkeep compare {paths} --format latex")
     return 0
 
 
@@ -129,28 +131,43 @@ def benchmark_recipe(records: Run, names: Sequence[str], seeds: Sequence[int] | 
         label = algorithm.title or type(algorithm).__name__
         methods.append(Method(f"{label} (new)" if label in records.labels else label, algorithm))
     title = f"{', '.join(method.label for method in methods)}, benchmarked: {records.title}"
-    return replace(recipe, title=title, methods=tuple(methods), seeds=tuple(seeds or sorted(finished)))
+    name = f"benchmark-{records.path.stem}"
+    return replace(recipe, name=name, title=title, methods=tuple(methods), seeds=tuple(seeds or sorted(finished)))
 
 
 def _show_gains(rows: Sequence[Row], label: str, console: Console) -> None:
-    """Print a method's differences to all others, and how many of them it is separated from."""
-    new = next(row for row in rows if row.label == label)
-    others = [row for row in rows if row is not new and row.finished]
+    """Print a method's differences to all others, and how many of them it is separated from.
+
+    Last models are compared with last models, and averages with averages of the same kind.
+    """
     accuracy, forgetting = headline(trials_of(rows))
-    table = plain_table(
-        "method", *(escape(f"{label} minus it, {metric.title.lower()}") for metric in (accuracy, forgetting))
-    )
-    for row in others:
-        gains = (show_difference(difference(new, row, metric)) for metric in (accuracy, forgetting))
-        table.add_row(escape(row.label), *map(escape, gains))
-    table.caption = "In points, with the 95 % interval; * within one seed."
-    table.caption_justify = "left"
-    console.print(table)
-    intervals = [difference(new, row, accuracy).interval for row in others]
-    above = sum(one.separated and one.mean > 0 for one in intervals)
-    below = sum(one.separated and one.mean < 0 for one in intervals)
-    say(
-        console,
-        f"{label} is above {above} of {len(others)} and below {below} by an interval that leaves out 0; the other "
-        f"{len(others) - above - below} are not separated from it.",
+    for new in (row for row in rows if method_of(row.label) == label and row.finished):
+        if not new.learned:
+            say(console, f"{new.label} has not learned, so that it is compared with no other.")
+            continue
+        suffix = new.label.removeprefix(label)
+        kept = [row for row in rows if row.finished and row.learned and method_of(row.label) != label]
+        others = [row for row in kept if row.label.removeprefix(method_of(row.label)) == suffix]
+        heads = (f"{new.label} minus it, {metric.title.lower()}" for metric in (accuracy, forgetting))
+        table = plain_table("method", *map(escape, heads))
+        for row in others:
+            gains = (show_difference(difference(new, row, metric)) for metric in (accuracy, forgetting))
+            table.add_row(escape(row.label), *map(escape, gains))
+        table.caption = "In points, with the 95 % interval; * within one seed. What has not learned is left out."
+        table.caption_justify = "left"
+        console.print(table)
+        say(console, _verdict(new, others, accuracy))
+
+
+def _verdict(new: Row, others: Sequence[Row], metric: Metric) -> str:
+    """Return how many methods one is above, below, and not separated from."""
+    intervals = [difference(new, row, metric).interval for row in others]
+    known = [interval for interval in intervals if interval.known]
+    above = sum(one.separated and one.mean > 0 for one in known)
+    below = sum(one.separated and one.mean < 0 for one in known)
+    unknown = len(intervals) - len(known)
+    return (
+        f"{new.label} is above {above} and below {below} of {len(others)} methods by an interval that leaves out 0; "
+        f"from {len(known) - above - below} it is not separated"
+        + (f", and for {unknown} there is no interval: run more of their seeds." if unknown else ".")
     )

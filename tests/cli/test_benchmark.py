@@ -22,12 +22,22 @@ class BenchmarkedAverage(FedAvg):
     title = "Another average"
 '''
 
+STILL = (
+    METHOD.replace("BenchmarkedAverage", "Still").replace("Another average", "Still")
+    + """
+    def round(self, server, cohort):
+        super().round(server, cohort)
+        server.model = {name: 0 * tensor for name, tensor in server.model.items()}
+"""
+)
+
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("records")
     recipe = tiny.write_recipe(folder)
     command = ["run", recipe, "--methods", "fedavg,fedseq", "--seeds", "0,1", "--workers", "1", "--quiet"]
+    command += ["--set", 'run.evaluation_models=["last", "moving"]', "--rounds", "6"]
     assert main([*command, "--out", str(folder / "run")]) == 0
     assert main(["archive", str(folder / "run"), "--out", str(folder)]) == 0
     return folder / "run.zip"
@@ -43,19 +53,32 @@ def test_a_new_method_is_compared_with_the_records(
     printed = " ".join(capsys.readouterr().out.split())
     assert "Another average in the setting of" in printed
     assert "FedAvg +0.00 [+0.00, +0.00], not" in printed, "it is FedAvg, on the same seeds and partition"
-    assert "is above 0 of 2 and below" in printed
+    assert "Another average, moving average is above 0 and below 0 of 2 methods" in printed, "averages with averages"
+    assert "Another average is above 0 and below 0 of 2 methods" in printed
     run = read_run(out)
-    assert run.labels == ("Another average",)
-    assert [trial.seed for trial in run.trials] == [0, 1]
+    assert run.labels == ("Another average", "Another average, moving average")
+    assert {trial.seed for trial in run.trials} == {0, 1}
 
 
 def test_a_method_that_the_records_have_is_called_new(
+    records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["benchmark", "fedseq", "--against", str(records), "--seeds", "1", "--workers", "1", "--quiet"]) == 0
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("benchmark-run-"), "no name that must be quoted"
+    assert read_run(folder).labels[0] == "FedSeq (new)"
+    assert "FedSeq (new) is above" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_has_not_learned_is_compared_with_nothing(
     records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["benchmark", "fedseq", "--against", str(records), "--seeds", "1", "--out", str(tmp_path / "out")]
-    assert main([*command, "--workers", "1", "--quiet"]) == 0
-    assert read_run(tmp_path / "out").labels == ("FedSeq (new)",)
-    assert "FedSeq (new) is above" in " ".join(capsys.readouterr().out.split())
+    file = tmp_path / "still.py"
+    file.write_text(STILL)
+    command = ["benchmark", str(file), "--against", str(records), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert main([*command, "--quiet"]) == 0
+    assert "Still has not learned, so that it is compared with no other." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

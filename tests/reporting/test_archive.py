@@ -214,6 +214,8 @@ def test_a_reproduction_is_kept_in_one_archive(
         capsys.readouterr().err.split()
     )
     write_run(tmp_path / "kept" / "toy" / "first")
+    assert main(["archive", str(source / "first"), "--out", "kept/toy.zip"]) == 1, "it would be a column of the table"
+    assert "is the archive of a reproduction" in " ".join(capsys.readouterr().err.split())
     write_json(tmp_path / "kept" / "toy" / "reproduction.json", {"table": "papers/toy"})
     assert main(["reproduce", "--out", "kept", "--page", "two.md"]) == 1
     assert "'toy' as a folder and as an archive" in " ".join(capsys.readouterr().err.split())
