@@ -282,7 +282,8 @@ def find_outliers(
     """Compare the updates of several clients with the median of their norms.
 
     An update of up to `FREE_NORM` times the norm of the model that it changes is never an outlier: where most clients
-    have nothing left to learn, one with new classes may move thousands of times as far, and is honest.
+    have nothing left to learn, one with new classes may move thousands of times as far, and is honest. Beyond that an
+    update is too large as long as too few others are known to compare it with: the first hop of a sequence is one.
 
     Parameters
     ----------
@@ -307,11 +308,16 @@ def find_outliers(
     for what, times, measure, earlier in measures if limit and defense.check_replies else ():
         norms = [norm for norm, _ in map(measure, updates.values()) if norm > 0]
         norms = norms if len(norms) >= MIN_NORMS else [*earlier, *norms]
-        if len(norms) < MIN_NORMS:
-            continue
-        usual = median_low(norms)
+        usual = median_low(norms) if len(norms) >= MIN_NORMS else 0.0
+        if not usual and what != "an update":
+            continue  # batch norm's first variances may be of any size
         for client, update in updates.items():
             norm, before = measure(update)
             if norm > max(times * usual, FREE_NORM * max(before, 1.0)):
-                found[client] = f"{what} of norm {norm:.3g}, {norm / usual:.3g} times that of the others' median"
+                times_usual = (
+                    f"{norm / usual:.3g} times that of the others' median"
+                    if usual
+                    else (f"more than {FREE_NORM:g} times that of the model, before others have shown what is usual")
+                )
+                found[client] = f"{what} of norm {norm:.3g}, {times_usual}"
     return found

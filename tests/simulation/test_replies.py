@@ -244,3 +244,12 @@ def test_layers_that_begin_at_zero_refuse_nobody() -> None:
     simulation = tiny.simulation(FedAvg(), cohort_size=5, rounds=2, factory=wide_from_zero)
     assert not any(record["lost"] for record in tiny.run_rounds(simulation))
     assert min(simulation.history.similarities[:5]) == 0.0
+
+
+def test_the_first_hop_of_a_sequence_may_not_be_huge() -> None:
+    simulation = tiny.simulation(FedSeq(), cohort_size=6, rounds=1)
+    client = simulation.sample_cohort(1)[0]
+    let_lie(simulation, scaled(80.0), client, range(1, 2))
+    (record,) = tiny.run_rounds(simulation)
+    assert list(record["lost"]) == [client]
+    assert "before others have shown what is usual" in record["lost"][client]
