@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.cli.main import main
+from fedkeep.experiment.attack_table import run_attacks
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.options import as_table
 from fedkeep.reporting.archive import open_run, read_bytes
@@ -51,3 +52,10 @@ def test_the_table_that_decides_is_what_the_archives_give() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "which_method.py"))
     found = {name: tool["rows_of"](run) for run, name in tool["SETTINGS"].items()}
     assert tool["write_page"](found) == tool["PAGE"].read_text(), "run python tools/which_method.py"
+
+
+def test_the_kept_table_of_attacks_goes_on_with_the_recipe_as_it_is(tmp_path: Path) -> None:
+    table = tmp_path / "attacks.csv"
+    table.write_bytes((RESULTS / "attacks.csv").read_bytes())
+    trials = run_attacks("fedkeep/attacks", table, kinds=["silent"], shares=[0.1], defenses=["none"], seeds=[0])
+    assert len(trials) == 630, "nothing was lacking, and the recipe is the one that they were run with"
