@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fedkeep.cli.run import machine_of, run_with_progress
+from fedkeep.cli.run import machine_of, run_unfinished
 from fedkeep.cli.show import plain_table
 from fedkeep.cli.text import say
 from fedkeep.errors import ConfigError, RunError
@@ -20,7 +20,7 @@ from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.plugins import import_user_code
 from fedkeep.experiment.recipe import Method, Recipe
 from fedkeep.experiment.recipe_loader import parse_recipe
-from fedkeep.experiment.run import prepare_run, resume_command, retry_command
+from fedkeep.experiment.run import prepare_run
 from fedkeep.interface import algorithms, get_algorithm
 from fedkeep.reporting.columns import Metric, headline
 from fedkeep.reporting.differences import difference, show_difference
@@ -51,7 +51,7 @@ def benchmark(options: Namespace, console: Console) -> int:
     if options.method.endswith(".py"):
         machine = replace(machine, use=(*machine.use, options.method))
     records = read_run(options.against)
-    recipe = benchmark_recipe(records, names, options.seeds)
+    recipe = benchmark_recipe(records, names, options.seeds, allow_code=machine.allow_code)
     experiment = Experiment(recipe, machine)
     folder = prepare_run(experiment, options.out, ["fedkeep", *sys.argv[1:]])
     seeds = ", ".join(map(str, recipe.seeds))
@@ -60,8 +60,7 @@ def benchmark(options: Namespace, console: Console) -> int:
         f"{', '.join(method.label for method in recipe.methods)} in the setting of {records.path}, seeds {seeds}",
     )
     say(console, f"run folder: {folder}")
-    again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
-    if stop := run_with_progress(experiment.trials(folder), console, again, retry, quiet=options.quiet):
+    if stop := run_unfinished(folder, experiment, console, quiet=options.quiet):
         return stop
     rows = summary([records, write_all(folder)])
     console.print(print_table(rows, width=console.width))
@@ -89,7 +88,9 @@ def _file_of(cls: type) -> Path | None:
     return Path(file).resolve() if file else None
 
 
-def benchmark_recipe(records: Run, names: Sequence[str], seeds: Sequence[int] | None = None) -> Recipe:
+def benchmark_recipe(
+    records: Run, names: Sequence[str], seeds: Sequence[int] | None = None, *, allow_code: bool = False
+) -> Recipe:
     """Return the recipe of earlier records with other methods.
 
     Parameters
@@ -100,6 +101,8 @@ def benchmark_recipe(records: Run, names: Sequence[str], seeds: Sequence[int] | 
         Names of the methods. One whose label the records have already is called new.
     seeds : Sequence[int], optional
         The seeds (default: all of which the records have a finished trial).
+    allow_code : bool
+        Let the recipe of the records import its model.
 
     Returns
     -------
@@ -124,7 +127,7 @@ def benchmark_recipe(records: Run, names: Sequence[str], seeds: Sequence[int] | 
         )
     if not records.recipe:
         raise RunError(f"{records.path} has no recipe.toml, which would say how its methods were run.")
-    recipe = parse_recipe(records.recipe, f"the recipe of {records.path}")
+    recipe = parse_recipe(records.recipe, f"the recipe of {records.path}", allow_code=allow_code)
     methods = []
     for name in names:
         algorithm = get_algorithm(name)()

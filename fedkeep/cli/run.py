@@ -141,7 +141,7 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     trial = experiment.all_trials(folder)[options.trial - 1]
     again = shlex.join(["fedkeep", *sys.argv[1:]])
     if not is_finished(trial.folder) and (
-        stop := run_with_progress([trial], console, again, again, quiet=options.quiet)
+        stop := _run_with_progress([trial], console, again, again, quiet=options.quiet)
     ):
         return stop
     gather = resume_command(
@@ -151,25 +151,8 @@ def _run_one(options: Namespace, experiment: Experiment, console: Console) -> in
     return 0
 
 
-def run_with_progress(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
-    """Run trials and show their progress.
-
-    Parameters
-    ----------
-    trials : Sequence[Trial]
-        The trials; finished ones are not run again.
-    console : Console
-        Where to print.
-    again, retry : str
-        Commands that continue the run after it was stopped, and after it failed.
-    quiet : bool
-        Whether no progress is shown.
-
-    Returns
-    -------
-    int
-        The exit code: 0, or that of a signal that stopped them.
-    """
+def _run_with_progress(trials: Sequence[Trial], console: Console, again: str, retry: str, *, quiet: bool) -> int:
+    """Run trials and show their progress; the exit code is 0, or that of a signal that stopped them."""
     display = None if quiet else Display(console, {trial.name: trial.rounds for trial in trials})
     try:
         with display or nullcontext():
@@ -179,10 +162,32 @@ def run_with_progress(trials: Sequence[Trial], console: Console, again: str, ret
     return 0
 
 
+def run_unfinished(folder: Path, experiment: Experiment, console: Console, *, quiet: bool) -> int:
+    """Run the trials of a run folder that are not finished.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder.
+    experiment : Experiment
+        What is run.
+    console : Console
+        Where to print.
+    quiet : bool
+        Whether no progress is shown.
+
+    Returns
+    -------
+    int
+        The exit code: 0, or that of a signal that stopped them.
+    """
+    again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
+    return _run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet)
+
+
 def _run_and_show(folder: Path, experiment: Experiment, console: Console, *, quiet: bool, profile: bool) -> int:
     """Run the trials that are not finished, and show the results."""
-    again, retry = resume_command(folder, experiment.machine), retry_command(folder, experiment.machine)
-    if stop := run_with_progress(experiment.trials(folder), console, again, retry, quiet=quiet):
+    if stop := run_unfinished(folder, experiment, console, quiet=quiet):
         return stop
     return _show(folder, experiment, console, profile=profile)
 

@@ -31,6 +31,14 @@ STILL = (
 """
 )
 
+NETWORK = """
+from torch import nn
+
+
+def build(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))
+"""
+
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -103,3 +111,18 @@ def test_what_cannot_be_benchmarked_is_said(
     assert main(["benchmark", method, "--against", str(records), *changes]) == 1
     assert message in " ".join(capsys.readouterr().err.split())
     assert not Path("runs").exists()
+
+
+def test_a_recipe_that_imports_its_model_is_run_only_if_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("own_network.py").write_text(NETWORK)
+    text = tiny.RECIPE.replace('name = "mlp"\nhidden = [8]', 'name = "own_network:build"')
+    shared = ["--workers", "1", "--quiet"]
+    recipe = tiny.write_recipe(tmp_path, text)
+    assert main(["run", recipe, "--methods", "fedavg", "--allow-code", "--out", "run", *shared]) == 0
+    assert main(["benchmark", "fedseq", "--against", "run", *shared]) == 1
+    assert "--allow-code" in capsys.readouterr().err
+    assert main(["benchmark", "fedseq", "--against", "run", "--allow-code", *shared]) == 0
