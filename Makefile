@@ -45,9 +45,13 @@ lint: .venv/dev
 	$(BIN)/lint-imports
 
 # --strict: without it a package that the advisory service does not know, or does not answer for, counts as harmless.
+# What pip-audit says goes through a file, since it ends with a traceback where the service cannot be reached.
 audit: .venv/audit/done
-	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt || \
-	{ echo "audit: NOT clean. Either a version above has a known weakness, or the advisory service did not know it or was out of reach."; exit 1; }
+	@.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt \
+	2> .venv/audit/log || { grep -Ev '^(WARNING|Traceback|During|The above| |$$)' .venv/audit/log | tail -1 | cut -c -300; \
+	echo "audit: not passed. A version named above has a known weakness, or the advisory service does not know one of the"; \
+	echo "versions or cannot be reached from here, and then nothing is known of any. All of it: .venv/audit/log"; exit 1; }
+	@echo "audit: the advisory service knows all versions of constraints.txt, and no weakness of them"
 
 sbom: .venv/dev .venv/audit/done
 	mkdir -p build

@@ -39,6 +39,7 @@ def attacks(options: Namespace, console: Console) -> int:
             shares=options.shares,
             defenses=options.defenses,
             seeds=options.seeds or (0, 1, 2),
+            methods=options.methods or (),
             settings=options.settings or (),
             on_trial=show,
         )

@@ -107,6 +107,7 @@ def _add_attacks(command: argparse.ArgumentParser) -> None:
         "--defenses", type=names, default=["none", "loss_check"], metavar="A,B", help="default: none,loss_check"
     )
     command.add_argument("--seeds", type=numbers, metavar="0,1", help="seeds (default: 0,1,2)")
+    command.add_argument("--methods", type=names, metavar="A,B", help="some of the recipe's methods (default: all)")
     add_settings(command, "change an option, such as run.rounds=10")
     command.add_argument("--out", default="attacks.csv", metavar="FILE", help="the table (default: attacks.csv)")
     command.set_defaults(command=_lazily("attacks", "attacks"))

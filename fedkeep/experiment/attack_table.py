@@ -100,6 +100,7 @@ def run_attacks(
     shares: Iterable[float] = (0.1, 0.2, 0.3),
     defenses: Sequence[str] = ("none", "loss_check"),
     seeds: Sequence[int] = (0, 1, 2),
+    methods: Sequence[str] = (),
     settings: Sequence[str] = (),
     on_trial: Callable[[AttackTrial], None] = lambda trial: None,
 ) -> list[AttackTrial]:
@@ -119,6 +120,8 @@ def run_attacks(
         Names of `DEFENSES`.
     seeds : Sequence[int]
         The seeds; all of the table's trials are run with the first before the next.
+    methods : Sequence[str]
+        Labels of the recipe's methods, or their names; empty for all.
     settings : Sequence[str]
         Further settings of the recipe.
     on_trial : Callable[[AttackTrial], None]
@@ -132,7 +135,7 @@ def run_attacks(
     Raises
     ------
     ConfigError
-        For an unknown attack or defence.
+        For an unknown attack or defence, or a method that the recipe lacks.
     RunError
         If the file is damaged, or has trials of another recipe or of other settings.
     """
@@ -140,6 +143,7 @@ def run_attacks(
     for name, known in (*((kind, KINDS) for kind in kinds), *((defense, DEFENSES) for defense in defenses)):
         if name not in known:
             raise ConfigError(f"there is no attack or defence {name!r}.{did_you_mean(name, known)}")
+    labels = _labels(recipe, methods)
     recipe_hash = _hash_recipe(recipe, settings)
     done = _begun(file, recipe, settings, recipe_hash)
     finished = {trial.key for trial in done}
@@ -150,14 +154,26 @@ def run_attacks(
                 changes = [*settings, *DEFENSES[defense], f"attack.kind={kind}", f"attack.share={share}"]
                 loaded = load_recipe(recipe, settings=changes, seeds=[seed])
                 experiment = Experiment(loaded)
-                for method in loaded.methods:
-                    if (method.label, kind, share, defense, seed) not in finished:
-                        trial = _run(experiment, method.label, kind, share, defense, seed, recipe_hash)
+                for label in labels:
+                    if (label, kind, share, defense, seed) not in finished:
+                        trial = _run(experiment, label, kind, share, defense, seed, recipe_hash)
                         with file.open("a", encoding="utf-8", newline="") as lines:
                             lines.write(_csv_line(vars(trial).values()))
                         done.append(trial)
                         on_trial(trial)
     return done
+
+
+def _labels(recipe: str, methods: Sequence[str]) -> list[str]:
+    """Return the labels of the methods that are run, in the recipe's order: those that are named, or all."""
+    known = [method.label for method in load_recipe(recipe).methods]
+    if not methods:
+        return known
+    named = [method.label for method in load_recipe(recipe, methods=methods).methods]
+    for label in named:
+        if label not in known:  # its options are not part of the hash that all trials of a table share
+            raise ConfigError(f"{recipe} has no method {label!r}. Its methods are {', '.join(known)}.")
+    return [label for label in known if label in named]
 
 
 def _hash_recipe(recipe: str, settings: Sequence[str]) -> str:

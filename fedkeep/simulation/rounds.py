@@ -408,7 +408,8 @@ class RoundState:
             return _Checked(request, replace(result, reply=None), fault)
         sent = sent_model(request, reply) if isinstance(reply, Fit) else None
         parameters = state.context_of(request.client).runner.parameters
-        update = None if sent is None else measure_update(sent, reply, parameters)
+        compared = state.defense.check_replies or state.defense.loss_check != "off"
+        update = measure_update(sent, reply, parameters) if sent is not None and compared else None
         size = num_bytes(reply)
         if state.through_codec:
             new_state = decode(encode(result.state), state.client_state, state.device)

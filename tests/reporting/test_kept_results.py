@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 from pathlib import Path
 
 import pytest
+from pages import PAGES, text
 
 from fedkeep.cli.main import main
 from fedkeep.experiment.attack_table import run_attacks
@@ -52,6 +54,24 @@ def test_the_table_that_decides_is_what_the_archives_give() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "which_method.py"))
     found = {name: tool["rows_of"](run) for run, name in tool["SETTINGS"].items()}
     assert tool["write_page"](found) == tool["PAGE"].read_text(), "run python tools/which_method.py"
+
+
+def test_archives_that_pages_name_are_there() -> None:
+    texts = {page: text(page) for page in [*PAGES, "CHANGELOG.md", "results/notes.md"]}
+    named = [
+        (page, path)
+        for page, whole in texts.items()
+        for code in re.findall(r"`([^`\n]+)`", whole)
+        for path in re.findall(r"(?<![\w/.])results/([\w./-]+\.zip[\w./-]*)", code)
+    ]
+    records = r"[Rr]ecords (?:is|are) ((?:`[^`\n]+`(?:, | and )?)+) in \[[^]]*\]\([^)]*?([\w.-]+\.zip)\)"
+    for page, whole in texts.items():
+        for names, archive in re.findall(records, whole):
+            named += [(page, f"{archive}/{name}") for name in re.findall(r"`([^`]+)`", names)]
+    named += [("results/notes.md", f"{name}.zip") for name in re.findall(r"^## (.+)$", texts["results/notes.md"], re.M)]
+    assert len(named) >= 18
+    known = {*RUNS, *(path.name for path in RESULTS.glob("*.zip"))}
+    assert not [f"{page}: {path}" for page, path in named if path.rstrip("/") not in known]
 
 
 def test_the_kept_table_of_attacks_goes_on_with_the_recipe_as_it_is(tmp_path: Path) -> None:

@@ -60,6 +60,19 @@ def test_what_was_run_once_counts_once(rolled_back_run: Run) -> None:
     assert output["clients"] == sum(len(row.trials[0].lost) for row in rows) / 2
 
 
+def test_the_report_names_clients_that_are_set_aside(tmp_path: Path) -> None:
+    settings = ["attack.kind=false_counts", "attack.share=0.2", "run.cohort_size=8", "defense.refusals=2"]
+    recipe = tiny.write_recipe(tmp_path)
+    run = fedkeep.run(recipe, methods=[fedkeep.FedAvg()], settings=settings, out=tmp_path / "run", rounds=3)
+    (trial,) = run.trials
+    aside = trial.rounds[-1]["set_aside"]
+    assert len(aside) == 2
+    assert f"{', '.join(aside)} of FedAvg, seed 0" in _lost(summary(run))["set_aside"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert all(f"client {client} in 2 rounds of FedAvg, seed 0" in page for client in aside)
+    assert "set aside" in page
+
+
 def test_what_was_rolled_back_agrees_with_no_paper(rolled_back_run: Run) -> None:
     column = ColumnResult("toy", rolled_back_run)
     assert column.agreement == (0, 0, 0, 0)

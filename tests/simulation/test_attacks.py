@@ -255,6 +255,35 @@ def test_a_table_is_of_one_recipe_and_survives_a_kill(tmp_path: Path) -> None:
     assert len(fill(tmp_path, "run.evaluate_every=1")) == 4
 
 
+def test_a_table_may_be_of_some_methods_and_of_robust_aggregation(tmp_path: Path) -> None:
+    recipe, settings = tiny.write_recipe(tmp_path), ["run.rounds=1", "run.cohort_size=8"]
+
+    def run(methods: list[str]) -> list[AttackTrial]:
+        ran = list[AttackTrial]()
+        run_attacks(
+            recipe,
+            tmp_path / "attacks.csv",
+            kinds=["reversed_update"],
+            shares=[0.2],
+            defenses=["default", "krum"],
+            seeds=[0],
+            methods=methods,
+            settings=settings,
+            on_trial=ran.append,
+        )
+        return ran
+
+    plain, krum, *attacked = run(["fedavg"])
+    assert [(one.defense, one.kind) for one in attacked] == [
+        ("default", "reversed_update"),
+        ("krum", "reversed_update"),
+    ]
+    assert plain.accuracy != krum.accuracy, "one of eight models is not their mean"
+    assert {one.method for one in run([])} == {"FedSeq", "SFedKD"}, "what the table lacks"
+    with pytest.raises(ConfigError, match="has no method 'FedNTD'.* FedAvg, FedSeq, SFedKD"):
+        run(["fedntd"])
+
+
 def test_a_table_from_before_hashes_is_of_the_recipe_without_settings(tmp_path: Path) -> None:
     file = tmp_path / "attacks.csv"
     old = "FedAvg,none,0.0,none,0,0.5,,200,0,0,0,1.5"

@@ -289,6 +289,40 @@ def test_records_are_on_disk_before_the_checkpoint_that_counts_them(
     assert "rounds.jsonl" in forced[:manifest]
 
 
+def test_new_names_are_on_disk_before_old_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    unsafe: set[Path] = set()  # folders with a new name that a power failure could take back
+    removed, renamed = list[str](), list[str]()
+    replace, unlink = os.replace, os.unlink
+
+    def on_fsync(descriptor: int) -> None:
+        unsafe.discard(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def on_replace(source: Any, target: Any) -> None:
+        replace(source, target)
+        renamed.append(Path(target).name)
+        assert "manifest" not in renamed[-1] or not unsafe, "it lists files whose names are on disk"
+        unsafe.add(Path(target).parent.resolve())
+
+    def on_unlink(path: Any, **options: Any) -> None:
+        unlink(path, **options)
+        if not Path(path).name.endswith(".tmp"):
+            removed.append(Path(path).name)
+            assert Path(path).parent.resolve() not in unsafe, f"{path} went before its successor was safe"
+
+    monkeypatch.setattr(os, "fsync", on_fsync)
+    monkeypatch.setattr(os, "replace", on_replace)
+    monkeypatch.setattr(os, "unlink", on_unlink)
+    simulation, checkpoint = tiny.simulation(SFedKD(), rounds=4), Checkpoint(tmp_path)
+    for _ in range(4):
+        simulation.run_round()
+        checkpoint.save(simulation, {})
+    assert not unsafe, "all names are on disk in the end"
+    assert any("manifest" in name for name in renamed)
+    assert any("manifest" in name for name in removed), "older checkpoints were removed meanwhile"
+
+
 def test_a_broken_last_line_is_cut_off(tmp_path: Path) -> None:
     run_trial(tiny.simulation(SFedKD()), tmp_path / "whole")
     folder = killed(SFedKD(), tmp_path / "cell")
