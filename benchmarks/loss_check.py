@@ -45,7 +45,7 @@ def main() -> None:
     command = f"loss_check.py --recipe {options.recipe} --rounds {options.rounds} --methods {options.methods}"
     lines = [
         *beginning("The checks of replies", command, options.note),
-        "| method | ms a round without | as it comes, times as long | middle half | with the loss check | middle half |",
+        "| method | ms a round without | times as long as it comes | middle half | with the loss check | middle half |",
         "|:--|--:|--:|--:|--:|--:|",
         *(row(method, *measure(options.recipe, method, options.rounds)) for method in options.methods.split(",")),
         "",

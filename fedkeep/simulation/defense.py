@@ -95,7 +95,7 @@ class ReplyHistory:
         By client, fingerprints of the models that it was sent and of those that it returned.
     label_counts : dict[str, list[float]]
         By client, its examples of each class in this task, as it once told; only if losses are checked.
-    loss_falls, logit_excesses : list[float]
+    loss_falls, logit_excesses, losses : list[float]
         Of the last measured models, see `fedkeep.simulation.loss_check`.
     refused_rounds : int
         Number of rounds in a row in which all replies were refused.
@@ -114,6 +114,7 @@ class ReplyHistory:
     label_counts: dict[str, list[float]] = field(default_factory=dict)
     loss_falls: list[float] = field(default_factory=list)
     logit_excesses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
     refused_rounds: int = 0
     best: float = 0.0
     best_round: int = 0
@@ -132,6 +133,7 @@ class ReplyHistory:
         loss_falls: Sequence[float] = (),
         logit_excesses: Sequence[float] = (),
         similarities: Sequence[float] = (),
+        losses: Sequence[float] = (),
     ) -> None:
         """Keep what a round showed. If no reply could be used, the fault may be the model's: no client is blamed.
 
@@ -145,7 +147,7 @@ class ReplyHistory:
             By client, the norm of each accepted update, and fingerprints of the models sent and returned.
         label_counts : Mapping[str, list[float]]
             Label counts that clients told, by client.
-        loss_falls, logit_excesses : Sequence[float]
+        loss_falls, logit_excesses, losses : Sequence[float]
             Of measured models.
         similarities : Sequence[float]
             Of accepted updates.
@@ -165,6 +167,7 @@ class ReplyHistory:
         self.loss_falls = [*self.loss_falls, *loss_falls][-KNOWN_NORMS:]
         self.logit_excesses = [*self.logit_excesses, *logit_excesses][-KNOWN_NORMS:]
         self.similarities = [*self.similarities, *similarities][-KNOWN_NORMS:]
+        self.losses = [*self.losses, *losses][-KNOWN_NORMS:]
 
     def add_accuracy(self, accuracy: float, chance: float, round: int) -> None:
         """Keep what an evaluation showed.
@@ -187,7 +190,7 @@ class ReplyHistory:
     def begin_task(self) -> None:
         """Forget what holds for one task only: accuracies, what is usual, and label counts."""
         self.best, self.best_round, self.collapsed, self.norms, self.label_counts = 0.0, 0, 0, [], {}
-        self.loss_falls, self.logit_excesses, self.similarities = [], [], []
+        self.loss_falls, self.logit_excesses, self.similarities, self.losses = [], [], [], []
 
     def reason_to_stop(self, defense: Defense, finished: int) -> str | None:
         """Tell whether the model no longer answers.

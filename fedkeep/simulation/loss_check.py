@@ -32,6 +32,11 @@ FEWEST_KNOWN = 8
 """How many models a model is compared with, at least."""
 SMALLEST_EXCESS = 0.2
 """An excess that is never refused, since four images of a class say no more."""
+FREE_LOSS, FIRST_LOSS, LOSS_FACTOR = 10.0, 50.0, 10.0
+"""Mean loss over all classes, in nats, that is never too large; that is, as long as few models are known; and how many
+times the usual one is. Honest training made it 14 at most, and 2.5 times the usual one (2,400 hops, 60 rounds of them
+of clients with two classes in sequences, which forget the other eight); an update that was multiplied by 100, and yet
+short enough, 55 to 190."""
 
 
 def logit_excess(before: ClassScores, after: ClassScores, counts: Tensor) -> float | None:
@@ -127,6 +132,26 @@ def largest_excess(known: Sequence[float], deviations: float) -> float:
         return inf
     middle = median(last)
     return max(SMALLEST_EXCESS, middle + deviations * median(abs(one - middle) for one in last))
+
+
+def largest_loss(known: Sequence[float]) -> float:
+    """Return the largest mean loss over all classes that a training may leave.
+
+    Clients forget the classes that they lack, so that this loss may rise. But however much they forget, an update that
+    was multiplied leaves far more: it teaches its client's classes, and ruins the model for all others.
+
+    Parameters
+    ----------
+    known : Sequence[float]
+        Of the last accepted models.
+
+    Returns
+    -------
+    float
+        The limit.
+    """
+    last = known[-KNOWN_NORMS:]
+    return max(FREE_LOSS, LOSS_FACTOR * median(last)) if len(last) >= FEWEST_KNOWN else FIRST_LOSS
 
 
 def choose_checkers(client: str, cohort: Sequence[str], counts: Mapping[str, Tensor]) -> list[str]:

@@ -37,6 +37,7 @@ from fedkeep.simulation.loss_check import (
     choose_checkers,
     fall_of_loss,
     largest_excess,
+    largest_loss,
     logit_excess,
     smallest_fall,
 )
@@ -53,7 +54,7 @@ from fedkeep.simulation.replies import (
 from fedkeep.simulation.reply_store import ReplyStore, load
 from fedkeep.simulation.robust import robust_replies
 from fedkeep.simulation.state import SimulationState
-from fedkeep.training.model_check import mean_of_labels
+from fedkeep.training.model_check import ClassScores, mean_of_labels
 
 Step = Callable[..., Any]
 LOST: Final = object()
@@ -96,7 +97,7 @@ class RoundState:
         The models that were sent to the clients that were asked last, by client.
     label_counts : dict[str, list[float]]
         Label counts that clients told in this round, if losses are checked.
-    loss_falls, logit_excesses : list[float]
+    loss_falls, logit_excesses, losses : list[float]
         Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
     lost_between_rounds : dict[str, str]
         Clients that were lost at the beginning or the end of the task only.
@@ -145,6 +146,7 @@ class RoundState:
         self.label_counts: dict[str, list[float]] = {}
         self.loss_falls: list[float] = []
         self.logit_excesses: list[float] = []
+        self.losses: list[float] = []
         self.sent: dict[str, Weights] = {}
         self.lost_between_rounds: dict[str, str] = {}
         self.requires_min_clients = True
@@ -504,6 +506,8 @@ class RoundState:
             elif check:
                 before, after = check.scores(sent), check.scores(model)
                 change = mean_of_labels(after.loss - before.loss, counts[client]) or 0.0
+                if change <= slack and self._ruins(one, before, after):
+                    continue
                 if change <= slack and defense.logit_deviations:
                     scores = before, after, counts[client]
                     learned.append((one, fall_of_loss(*scores), logit_excess(*scores)))
@@ -514,6 +518,16 @@ class RoundState:
             if not change <= slack:
                 self._refuse(one, f"a model whose loss on the classes that it holds rose by {change:.3g}")
         self._compare_learning(learned)
+
+    def _ruins(self, one: _Arrived, before: ClassScores, after: ClassScores) -> bool:
+        """Refuse a model that answers worse than any training can leave it; otherwise remember its loss."""
+        loss, known = float(after.loss.nanmean()), [*self.state.history.losses, *self.losses]
+        limit = largest_loss(known)
+        if loss > max(limit, float(before.loss.nanmean())):
+            self._refuse(one, f"a model that is ruined: its mean loss over all classes is {loss:.3g}, not {limit:.3g}")
+            return True
+        self.losses.append(loss)
+        return False
 
     def _compare_learning(self, learned: Sequence[tuple[_Arrived, float | None, float | None]]) -> None:
         """Refuse models that learned less, or more from images of other classes, than the last models did."""

@@ -124,6 +124,7 @@ class Simulation(SimulationState):
             round.loss_falls,
             round.logit_excesses,
             similarities,
+            round.losses,
         )
         if "correct" in record:
             accuracy = sum(record["correct"]) / max(len(self.federation.dataset.test["label"]), 1)

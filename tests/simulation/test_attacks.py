@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,17 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.attack_table import COLUMNS, AttackTrial, attack_table, false_alarms, read_attacks, run_attacks
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.simulation import loss_check
 from fedkeep.simulation.attacks import Attack, add_trigger
 from fedkeep.simulation.defense import Defense
-from fedkeep.simulation.loss_check import choose_checkers, fall_of_loss, largest_excess, logit_excess, smallest_fall
+from fedkeep.simulation.loss_check import (
+    choose_checkers,
+    fall_of_loss,
+    largest_excess,
+    largest_loss,
+    logit_excess,
+    smallest_fall,
+)
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_check import ClassScores, mean_of_labels
 
@@ -72,6 +81,40 @@ def test_the_server_finds_attackers_and_no_one_else(kind: str) -> None:
     refused = {client for record in records for client in record.get("refused", ())}
     assert refused
     assert refused <= bad
+
+
+@pytest.mark.parametrize("method", ["fedseq", "fedavg"])
+def test_a_model_that_knows_its_clients_classes_and_nothing_else_any_more_is_refused(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its update is no longer than any may be, and the loss on the client's own classes falls."""
+    recipe = load_recipe("fedkeep/attacks", methods=[method], settings=[*SETTINGS, "defense.loss_check=server"])
+    simulation = Experiment(recipe).simulation(recipe.methods[0], 0)
+    tiny.run_rounds(simulation, 2)
+    labels = {client: simulation.federation.data(client)["label"] for client in simulation.sample_cohort(3)}
+    liar = min(labels, key=lambda client: len(labels[client].unique()))
+    own = labels[liar].unique()
+
+    def shouting(client: Any, fit: Any) -> Any:
+        if client.id != liar:
+            return fit
+        name = [name for name, tensor in fit.model.items() if tensor.dim() > 1][-1]
+        louder = fit.model[name].clone()
+        louder[own] += 12 / louder[own].numel() ** 0.5  # the model's norm is 5
+        return replace(fit, model=fit.model | {name: louder})
+
+    monkeypatch.setattr(loss_check, "LOSS_FACTOR", 5.0)  # so soon, the usual loss is that of a guess
+    tiny.change_replies(simulation, "train", shouting)
+    (record,) = tiny.run_rounds(simulation, 1)
+    assert list(record["lost"]) == record["refused"] == [liar]
+    assert "ruined: its mean loss over all classes is" in record["lost"][liar]
+    assert len(simulation.history.losses) == 2 * 6 + 5
+
+
+def test_a_loss_is_too_large_beside_those_of_the_last_models() -> None:
+    assert largest_loss([9.0] * 7) == 50, "too few are known"
+    assert largest_loss([0.5] * 8) == 10
+    assert largest_loss([0.5] * 9 + [8.0] * 32) == 80
 
 
 def test_other_clients_find_attackers_too() -> None:
@@ -280,7 +323,7 @@ def test_a_table_may_be_of_some_methods_and_of_robust_aggregation(tmp_path: Path
     ]
     assert plain.accuracy != krum.accuracy, "one of eight models is not their mean"
     assert {one.method for one in run([])} == {"FedSeq", "SFedKD"}, "what the table lacks"
-    with pytest.raises(ConfigError, match="has no method 'FedNTD'.* FedAvg, FedSeq, SFedKD"):
+    with pytest.raises(ConfigError, match=r"has no method 'FedNTD'\..* FedAvg, FedSeq, SFedKD"):
         run(["fedntd"])
 
 
