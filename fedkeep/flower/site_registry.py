@@ -14,6 +14,7 @@ from fedkeep.simulation.messages import ClientFailure
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05  # seconds between two looks for replies
 RETRY_SECONDS = 30.0  # seconds until a rejected node is asked again: its operator may have corrected its configuration
+SILENT_SHARE = 0.25  # of the patience: then a node that has not answered is asked again, as its app may have died
 REMINDER_SECONDS = 15.0  # seconds between two log messages while the run waits
 MAX_EXAMPLES = 10_000_000
 """The most examples in all tasks together that the server believes a site to have, unless a run says otherwise."""
@@ -60,7 +61,7 @@ class SiteRegistry:
         self.sizes: dict[str, list[int]] = {}
         self.connected: Mapping[int, str] = {}
         self.names = {node: site for site, node in (nodes or {}).items()}
-        self.asked: dict[str, int] = {}  # nodes that have not replied yet, by message identifier
+        self.asked: dict[str, tuple[int, float]] = {}  # by message: its node, which has not replied, and when it went
         self.rejected: dict[int, tuple[float, str]] = {}  # rejected nodes: when they were rejected, and why
 
     def wait_for_all(self, count: int, min_count: int = 1) -> dict[str, list[int]]:
@@ -174,15 +175,19 @@ class SiteRegistry:
         now = time.monotonic()
         for node in self.connected:
             recently_rejected = node in self.rejected and now - self.rejected[node][0] < RETRY_SECONDS
-            if node in self.names or node in self.asked.values() or recently_rejected:
+            silence = max(RETRY_SECONDS, SILENT_SHARE * self.patience)
+            recently_asked = any(asked == node and now - when < silence for asked, when in self.asked.values())
+            if node in self.names or recently_asked or recently_rejected:
                 continue
             message_id = self.transport.send(node, "introduce", self.introduction, 0, max(self.patience, RETRY_SECONDS))
             if isinstance(message_id, ClientFailure):
                 self._register(node, message_id)
             else:
-                self.asked[message_id] = node
+                self.asked[message_id] = node, now
         for message_id, reply in self.transport.receive(self.asked).items():
-            self._register(self.asked.pop(message_id), reply)
+            node, _ = self.asked.pop(message_id)
+            if node not in self.names:  # it was asked twice, and its first answer counts
+                self._register(node, reply)
 
     def _register(self, node: int, reply: Envelope | ClientFailure) -> None:
         """Register a node as the site that it names in its reply, or reject it."""

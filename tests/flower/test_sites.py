@@ -361,6 +361,41 @@ def test_no_site_stops_a_run_with_its_introduction(
     assert reason in log
 
 
+class OneNode:
+    """A transport to one node, whose replies a test gives."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.replies: dict[str, Envelope | ClientFailure] = {}
+
+    def nodes(self) -> dict[int, str]:
+        return {1: ""}
+
+    def send(self, node: int, kind: MessageKind, envelope: Envelope, round: int, seconds: float) -> str:
+        self.sent += 1
+        return str(self.sent)
+
+    def receive(self, message_ids: Any) -> dict[str, Envelope | ClientFailure]:
+        return {name: self.replies.pop(name) for name in list(message_ids) if name in self.replies}
+
+
+def test_a_site_that_does_not_introduce_itself_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its app may have died, or its SuperNode may have given it up on a busy machine; or it is only slow."""
+    now = 100.0
+    monkeypatch.setattr(site_registry.time, "monotonic", lambda: now)
+    transport = OneNode()
+    registry = site_registry.SiteRegistry(transport, Envelope({}), 600.0)
+    for now, sent in ((100.0, 1), (249.0, 1), (251.0, 2), (252.0, 2)):  # noqa: B007
+        registry.refresh()
+        assert transport.sent == sent
+    transport.replies["2"] = Envelope({"site": "a", "examples": [5]})
+    registry.refresh()
+    transport.replies["1"] = Envelope({"site": "a", "examples": [9]})
+    registry.refresh()
+    assert registry.nodes() == {"a": 1}
+    assert registry.sizes == {"a": [5]}, "what it told first counts"
+
+
 def test_a_run_to_which_no_site_fits_stops_at_once(recipe: str, tmp_path: Path) -> None:
     def tamper(node_config: Any, kind: MessageKind, asked: Envelope, reported: Envelope) -> Envelope:
         return Envelope({"error": "another version"})
