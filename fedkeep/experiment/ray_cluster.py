@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -422,6 +422,10 @@ class RayExecutor(WorkerExecutor[RayWorker]):
         self._alone_since = time.monotonic()
         for _ in range(count):
             self._start_worker()
+
+    def as_completed(self, futures: Sequence[Future]) -> Iterator[int]:
+        self._alone_since = time.monotonic()
+        return super().as_completed(futures)
 
     def wait(self, future: Future) -> StepResult:
         self._alone_since = time.monotonic()  # answers are read only while somebody waits

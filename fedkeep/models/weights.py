@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.errors import ConfigError, ValueRefused
-from fedkeep.models.weights_file import form_of
+from fedkeep.models.weights_file import StoredWeights, form_of
 
 Weights: TypeAlias = Mapping[str, Tensor]
 """A whole state dict: parameters and buffers by name."""
@@ -249,6 +249,9 @@ def mean(models: Iterable[Weights], weights: Sequence[float] | None = None) -> d
         total += share
         if running is None:
             running = [model[name].detach().clone() for name in names]
+        elif isinstance(model, StoredWeights):  # one tensor after another is read
+            for tensor, name in zip(running, names, strict=True):
+                torch._foreach_lerp_([tensor], [model[name]], share / total)
         elif names:
             torch._foreach_lerp_(running, [model[name] for name in names], share / total)
     if not number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import weakref
 from collections import defaultdict
@@ -14,7 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeep._utils.memory import MemoryTrimmer
 from fedkeep.errors import RunError
+
+ADVICE = "Set TMPDIR to a folder with more room, or take smaller cohorts (run.cohort_size)."
 
 
 class WeightsFile:
@@ -27,13 +31,36 @@ class WeightsFile:
     ----------
     largest : int
         The largest size of the file so far, in bytes.
+    trimmer : MemoryTrimmer
+        Gives the memory of models back to the system that were put into the file.
     """
 
     def __init__(self) -> None:
+        self.trimmer = MemoryTrimmer()
         self._file: Any = None
         self._end = self.largest = 0
         self._used = 0  # number of models in the file
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # positions by length, in bytes
+
+    def check_room(self, needed: int) -> None:
+        """Check that the disk has room for models that are not there yet.
+
+        Parameters
+        ----------
+        needed : int
+            Their size in bytes; 0 or less if none will come.
+
+        Raises
+        ------
+        RunError
+            If it has not.
+        """
+        unused = sum(length * len(positions) for length, positions in self._free.items())
+        if needed > unused and (free := shutil.disk_usage(tempfile.gettempdir()).free + unused) < needed:
+            raise RunError(
+                f"the models of a round's clients do not fit into memory, and take {needed / 1e9:.1f} GB in "
+                f"{tempfile.gettempdir()}, which has {free / 1e9:.1f} GB free. {ADVICE}"
+            )
 
     def put(self, weights: Mapping[str, Tensor]) -> StoredWeights:
         """Write a model to the file.
@@ -67,8 +94,7 @@ class WeightsFile:
         except OSError as error:
             raise RunError(
                 f"the models of this round's clients do not fit into memory, and {length / 1e6:.1f} MB for one more "
-                f"cannot be written to {tempfile.gettempdir()}: {error.strerror}. Set TMPDIR to a folder with more "
-                "room, or take smaller cohorts (run.cohort_size)."
+                f"cannot be written to {tempfile.gettempdir()}: {error.strerror}. {ADVICE}"
             ) from error
         self._end = max(self._end, position + length)
         self.largest = max(self.largest, self._end)

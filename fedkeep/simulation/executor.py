@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -78,6 +78,24 @@ class Executor(ABC):
         StepResult or ClientFailure
             The result, or the reason why there is none.
         """
+
+    def as_completed(self, futures: Sequence[Future]) -> Iterator[int]:
+        """Yield the positions of futures, each when `wait` returns its result at once.
+
+        So no result has to be kept while another one is waited for. An executor that does not know which is finished
+        yields them in order, and `wait` waits.
+
+        Parameters
+        ----------
+        futures : Sequence[Future]
+            From `submit`, in the order in which they were submitted.
+
+        Yields
+        ------
+        int
+            The positions.
+        """
+        return iter(range(len(futures)))
 
     @abstractmethod
     def drain(self) -> None:

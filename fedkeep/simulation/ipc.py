@@ -15,6 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+PIECE = 2**20
+"""Bytes that are sent at a time: `multiprocessing` holds another copy of what it receives at once."""
+
 
 def send(connection: Connection, structure: Any, tensors: Mapping[str, Tensor]) -> None:
     """Send a structure and its tensors.
@@ -34,8 +37,11 @@ def send(connection: Connection, structure: Any, tensors: Mapping[str, Tensor]) 
         If the other process is gone.
     """
     # Everything is prepared before anything is sent: an error in between would leave half a message on the connection.
-    for part in pack(structure, tensors):
-        connection.send_bytes(part)
+    head, *parts = pack(structure, tensors)
+    connection.send_bytes(head)
+    for part in parts:
+        for start in range(0, len(part), PIECE):
+            connection.send_bytes(part[start : start + PIECE])
 
 
 def receive(connection: Connection) -> tuple[Any, dict[str, Tensor]]:
@@ -60,8 +66,9 @@ def receive(connection: Connection) -> tuple[Any, dict[str, Tensor]]:
     """
     structure, tensors = _empty(connection.recv_bytes())
     for tensor in tensors.values():
-        if tensor.numel():
-            connection.recv_bytes_into(_bytes_of(tensor))
+        content = _bytes_of(tensor)
+        for start in range(0, len(content), PIECE):
+            connection.recv_bytes_into(content[start : start + PIECE])
     return structure, tensors
 
 

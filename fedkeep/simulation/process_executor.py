@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -91,11 +91,24 @@ class WorkerExecutor(Executor, Generic[W]):
         self._dispatch()
         return [(group, number) for number in range(len(requests))]
 
+    def as_completed(self, futures: Sequence[Future]) -> Iterator[int]:
+        positions: dict[RequestGroup, list[int]] = {}
+        for position in range(len(futures)):
+            positions.setdefault(futures[position][0], []).append(position)
+        del futures  # they hold the results, which need not stay in memory
+        self._put_first(positions)
+        while positions:
+            finished = [group for group in positions if group.results or group.error is not None]
+            while finished:
+                yield from positions.pop(finished.pop(0))
+            if positions:
+                self._dispatch()
+                self._receive()
+
     def wait(self, future: Future) -> StepResult:
         group: RequestGroup = future[0]
-        if group in self._backlog:  # it is waited for, so it goes before requests that nobody waits for yet
-            self._backlog.remove(group)
-            self._backlog.appendleft(group)
+        if group in self._backlog:
+            self._put_first([group])
         while not group.results and group.error is None:
             self._dispatch()
             self._receive()
@@ -103,6 +116,10 @@ class WorkerExecutor(Executor, Generic[W]):
             raise group.error
         result: StepResult = group.results[future[1]]
         return result
+
+    def _put_first(self, groups: Collection[RequestGroup]) -> None:
+        """Let groups that are waited for go before those that nobody waits for yet."""
+        self._backlog = deque(sorted(self._backlog, key=lambda group: group not in groups))
 
     def drain(self) -> None:
         self._backlog.clear()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedkeep.aggregation.robust import joint_norm
 from fedkeep.interface import Fit
@@ -38,6 +39,8 @@ LEAST_SIMILARITY, USUAL_SIMILARITY = 0.08, 0.6
 """Cosine similarity below which a model has nothing of the sent one, if the others' median is above the second."""
 COMPARED = 256
 """Fewest elements of a tensor whose similarity is measured: chance alone makes that of a smaller one vary."""
+AT_ONCE = 2**22
+"""Bytes of tensors whose differences are in memory at a time."""
 SAMPLED = 64
 """Number of values of each tensor that make a model's fingerprint."""
 
@@ -168,7 +171,23 @@ def _least_similarity(sent: Weights, returned: Weights, names: Sequence[str]) ->
 
 @torch.no_grad()
 def _distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
-    return joint_norm(torch._foreach_sub([a[name] for name in names], [b[name] for name in names])) if names else 0.0
+    """Return the norm of the difference of two models, some tensors at a time: no third model is in memory."""
+    norms: list[Tensor] = []
+    for some in _in_parts(a, names):
+        norms += torch._foreach_norm(torch._foreach_sub([a[name] for name in some], [b[name] for name in some]))
+    return float(torch.stack([norm.double() for norm in norms]).norm()) if norms else 0.0
+
+
+def _in_parts(model: Weights, names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield names of tensors in order, as many at a time as have `AT_ONCE` bytes, and at least one."""
+    start = size = 0
+    for number, name in enumerate(names):
+        if size and size + model[name].nbytes > AT_ONCE:
+            yield names[start:number]
+            start, size = number, 0
+        size += model[name].nbytes
+    if names:
+        yield names[start:]
 
 
 def fingerprint(model: Weights) -> str:

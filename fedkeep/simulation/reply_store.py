@@ -13,7 +13,7 @@ from fedkeep.models.weights_file import StoredWeights, WeightsFile
 
 T = TypeVar("T")
 
-IN_MEMORY = 512 * 2**20
+IN_MEMORY = 64 * 2**20
 """Bytes of the replies to one question that stay in memory. Results do not depend on it."""
 
 
@@ -45,12 +45,16 @@ class ReplyStore:
     ----------
     file : WeightsFile
         Where models lie that find no room in memory.
+    expected : int, optional
+        How many replies there will be, all of about the size of the first; 0 if that is not known.
     in_memory : int, optional
         Bytes of replies that stay in memory; default: `IN_MEMORY`.
     """
 
-    def __init__(self, file: WeightsFile, in_memory: int | None = None) -> None:
+    def __init__(self, file: WeightsFile, expected: int = 0, in_memory: int | None = None) -> None:
         self._file = file
+        self._expected = expected
+        self._stored = 0
         self._left = IN_MEMORY if in_memory is None else in_memory
 
     def keep(self, reply: T, size: int | None = None) -> T:
@@ -68,12 +72,26 @@ class ReplyStore:
         T
             The reply itself as long as there is room in memory. Afterwards one with the same values, whose models, and
             other tensors by name, are `StoredWeights`.
+
+        Raises
+        ------
+        RunError
+            If the disk has no room for it, or for those that are expected: then with the first one.
         """
         size = num_bytes(reply) if size is None else size
+        if self._expected:
+            self._file.check_room(self._expected * size - self._left)
+            self._expected = 0
         if size <= self._left:
             self._left -= size
             return reply
+        self._stored += size
         return replace_nodes(reply, is_weights, self._put)
+
+    def trim(self) -> None:
+        """Give memory back to the system, when the replies that were stored since the last call are dropped."""
+        self._file.trimmer.dropped(self._stored)
+        self._stored = 0
 
     def _put(self, weights: Weights) -> StoredWeights:
         return weights if isinstance(weights, StoredWeights) else self._file.put(weights)

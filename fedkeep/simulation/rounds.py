@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import ceil, inf
 from statistics import median_low
 from types import MethodType
@@ -213,9 +214,11 @@ class RoundState:
         dict[str, object]
             The last reply of each client, or `LOST`.
         """
+        self.sent = {}
         replies: dict[str, Any] = dict.fromkeys(clients, LOST)
         arrived: list[_Arrived] = []
-        store = ReplyStore(self.state.weights_file) if len(clients) > 1 else None
+        expected = 0 if self.state.own_contexts else len(clients)  # other networks, other sizes
+        store = ReplyStore(self.state.weights_file, expected) if len(clients) > 1 else None
         together = not one_by_one and (self.state.executor.ahead or self.state.stack > 1)
         with self._timed():
             for group in [clients] if together else [[client] for client in clients]:
@@ -223,17 +226,15 @@ class RoundState:
                     self._launch_together(unfinished)
                     if len(group) == 1:  # a cohort that is asked at once keeps all workers busy anyway
                         self._look_ahead()
-                    # Waited for as they were begun, which is about how workers finish, so that few results wait there;
-                    # accepted in the clients' order, on which the record depends.
+                    # Checked as they arrive, so that few results wait in memory; accepted in the clients' order, on
+                    # which the record depends.
                     asked, checked = set(unfinished), dict[str, _Checked]()
                     order = deque(client for client in unfinished if client in self.under_way)
-                    for client in [client for client in self.under_way if client in asked]:
-                        request, future = self.under_way[client]
-                        with self._step_timed(request.step.__name__, client):
-                            failed = isinstance(future, ClientFailure)
-                            result = future if failed else self.state.executor.wait(future)
-                        checked[client] = self._check(request, result, store)
-                        del future, result  # which may be stored by now, while the next one is made
+                    for request, result in self._results([client for client in self.under_way if client in asked]):
+                        checked[request.client] = self._check(request, result, store)
+                        del result  # which may be stored by now, while the next one is made
+                        if store is not None:
+                            store.trim()
                         while order and order[0] in checked:
                             following = order.popleft()
                             replies[following] = self._accept(checked.pop(following), arrived)
@@ -336,16 +337,25 @@ class RoundState:
             self.waiting_seconds += time.perf_counter() - began
             self.client_seconds += timer.total - before
 
-    @contextmanager
-    def _step_timed(self, step: str, client: str) -> Iterator[None]:
-        """Report and time the waiting for a client's step in this block, and remove the step from those under way."""
-        self._report(step)
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            del self.under_way[client]
-            self.step_seconds[step] = self.step_seconds.get(step, 0.0) + time.perf_counter() - began
+    def _results(self, clients: Sequence[str]) -> Iterator[tuple[StepRequest, StepResult | ClientFailure]]:
+        """Wait for the steps of clients, which are under way, and yield the results as they arrive.
+
+        The waiting is reported and timed.
+        """
+        steps = [self.under_way[client][0].step.__name__ for client in clients]
+        failed = [client for client in clients if isinstance(self.under_way[client][1], ClientFailure)]
+        others = [client for client in clients if not isinstance(self.under_way[client][1], ClientFailure)]
+        completed = self.state.executor.as_completed([self.under_way[client][1] for client in others])
+        arriving = chain(failed, (others[position] for position in completed))
+        for step in steps:
+            self._report(step)
+            began = time.perf_counter()
+            request, future = self.under_way.pop(next(arriving))
+            result = future if isinstance(future, ClientFailure) else self.state.executor.wait(future)
+            name = request.step.__name__
+            self.step_seconds[name] = self.step_seconds.get(name, 0.0) + time.perf_counter() - began
+            yield request, result
+            del future, result
 
     def _queue(self, requests: Sequence[StepRequest]) -> None:
         for request in requests:
@@ -468,7 +478,6 @@ class RoundState:
             if client in outliers and client not in self.lost:
                 self._refuse(one, outliers[client])
         self._check_losses([one for one in arrived if one.request.client in updates], updates)
-        self.sent = {}
         for one in arrived:
             client, sent = one.request.client, sent_model(one.request, one.reply)
             if client in self.lost:

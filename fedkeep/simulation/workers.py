@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from fedkeep._utils.memory import MemoryTrimmer
 from fedkeep._utils.signals import signals_blocked_in_children
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.simulation import ipc
@@ -233,6 +234,7 @@ def serve(
     at_work : Callable[[], AbstractContextManager]
         Returns a context in which a request is carried out.
     """
+    trimmer = MemoryTrimmer()
     while True:
         try:
             message = ipc.receive(connection) if receive is None else receive()
@@ -250,7 +252,9 @@ def serve(
                 ipc.send(connection, [FAILED, traceback.format_exc()], {})
         except OSError:  # the parent is gone
             return
+        size = sum(tensor.nbytes for tensor in result.values())
         del message, content, tensors, result  # models, which need not stay in memory until the next request
+        trimmer.dropped(size)
 
 
 def carry_out(handler: Handler, content: Any, tensors: dict[str, Tensor]) -> tuple[str, Any, dict[str, Tensor]]:

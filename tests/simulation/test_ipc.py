@@ -10,7 +10,9 @@ import torch
 from fedkeep.simulation import ipc
 
 
-def test_what_is_sent_is_received() -> None:
+@pytest.mark.parametrize("piece", [ipc.PIECE, 5])
+def test_what_is_sent_is_received(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipc, "PIECE", piece)
     near, far = multiprocessing.Pipe()
     tensors = {
         "matrix": torch.arange(6.0).view(2, 3).t(),  # not contiguous

@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,10 +25,11 @@ from fedkeep.algorithms.parallel.moon import MOON
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
 from fedkeep.errors import ConfigError, RunError
-from fedkeep.interface import Algorithm, Fit, algorithms, on_client
+from fedkeep.interface import Algorithm, Client, Fit, algorithms, on_client
 from fedkeep.interface.codec import encode
 from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
+from fedkeep.simulation import reply_store
 from fedkeep.simulation.executor import Executor, Future
 from fedkeep.simulation.messages import StepRequest
 from fedkeep.simulation.process_executor import ProcessExecutor, step_handlers
@@ -353,6 +355,43 @@ def test_an_exception_while_talking_to_a_worker_never_waits(
         with pytest.raises(type(error)):
             simulation.run_round()
     assert records + tiny.run_rounds(simulation) == undisturbed
+
+
+def test_replies_do_not_wait_in_memory_for_a_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    others_heard = threading.Event()
+
+    class Waits(FedAvg):
+        @on_client
+        def train(self, client: Client, model: Weights) -> Fit:
+            assert len(client.data["label"]) < max(tiny.SIZES) or others_heard.wait(20)
+            return client.fit(model, CrossEntropy())
+
+    monkeypatch.setattr(reply_store, "IN_MEMORY", 0)
+    settings: dict[str, Any] = {"training": tiny.SHORT, "cohort_size": len(tiny.SIZES)}
+    simulation = tiny.simulation(Waits(), **settings)
+    workers = []
+    for _ in range(2):
+        near, far = multiprocessing.Pipe()
+        handlers = step_handlers(tiny.simulation(Waits(), **settings))
+        threading.Thread(target=serve, args=(far, handlers), daemon=True).start()
+        workers.append(Worker(near))
+    simulation.executor = executor = ProcessExecutor(workers, simulation)
+    heard: list[weakref.ref[Tensor]] = []
+    in_memory, accept = [], executor._accept
+
+    def accepting(group: Any, kind: str, content: Any, tensors: dict[str, Tensor]) -> None:
+        in_memory.append(sum(one() is not None for one in heard))
+        assert kind == DONE, content
+        heard.append(weakref.ref(next(iter(tensors.values()))))
+        accept(group, kind, content, tensors)
+        if len(heard) == len(tiny.SIZES) - 1:
+            others_heard.set()
+
+    monkeypatch.setattr(executor, "_accept", accepting)
+    simulation.run_round()
+    executor.stop()
+    assert len(heard) == len(tiny.SIZES)
+    assert max(in_memory) <= 1, "replies that came with one another"
 
 
 def test_arguments_arrive_under_their_own_names(monkeypatch: pytest.MonkeyPatch) -> None:

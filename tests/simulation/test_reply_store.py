@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import weakref
 from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tiny
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.aggregation import robust
 from fedkeep.algorithms.parallel.fedavg import FedAvg
@@ -19,9 +24,10 @@ from fedkeep.errors import RunError
 from fedkeep.interface import Algorithm, Fit, algorithms
 from fedkeep.interface.codec import encode
 from fedkeep.interface.privacy import Privacy
+from fedkeep.models import get_architecture
 from fedkeep.models.weights import find_mismatch, mean
 from fedkeep.models.weights_file import StoredWeights, WeightsFile, part_of
-from fedkeep.simulation import reply_store
+from fedkeep.simulation import replies, reply_store
 from fedkeep.simulation.defense import Defense
 from fedkeep.simulation.reply_store import ReplyStore
 from fedkeep.simulation.simulation import Simulation
@@ -134,6 +140,66 @@ def test_only_what_finds_no_room_is_stored() -> None:
     kept = [store.keep(Fit({"w": torch.zeros(4)}, 1, 1, 0.5)) for _ in range(3)]  # each of 16 + 3 * 8 bytes
     assert [isinstance(fit.model, StoredWeights) for fit in kept] == [False, False, True]
     assert store.keep("text" * 100) == "text" * 100, "there is nothing to be stored in it"
+
+
+class LargestSum(TorchDispatchMode):
+    """Finds the largest number of bytes that the tensors have at a time which are made in its block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (list, tuple)) else [made]:
+            if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and not tensor._is_view():
+                storage = tensor.untyped_storage()
+                if not any(storage._cdata == one.untyped_storage()._cdata for one in _tensors((args, kwargs))):
+                    self.bytes += storage.nbytes()
+                    weakref.finalize(tensor, self._forget, storage.nbytes())
+        self.largest = max(self.largest, self.bytes)
+        return made
+
+    def _forget(self, size: int) -> None:
+        self.bytes -= size
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return [values] if isinstance(values, Tensor) else []
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedSeq()], ids=["FedAvg", "FedSeq"])
+def test_a_round_takes_three_models_of_memory_whatever_its_cohort(
+    method: Algorithm[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_store, "IN_MEMORY", 0)
+    monkeypatch.setattr(replies, "AT_ONCE", 0)
+    wide = partial(get_architecture("mlp")(hidden=(100,) * 6).build, tiny.SHAPE, tiny.CLASSES)  # type: ignore[call-arg]
+    largest = []
+    for cohort in (3, 9):
+        settings = {"federation": tiny.federation((4,) * 9), "factory": wide, "training": tiny.SHORT}
+        simulation = tiny.simulation(method, cohort_size=cohort, callbacks=[], **settings)
+        size = sum(tensor.nbytes for tensor in simulation.server.model.values())
+        simulation.run_round()  # the first model is the initial one, which is kept
+        with LargestSum() as sum_of_round:
+            simulation.run_round()
+        largest.append(sum_of_round.largest / size)
+    assert largest[1] < 3.1  # the images take some too
+    assert largest[1] == pytest.approx(largest[0], rel=0.1)
+
+
+def test_a_disk_without_room_for_the_cohort_is_named_with_the_first_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_store, "IN_MEMORY", 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3000))
+    reply = Fit({"w": torch.zeros(250)}, 1, 1, 0.5)  # 1,024 bytes
+    assert isinstance(ReplyStore(WeightsFile(), expected=3).keep(reply).model, StoredWeights)
+    store = ReplyStore(WeightsFile(), expected=4)
+    with pytest.raises(RunError, match=r"take 0\.0 GB in .*, which has 0\.0 GB free\. Set TMPDIR"):
+        store.keep(reply)
 
 
 def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
