@@ -32,7 +32,7 @@ class WeightsFile:
     largest : int
         The largest size of the file so far, in bytes.
     trimmer : MemoryTrimmer
-        Gives the memory of models back to the system that were put into the file.
+        Gives the memory back of models that were put into the file, and of tensors that were read.
     """
 
     def __init__(self) -> None:
@@ -130,6 +130,7 @@ class WeightsFile:
             If the file is shorter.
         """
         tensor = torch.empty(shape, dtype=dtype)
+        self.trimmer.dropped(tensor.nbytes)  # as many were read before, and most of them are gone
         if tensor.numel():
             self._file.seek(position)
             if self._file.readinto(_bytes_of(tensor)) != tensor.nbytes:

@@ -230,9 +230,14 @@ class RoundState:
                     # which the record depends.
                     asked, checked = set(unfinished), dict[str, _Checked]()
                     order = deque(client for client in unfinished if client in self.under_way)
-                    for request, result in self._results([client for client in self.under_way if client in asked]):
-                        checked[request.client] = self._check(request, result, store)
-                        del result  # which may be stored by now, while the next one is made
+                    for client, began in self._arriving([client for client in self.under_way if client in asked]):
+                        request, future = self.under_way.pop(client)
+                        failed = isinstance(future, ClientFailure)
+                        result = future if failed else self.state.executor.wait(future)
+                        step = request.step.__name__
+                        self.step_seconds[step] = self.step_seconds.get(step, 0.0) + time.perf_counter() - began
+                        checked[client] = self._check(request, result, store)
+                        del future, result  # which may be stored by now, while the next one is made
                         if store is not None:
                             store.trim()
                         while order and order[0] in checked:
@@ -337,10 +342,10 @@ class RoundState:
             self.waiting_seconds += time.perf_counter() - began
             self.client_seconds += timer.total - before
 
-    def _results(self, clients: Sequence[str]) -> Iterator[tuple[StepRequest, StepResult | ClientFailure]]:
-        """Wait for the steps of clients, which are under way, and yield the results as they arrive.
+    def _arriving(self, clients: Sequence[str]) -> Iterator[tuple[str, float]]:
+        """Wait for the steps of clients, which are under way, and yield each client when its result arrives.
 
-        The waiting is reported and timed.
+        The time at which the waiting began is yielded too. Failures come first; they have arrived.
         """
         steps = [self.under_way[client][0].step.__name__ for client in clients]
         failed = [client for client in clients if isinstance(self.under_way[client][1], ClientFailure)]
@@ -350,12 +355,7 @@ class RoundState:
         for step in steps:
             self._report(step)
             began = time.perf_counter()
-            request, future = self.under_way.pop(next(arriving))
-            result = future if isinstance(future, ClientFailure) else self.state.executor.wait(future)
-            name = request.step.__name__
-            self.step_seconds[name] = self.step_seconds.get(name, 0.0) + time.perf_counter() - began
-            yield request, result
-            del future, result
+            yield next(arriving), began
 
     def _queue(self, requests: Sequence[StepRequest]) -> None:
         for request in requests:
