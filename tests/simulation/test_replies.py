@@ -240,6 +240,22 @@ def test_weights_that_have_nothing_of_those_that_were_sent_are_refused(method: A
     assert len(simulation.history.similarities) == 14
 
 
+def test_one_large_client_among_small_ones_is_no_stranger() -> None:
+    """After so many steps with so strong a weight decay little of the model that it was sent is left."""
+    simulation = tiny.simulation(
+        FedAvg(),
+        cohort_size=6,
+        federation=tiny.federation((1000, 30, 30, 30, 30, 30)),
+        factory=lambda: MLP(hidden=(128, 64)).build(tiny.SHAPE, tiny.CLASSES),
+        training=replace(tiny.TRAINING, epochs=20, batch_size=30, lr=0.05, weight_decay=0.1),
+    )
+    (record,) = tiny.run_rounds(simulation, 1)
+    assert not record["lost"]
+    large, *small = sorted(simulation.history.similarities)
+    assert large < 0.15
+    assert min(small) > 0.9, "the others' are usual"
+
+
 def test_layers_that_begin_at_zero_refuse_nobody() -> None:
     simulation = tiny.simulation(FedAvg(), cohort_size=5, rounds=2, factory=wide_from_zero)
     assert not any(record["lost"] for record in tiny.run_rounds(simulation))
