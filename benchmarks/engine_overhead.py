@@ -38,7 +38,7 @@ from fedkeep.experiment.recipe import Recipe
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.experiment.run import create_run_folder
 from fedkeep.experiment.runtime import Machine
-from fedkeep.experiment.trial_runner import cohort_workers
+from fedkeep.experiment.trial_runner import TrialDescription, cohort_workers
 from fedkeep.simulation.simulation import Simulation
 
 RECIPES = Path(__file__).parent / "peers" / "recipes"
@@ -126,14 +126,18 @@ class Helped:
     """SFedKD with a second process, as a run has it: this process trains nothing."""
 
     def __init__(self, recipe: Recipe, federation: Federation, folder: Path, data_dir: str | None) -> None:
-        experiment = Experiment(recipe, Machine(data_dir=data_dir))
+        experiment = Experiment(recipe, Machine(data_dir=data_dir, compile="off"))
         run = create_run_folder(recipe, folder / "run", experiment.machine)
         self.engine = engine(recipe, "sfedkd", federation)
         trials = experiment.trials(run)
         trial = next(trial for trial in trials if trial.method.algorithm.name() == "sfedkd" and trial.seed == 0)
+        description = experiment.describe(trial.method, trial.seed)
+        TrialDescription(trial, description, 2).on_trial_begin(self.engine)  # which the workers read
         self.workers = cohort_workers(trial, 2)
         while self.engine.executor is self.engine.serial:
             self.round()
+            if not self.workers.count:
+                raise RuntimeError("the second process could not start; the log says why")
 
     def round(self) -> None:
         """Play the next round."""
