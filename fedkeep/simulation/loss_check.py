@@ -32,6 +32,10 @@ FEWEST_KNOWN = 8
 """How many models a model is compared with, at least."""
 SMALLEST_EXCESS = 0.2
 """An excess that is never refused, since four images of a class say no more."""
+TAUGHT = 0.85
+"""A fall of the loss after which an excess says nothing: a class that the model hardly knew, and answers now, was
+taught by its own images, whatever else happened. Of 200 models of label flips with too large an excess one had lowered
+the loss so much. So had those of an honest client that alone held a class, and was refused three times for them."""
 FREE_LOSS, FIRST_LOSS, LOSS_FACTOR = 10.0, 50.0, 10.0
 """Mean loss over all classes, in nats, that is never too large; that is, as long as few models are known; and how many
 times the usual one is. Honest training made it 14 at most, and 2.5 times the usual one (2,400 hops, 60 rounds of them

@@ -35,6 +35,7 @@ from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.simulation.executor import Future
 from fedkeep.simulation.loss_check import (
     CLIENTS_SLACK,
+    TAUGHT,
     choose_checkers,
     fall_of_loss,
     largest_excess,
@@ -551,7 +552,7 @@ class RoundState:
                 self._refuse(
                     one, f"a model that learned nothing: its loss fell by {fall:.1%}, others' by {10 * least:.0%}"
                 )
-            elif excess is not None and excess > most:
+            elif excess is not None and excess > most and not (fall is not None and fall >= TAUGHT):
                 self._refuse(
                     one,
                     f"a model that learned a class from images of another: its logit rose by {excess:.3g} more on "

@@ -17,6 +17,7 @@ from fedkeep.errors import ConfigError, RunError
 from fedkeep.experiment.attack_table import COLUMNS, AttackTrial, attack_table, false_alarms, read_attacks, run_attacks
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
+from fedkeep.interface import Fit
 from fedkeep.simulation import loss_check
 from fedkeep.simulation.attacks import Attack, add_trigger
 from fedkeep.simulation.defense import Defense
@@ -28,6 +29,9 @@ from fedkeep.simulation.loss_check import (
     logit_excess,
     smallest_fall,
 )
+from fedkeep.simulation.messages import StepRequest
+from fedkeep.simulation.rounds import LOST, RoundState
+from fedkeep.simulation.rounds import _Arrived as Arrived
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_check import ClassScores, mean_of_labels
 
@@ -207,6 +211,20 @@ def test_who_teaches_a_model_nothing_stands_out() -> None:
     assert fall_of_loss(taught, taught, counts) is None, "it knew the classes before"
     assert smallest_fall([0.9] * 7) == -float("inf")
     assert smallest_fall([9.0] * 30 + [0.5] * 32) == pytest.approx(0.05)
+
+
+def test_who_alone_holds_a_class_is_believed() -> None:
+    """The model forgets the class in between, so that all its outputs move when it is taught again."""
+    simulation = tiny.simulation(FedSeq(), **COMMON)
+    round_state = RoundState(simulation, 1, ["0", "1", "2"])
+    arrived = [
+        Arrived(StepRequest(client, FedSeq.train, (), {}, 1, 1), Fit({}, 1, 1, 0.5), LOST, None) for client in "012"
+    ]
+    simulation.history.logit_excesses = [0.1] * 32
+    learned = zip(arrived, (0.93, 0.5, None), (0.4, 0.4, 0.4), strict=True)
+    round_state._compare_learning(list(learned))
+    assert list(round_state.refused) == ["1", "2"]
+    assert "learned a class from images of another" in round_state.refused["1"]
 
 
 def test_the_limit_follows_the_last_models() -> None:
