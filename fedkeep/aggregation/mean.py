@@ -150,11 +150,11 @@ def masked_mean(
     Parameters
     ----------
     layers : Weights
-        By name, [units, ...], as they are. A unit that nobody sent stays so.
+        By name, [units, ...], before the mean. A unit that nobody sent keeps its value.
     sent : Sequence[Tensor]
         By client, what `fedkeep.models.fedweit_layers.active_weights` gave.
     masks : Sequence[Weights]
-        By client, the masks with which it did, by layer [units].
+        For each client, the masks that it used, by layer, [units].
     sparsity : float
         The share of units that a mask leaves out.
 

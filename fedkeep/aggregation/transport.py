@@ -34,7 +34,7 @@ MAX_SWEEPS = 20  # of refining
 
 
 class LayerPlans(NamedTuple):
-    """The plans on a layer's two sides; None where the order is given.
+    """The plans on a layer's two sides; None where channels keep their order: an image's channels, and the classes.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class OptimalTransport(Options):
     def _tied(self, source: Weights, base: Weights, layers: Sequence[ChannelLayer]) -> dict[str, LayerPlans]:
         """Return one plan for each group: made when it is first read, from all that was written until then.
 
-        What is written into the group later (a residual block's own branch) depends on it, and follows it.
+        Layers that write into the group later (a residual block's own branch) use the same plan.
         """
         plans: dict[str | None, Plan | None] = {None: None}
         written: dict[str, list[tuple[ChannelLayer, Plan | None]]] = {}

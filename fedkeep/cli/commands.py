@@ -294,7 +294,9 @@ def _add_partition(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "scheme", help="iid, exdir, dirichlet, dirichlet-per-client, shards, hybrid, column, or your own"
     )
-    command.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="options of the scheme, such as alpha=0.5")
+    command.add_argument(
+        "options", nargs="*", default=[], metavar="OPTION=VALUE", help="options of the scheme, such as alpha=0.5"
+    )
     command.add_argument("--clients", type=positive, help="how many clients (the same as num_clients=N)")
     command.add_argument("--seed", type=natural, default=0)
     command.add_argument("--out", metavar="FILE", help="write the heat map here, as .svg, or the manifest, as .json")

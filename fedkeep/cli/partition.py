@@ -11,13 +11,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedkeep._utils import progress
 from fedkeep._utils.files import atomic_write
+from fedkeep.cli.progress import LINE_SECONDS
 from fedkeep.cli.text import say
 from fedkeep.data.data_options import DataOptions
 from fedkeep.data.dataset import DataSet
-from fedkeep.data.partition import schemes
+from fedkeep.data.partition import get_scheme
 from fedkeep.data.partition.statistics import partition_statistics
-from fedkeep.errors import ConfigError, did_you_mean
+from fedkeep.errors import ConfigError
 from fedkeep.experiment.build import load_data
 from fedkeep.experiment.overrides import apply_overrides, parse_value
 from fedkeep.experiment.plugins import import_user_code
@@ -42,8 +44,7 @@ def partition(options: Namespace, console: Console) -> int:
         The exit code.
     """
     import_user_code(options.use)
-    if options.scheme not in schemes():
-        raise ConfigError(f"there is no partition scheme {options.scheme!r}.{did_you_mean(options.scheme, schemes())}")
+    chosen = get_scheme(options.scheme)
     table = {}
     for setting in options.options:
         name, equals, value = setting.partition("=")
@@ -52,9 +53,10 @@ def partition(options: Namespace, console: Console) -> int:
         table[name] = parse_value(value)
     if options.clients:
         table["num_clients"] = options.clients
-    scheme = build(schemes()[options.scheme], table, f"scheme {options.scheme}")
+    scheme = build(chosen, table, f"scheme {options.scheme}")
     dataset = _load(options)
-    split = scheme.split(dataset.train, dataset.num_classes, options.seed)
+    with progress.subscribe(lambda activity: say(console, f"{activity} …"), LINE_SECONDS):
+        split = scheme.split(dataset.train, dataset.num_classes, options.seed)
     counts = split.counts(dataset.train["label"], dataset.num_classes)
 
     statistics = Table("statistic", "value", box=box.SIMPLE_HEAD, pad_edge=False)

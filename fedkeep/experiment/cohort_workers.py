@@ -47,7 +47,9 @@ def most_workers(algorithm: Algorithm[Any, Any], cohort: int) -> int:
 
 
 def useful_workers(algorithm: Algorithm[Any, Any], cohort: int, spare: int) -> int:
-    """Return how many worker processes of this machine a method can use; one is of no use beside this process.
+    """Return how many worker processes of this machine a method can use.
+
+    It is 0 in place of 1: a single worker gains nothing over this process.
 
     Parameters
     ----------

@@ -107,7 +107,7 @@ class Recipe:
     privacy : Privacy
         What is noised before it leaves a client.
     attack : Attack
-        What malicious clients do, in trials of defences.
+        What malicious clients do, in tests of defences.
     client_models : tuple[ClientModel, ...]
         Clients with other networks than the server's.
     paper : Mapping[str, object]

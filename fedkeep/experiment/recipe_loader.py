@@ -12,7 +12,7 @@ from typing import Any
 from fedkeep._utils.files import is_file
 from fedkeep.data import Augmentation, Tasks
 from fedkeep.data.data_options import DataOptions
-from fedkeep.data.partition import schemes
+from fedkeep.data.partition import get_scheme
 from fedkeep.data.server_data import Auxiliary, Public
 from fedkeep.errors import ConfigError, did_you_mean, in_one_line, nearest
 from fedkeep.experiment.model_config import read_client_models, read_model
@@ -299,10 +299,11 @@ def _build(name: str, table: dict[str, Any], where: str, allow_code: bool, model
         hint = did_you_mean(unknown, ["name", "validation", *options_of(DataOptions)])
         raise ConfigError(f"{where}, [data]: there is no option {unknown!r}.{hint}")
     data_options = build(DataOptions, sections["data"], f"{where}, [data]")
-    scheme = sections["partition"].pop("scheme", "iid")
-    if not isinstance(scheme, str) or scheme not in schemes():
-        raise ConfigError(f"{where}: there is no partition scheme {scheme!r}.{did_you_mean(str(scheme), schemes())}")
-    partition = build(schemes()[scheme], sections["partition"], f"{where}, [partition]")
+    try:
+        scheme = get_scheme(sections["partition"].pop("scheme", "iid"))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    partition = build(scheme, sections["partition"], f"{where}, [partition]")
     parts: dict[str, Any] = {
         "model": model or read_model(sections["model"], f"{where}, [model]", allow_code),
         "methods": _methods(_method_tables(table, where), where),

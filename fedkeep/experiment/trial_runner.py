@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,8 @@ def _disk_errors_explained(folder: Path, again: str = "") -> Iterator[None]:
 def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, list[Callback]]:
     """Return a trial's simulation and its callbacks; up to ``spare`` processes may share its cohorts."""
     experiment = trial.experiment
-    simulation = experiment.simulation(trial.method, trial.seed)
+    with progress.subscribe(partial(_report_preparation, trial, report)):  # drawing a partition may take long
+        simulation = experiment.simulation(trial.method, trial.seed)
     algorithm, machine, cohort = trial.method.algorithm, experiment.machine, experiment.recipe.run.cohort_size
     if machine.executor == "ray":
         count = min(spare, most_workers(algorithm, cohort))
@@ -143,6 +145,12 @@ def _prepare(trial: Trial, report: OnProgress, spare: int) -> tuple[Simulation, 
         workers,
         *trackers(trial, description),
     ]
+
+
+def _report_preparation(trial: Trial, report: OnProgress, activity: str) -> None:
+    """Report what is done before the first round of a trial; a resumed trial reports after its next round."""
+    if not (trial.folder / TRIAL_FILE).exists():
+        report(Progress(trial.name, 0, trial.rounds, None, activity=activity))
 
 
 def trackers(trial: Trial, description: Mapping[str, Any]) -> list[Callback]:

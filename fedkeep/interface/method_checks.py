@@ -44,6 +44,12 @@ def check_method(cls: type[Algorithm[Any, Any]]) -> None:
         near = [word for wanted in missing for word in difflib.get_close_matches(wanted, own, n=1)]
         hint = f" Is {near[0]!r} meant to be it?" if near else ""
         raise ConfigError(f"the method {name} does not define {', '.join(missing)}.{hint}")
+    if "__init__" in vars(cls) and "__dataclass_params__" not in vars(cls):
+        raise ConfigError(
+            f"the method {name} has an __init__ of its own. Write its options as fields, such as "
+            'w: float = option(0.1, "weight of the distillation"), and @dataclass(frozen=True) above it, '
+            "so that recipes and records have them."
+        )
     if any(isinstance(value, dataclasses.Field) for value in vars(cls).values()):
         raise ConfigError(f"the method {name} has options and is no dataclass: write @dataclass(frozen=True) above it.")
     steps = client_steps(cls)
@@ -68,11 +74,11 @@ def _check_step(where: str, step: Callable[..., Any]) -> None:
     """Check the type annotations of a client step."""
     known = _annotations(where, step)
     travelling = (*server_arguments(step), "return")
-    described = {argument: "its result" if argument == "return" else argument for argument in travelling}
+    described = {name: "its result" if name == "return" else f"its argument {name}" for name in travelling}
     if bare := [described[argument] for argument in travelling if argument not in known]:
         raise ConfigError(
-            f"{where} has no type annotation of {', '.join(bare)}. What travels between server and clients needs one, "
-            "such as: def train(self, client: Client, model: Weights) -> Fit."
+            f"{where} has no type annotation of {' and of '.join(bare)}. What travels between server "
+            "and clients needs one, such as: def train(self, client: Client, model: Weights) -> Fit."
         )
     for argument in travelling:
         if (unknown := find_unknown_type(known[argument])) is not None:

@@ -29,8 +29,8 @@ StepCallback: TypeAlias = Callable[[Mapping[str, Tensor]], None]
 class Training(Options):
     """Settings of a client's optimizer; `SGD`, `Adam` and `AdamW` have PyTorch's default values.
 
-    The optimizer starts afresh in every local training; the schedule of the learning rate goes by rounds. The last
-    batch of an epoch may be smaller; it is not dropped.
+    The optimizer starts afresh in every local training. The schedule of the learning rate goes by rounds, and begins
+    again with each task. The last batch of an epoch may be smaller; it is not dropped.
     """
 
     epochs: int = option(5, "passes over a client's data in each local training", low=1)
@@ -71,7 +71,7 @@ class Training(Options):
         Parameters
         ----------
         round : int
-            The round, counted from 1.
+            The round of the task, or of a run without tasks, counted from 1.
 
         Returns
         -------

@@ -119,7 +119,7 @@ def partition_heatmap(run: Run) -> dict[str, Any]:
 
 
 def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what the model is worth to each client: its accuracy on classes in the client's proportions.
+    """Return for each client the model's accuracy on classes in the client's proportions.
 
     It is the mean over the window (unfinished: of the last evaluation) of the class-wise test accuracies, weighted by
     the client's label distribution; nothing more is measured for it.
@@ -127,7 +127,7 @@ def client_accuracies(rows: Sequence[Row]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``lines`` of a ``row``, the ``texts`` of its columns, and its ``box``: least, tenth, half, nine tenths and most.
+        ``lines`` of a ``row``, the ``texts`` of its columns, and its ``box``: the quantiles 0, 0.1, 0.5, 0.9 and 1.
     """
     lines: list[dict[str, Any]] = []
     for row in rows:

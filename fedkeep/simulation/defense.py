@@ -120,7 +120,7 @@ class ReplyHistory:
     best_round: int = 0
     collapsed: int = 0
 
-    def set_aside(self, client: str, defense: Defense) -> bool:
+    def is_set_aside(self, client: str, defense: Defense) -> bool:
         """Tell whether a client is asked no more, since too many of its replies were refused in a row."""
         return 0 < defense.refusals <= self.refused.get(client, 0)
 

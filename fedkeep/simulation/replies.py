@@ -71,7 +71,7 @@ class UpdateSummary:
 
 
 def find_fault(state: SimulationState, request: StepRequest, reply: Any) -> str | None:
-    """Check a reply alone: finite, in range, plausible, of the model's form, and valid for the method.
+    """Check a reply alone: no NaN or infinity, in range, plausible, of the model's form, and valid for the method.
 
     Parameters
     ----------

@@ -327,7 +327,7 @@ class RoundState:
             )
         if self.refused:
             record["refused"] = list(self.refused)
-        if aside := self.state.set_aside():
+        if aside := self.state.clients_set_aside():
             record["set_aside"] = aside
         if self.left_out:
             record["left_out"] = self.left_out
@@ -360,7 +360,7 @@ class RoundState:
 
     def _queue(self, requests: Sequence[StepRequest]) -> None:
         for request in requests:
-            if self.state.history.set_aside(request.client, self.state.defense) and request.client not in self.lost:
+            if self.state.history.is_set_aside(request.client, self.state.defense) and request.client not in self.lost:
                 rounds = self.state.history.refused[request.client]
                 self._lose(request.client, f"is set aside: its replies were refused in {rounds} rounds in a row")
             if request.client not in self.lost:

@@ -82,7 +82,7 @@ class SimulationState:
     privacy : Privacy
         What of a client is noised before it leaves.
     attack : Attack
-        What malicious clients do, in trials of defences.
+        What malicious clients do, in tests of defences.
     fault_injector : FaultInjector, optional
         For tests: lets client steps fail on demand.
     through_codec : bool
@@ -256,7 +256,7 @@ class SimulationState:
         list[str]
             The ids of the clients, in order.
         """
-        clients, aside = self.federation.clients, self.set_aside()
+        clients, aside = self.federation.clients, self.clients_set_aside()
         population = len(clients)
         if len(aside) == population:
             aside = []
@@ -273,7 +273,7 @@ class SimulationState:
             order = list(first)
         return [client for client in order if client not in aside][:size]
 
-    def set_aside(self) -> list[str]:
+    def clients_set_aside(self) -> list[str]:
         """Return the clients that are asked no more, since too many of their replies were refused in a row.
 
         Returns
@@ -281,7 +281,7 @@ class SimulationState:
         list[str]
             Their ids.
         """
-        return [client for client in self.history.refused if self.history.set_aside(client, self.defense)]
+        return [client for client in self.history.refused if self.history.is_set_aside(client, self.defense)]
 
     def evaluation_model(self, which: EvaluationModel) -> Weights:
         """Return a model to evaluate.

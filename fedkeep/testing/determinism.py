@@ -31,7 +31,12 @@ def check_two_runs_are_equal(algorithm: AnyAlgorithm) -> None:
     expect_same_run(one, tiny.run_rounds(two), two, "in a second run with the same seed")
     expect(encode(one.server) == encode(two.server.state), algorithm, "the server's state should be the same bytes")
     learned = not tiny.equal(one.model, one.initial)
-    expect(learned, algorithm, "`round` should leave in `server.model` what was learned, not the initial model")
+    expect(
+        learned,
+        algorithm,
+        "`round` should leave in `server.model` what was learned, not the initial model. (A `round` that changes the "
+        "tensors of `server.model` in place changes the initial model too: assign new ones.)",
+    )
 
 
 def check_another_seed_differs(algorithm: AnyAlgorithm) -> None:

@@ -51,6 +51,8 @@ class NetworkView:
         self._features: list[tuple[Tensor, Tensor]] = []
 
     def logits(self, batch: Batch) -> Tensor:
+        if not isinstance(batch, Batch):
+            raise ConfigError(f"a model's logits takes a batch, such as batches[0], not a {type(batch).__name__}.")
         # A sum of losses needs the same images several times. Comparing with the one or two in a list beats hashing.
         for images, logits in self._logits:
             if images is batch.data["input"]:
@@ -135,7 +137,7 @@ class BatchStream:
         return (self._batch(rows, order, a, b) for a, b in zip(starts, ends, strict=True))
 
     def first(self, count: int) -> Batch:
-        """Return the first examples as a batch, for a trial step, without using a random generator.
+        """Return the first examples as a batch, to try a step, without using a random generator.
 
         Parameters
         ----------

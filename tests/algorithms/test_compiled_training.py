@@ -21,7 +21,9 @@ from fedkeep.experiment.runtime import Machine
 from fedkeep.simulation.autotune import choose_compiled_steps
 from fedkeep.training.compiled_training import TorchCompiler, steps_in_graph
 
-OTHERS = [pytest.param(name, marks=() if name in tiny.FAMILIES else pytest.mark.slow) for name in VARIANTS]
+QUICK = ("fedavg", "sfedkd", "fedskf")
+"""Methods without a teacher, with several, and with more in each step."""
+OTHERS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS]
 ONE_BY_ONE = ("cwc-si", "fedweit")
 """Methods with a callback in every step, and with weights that are computed from others."""
 

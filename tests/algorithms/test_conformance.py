@@ -42,7 +42,7 @@ WITH_TASKS = {name: method for name, method in VARIANTS.items() if "auxiliary" n
 WHOLE = ("fedavg", "fedcad", "sfedkd", "fedskf", "ft-kd")
 """One method of each family, of which all checks are quick."""
 QUICK = {
-    "two_runs_are_equal": (),
+    "two_runs_are_equal": ("round", "train"),
     "tasks": (),
     "nobody_with_examples": (),
     "common_randomness": ("round",),
@@ -54,7 +54,7 @@ QUICK = {
 
 What a method inherits is checked with the class that defines it.
 """
-OF_VARIANTS = ("two_runs_are_equal", "tasks")
+OF_VARIANTS = ("tasks",)
 """For other options of a method that stands in QUICK, and for methods that differ from another in their data only."""
 
 

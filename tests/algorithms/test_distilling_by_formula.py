@@ -129,8 +129,8 @@ def asd(hand: Hand, client: str, weight: float, tau: float, beta: float, by_entr
 
 ASD_OPTIONS = [
     {},
-    {"beta": 0.0, "beta_entropy": 3.0},
-    {"beta": 2.5, "beta_entropy": 0.0},
+    pytest.param({"beta": 0.0, "beta_entropy": 3.0}, marks=pytest.mark.slow),
+    pytest.param({"beta": 2.5, "beta_entropy": 0.0}, marks=pytest.mark.slow),
     {"w_full": 5.0, "tau": 1.0, "beta": 0.5, "beta_entropy": 2.0},
 ]
 

@@ -118,7 +118,7 @@ def test_images_are_made_once_a_task_and_travel_once_to_each_client(method: Any)
         new = [client for client in record["cohort"] if client not in holders]
         assert down[-1] == len(new) * num_bytes(result.replay)
         holders += new
-        assert result.holders == holders
+        assert result.receivers == holders
         for client in new:
             assert torch.equal(simulation.client_states[client].images["input"], images["input"])
     assert 0 in down
@@ -131,7 +131,7 @@ def test_a_client_that_missed_its_images_gets_them_with_its_next_local_training(
     simulation = tiny.simulation_with_tasks(target(), TWO_ONE, cohort_size=4, fault_injector=lose)
     records = tiny.run_rounds(simulation, 3)
     assert records[-1]["lost"] == {"1": "no answer"}
-    assert sorted(simulation.server.state.holders) == ["0", "2", "3"]
+    assert sorted(simulation.server.state.receivers) == ["0", "2", "3"]
     assert not tiny.run_rounds(simulation, 1)[0]["lost"]
     assert torch.equal(simulation.client_states["1"].images["input"], simulation.client_states["0"].images["input"])
 

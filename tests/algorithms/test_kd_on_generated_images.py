@@ -50,7 +50,7 @@ def test_with_a_public_set_of_these_images_it_is_the_method_itself(on_generated:
     theirs = tiny.simulation_with_tasks(plain(), stream, rounds=2, cohort_size=5)
     for _ in range(2):
         tiny.run_rounds(mine, 2)
-        theirs.server.data, theirs.server.state.holders = mine.server.state.generated, []
+        theirs.server.data, theirs.server.state.receivers = mine.server.state.generated, []
         tiny.run_rounds(theirs, 2)
         assert tiny.equal(mine.server.model, theirs.server.model)
         for client in mine.federation.clients:

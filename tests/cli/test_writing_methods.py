@@ -19,14 +19,36 @@ from fedkeep.losses import CrossEntropy
 from fedkeep.models import Weights
 from fedkeep.testing import checks_for
 
+AS_WRITTEN = '''@dataclass(frozen=True)
+class Draft(Algorithm):
+    """Federated averaging that keeps a part of the former model; change it."""
+
+    title = "Draft"
+    paper = "yours"
+
+    inertia: float = option(0.0, "weight of the former model in the new one", low=0.0, high=0.99)
+'''
+WITH_INIT = '''class Draft(Algorithm):
+    """Federated averaging."""
+
+    title = "Draft"
+
+    def __init__(self):
+        self.inertia = 0.0
+'''
 PARALLEL = {  # what is written wrong in the method of `fedkeep new-method Draft`: what for what, and the message
     "no round": ("def round(", "def ruond(", " does not define round. Is 'ruond' meant to be it?"),
     "no annotation of the result": ("Weights) -> Fit", "Weights)", ".train has no type annotation of its result."),
-    "no annotation of an argument": ("model: Weights)", "model)", ".train has no type annotation of model."),
+    "no annotation of an argument": (
+        "model: Weights)",
+        "model)",
+        ".train has no type annotation of its argument model.",
+    ),
     "an unknown annotation": ("Weights) -> Fit", "Weights) -> Fti", ".train: a type annotation names 'Fti', which"),
     "an annotation without content": ("Weights) -> Fit", "Weights) -> dict", "annotation of its result contains dict,"),
     "no step": ("    @on_client\n", "", "asks nothing of clients: mark what clients do with @on_client"),
     "no dataclass": ("@dataclass(frozen=True)\n", "", "Draft has options and is no dataclass: write @dataclass("),
+    "an __init__ of its own": (AS_WRITTEN, WITH_INIT, " has an __init__ of its own. Write its options as fields, such"),
     "a state that is not named": (
         "replies = ",
         "server.state.seen = ",
@@ -66,6 +88,7 @@ SEQUENTIAL = {  # the same with --sequential
     "a vector": ("CrossEntropy()", "CrossEntropy() + Ours(0)", "loss Ours must return a scalar tensor, such as"),
     "a number": ("CrossEntropy()", "CrossEntropy() + Ours(1)", "and returned a float, which has no gradient."),
     "integers": ("CrossEntropy()", "CrossEntropy() + Ours(2)", "a tensor of shape [] and type int64."),
+    "images for a batch": ("CrossEntropy()", "Ours(4)", "logits takes a batch, such as batches[0], not a Tensor."),
     "no gradient": ("CrossEntropy()", "Ours(3)", "the loss Ours does not depend on the weights that are trained."),
 }
 MISTAKES = [(mistake, name, False) for name, mistake in PARALLEL.items()]
@@ -78,7 +101,7 @@ from fedkeep.losses import Loss
 class Ours(Loss):
     wrong: int
     def __call__(self, model, batches):
-        value = model.logits(batches[0]).square()
+        value = model.logits(batches[0].data["input"] if self.wrong == 4 else batches[0]).square()
         return (value.mean(1), value.mean().item(), value.argmax(), value.mean().detach())[self.wrong]
 
 """

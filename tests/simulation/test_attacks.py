@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
+from types import MethodType, NoneType
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ import torch
 
 from fedkeep.algorithms.sequential.fedseq import FedSeq
 from fedkeep.algorithms.sequential.sfedkd import SFedKD
-from fedkeep.errors import ConfigError, RunError
+from fedkeep.errors import ConfigError, RunError, ValueRefused
 from fedkeep.experiment.attack_table import COLUMNS, AttackTrial, attack_table, false_alarms, read_attacks, run_attacks
 from fedkeep.experiment.experiment import Experiment
 from fedkeep.experiment.recipe_loader import load_recipe
 from fedkeep.interface import Fit
+from fedkeep.interface.steps import rise_of_loss
 from fedkeep.simulation import loss_check
 from fedkeep.simulation.attacks import Attack, add_trigger
 from fedkeep.simulation.defense import Defense
@@ -29,7 +31,7 @@ from fedkeep.simulation.loss_check import (
     logit_excess,
     smallest_fall,
 )
-from fedkeep.simulation.messages import StepRequest
+from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
 from fedkeep.simulation.rounds import LOST, RoundState
 from fedkeep.simulation.rounds import _Arrived as Arrived
 from fedkeep.simulation.simulation import Simulation
@@ -130,6 +132,28 @@ def test_other_clients_find_attackers_too() -> None:
         "auxiliary.images_per_class=0",
     )
     assert any(record.get("refused") for record in records)
+
+
+@pytest.mark.parametrize(("rise", "refused"), [(0.4, False), (0.6, True)])
+def test_clients_may_measure_five_times_the_rise_that_a_server_may(rise: float, refused: bool) -> None:
+    """A server refuses a model whose loss rose by more than 0.1; clients measure on few examples."""
+    recipe = load_recipe("fedkeep/attacks", methods=["fedseq"], settings=[*SETTINGS, "defense.loss_check=clients"])
+    simulation = Experiment(recipe).simulation(recipe.methods[0], 0)
+    tiny.change_replies(simulation, "rise_of_loss", lambda client, reply: rise)
+    (record,) = tiny.run_rounds(simulation, 1)
+    assert bool(record.get("refused")) == refused
+
+
+def test_the_steps_of_the_loss_check_are_known_where_losses_are_checked() -> None:
+    """A method does not have them, so a worker process and a site look them up by name."""
+    algorithm = FedSeq()
+    request = StepRequest("0", MethodType(rise_of_loss, algorithm), (), {}, 1, 1)
+    encoded = encode_request(request, str)
+    decoded = decode_request(algorithm, encoded, {}, NoneType, builtin=True)
+    assert decoded.step.__func__ is rise_of_loss
+    for builtin, step in ((False, "rise_of_loss"), (True, "rise_of_gain")):
+        with pytest.raises(ValueRefused, match=f"'{step}' is not a client step of fedseq"):
+            decode_request(algorithm, encoded | {"step": step}, {}, NoneType, builtin=builtin)
 
 
 def test_false_counts_and_replays_are_refused_by_default() -> None:

@@ -37,7 +37,7 @@ class EWCKD(FTKD[EWCKDClientState]):
     title = "EWC+KD"
     paper = "Baseline of FedDCL (2025), after FedMD (Li and Wang, 2019) and Kirkpatrick et al., 2017"
 
-    head: Head = option("sliced", "labels compete with all outputs that were seen, or with the task's own")
+    head: Head = option("sliced", "joint: softmaxes run over all outputs seen so far; sliced: over the task's own")
     w_penalty: float = option(1000.0, "weight of the penalty", low=0.0)
 
     def end_task(self, server: Server[PublicServerState], clients: Cohort) -> None:

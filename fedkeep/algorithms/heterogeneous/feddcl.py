@@ -119,7 +119,7 @@ class FedDCL(PrototypeOptions, Algorithm[FedDCLServerState, FedDCLClientState]):
     needs = ("generator",)
     networks = "any"
 
-    head: Head = option("joint", "softmaxes run over all outputs, or over old and new ones apart")
+    head: Head = option("joint", "joint: softmaxes run over all outputs; sliced: over old and new ones apart")
     tau: float = option(2.0, "softmax temperature of all distillation", low=1e-3)
     kd_scale: Scale = option("tau2", "whether all distillation is multiplied by tau squared")
     w_kd: float = option(1.0, "weight of a client's distillation of old classes", low=0.0)

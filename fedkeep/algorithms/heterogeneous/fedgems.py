@@ -27,13 +27,13 @@ from fedkeep.options import option
 
 @dataclass(frozen=True)
 class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
-    """Federated learning of larger server models via selective knowledge fusion, on a labelled public set.
+    """Federated learning of larger server models via selective knowledge fusion, on labelled images that all have.
 
     The loss on a public image, at the server and at clients, is epsilon CE + (1 - epsilon) KD. The server's teacher is
     its own previous model where that is right; elsewhere it is the mean of the clients' probabilities, each weighted by
-    softmax over clients of 1 / entropy. The clients' teacher is the server's model after that. The public set is the
-    recipe's auxiliary one. From the paper's summary and a public re-implementation, which has epsilon 0.75; other
-    details are ours.
+    softmax over clients of 1 / entropy. The clients' teacher is the server's model after that. The labelled public set
+    of the paper is the recipe's auxiliary set. From the paper's summary and a public re-implementation, which has
+    epsilon 0.75; other details are ours.
     """
 
     title = "FedGEMS"
@@ -52,7 +52,7 @@ class FedGEMS(Algorithm[PublicServerState, PublicClientState]):
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
         state, public = server.state, public_images(server)
-        state.holders = state.holders + list(cohort.without(state.holders).ask(self.receive_public, public))
+        state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive_public, public))
         replies = cohort.ask(self.train).values()
         teacher = self.fuse_selectively(server, [clip_logits(reply.logits) for reply in replies])
         loss = self.public_loss(teacher, public)

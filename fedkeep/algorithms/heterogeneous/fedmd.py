@@ -29,8 +29,8 @@ class FedMD(Algorithm[PublicServerState, PublicClientState]):
     """Heterogeneous federated learning by model distillation: digest the consensus, then revisit the own examples.
 
     The consensus is the mean of the clients' logits, and it is matched in squares. FedMD has no model on the server;
-    here it has one, which digests as the clients do, so that there is one to evaluate and to export. Its clients are
-    pre-trained on the public set's labels first, which are not used here.
+    here it has one, which digests as the clients do, so that there is one to evaluate and to export. In the paper
+    clients are first pre-trained on the public set's labels; here they are not.
     """
 
     title = "FedMD"
@@ -47,7 +47,7 @@ class FedMD(Algorithm[PublicServerState, PublicClientState]):
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
         state, public = server.state, public_images(server)
-        state.holders = state.holders + list(cohort.without(state.holders).ask(self.receive_public, public))
+        state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive_public, public))
         replies = cohort.ask(self.train).values()
         consensus = mean_logits([clip_logits(reply.logits) for reply in replies], 1.0, "logit")
         server.model = distill_into(server, server.model, LogitMatching(consensus), public, self.server_epochs)

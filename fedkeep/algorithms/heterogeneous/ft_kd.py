@@ -47,7 +47,7 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
     needs = ("public",)
     networks = "any"
 
-    head: Head = option("joint", "labels compete with all outputs that were seen, or with the task's own")
+    head: Head = option("joint", "joint: softmaxes run over all outputs seen so far; sliced: over the task's own")
     tau: float = option(2.0, "softmax temperature of the distillation", low=1e-3)
     kd_scale: Scale = option("none", "whether the distillation is multiplied by tau squared")
     server_epochs: int = option(1, "epochs over the public set in which the server learns", low=0)
@@ -59,7 +59,7 @@ class FTKD(Algorithm[PublicServerState, K], Generic[K]):
 
     def round(self, server: Server[PublicServerState], cohort: Cohort) -> None:
         state, public = server.state, public_images(server)
-        state.holders = state.holders + list(cohort.without(state.holders).ask(self.receive_public, public))
+        state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive_public, public))
         replies = cohort.ask(self.train).values()
         consensus = mean_logits([clip_logits(reply.logits) for reply in replies], self.tau, "prob")
         loss = soft_label_loss(consensus, public, self.tau, scale=self.kd_scale)

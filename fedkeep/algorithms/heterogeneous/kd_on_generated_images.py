@@ -1,4 +1,4 @@
-"""FT+KD, EWC+KD and LwF+KD on generated images of each task's classes: what FedDCL has too, and no more than that."""
+"""FT+KD, EWC+KD and LwF+KD on the generated images of each task's classes that FedDCL has, and nothing else of it."""
 
 from __future__ import annotations
 
@@ -93,4 +93,4 @@ def generate_public_images(
     """Generate ``count`` images of each of the task's classes as the public set, which no client has received."""
     prototypes = find_prototypes(method, server, clients)
     images = mark_generated(generate_images(server, [prototypes], count))
-    server.state.generated, server.state.holders = images, []
+    server.state.generated, server.state.receivers = images, []

@@ -41,13 +41,13 @@ class PublicServerState:
 
     Attributes
     ----------
-    holders : list of str
+    receivers : list of str
         The clients that have received the public images.
     generated : Data
         The task's generated images, if these replace a public data set.
     """
 
-    holders: list[str] = field(default_factory=list)
+    receivers: list[str] = field(default_factory=list)
     generated: Data = field(default_factory=dict)
 
 
@@ -96,7 +96,7 @@ def mean_logits(replies: Sequence[Tensor], tau: float, ensemble: Ensemble) -> Te
 
 
 def distill_into(party: Party[Any], model: Weights, loss: Loss, images: Data, epochs: int) -> Weights:
-    """Return a model after epochs of distillation on images; with a loss of nothing, the model itself."""
+    """Return a model after epochs of distillation on images; the model unchanged if the loss is `ZERO_LOSS`."""
     return model if loss is ZERO_LOSS else party.fit(model, loss, images, epochs=epochs).model
 
 

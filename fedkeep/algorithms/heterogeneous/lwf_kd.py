@@ -40,7 +40,7 @@ class LwFKD(FTKD[LwFKDClientState]):
     title = "LwF+KD"
     paper = "Baseline of FedDCL (2025), after FedMD (Li and Wang, 2019) and Li and Hoiem, 2017"
 
-    head: Head = option("sliced", "labels compete with all outputs that were seen, or with the task's own")
+    head: Head = option("sliced", "joint: softmaxes run over all outputs seen so far; sliced: over the task's own")
     w_old: float = option(3.0, "weight of the distillation from the client's own old model", low=0.0)
 
     def end_task(self, server: Server[PublicServerState], clients: Cohort) -> None:

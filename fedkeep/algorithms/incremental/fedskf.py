@@ -90,8 +90,9 @@ class FedSKF(Algorithm[FedSKFServerState, FedSKFClientState]):
     *Projection* (PIT, ``pit``): the mean of the models is aligned with the neurons of one client's model by optimal
     transport (`fedkeep.aggregation.OptimalTransport`), each round another client's. With ``pit_turn=cyclic`` accuracy
     has the period of a turn, and if the number of rounds is a multiple of the number of clients K, every task ends with
-    the same client; with ``random`` all have one turn in K rounds, in random order. The aligned mean is averaged with
-    the base (``fused``), or taken alone (``aligned``, which with an exact plan computes what the mean does).
+    the same client. With ``random`` each client has one turn in every K rounds, in random order. The aligned mean is
+    averaged with the base (``fused``), or taken alone (``aligned``, which with an exact plan computes what the mean
+    does).
 
     *Global fusion* (GF): the old global model is the second teacher; ``w_global=0`` is without.
 

@@ -1,4 +1,4 @@
-"""What TARGET and LANDER share: synthetic images of old classes, which the server generates from its last model."""
+"""What TARGET and LANDER share: images of old classes, which the server generates from its last model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedkeep.models.heads import truncate
 
 
 @dataclass
-class SyntheticReplay:
+class GeneratedReplay:
     """What a client trains on besides its own examples, in one task.
 
     Attributes
     ----------
     images : Data
-        Synthetic images of all old classes.
+        Generated images of all old classes.
     loss : Loss
         The loss on them, as data set 1. Old models were evaluated on them already, unless images are augmented at
         random.
     batch_size : int
-        Synthetic images a step.
+        Generated images a step.
     """
 
     images: Data = field(default_factory=dict)
@@ -38,16 +38,16 @@ class InversionServerState:
 
     Attributes
     ----------
-    replay : SyntheticReplay
+    replay : GeneratedReplay
         What it generated for the task.
-    holders : list of str
+    receivers : list of str
         The clients that have received it.
     examples_per_client : float
         The average number of a client's examples in the last round.
     """
 
-    replay: SyntheticReplay = field(default_factory=SyntheticReplay)
-    holders: list[str] = field(default_factory=list)
+    replay: GeneratedReplay = field(default_factory=GeneratedReplay)
+    receivers: list[str] = field(default_factory=list)
     examples_per_client: float = 0.0
 
 

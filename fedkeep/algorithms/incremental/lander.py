@@ -1,4 +1,4 @@
-"""LANDER: features are bound to embeddings of class names, and so are the synthetic images of old classes."""
+"""LANDER: features are bound to embeddings of class names, and so are the generated images of old classes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import distill_old_classes, label_loss, mark_generated
 from fedkeep.algorithms.incremental.inversion_replay import (
+    GeneratedReplay,
     InversionServerState,
-    SyntheticReplay,
     inversion_problem,
     mean_examples_per_client,
 )
@@ -45,7 +45,7 @@ class LANDERServerState(InversionServerState):
 
 
 @dataclass(frozen=True)
-class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
+class LANDER(Algorithm[LANDERServerState, GeneratedReplay]):
     """Label-text anchors: A (CE[new] + w_bounding * bounding) on own examples + B (KD[old] + MSE of features) on rest.
 
     An anchor is the embedding of a class's name by a language model, a vector as wide as the network's features (512
@@ -72,9 +72,9 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
     w_bounding: float = option(5.0, "weight of the bounding loss", low=0.0)
     radius: float = option(0.015, "mean squared distance from the anchor that costs nothing", low=0.0)
     w_new: float = option(0.2, "factor of the loss on own examples", low=0.0)
-    w_old: float = option(0.4, "factor of the loss on synthetic images", low=0.0)
-    replay_batch_size: int = option(128, "synthetic images a step; the code has as many as own examples", low=2)
-    num_images: int = option(10000, "synthetic images", low=2)
+    w_old: float = option(0.4, "factor of the loss on generated images", low=0.0)
+    replay_batch_size: int = option(128, "generated images a step; the code has as many as own examples", low=2)
+    num_images: int = option(10000, "generated images", low=2)
     synthesis_batch_size: int = option(256, "images that are generated at a time", low=2)
     generator_steps: int = option(40, "steps of the generator for each batch of images", low=1)
     warmup: int = option(10, "batches that are discarded, before a student is trained and challenged", low=0)
@@ -91,12 +91,12 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
         state.best_model, state.lowest_loss = {}, inf
         images = self.synthesize(server) if server.num_old_classes else {}
         loss = server.cache_teachers(self.replay_loss(server), {}, images)
-        state.replay, state.holders = SyntheticReplay(images, loss, self.replay_batch_size), []
+        state.replay, state.receivers = GeneratedReplay(images, loss, self.replay_batch_size), []
         super().begin_task(server, clients)
 
     def round(self, server: Server[LANDERServerState], cohort: Cohort) -> None:
         state = server.state
-        state.holders += cohort.without(state.holders).ask(self.receive, state.replay)
+        state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive, state.replay))
         replies = cohort.ask(self.train, server.model)
         state.examples_per_client = mean_examples_per_client(replies)
         self.update_best(server, replies)
@@ -115,7 +115,7 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
             server.state.best_model, server.state.lowest_loss = server.model, loss
 
     def synthesize(self, server: Server[LANDERServerState]) -> Data:
-        """Return synthetic images of all old classes, generated from the last model before its head is expanded."""
+        """Return images of all old classes, generated from the last model before its head is expanded."""
         config = InversionConfig(
             num_images=self.num_images,
             synthesis_batch_size=self.synthesis_batch_size,
@@ -161,13 +161,13 @@ class LANDER(Algorithm[LANDERServerState, SyntheticReplay]):
         return anchors.to(head.device)
 
     @on_client
-    def receive(self, client: Client[SyntheticReplay], replay: SyntheticReplay) -> None:
-        """Keep the task's synthetic images, and the loss on them."""
+    def receive(self, client: Client[GeneratedReplay], replay: GeneratedReplay) -> None:
+        """Keep the task's generated images, and the loss on them."""
         client.state.images, client.state.loss, client.state.batch_size = replay.images, replay.loss, replay.batch_size
 
     @on_client
-    def train(self, client: Client[SyntheticReplay], model: Weights) -> Fit:
-        """Train the global model on the client's own and on synthetic images."""
+    def train(self, client: Client[GeneratedReplay], model: Weights) -> Fit:
+        """Train the global model on the client's own and on generated images."""
         state = client.state
         labels = Scaled(self.loss_factors(client.num_old_classes, client.num_classes)[0], label_loss(client, "new"))
         loss = labels + state.loss

@@ -9,8 +9,8 @@ from typing import Literal
 from fedkeep.aggregation import Aggregation, aggregate
 from fedkeep.algorithms.incremental.class_incremental import distill_old_classes, label_loss, mark_generated
 from fedkeep.algorithms.incremental.inversion_replay import (
+    GeneratedReplay,
     InversionServerState,
-    SyntheticReplay,
     inversion_problem,
     mean_examples_per_client,
 )
@@ -23,8 +23,8 @@ RELEASED_BATCHES = 10  # that the released code generates for CIFAR-100, all wit
 
 
 @dataclass(frozen=True)
-class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
-    """Exemplar-free distillation: CE[new] on the client's examples + kd * KD[old] on synthetic images.
+class TARGET(Algorithm[InversionServerState, GeneratedReplay]):
+    """Exemplar-free distillation: CE[new] on the client's examples + w_kd * KD[old] on generated images.
 
     The teacher is the last global model of the task before, from which the server has generated the images (see
     `fedkeep.generation.inversion.LatentInverter`). KD is the cross-entropy with the teacher's probabilities among the
@@ -47,10 +47,10 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
     paper = "Zhang et al., 2023: TARGET, federated class-continual learning via exemplar-free distillation"
     needs = ("images",)
 
-    w_kd: float = option(25.0, "weight of the distillation on synthetic images", low=0.0)
+    w_kd: float = option(25.0, "weight of the distillation on generated images", low=0.0)
     tau: float = option(2.0, "softmax temperature of the distillation; there is no tau squared", low=1e-3)
     compat: Literal["paper", "repo"] = option("paper", "`num_images` after a warm-up, or ten batches and no student")
-    num_images: int = option(8000, "synthetic images", low=2)
+    num_images: int = option(8000, "generated images", low=2)
     synthesis_batch_size: int = option(256, "images that are generated at a time", low=2)
     generator_steps: int = option(10, "steps of the generator for each batch of images", low=1)
     warmup: int = option(20, "batches that are discarded, before a student is trained and challenged", low=0)
@@ -65,18 +65,18 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
         loss = distill_old_classes(server.model if server.num_old_classes else {}, self.w_kd, self.tau, dataset_index=1)
         steps = ceil(state.examples_per_client / server.training.batch_size)
         batch_size = max(2, self.num_images // max(1, steps))  # batch norm cannot train on one image
-        state.replay, state.holders = SyntheticReplay(images, server.cache_teachers(loss, {}, images), batch_size), []
+        state.replay, state.receivers = GeneratedReplay(images, server.cache_teachers(loss, {}, images), batch_size), []
         super().begin_task(server, clients)
 
     def round(self, server: Server[InversionServerState], cohort: Cohort) -> None:
         state = server.state
-        state.holders += cohort.without(state.holders).ask(self.receive, state.replay)
+        state.receivers = state.receivers + list(cohort.without(state.receivers).ask(self.receive, state.replay))
         replies = cohort.ask(self.train, server.model)
         state.examples_per_client = mean_examples_per_client(replies)
         server.model = aggregate(replies, self.aggregation)
 
     def synthesize(self, server: Server[InversionServerState]) -> Data:
-        """Return synthetic images of all old classes, generated from the last model before its head is expanded."""
+        """Return images of all old classes, generated from the last model before its head is expanded."""
         config = InversionConfig(
             num_images=self.num_images,
             synthesis_batch_size=self.synthesis_batch_size,
@@ -92,13 +92,13 @@ class TARGET(Algorithm[InversionServerState, SyntheticReplay]):
         return inverter.synthesize(config.num_batches, num_discarded=self.warmup)
 
     @on_client
-    def receive(self, client: Client[SyntheticReplay], replay: SyntheticReplay) -> None:
-        """Keep the task's synthetic images, and the loss on them."""
+    def receive(self, client: Client[GeneratedReplay], replay: GeneratedReplay) -> None:
+        """Keep the task's generated images, and the loss on them."""
         client.state.images, client.state.loss, client.state.batch_size = replay.images, replay.loss, replay.batch_size
 
     @on_client
-    def train(self, client: Client[SyntheticReplay], model: Weights) -> Fit:
-        """Train the global model on the client's own and on synthetic images."""
+    def train(self, client: Client[GeneratedReplay], model: Weights) -> Fit:
+        """Train the global model on the client's own and on generated images."""
         state = client.state
         loss = label_loss(client, "new") + state.loss
         if not state.images:

@@ -16,9 +16,9 @@ from fedkeep.options import option
 class FedDKD(FedAvg):
     """Decoupled knowledge distillation from the received model: CE + s (w_target TC + w_nontarget NT), s = tau^2.
 
-    The plain case of which the others are weight rules; weights and temperature are the official code's (its warm-up of
-    20 epochs is left out, as in FedADKD and SFedKD). At temperature 1, ``w_target=0`` and ``w_nontarget=1`` it is
-    FedNTD, with other ``w_target`` the "FedDKD" of FedADKD's figure 3.
+    The case with fixed weights; other methods compute these weights. Weights and temperature are the official code's
+    (its warm-up of 20 epochs is left out, as in FedADKD and SFedKD). At temperature 1, ``w_target=0`` and
+    ``w_nontarget=1`` it is FedNTD, with other ``w_target`` the "FedDKD" of FedADKD's figure 3.
     """
 
     title = "FedDKD"

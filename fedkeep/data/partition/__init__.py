@@ -12,6 +12,7 @@ from fedkeep.data.partition.exdir import ExDir
 from fedkeep.data.partition.hybrid import Hybrid
 from fedkeep.data.partition.iid import IID
 from fedkeep.data.partition.shards import Sharding
+from fedkeep.errors import ConfigError, did_you_mean
 
 __all__ = [
     "IID",
@@ -23,6 +24,7 @@ __all__ = [
     "Partition",
     "Scheme",
     "Sharding",
+    "get_scheme",
     "schemes",
 ]
 
@@ -36,3 +38,30 @@ def schemes() -> Mapping[str, type[Scheme]]:
         if "name" in scheme.__dict__:
             found[scheme.name] = scheme
     return MappingProxyType(found)
+
+
+def get_scheme(name: object) -> type[Scheme]:
+    """Return a partition scheme by its name.
+
+    Parameters
+    ----------
+    name : object
+        The name in recipes and on the command line, as it was read.
+
+    Returns
+    -------
+    type[Scheme]
+        The scheme.
+
+    Raises
+    ------
+    ConfigError
+        If there is no scheme of this name; the message contains the nearest one.
+    """
+    known = schemes()
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(
+            f"there is no partition scheme {name!r}.{did_you_mean(str(name), known)} To use a scheme from a file, name "
+            "the file with --use FILE."
+        )
+    return known[name]

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedkeep._utils import progress
 from fedkeep.data.partition.base import Integers, random_stream
 
 Floats = npt.NDArray[np.float64]
 
 # Number of shares that are drawn at a time: large enough to hide NumPy's cost per call, small enough for the CPU cache.
 _BATCH = 1 << 17
-# Number of attempts after which a hopeless request is given up (see `allocate`).
+# Number of attempts after which a hopeless request is given up (see `allocate`), and what is called hopeless: a smaller
+# probability that one of all the attempts succeeds.
 _PROBE = 1000
+_HOPELESS = 0.01
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,9 @@ def allocate(
     they share equally. (Masking Dir over all clients and renormalising is Dir over the owners, so only the owners'
     shares are drawn.)
 
-    The number of clients that are too small is close to Poisson, so with a mean of ``m`` a draw is accepted with
-    probability of about ``exp(-m)``. If after the first 1,000 draws ``m`` is above ``ln(attempts) + 20``, all the
-    attempts together would succeed with probability below ``exp(-20)``, and the search ends there.
+    The search ends after the first 1,000 draws if the other attempts together would succeed with probability below 1 %,
+    estimated from the number of clients that were too small in each (see `_log_acceptance`). A long search reports its
+    progress.
 
     The shares of attempt after attempt come from one stream in order, so the result does not depend on how many
     attempts are drawn at a time.
@@ -109,7 +112,8 @@ def allocate(
     stops = np.cumsum([len(member) for member in members])
     shares, ties = random_stream(seed, "shares"), random_stream(seed, "ties")
     largest = max(1, shares_at_a_time // int(stops[-1]))
-    tried, batch, best, short = 0, 1, 0, 0
+    tried, batch, best = 0, 1, 0
+    too_small: list[Integers] = []
     while tried < attempts:
         batch = min(batch, (attempts if tried >= _PROBE else min(attempts, _PROBE)) - tried)
         weights = shares.standard_gamma(alpha, (batch, int(stops[-1])))
@@ -132,11 +136,33 @@ def allocate(
                 counts[member, label] = given[label][first]
             return Allocation(counts, tried + first + 1, int(smallest[first]))
         tried += batch
-        short += int((held < min_size).sum()) if tried <= _PROBE else 0
-        if tried == _PROBE and short / _PROBE > np.log(attempts) + 20:
-            return Allocation(None, tried, best, mean_too_small=short / _PROBE)
+        progress.report("draws of a partition", tried, attempts)
+        if tried <= _PROBE:
+            too_small.append((held < min_size).sum(axis=1))
+        if tried == _PROBE:
+            counts_too_small = np.concatenate(too_small)
+            if np.log(attempts) + _log_acceptance(counts_too_small) < np.log(_HOPELESS):
+                return Allocation(None, tried, best, mean_too_small=float(counts_too_small.mean()))
         batch = min(2 * batch, largest)
     return Allocation(None, tried, best)
+
+
+def _log_acceptance(too_small: Integers) -> float:
+    """Estimate the logarithm of the probability that no client is too small, from draws of which none succeeded.
+
+    The number of clients that are too small is close to Poisson, so with a mean of m the probability is about exp(-m).
+    Where its variance v is larger, it is that of the negative binomial distribution of this mean and variance,
+    (m / v) ** (m^2 / (v - m)).
+
+    Parameters
+    ----------
+    too_small : array
+        int64 ``[draws]``, how many clients were too small in each.
+    """
+    mean, variance = float(too_small.mean()), float(too_small.var())
+    if variance <= mean:
+        return -mean
+    return mean * mean / (variance - mean) * float(np.log(mean / variance))
 
 
 def _cut(weights: Floats, under: npt.NDArray[np.bool_], tie: Floats, size: int) -> Floats:

@@ -27,7 +27,7 @@ class InversionConfig:
     Attributes
     ----------
     num_images : int
-        Synthetic images.
+        Generated images.
     synthesis_batch_size : int
         Images that are generated at a time.
     generator_steps : int
@@ -209,7 +209,7 @@ class Inverter(ABC):
             loss = self._generator_loss(self.normalise(augmented), labels, challenging)
             if not bool(loss.isfinite()):
                 raise RunError(
-                    "the generator of synthetic images has diverged: its loss is not finite. Lower generator_lr, "
+                    "the generator of generated images has diverged: its loss is not finite. Lower generator_lr, "
                     "or student_lr, the "
                     "student's learning rate."
                 )

@@ -41,6 +41,7 @@ def test_both_directions_by_class() -> None:
     assert learned_from[1] is generated
 
 
+@pytest.mark.slow
 def test_the_quality_check_tells_apart_classes_that_were_found_by_prototypes(trained_toy: Any) -> None:
     generator = trained_toy.load()
     private = toy.data(60, seed=1)  # images that it has not seen
