@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from fedkeep._utils import memory
 
 def test_memory_is_given_back_each_time_that_enough_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(memory, "_malloc_trim", lambda: calls.append)
+    monkeypatch.setattr(memory, "_library_function", lambda name: calls.append)
     trimmer = memory.MemoryTrimmer()
     for size in (0, memory.ENOUGH - 1, 1, 1, 3 * memory.ENOUGH):
         trimmer.dropped(size)
@@ -31,3 +33,33 @@ def test_freed_pages_between_tensors_are_given_back() -> None:
     memory.MemoryTrimmer().dropped(memory.ENOUGH)
     assert len(kept) == 40
     assert before - resident() > 50 * 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' allocators have other rules")
+def test_a_process_that_keeps_freed_memory_asks_for_it_once() -> None:
+    """After some steps of training the next ones take no new pages; by default each gets thousands of its own."""
+    code = """
+import resource
+import sys
+import torch
+from fedkeep._utils.memory import keep_freed_memory
+
+if sys.argv[1:]:
+    keep_freed_memory()
+layers = [torch.nn.Conv2d(64, 64, 3) for _ in range(2)]
+for step in range(12):
+    if step == 6:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    values = torch.randn(64, 64, 32, 32)
+    for layer in layers:
+        values = layer(values).relu()
+    values.sum().backward()
+    del values
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    command = [sys.executable, "-c", code]
+    default, kept = (
+        int(subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout)
+        for more in ([], ["keep"])
+    )
+    assert kept < 1_000 < default

@@ -1,4 +1,4 @@
-"""Memory of tensors that are gone, given back to the system."""
+"""Memory of tensors that are gone: kept for the next ones, or given back to the system."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from functools import cache
 
 ENOUGH = 32 * 2**20
 """Bytes of dropped tensors from which it is worth the milliseconds that giving memory back takes."""
+
+
+# Parameters of mallopt, and what they are set to. The GNU C library accepts no larger threshold for mappings.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_MOST_FREE, _LARGEST_BLOCK = 2**30, 32 * 2**20
+
+
+def keep_freed_memory() -> None:
+    """Let this process use the memory of freed tensors again, instead of asking the system for it at every step.
+
+    As it starts, the GNU C library gives large blocks and the free end of its heap back at once. Training frees its
+    activations after every step, and would get new pages, all cleared, for the next: with CNN-4 that is a fifth of the
+    time of two processes. Call it in processes of one's own only; elsewhere than on Linux with glibc nothing is done.
+    """
+    mallopt = _library_function("mallopt")
+    mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
+    mallopt(_TRIM_THRESHOLD, _MOST_FREE)
 
 
 class MemoryTrimmer:
@@ -35,11 +52,11 @@ class MemoryTrimmer:
         self._dropped += size
         if self._dropped >= ENOUGH:
             self._dropped = 0
-            _malloc_trim()(0)
+            _library_function("malloc_trim")(0)
 
 
 @cache
-def _malloc_trim() -> Callable[[int], object]:
-    """Return the function of the C library that gives free pages back, or one that does nothing."""
+def _library_function(name: str) -> Callable[..., object]:
+    """Return a function of the C library, or one that does nothing where it is missing."""
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return getattr(library, "malloc_trim", lambda pad: None)
+    return getattr(library, name, lambda *arguments: None)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from fedkeep._utils.memory import keep_freed_memory
 from fedkeep.cli.commands import COMMANDS, Command
 from fedkeep.cli.text import FittingFormatter, Parser, say_error
 from fedkeep.errors import FedKeepError
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     options = parser().parse_args(arguments)
     console = Console(stderr=False)
+    keep_freed_memory()
     command: Command = options.command
     try:
         return command(options, console)

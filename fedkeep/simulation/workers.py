@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from fedkeep._utils.memory import MemoryTrimmer
+from fedkeep._utils.memory import MemoryTrimmer, keep_freed_memory
 from fedkeep._utils.signals import signals_blocked_in_children
 from fedkeep.errors import FedKeepError, RunError
 from fedkeep.simulation import ipc
@@ -234,6 +234,7 @@ def serve(
     at_work : Callable[[], AbstractContextManager]
         Returns a context in which a request is carried out.
     """
+    keep_freed_memory()
     trimmer = MemoryTrimmer()
     while True:
         try:
