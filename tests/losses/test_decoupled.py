@@ -220,7 +220,7 @@ def test_log_split_is_the_split_distribution(shape: tuple[int, ...]) -> None:
 def test_nontarget_part_leaves_the_target_logit_alone(classes: int, dtype: torch.dtype) -> None:
     teachers = random_logits(3, 20, classes, seed=5, dtype=dtype)
     student = random_logits(20, classes, seed=6, dtype=dtype).requires_grad_()
-    labels, weights = torch.arange(20) % classes, torch.rand(3, 20, dtype=dtype)
+    labels, weights = torch.arange(20) % classes, torch.linspace(0.2, 1.0, 60, dtype=dtype).view(3, 20)
     slope = gradient(kernel(teachers, student, labels, torch.zeros_like(weights), weights, 1.0), student)
     assert torch.all(slope[torch.arange(20), labels] == 0)  # exactly: the logit is removed, not masked
     assert torch.all(slope.abs().sum(-1) > 1e-3)
@@ -346,3 +346,21 @@ def test_a_student_like_its_teacher_loses_nothing() -> None:
     loss = one_teacher(logits.detach(), logits, torch.arange(10) % 7, 4.0, 3, 1)
     assert loss.abs().max() < 1e-14  # some roundings of 1e-16
     assert gradient(loss, logits).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize(("confidence", "cosine"), [(0.9, -1.0), (0.3, 1.0)])
+def test_the_target_part_acts_against_the_cross_entropy(confidence: float, cosine: float) -> None:
+    """Where the student trusts the label more than the teacher (0.5) does; at tau 1 the directions are the same line."""
+    rest = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
+    label = torch.tensor([0])
+
+    def logits(probability: float, others: Tensor) -> Tensor:
+        return torch.cat([torch.tensor([probability], dtype=torch.float64), (1 - probability) * others]).log()[None]
+
+    student = logits(confidence, rest).requires_grad_()
+    teachers = logits(0.5, rest.flip(0))[None]  # it knows the other classes differently
+    weights = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    target_part = decoupled_loss(student, label, merge(teachers, label, *weights, 1.0), 1.0).mean()
+    entropy = torch.nn.functional.cross_entropy(student, label)
+    (pull,), (push,) = torch.autograd.grad(target_part, student), torch.autograd.grad(entropy, student)
+    assert torch.cosine_similarity(pull, push).item() == pytest.approx(cosine, abs=EXACT)
