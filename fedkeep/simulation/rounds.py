@@ -7,42 +7,29 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import ceil, inf
-from statistics import median_low
+from math import ceil
 from types import MethodType
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from fedkeep._utils import progress, seeds
 from fedkeep._utils.type_hints import annotations_of
-from fedkeep.errors import ConfigError, in_one_line
-from fedkeep.interface import Cohort, Fit, RemoteClient
-from fedkeep.interface.algorithm import is_client_step, server_arguments, unwrap_step
+from fedkeep.errors import in_one_line
+from fedkeep.interface import Fit
+from fedkeep.interface.algorithm import server_arguments, unwrap_step
 from fedkeep.interface.codec import decode, encode
-from fedkeep.interface.cohort import Each
 from fedkeep.interface.privacy import spent
 from fedkeep.interface.pytree import copy_containers, num_bytes
-from fedkeep.interface.steps import rise_of_loss, send_label_counts
 from fedkeep.models import Weights
 from fedkeep.options import as_table
 from fedkeep.simulation.central_dp import noised_mean
 from fedkeep.simulation.executor import Future
-from fedkeep.simulation.loss_check import (
-    CLIENTS_SLACK,
-    TAUGHT,
-    choose_checkers,
-    fall_of_loss,
-    largest_excess,
-    largest_loss,
-    logit_excess,
-    smallest_fall,
-)
+from fedkeep.simulation.loss_checker import LossChecker, ReturnedModel
 from fedkeep.simulation.messages import ClientFailure, StepRequest, StepResult, sent_model
 from fedkeep.simulation.replies import (
     UpdateSummary,
@@ -53,10 +40,9 @@ from fedkeep.simulation.replies import (
     find_unrelated,
     measure_update,
 )
-from fedkeep.simulation.reply_store import ReplyStore, load
+from fedkeep.simulation.reply_store import ReplyStore
 from fedkeep.simulation.robust import robust_replies
 from fedkeep.simulation.state import SimulationState
-from fedkeep.training.model_check import ClassScores, mean_of_labels
 
 Step = Callable[..., Any]
 LOST: Final = object()
@@ -97,10 +83,8 @@ class RoundState:
         Clients whose models robust aggregation did not choose.
     sent : dict[str, Weights]
         The models that were sent to the clients that were asked last, by client.
-    label_counts : dict[str, list[float]]
-        Label counts that clients told in this round, if losses are checked.
-    loss_falls, logit_excesses, losses : list[float]
-        Of the models of this round whose losses did not rise (see `fedkeep.simulation.loss_check`).
+    loss_checker : LossChecker
+        Checks the losses of this round's models, if the recipe lets somebody measure them.
     lost_between_rounds : dict[str, str]
         Clients that were lost at the beginning or the end of the task only.
     requires_min_clients : bool
@@ -145,10 +129,7 @@ class RoundState:
         self.updates: dict[str, list[UpdateSummary]] = {}
         self.answered: set[str] = set()
         self.left_out: list[str] = []
-        self.label_counts: dict[str, list[float]] = {}
-        self.loss_falls: list[float] = []
-        self.logit_excesses: list[float] = []
-        self.losses: list[float] = []
+        self.loss_checker = LossChecker(self)
         self.sent: dict[str, Weights] = {}
         self.lost_between_rounds: dict[str, str] = {}
         self.requires_min_clients = True
@@ -217,7 +198,7 @@ class RoundState:
         """
         self.sent = {}
         replies: dict[str, Any] = dict.fromkeys(clients, LOST)
-        arrived: list[_Arrived] = []
+        arrived: list[ReturnedModel] = []
         expected = 0 if self.state.own_contexts else len(clients)  # other networks, other sizes
         store = ReplyStore(self.state.weights_file, expected) if len(clients) > 1 else None
         together = not one_by_one and (self.state.executor.ahead or self.state.stack > 1)
@@ -433,7 +414,7 @@ class RoundState:
         reply = reply if store is None else store.keep(reply, size)
         return _Checked(request, replace(result, reply=reply), None, size, update)
 
-    def _accept(self, checked: _Checked, arrived: list[_Arrived]) -> Any:
+    def _accept(self, checked: _Checked, arrived: list[ReturnedModel]) -> Any:
         """Keep the client's new state, and return the reply as the server receives it, or `LOST`.
 
         Models are added to ``arrived``.
@@ -451,11 +432,11 @@ class RoundState:
         self.client_states[client], self.uses[client] = result.state, result.uses
         self.up += checked.size
         if isinstance(result.reply, Fit):
-            arrived.append(_Arrived(request, result.reply, before, checked.update))
+            arrived.append(ReturnedModel(request, result.reply, before, checked.update))
         self.answered.add(client)
         return result.reply
 
-    def _compare(self, arrived: list[_Arrived]) -> None:
+    def _compare(self, arrived: list[ReturnedModel]) -> None:
         """Compare models that were asked for together, refuse those that cannot be right, and keep the others."""
         state, defense = self.state, self.state.defense
         updates: dict[str, UpdateSummary] = {}
@@ -466,7 +447,7 @@ class RoundState:
             known = [*state.history.models.get(client, ()), *map(_fingerprints, self.updates.get(client, ()))]
             fault = find_large(update, defense) or find_replay(update, known)
             if fault and defense.check_replies:
-                self._refuse(one, fault)
+                self.refuse(one, fault)
             else:
                 updates[client] = update
         earlier = [update for each in self.updates.values() for update in each]
@@ -477,8 +458,8 @@ class RoundState:
         for one in arrived:
             client = one.request.client
             if client in outliers and client not in self.lost:
-                self._refuse(one, outliers[client])
-        self._check_losses([one for one in arrived if one.request.client in updates], updates)
+                self.refuse(one, outliers[client])
+        self.loss_checker.check([one for one in arrived if one.request.client in updates])
         for one in arrived:
             client, sent = one.request.client, sent_model(one.request, one.reply)
             if client in self.lost:
@@ -497,86 +478,38 @@ class RoundState:
         model = fit.model if self.state.averages_local_models else {}
         self.fits.append((client, self._fit_store.keep(Fit(model, fit.num_examples, fit.num_steps, fit.loss))))
 
-    def _check_losses(self, arrived: Sequence[_Arrived], updates: Mapping[str, UpdateSummary]) -> None:
-        """Refuse models that their clients' own examples cannot have made, if the recipe lets somebody measure it."""
-        defense, check = self.state.defense, self.state.server.check
-        clients = [one.request.client for one in arrived if one.request.client not in self.lost]
-        if defense.loss_check == "off" or not clients:
-            return
-        slack = defense.loss_slack * (1.0 if check else CLIENTS_SLACK)
-        counts = self._ask_label_counts(clients if check else [*clients, *self.cohort])
-        learned: list[tuple[_Arrived, float | None, float | None]] = []
-        for one in arrived:
-            client, sent = one.request.client, sent_model(one.request, one.reply)
-            if client in self.lost or sent is None:
-                continue
-            model = load(one.reply.model)
-            if not counts[client].any():  # nothing to learn from, so nothing may have changed
-                change = inf if updates[client].parameter_change or updates[client].buffer_change else 0.0
-            elif check:
-                before, after = check.scores(sent), check.scores(model)
-                change = mean_of_labels(after.loss - before.loss, counts[client]) or 0.0
-                if change <= slack and self._ruins(one, before, after):
-                    continue
-                if change <= slack and defense.logit_deviations:
-                    scores = before, after, counts[client]
-                    learned.append((one, fall_of_loss(*scores), logit_excess(*scores)))
-            else:
-                checkers = choose_checkers(client, self.cohort, counts)
-                told = self._ask_builtin(rise_of_loss, checkers, sent, model, counts[client])
-                change = median_low(told.values()) if told else 0.0
-            if not change <= slack:
-                self._refuse(one, f"a model whose loss on the classes that it holds rose by {change:.3g}")
-        self._compare_learning(learned)
+    def ask_builtin(self, step: Step, clients: Sequence[str], *args: Any) -> dict[str, Any]:
+        """Ask clients for a step that every method has.
 
-    def _ruins(self, one: _Arrived, before: ClassScores, after: ClassScores) -> bool:
-        """Refuse a model that answers worse than any training can leave it; otherwise remember its loss."""
-        loss, known = float(after.loss.nanmean()), [*self.state.history.losses, *self.losses]
-        limit = largest_loss(known)
-        if loss > max(limit, float(before.loss.nanmean())):
-            self._refuse(one, f"a model that is ruined: its mean loss over all classes is {loss:.3g}, not {limit:.3g}")
-            return True
-        self.losses.append(loss)
-        return False
+        Parameters
+        ----------
+        step : Step
+            The step, one of `fedkeep.interface.steps.BUILTIN_STEPS`.
+        clients : Sequence[str]
+            Their ids.
+        *args
+            The arguments of the step.
 
-    def _compare_learning(self, learned: Sequence[tuple[_Arrived, float | None, float | None]]) -> None:
-        """Refuse models that learned less, or more from images of other classes, than the last models did."""
-        self.loss_falls += [fall for _, fall, _ in learned if fall is not None]
-        self.logit_excesses += [excess for _, _, excess in learned if excess is not None]
-        least = smallest_fall([*self.state.history.loss_falls, *self.loss_falls])
-        most = largest_excess(
-            [*self.state.history.logit_excesses, *self.logit_excesses], self.state.defense.logit_deviations
-        )
-        for one, fall, excess in learned:
-            if fall is not None and fall < least:
-                self._refuse(
-                    one, f"a model that learned nothing: its loss fell by {fall:.1%}, others' by {10 * least:.0%}"
-                )
-            elif excess is not None and excess > most and not (fall is not None and fall >= TAUGHT):
-                self._refuse(
-                    one,
-                    f"a model that learned a class from images of another: its logit rose by {excess:.3g} more on "
-                    f"them, where at most {most:.3g} is usual",
-                )
-
-    def _ask_label_counts(self, clients: Sequence[str]) -> dict[str, Tensor]:
-        """Return label counts by client; those that have not told theirs in this task are asked."""
-        known = self.state.history.label_counts | self.label_counts
-        if unknown := [client for client in dict.fromkeys(clients) if client not in known]:
-            told = self._ask_builtin(send_label_counts, unknown)
-            self.label_counts |= {client: counts.tolist() for client, counts in told.items()}
-            known |= self.label_counts
-        return {client: torch.tensor(known[client]) for client in dict.fromkeys(clients) if client in known}
-
-    def _ask_builtin(self, step: Step, clients: Sequence[str], *args: Any) -> dict[str, Any]:
-        """Ask clients for a step that every method has, and return the replies of those that are not lost."""
+        Returns
+        -------
+        dict[str, object]
+            The replies of those that are not lost.
+        """
         bound = MethodType(step, self.state.algorithm)
         requests = [StepRequest(client, bound, args, {}, self.task, self.round) for client in clients]
         replies = self.collect(self.queue(requests))
         return {client: reply for client, reply in replies.items() if reply is not LOST}
 
-    def _refuse(self, one: _Arrived, fault: str) -> None:
-        """Refuse a reply that had arrived: the client's state is as it was before the step."""
+    def refuse(self, one: ReturnedModel, fault: str) -> None:
+        """Refuse a reply that had arrived: the client's state is as it was before the step.
+
+        Parameters
+        ----------
+        one : ReturnedModel
+            The reply.
+        fault : str
+            What is wrong with it, after "answered with".
+        """
         client = one.request.client
         if one.state_before is LOST:
             self.client_states.pop(client, None)
@@ -666,98 +599,5 @@ class _Checked:
     update: UpdateSummary | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class _Arrived:
-    """A model that a client returned: what it was asked, its reply, and its new state before (`LOST`: it had none)."""
-
-    request: StepRequest
-    reply: Fit
-    state_before: Any
-    update: UpdateSummary | None
-
-
 def _fingerprints(update: UpdateSummary) -> list[str]:
     return [update.sent_fingerprint, update.returned_fingerprint]
-
-
-class LocalRemoteClient(RemoteClient):
-    """One client of a round, as a method sees it.
-
-    Parameters
-    ----------
-    round : RoundState
-        The round.
-    client : str
-        The client's id.
-    """
-
-    def __init__(self, round: RoundState, client: str) -> None:
-        self.round = round
-        self.id = client
-
-    def ask(self, step: Step, *args: Any, **kwargs: Any) -> Any:
-        clients = self.round.queue(_tasks(step, self.round, [self.id], args, kwargs))
-        reply = self.round.collect(clients).get(self.id, LOST)
-        return None if reply is LOST else reply
-
-
-class LocalCohort(Cohort):
-    """Clients of a round, as a method sees them.
-
-    Parameters
-    ----------
-    round : RoundState
-        The round.
-    clients : Sequence[str]
-        Their ids, in order.
-    """
-
-    def __init__(self, round: RoundState, clients: Sequence[str]) -> None:
-        self.round = round
-        self.clients = clients
-
-    def __iter__(self) -> Iterator[RemoteClient]:
-        return (LocalRemoteClient(self.round, client) for client in self.clients)
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
-    def ask(self, step: Step, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
-        clients = self.round.queue(_tasks(step, self.round, self.clients, args, kwargs))
-        replies = self.round.collect(clients)
-        return self.round.make_robust({client: reply for client, reply in replies.items() if reply is not LOST})
-
-    def start(self, step: Step, *args: Any, **kwargs: Any) -> None:
-        self.round.start(_tasks(step, self.round, self.clients, args, kwargs))
-
-    def without(self, known: Container[str]) -> Cohort:
-        return LocalCohort(self.round, [client for client in self.clients if client not in known])
-
-
-def _tasks(
-    step: Step, round: RoundState, clients: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[StepRequest]:
-    """Return a request for each client that all `each` arguments name, with its own values of these arguments."""
-    if not is_client_step(step):
-        name = getattr(step, "__qualname__", repr(step))
-        raise ConfigError(
-            f"{name} is not a client step: clients can be asked only for methods that are marked with @on_client."
-        )
-    by_client = [value.values for value in (*args, *kwargs.values()) if isinstance(value, Each)]
-    population = round.state.federation.clients
-    for unknown in (name for values in by_client for name in values if name not in population):
-        raise ConfigError(
-            f"each(...) names {unknown!r}, which is not a client. Its keys are client ids, such as {population[0]!r}."
-        )
-    return [
-        StepRequest(
-            client,
-            step,
-            tuple(arg.values[client] if isinstance(arg, Each) else arg for arg in args),
-            {name: arg.values[client] if isinstance(arg, Each) else arg for name, arg in kwargs.items()},
-            round.task,
-            round.round,
-        )
-        for client in clients
-        if all(client in values for values in by_client)
-    ]

@@ -12,9 +12,10 @@ from fedkeep.interface import NoState
 from fedkeep.interface.algorithm import handles_tasks, state_types
 from fedkeep.interface.pytree import copy_containers
 from fedkeep.simulation.callbacks import Callback, Evaluation
+from fedkeep.simulation.cohort import LocalCohort
 from fedkeep.simulation.model_averaging import round_mean
 from fedkeep.simulation.reply_store import load
-from fedkeep.simulation.rounds import LocalCohort, RoundState, TooFewClients
+from fedkeep.simulation.rounds import RoundState, TooFewClients
 from fedkeep.simulation.state import RoundResult, SimulationState
 from fedkeep.simulation.step_checks import check_server
 
@@ -120,11 +121,11 @@ class Simulation(SimulationState):
             round.answered,
             round.refused,
             updates,
-            round.label_counts,
-            round.loss_falls,
-            round.logit_excesses,
+            round.loss_checker.label_counts,
+            round.loss_checker.loss_falls,
+            round.loss_checker.logit_excesses,
             similarities,
-            round.losses,
+            round.loss_checker.losses,
         )
         if "correct" in record:
             accuracy = sum(record["correct"]) / max(len(self.federation.dataset.test["label"]), 1)

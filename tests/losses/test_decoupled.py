@@ -350,7 +350,7 @@ def test_a_student_like_its_teacher_loses_nothing() -> None:
 
 @pytest.mark.parametrize(("confidence", "cosine"), [(0.9, -1.0), (0.3, 1.0)])
 def test_the_target_part_acts_against_the_cross_entropy(confidence: float, cosine: float) -> None:
-    """Where the student trusts the label more than the teacher (0.5) does; at tau 1 the directions are the same line."""
+    """Where the student trusts the label more than the teacher (0.5) does; at tau 1 both act along one line."""
     rest = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
     label = torch.tensor([0])
 

@@ -31,9 +31,9 @@ from fedkeep.simulation.loss_check import (
     logit_excess,
     smallest_fall,
 )
+from fedkeep.simulation.loss_checker import ReturnedModel
 from fedkeep.simulation.messages import StepRequest, decode_request, encode_request
 from fedkeep.simulation.rounds import LOST, RoundState
-from fedkeep.simulation.rounds import _Arrived as Arrived
 from fedkeep.simulation.simulation import Simulation
 from fedkeep.training.model_check import ClassScores, mean_of_labels
 
@@ -242,11 +242,12 @@ def test_who_alone_holds_a_class_is_believed() -> None:
     simulation = tiny.simulation(FedSeq(), **COMMON)
     round_state = RoundState(simulation, 1, ["0", "1", "2"])
     arrived = [
-        Arrived(StepRequest(client, FedSeq.train, (), {}, 1, 1), Fit({}, 1, 1, 0.5), LOST, None) for client in "012"
+        ReturnedModel(StepRequest(client, FedSeq.train, (), {}, 1, 1), Fit({}, 1, 1, 0.5), LOST, None)
+        for client in "012"
     ]
     simulation.history.logit_excesses = [0.1] * 32
     learned = zip(arrived, (0.93, 0.5, None), (0.4, 0.4, 0.4), strict=True)
-    round_state._compare_learning(list(learned))
+    round_state.loss_checker.compare_learning(list(learned))
     assert list(round_state.refused) == ["1", "2"]
     assert "learned a class from images of another" in round_state.refused["1"]
 
