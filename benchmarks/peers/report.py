@@ -52,7 +52,7 @@ def page(results: Results, note: str) -> str:
     lines = [
         "# FedKeep beside other engines",
         "",
-        "`python benchmarks/peers`; what it does is in [benchmarks/README.md](../README.md).",
+        "`python benchmarks/peers`; what it does is in [README.md](README.md).",
         *([note] if note else []),
         "",
         *[line for workload in results.values() for line in _table(workload)],
