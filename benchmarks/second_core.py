@@ -134,7 +134,7 @@ def report(
             *beginning(title, command, options.note, where="one thread a process"),
             "Seconds a round (median), and times FedSeq's in the same round (median, middle half). The target is 1.10.",
             "",
-            "| | round, s | of it training, s | round, times FedSeq's | training, times FedSeq's |",
+            "| method | round, s | of it training, s | round, times FedSeq's | training, times FedSeq's |",
             "|:--|--:|--:|--:|--:|",
             *rows,
             "",

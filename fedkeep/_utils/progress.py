@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 Listener = Callable[[str], None]
 
-EVERY = 2.0
+REPORT_SECONDS = 2.0
 """Smallest number of seconds between two reports that reach a listener, unless it asks for more or fewer."""
 
 _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
@@ -41,13 +41,13 @@ def subscribe(listener: Listener, every: float | None = None) -> Iterator[None]:
     listener : Callable[[str], None]
         Receives a line of text.
     every : float, optional
-        Smallest number of seconds between two lines; by default `EVERY`.
+        Smallest number of seconds between two lines; by default `REPORT_SECONDS`.
     """
     last = time.monotonic()
 
     def throttled(what: str) -> None:
         nonlocal last
-        if time.monotonic() - last >= (EVERY if every is None else every):
+        if time.monotonic() - last >= (REPORT_SECONDS if every is None else every):
             last = time.monotonic()
             listener(what)
 

@@ -119,7 +119,7 @@ def smoothing(trials: Iterable[TrialResult]) -> int:
 def curves(
     trials: Sequence[TrialResult],
     metric: CurveMetric,
-    looks: Mapping[str, LineStyle] | None = None,
+    line_styles: Mapping[str, LineStyle] | None = None,
     window: int | None = None,
     width: float = COLUMN,
 ) -> Figure:
@@ -133,7 +133,7 @@ def curves(
         Trials of any number of labels and seeds; those of one label are taken as comparable.
     metric : str
         ``"accuracy"``, ``"forgetting"``, ``"balanced"`` or ``"loss"``.
-    looks : mapping of str to LineStyle, optional
+    line_styles : mapping of str to LineStyle, optional
         The styles by label, where several figures show different trials; from `styles`.
     window : int, optional
         How many evaluations a running mean takes in, 1 for none; by default as `smoothing` says. The title names it.
@@ -142,7 +142,7 @@ def curves(
     """
     if metric not in HISTORIES:
         raise RunError(f"There are no curves of {metric!r}; known: {', '.join(HISTORIES)}.")
-    looks = looks or styles(trial.label for trial in trials)
+    line_styles = line_styles or styles(trial.label for trial in trials)
     window = window or smoothing(trials)
     with theme():
         from matplotlib.figure import Figure
@@ -151,13 +151,15 @@ def curves(
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), facecolor="none")
         ends: dict[str, tuple[float, float]] = {}
         for label in dict.fromkeys(trial.label for trial in trials):
-            end = _draw_label(axes, [trial for trial in trials if trial.label == label], metric, looks[label], window)
+            end = _draw_label(
+                axes, [trial for trial in trials if trial.label == label], metric, line_styles[label], window
+            )
             if end is not None:
                 ends[label] = end
         _dress(axes, TITLES[metric] + (f" (running mean of {window} evaluations)" if window > 1 else ""))
         if not ends:
             axes.text(0.5, 0.5, "nothing was evaluated yet", transform=axes.transAxes, ha="center", color=MUTED)
-        _place(figure, axes, ends, looks)
+        _place(figure, axes, ends, line_styles)
     return figure
 
 
@@ -243,7 +245,9 @@ def _dress(axes: Axes, title: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6))
 
 
-def _place(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, LineStyle]) -> None:
+def _place(
+    figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], line_styles: Mapping[str, LineStyle]
+) -> None:
     """Give the axes the room that the labels leave: at the line ends where they fit, or below in a legend."""
     width, height = (float(inches) * 72 for inches in figure.get_size_inches())
     widest = max((len(label) for label in ends), default=0) * LETTER * FONT_SIZE
@@ -253,7 +257,7 @@ def _place(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], 
         axes.set_position(
             (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
         )
-        _label_ends(axes, ends, looks, height - top - bottom)
+        _label_ends(axes, ends, line_styles, height - top - bottom)
         return
     columns = max(1, min(len(ends), int(width // (0.9 * widest + 47))))
     lines = -(-len(ends) // columns)
@@ -261,7 +265,7 @@ def _place(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]], 
     figure.set_size_inches(width / 72, taller / 72)
     bottom += taller - height
     axes.set_position((left / width, bottom / taller, (width - left - right) / width, (taller - top - bottom) / taller))
-    handles = [_sample(looks[label]) for label in ends]
+    handles = [_sample(line_styles[label]) for label in ends]
     figure.legend(
         handles, [_plain(label) for label in ends], loc="lower left", bbox_to_anchor=(0.0, 0.0), ncols=columns,
         frameon=False,
@@ -281,7 +285,7 @@ def _sample(style: LineStyle) -> Any:
 
 
 def _label_ends(
-    axes: Axes, ends: Mapping[str, tuple[float, float]], looks: Mapping[str, LineStyle], points: float
+    axes: Axes, ends: Mapping[str, tuple[float, float]], line_styles: Mapping[str, LineStyle], points: float
 ) -> None:
     """Write each label beside the end of its line, moved apart where they meet, then tied to it by a thin line."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
@@ -289,7 +293,7 @@ def _label_ends(
     percent, scale = (right - left) / 100, points / ((high - low) or 1.0)
     places = spread_out([(y - low) * scale for _, y in ends.values()], 1.25 * FONT_SIZE, points)
     for (label, (x, y)), place in zip(ends.items(), places, strict=True):
-        colour, text_y = looks[label].colour, low + place / scale
+        colour, text_y = line_styles[label].colour, low + place / scale
         axes.text(right + 3 * percent, text_y, _plain(label), va="center_baseline", color=colour, fontsize=FONT_SIZE)
         if abs(text_y - y) * scale > 0.3 * FONT_SIZE or x < right:
             start = x + 0.6 * percent

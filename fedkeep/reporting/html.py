@@ -69,7 +69,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
     runs = [runs] if isinstance(runs, Run) else list(runs)
     rows = summary(runs)
     run = _combined(runs)
-    looks = styles(trial.label for row in rows for trial in row.trials)
+    line_styles = styles(trial.label for row in rows for trial in row.trials)
     window = smoothing(trial for row in rows for trial in row.trials)
     finished = [row for row in rows if row.finished]
     return {
@@ -78,7 +78,7 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "findings": _findings(finished),
         "warnings": [line for one in runs for line in warnings(one.trials, one.settings)],
         "rows": rows,
-        "swatches": {label: _swatch(style, place) for place, (label, style) in enumerate(looks.items())},
+        "swatches": {label: _swatch(style, place) for place, (label, style) in enumerate(line_styles.items())},
         "note": caption(rows),
         "window": window,
         "unfinished": not all(row.finished for row in rows),
@@ -87,8 +87,8 @@ def context(runs: Run | Sequence[Run]) -> dict[str, Any]:
         "local": _columns([row for row in rows if any(trial.local_models for trial in row.trials)], LOCAL),
         "trained": local_training(rows),
         "differences": _differences(finished),
-        "charts": [line_chart(rows, looks, metric, title, window) for metric, title in CHARTS.items()],
-        "legend": list(looks),
+        "charts": [line_chart(rows, line_styles, metric, title, window) for metric, title in CHARTS.items()],
+        "legend": list(line_styles),
         "intervals": next((kind for row in finished if (kind := _kind(row, rows))), ""),
         "class_heatmaps": class_heatmaps(rows),
         "teachers": teacher_heatmaps(rows),

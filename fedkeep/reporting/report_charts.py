@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike
 from fedkeep.reporting.figures import CurveMetric, Floats, LineStyle, history
 from fedkeep.reporting.summary import Row
 
-SIDE = 1000  # of the square in which lines are drawn
-COLUMNS = 400  # of a heatmap, at most: more rounds are averaged, as no screen shows them apart
-NAMED = 24  # more rows than this have no room for a name each
+CHART_SIDE = 1000  # of the square in which lines are drawn
+MOST_HEATMAP_COLUMNS = 400  # of a heatmap, at most: more rounds are averaged, as no screen shows them apart
+MOST_NAMED_ROWS = 24  # more rows than this have no room for a name each
 BLUE = (38, 125, 210)  # seen on white and on the dark ground
 UNKNOWN = (128, 128, 128, 56)  # of what was not measured
 
@@ -89,7 +89,7 @@ class Chart:
 
 
 def line_chart(
-    rows: Sequence[Row], looks: Mapping[str, LineStyle], metric: CurveMetric, title: str, window: int = 1
+    rows: Sequence[Row], line_styles: Mapping[str, LineStyle], metric: CurveMetric, title: str, window: int = 1
 ) -> Chart:
     """Return a chart of one metric over rounds: the mean over the seeds of each row, and a band around all seeds.
 
@@ -97,7 +97,7 @@ def line_chart(
     ----------
     rows : sequence of Row
         What it shows; unfinished ones too.
-    looks : mapping of str to LineStyle
+    line_styles : mapping of str to LineStyle
         The style of each label.
     metric : str
         As of `fedkeep.reporting.figures.curves`.
@@ -119,7 +119,7 @@ def line_chart(
             Series(
                 row.label,
                 row.name,
-                looks[row.label],
+                line_styles[row.label],
                 _path(across, _up(smooth.mean(axis=0), y)),
                 _path(across, _up(raw.mean(axis=0), y)) if window > 1 else "",
                 band,
@@ -156,7 +156,7 @@ def _up(values: Floats, y: tuple[float, float]) -> Floats:
 def _path(across: ArrayLike, up: ArrayLike) -> str:
     """Return an SVG path through points."""
     points = zip(np.asarray(across, dtype=float), np.asarray(up, dtype=float), strict=True)
-    return "M" + "L".join(f"{SIDE * a:.0f} {SIDE * (1 - u):.1f}" for a, u in points if math.isfinite(u))
+    return "M" + "L".join(f"{CHART_SIDE * a:.0f} {CHART_SIDE * (1 - u):.1f}" for a, u in points if math.isfinite(u))
 
 
 def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
@@ -202,7 +202,7 @@ class Heatmap:
     @property
     def named(self) -> bool:
         """Tell whether there is room for the name of every row."""
-        return len(self.rows) <= NAMED
+        return len(self.rows) <= MOST_NAMED_ROWS
 
 
 def heatmap(
@@ -217,12 +217,12 @@ def heatmap(
 ) -> Heatmap:
     """Return a heatmap of values from 0 to 1, float [rows, columns]; NaN, what was not measured, is grey.
 
-    Of more than `COLUMNS` columns neighbours are averaged. ``axes`` says what rows and columns are called.
+    Of more than `MOST_HEATMAP_COLUMNS` columns neighbours are averaged. ``axes`` says what rows and columns are called.
     """
     table = np.asarray(values, dtype=np.float64).reshape(len(rows), -1)
     names = list(columns)
-    if table.shape[1] > COLUMNS:
-        parts = np.array_split(np.arange(table.shape[1]), COLUMNS)
+    if table.shape[1] > MOST_HEATMAP_COLUMNS:
+        parts = np.array_split(np.arange(table.shape[1]), MOST_HEATMAP_COLUMNS)
         known = [np.where(np.isnan(table[:, part]).all(axis=1), np.nan, _mean(table[:, part])) for part in parts]
         table, names = np.stack(known, axis=1), [names[part[0]] for part in parts]
     pixels = np.empty((*table.shape, 4), dtype=np.uint8)

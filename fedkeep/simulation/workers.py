@@ -253,7 +253,7 @@ def serve(
                 ipc.send(connection, [FAILED, traceback.format_exc()], {})
         except OSError:  # the parent is gone
             return
-        size = sum(tensor.nbytes for tensor in result.values())
+        size = sum(tensor.numel() * tensor.element_size() for tensor in result.values())
         del message, content, tensors, result  # models, which need not stay in memory until the next request
         trimmer.dropped(size)
 
