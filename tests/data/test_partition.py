@@ -29,7 +29,7 @@ from fedkeep.data.partition import (
     Sharding,
     schemes,
 )
-from fedkeep.data.partition.allocation import allocate
+from fedkeep.data.partition.allocation import _log_acceptance, allocate
 from fedkeep.data.partition.base import Assignment, random_stream
 from fedkeep.errors import ConfigError, PartitionError
 
@@ -219,6 +219,26 @@ def test_underflowing_shares_pick_one_owner_at_random() -> None:
         assert sorted(found.counts[:, 0]) == [0, 0, 0, 50]
         winners.add(int(found.counts.argmax()))
     assert winners == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("distribution", ["binomial", "poisson", "negative_binomial", "constant"])
+def test_the_probability_of_acceptance_is_estimated_from_draws(distribution: str) -> None:
+    """No client of 30 is too small, where each is with probability 0.3; as many on average, otherwise distributed."""
+    rng = np.random.default_rng(0)
+    draws, expected = {
+        "binomial": (rng.binomial(30, 0.3, 100_000), 30 * np.log(0.7)),
+        "poisson": (rng.poisson(9.0, 100_000), -9.0),
+        "negative_binomial": (rng.negative_binomial(6, 0.4, 100_000), 6 * np.log(0.4)),
+        "constant": (np.full(10, 9), -np.inf),
+    }[distribution]
+    assert _log_acceptance(draws) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_search_that_will_hardly_succeed_is_given_up() -> None:
+    """The default scheme on the digits: two million draws took nine minutes, and none was acceptable."""
+    labels = np.repeat(np.arange(10), [142, 146, 142, 146, 145, 145, 145, 143, 139, 144])
+    with pytest.raises(PartitionError, match=r"out of 1000 .* clients were too small, so more attempts would not help"):
+        Dirichlet(num_clients=100).split({"label": torch.from_numpy(labels)}, 10, seed=0)
 
 
 def test_many_attempts_are_fast_enough_to_wait_for() -> None:

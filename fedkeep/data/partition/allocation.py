@@ -150,9 +150,9 @@ def allocate(
 def _log_acceptance(too_small: Integers) -> float:
     """Estimate the logarithm of the probability that no client is too small, from draws of which none succeeded.
 
-    The number of clients that are too small is close to Poisson, so with a mean of m the probability is about exp(-m).
-    Where its variance v is larger, it is that of the negative binomial distribution of this mean and variance,
-    (m / v) ** (m^2 / (v - m)).
+    The number of clients that are too small has about a binomial distribution of its mean m and variance v if v < m,
+    Poisson's if they are equal, and a negative binomial one if v > m: no client is too small with probability
+    (m / v) ** (m^2 / (v - m)), exp(-m) in the limit.
 
     Parameters
     ----------
@@ -160,7 +160,9 @@ def _log_acceptance(too_small: Integers) -> float:
         int64 ``[draws]``, how many clients were too small in each.
     """
     mean, variance = float(too_small.mean()), float(too_small.var())
-    if variance <= mean:
+    if variance == 0:
+        return -float("inf")  # as many were too small in every draw
+    if abs(variance - mean) < 1e-3 * mean:
         return -mean
     return mean * mean / (variance - mean) * float(np.log(mean / variance))
 
