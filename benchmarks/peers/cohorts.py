@@ -35,6 +35,7 @@ def main() -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 30, 100, 300, 1000])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--cycles", type=int, default=10, help="most rounds that count, of each run (10)")
     parser.add_argument("--seconds", type=float, default=10, help="that they may take; the slow play fewer (10)")
     parser.add_argument("--cache", type=Path, default=Path(__file__).parents[2] / ".venv-peers", help="data")
@@ -46,7 +47,7 @@ def main() -> None:
     os.environ.setdefault("FEDKEEP_CACHE", str(cache / "decoded"))
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     schedule = Schedule(options.cycles, options.seconds)
-    tables = {name: measured(name, options.cohorts, schedule, cache) for name in NETWORKS}
+    tables = {name: measured(name, options.cohorts, schedule, cache) for name in options.networks}
     text = page(tables, options)
     options.out.write_text(text)
     print(text)
@@ -82,7 +83,8 @@ def started(label: str, recipe: Path, cohort: int, workers: int, data: Path, fol
 def page(tables: Mapping[str, Mapping[tuple[int, int], Measured]], options: argparse.Namespace) -> str:
     """Return the result as Markdown."""
     machine = report.here()
-    command = f"cohorts.py --cycles {options.cycles} --seconds {options.seconds:g}"
+    networks = "" if len(tables) == len(NETWORKS) else f" --networks {' '.join(tables)}"
+    command = f"cohorts.py{networks} --cycles {options.cycles} --seconds {options.seconds:g}"
     versions = next(one.about for table in tables.values() for one in table.values() if one.about)
     lines = [
         "# A round's time by cohort and workers",
