@@ -86,6 +86,7 @@ class WeightsFile:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="fedkeep-")  # noqa: SIM115 — open for as long as this object
+                weakref.finalize(self, self._file.close)
             self._file.seek(position)
             for tensor in plain.values():
                 if tensor.numel():

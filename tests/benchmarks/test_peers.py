@@ -24,7 +24,7 @@ import numpy as np
 from turns import Turns
 played = 0
 turns = Turns(lambda: ({{"w": np.full(2, played)}}, played))
-print("what a framework prints is no answer")
+print("what a framework prints is no answer", flush=True)
 going = turns.begin("numpy")
 while going:
     played += 1

@@ -217,7 +217,7 @@ def test_within_a_long_round_it_is_told_how_many_clients_are_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output: list[Any] = []
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "REPORT_SECONDS", 0.0)
     recipe = load_recipe(tiny.write_recipe(tmp_path), methods=["fedavg"], rounds=2)
     experiment = Experiment(recipe)
     folder = prepare_run(experiment, tmp_path / "run", ["test"])

@@ -202,6 +202,16 @@ def test_a_disk_without_room_for_the_cohort_is_named_with_the_first_reply(monkey
         store.keep(reply)
 
 
+def test_the_file_is_closed_with_its_owner_though_the_owner_is_in_a_circle() -> None:
+    file = WeightsFile()
+    file.put(model(1))
+    content = file._file
+    file.owner = file  # type: ignore[attr-defined]
+    del file
+    gc.collect()
+    assert content.closed
+
+
 def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     file = WeightsFile()
     file.put(model(1))
